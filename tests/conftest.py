@@ -5,7 +5,6 @@ from importlib.util import find_spec
 # After those that it imports: pytest rewrites the assertions of a plugin before its first import.
 pytest_plugins = [
     "support.fixtures.skips",
-    "support.fixtures.progress",
     "support.fixtures.thorough",
     "support.fixtures.order",
     "support.fixtures.postgres",

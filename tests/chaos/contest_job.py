@@ -13,12 +13,11 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from chaos.driver_job import sink_of, waiting_when_told
+from chaos.driver_job import sink_of
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming import StreamingQuery
 from support.inbox import events
-from support.passed_through import passed_through
 from support.spark_session import started_session
 from support.ways_in import WAYS, WayIn
 
@@ -47,10 +46,6 @@ class Contest:
         """
         return Path(self.directory) / "signs" / self.name
 
-    def signs_of(self, way: WayIn) -> Path:
-        """The folder through which test and tasks of one query speak; see :func:`waiting_when_told`."""
-        return self.signs / way.name
-
     def ending(self, way: WayIn) -> str | None:
         """How the way's query ended; None while it goes on."""
         file = self.signs / f"ended-{way.name}"
@@ -66,9 +61,9 @@ def main(contest: Contest) -> None:
     running: dict[str, StreamingQuery] = {}
     for way in WAYS:
         sink = replace(sink_of(way, contest.url, contest.directory), settings={"lock_timeout": contest.lock_timeout})
-        rows = passed_through(waiting_when_told(str(contest.signs_of(way))), events(session, Path(contest.inbox)))
         try:
-            running[way.name] = way.append(rows, sink).trigger(processingTime="200 milliseconds").start()
+            stream = way.append(events(session, Path(contest.inbox)), sink)
+            running[way.name] = stream.trigger(processingTime="200 milliseconds").start()
         except (PySparkException, Py4JJavaError) as refused:
             _note(contest, way.name, f"start: {refused}")
     while running:

@@ -12,7 +12,7 @@ from chaos.campaign import Outcome
 from chaos.families import AT_ALL, AT_ONE_QUERY, FIREWALL, POOLER
 from chaos.oracle import TotalsWatch, judge_running
 from chaos.plan import plan, plan_of
-from chaos.proof import BEGIN, END, KeptRun, Product, fingerprint_in, put_into_docs, set_aside, table_in, table_of
+from chaos.proof import BEGIN, END, KeptRun, Product, fingerprint_in, put_into_docs, table_in, table_of
 from chaos.report import keep, table
 from chaos.sources import payload
 from chaos.workloads import WORKLOADS
@@ -209,24 +209,12 @@ class TestReport:
             ["| **all**", "5", "1.0 s |"],
         ]
 
-    def test_what_it_is_about(self):
-        """A table says how many faults were struck, with which seed, on which commit, and what was left out."""
-        text = table_of([KeptRun(PRODUCT, 7, 24, [POOLER], None, [STRUCK, MISSED, ENDED])])
-        for said in ("1 faults", "of 2 that were tried", "N=24 SEED=7", "4b62986", "18.4", POOLER, "MERGE 1,200"):
-            assert said in text
-
     def test_run_again(self):
         """A round that was run again counts once, as it went the last time, and the table says so."""
         rounds = [KeptRun(PRODUCT, 7, 24, (), None, found) for found in ([STRUCK, ENDED], [STRUCK, STRUCK, ENDED])]
         text = table_of(rounds)
         assert "| cut | 2 |" in text
         assert "round 0 of seed 7" in text
-
-    def test_two_products(self):
-        """One table is of one product."""
-        runs = [KeptRun(PRODUCT, 7, 24), KeptRun(replace(PRODUCT, fingerprint="f" * 16), 8, 24)]
-        with pytest.raises(SystemExit, match="several products"):
-            table_of(runs)
 
     def test_docs(self, tmp_path):
         """The table takes the place of the one before it, between its marks."""
@@ -255,21 +243,3 @@ class TestResume:
         KeptRun(PRODUCT, 7, 24).begin(file, resume=False)
         with pytest.raises(SystemExit, match="another product"):
             KeptRun(replace(PRODUCT, fingerprint="f" * 16), 7, 24).begin(file, resume=True)
-
-    def test_cut_short(self, tmp_path):
-        """What a round has left that was cut short stands under another name, so that the round can be run again."""
-        place = tmp_path / "seed-7-round-0"
-        set_aside(place)
-        (place / "logs").mkdir(parents=True)
-        set_aside(place)
-        assert not place.exists()
-        assert [left.name for left in next(tmp_path.iterdir()).iterdir()] == ["logs"]
-
-    def test_from_the_beginning(self, tmp_path):
-        """A run that begins again keeps the file of the one before under another name."""
-        file = tmp_path / "7.jsonl"
-        KeptRun(PRODUCT, 7, 24).begin(file, resume=False)
-        keep([STRUCK, ENDED], file)
-        KeptRun(PRODUCT, 7, 24).begin(file, resume=False)
-        assert KeptRun.read(file).outcomes == []
-        assert KeptRun.read(tmp_path / "7.before.jsonl").outcomes == [STRUCK, ENDED]

@@ -1,10 +1,10 @@
 """
-Two batches run again after a failure, as with asynchronous state checkpointing: nothing is lost or doubled.
+Two batches of a query with state run again after a failure, as with asynchronous state checkpointing: nothing is lost.
 
 Open-source Spark runs one batch again. It runs two where the newest entry of ``offsets/`` is gone, and the newest two
 of ``commits/``: the older batch over the range that is written down, the newer one planned again. The older one is a
-proven replay. The newer one has another text, even where its range is the same, and so is refused, unless rows carry
-their positions. What was refused goes on once its recorded entry is put back, with state and without.
+proven replay. The newer one has another text, even where its range is the same, and so is refused. It goes on once its
+recorded entry is put back.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from support.audit import recorded, replays, what_is_wrong, wrong_rows
-from support.messages import POSITIONS, Messages
+from support.audit import replays, what_is_wrong, wrong_rows
+from support.messages import Messages
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish, rewind
 from support.ways_in import WAYS, Sink
 
 from pgonce import recover_and_start
-from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.errors import RecoveryError
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
@@ -29,18 +28,12 @@ from pgonce.offsets_store.verdict.decide import Verdict
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
-OF_ONE_TABLE = [way for way in WAYS if way.name in {"inline", "writer_append", "function"}]
+INLINE, WRITER = (way for way in WAYS if way.name in {"inline", "writer_append"})
 IN_FOUR_BATCHES = {"maxOffsetsPerTrigger": "10"}
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 STATE = "org.apache.spark.sql.execution.streaming.state."
-
-
-@pytest.fixture(params=OF_ONE_TABLE, ids=lambda way: way.name)
-def way(request):
-    """A way in that adds rows to a table without a key."""
-    return request.param
 
 
 @pytest.fixture
@@ -75,11 +68,6 @@ def forget_two_batches(checkpoint):
         (Path(checkpoint) / "offsets" / name).unlink()
 
 
-def entry(checkpoint, batch_id):
-    """The file of the offset log for a batch."""
-    return Path(checkpoint) / "offsets" / str(batch_id)
-
-
 def state_of(checkpoint, version):
     """The files of the query's state of one version, by their names in the checkpoint."""
     return sorted(
@@ -87,74 +75,6 @@ def state_of(checkpoint, version):
         for file in (Path(checkpoint) / "state").rglob(f"{version}[._]*")
         if file.is_file() and file.suffix in {".delta", ".snapshot", ".changelog", ".zip"}
     )
-
-
-class TestStateless:
-    def test_planned_over_the_same_range(self, spark, messages, way, sink, observer):
-        """The first is a replay, the second refused although its range is the same; recovered, the query goes on."""
-        frame = messages.frame(spark, "earliest", **IN_FOUR_BATCHES)
-        finish(way.append(frame, sink))
-        forget_two_batches(sink.checkpoint)
-
-        assert_refused(way.append(frame, sink), "CHANGED")
-        planned, record = entry(sink.checkpoint, 3).read_text(), recorded(observer, sink.checkpoint)[3]
-        assert parse_offset_log(planned).offsets == record.end
-        assert planned != record.offset_log
-        assert replays(observer, sink.checkpoint) == [2]
-        assert wrong_rows(observer, "messages", messages.rows) == []
-
-        assert examine(sink.checkpoint, sink.url).finding is Finding.RECOVERABLE
-        assert "offsets/3" in recover_checkpoint(sink.checkpoint, sink.url, quiet_seconds=0).written
-        messages.send(15)
-        finish(way.append(frame, sink))
-        assert what_is_wrong(observer, "messages", sink.checkpoint, messages.rows) == []
-        assert replays(observer, sink.checkpoint) == [2]
-
-    @pytest.mark.parametrize("way", OF_ONE_TABLE[:2], ids=lambda way: way.name)
-    def test_recovered_before_the_start(self, spark, way, sink, observer):
-        """Doctor knows that the second batch will be refused, and after recovery none is run again."""
-        source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("startTimestamp", 1000)
-        frame = source.load().selectExpr("value AS id", "CAST(value AS STRING) AS text")
-        for _ in range(3):
-            finish(way.append(frame, sink))
-        forget_two_batches(sink.checkpoint)
-        found = examine(sink.checkpoint, sink.url)
-        assert (found.finding, found.next_batch_id) == (Finding.RECOVERABLE, 1)
-        assert found.sinks[0].verdict is Verdict.REPLAY
-        assert "batch 2, which was published too, is then planned again and refused" in found.sinks[0].says
-
-        recover_checkpoint(sink.checkpoint, sink.url, quiet_seconds=0)
-        finish(way.append(frame, sink))
-        expected = [(number, str(number)) for number in range(40)]
-        assert what_is_wrong(observer, "messages", sink.checkpoint, expected) == []
-        assert replays(observer, sink.checkpoint) == []
-
-    @pytest.mark.parametrize("more", [0, 14], ids=["same_range", "wider_range"])
-    def test_by_position(self, spark, messages, way, sink, observer, more):
-        """The second, whatever its range, loses the rows that are stored, which are counted, and no others."""
-        if way.name == "function":
-            with psycopg.connect(sink.url) as connection:
-                connection.execute('ALTER TABLE messages ADD topic text, ADD "partition" int, ADD "offset" bigint')
-            settings = {"position_columns": ",".join(POSITIONS)}
-        else:
-            settings = {"position_columns": ",".join(POSITIONS), "write_positions": False}
-        by_position = Sink(sink.url, "messages", sink.checkpoint, settings)
-        finish(way.append(messages.frame(spark, "earliest", positions=True, **IN_FOUR_BATCHES), by_position))
-        forget_two_batches(sink.checkpoint)
-
-        messages.send(more)
-        finish(way.append(messages.frame(spark, "earliest", positions=True), by_position))
-        assert replays(observer, sink.checkpoint) == [2]
-        published = observer.execute(
-            "SELECT generation, batch_id, rows, dropped_rows FROM pgonce.batches ORDER BY 1, 2"
-        ).fetchall()
-        assert published == [(0, 0, 10, 0), (0, 1, 10, 0), (0, 2, 10, 0), (0, 3, 10, 0), (1, 3, more, 10)]
-        assert stored(observer) == sorted(messages.rows)
-
-
-def stored(observer):
-    """Rows of the table as they were sent."""
-    return observer.execute("SELECT id, text FROM messages ORDER BY 1").fetchall()
 
 
 def deduplicated(spark, messages, way, sink, **limits):
@@ -169,8 +89,8 @@ def keys(rows):
 
 
 IN_STATE = [
-    (OF_ONE_TABLE[0], "RocksDBStateStoreProvider", 31),
-    (OF_ONE_TABLE[1], "HDFSBackedStateStoreProvider", 0),
+    (INLINE, "RocksDBStateStoreProvider", 31),
+    (WRITER, "HDFSBackedStateStoreProvider", 0),
 ]
 
 
@@ -196,6 +116,8 @@ class TestStateful:
         finish(stream(**IN_FOUR_BATCHES))
         forget_two_batches(sink.checkpoint)
         published = keys(messages.rows)
+        says = examine(sink.checkpoint, sink.url).sinks[0].says
+        assert "batch 3, which was published too, is then planned again and refused" in says
 
         messages.send(more)
         assert_refused(stream(), "CHANGED")
@@ -216,37 +138,12 @@ class TestStateful:
         assert replays(observer, sink.checkpoint) == [2, 3]
         assert what_is_wrong(observer, "messages", sink.checkpoint, keys(messages.rows)) == []
 
-    @pytest.mark.parametrize("provider", ["HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"])
-    def test_a_join(self, spark, messages, sink, observer, keep_state_in, provider):
-        """Two streams, whose rows meet a batch later or in the same one, give every pair once."""
-        keep_state_in(provider)
-        way = OF_ONE_TABLE[1]
-
-        def stream(**limits):
-            one = messages.frame(spark, "earliest", **limits).where("id < 1000")
-            other = messages.frame(spark, "earliest", **limits).where("id >= 1000").selectExpr("id - 1003 AS id")
-            return way.append(one.join(other, "id"), sink)
-
-        def pairs():
-            numbers = {number for number, _ in messages.rows}
-            return [row for row in messages.rows if row[0] < 1000 and row[0] + 1003 in numbers]
-
-        finish(stream(**IN_FOUR_BATCHES))
-        forget_two_batches(sink.checkpoint)
-        published = pairs()
-        messages.send(31)
-        assert_refused(stream(), "CHANGED")
-        assert wrong_rows(observer, "messages", published) == []
-        self.recovered(sink, 3)
-        finish(stream())
-        assert what_is_wrong(observer, "messages", sink.checkpoint, pairs()) == []
-
     def test_a_snapshot_of_the_refused_planning(self, spark, messages, sink, observer, keep_state_in):
         """State that the refused planning has written whole is taken aside: a later start would read it."""
         keep_state_in("RocksDBStateStoreProvider")
         spark.conf.set(CHANGELOG, "true")
 
-        stream = partial(deduplicated, spark, messages, OF_ONE_TABLE[0], sink)
+        stream = partial(deduplicated, spark, messages, INLINE, sink)
         try:
             finish(stream(**IN_FOUR_BATCHES))
             forget_two_batches(sink.checkpoint)
@@ -272,7 +169,7 @@ class TestStateful:
         keep_state_in("RocksDBStateStoreProvider")
         spark.conf.set(FORMAT, "2")
 
-        stream = partial(deduplicated, spark, messages, OF_ONE_TABLE[0], sink)
+        stream = partial(deduplicated, spark, messages, INLINE, sink)
         try:
             finish(stream(**IN_FOUR_BATCHES))
             forget_two_batches(sink.checkpoint)

@@ -2,7 +2,7 @@
 One suite over every way in: whatever happens to a query, the table is its source, and the ledger its checkpoint.
 
 Covers: sink.data_source.spark_interface, sink.foreach_batch.batch_writer,
-sink.foreach_batch.transactional_batch, sink.identity.from_running_query, sink.identity.from_running_query.
+sink.foreach_batch.transactional_batch, sink.identity.from_running_query.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -32,6 +30,7 @@ from support.audit import (
     wrong_ledger,
     wrong_rows,
 )
+from support.fixtures.driver import wait_until
 from support.fixtures.thorough import by_way
 from support.inbox import Inbox, create_events, events
 from support.messages import Messages
@@ -56,7 +55,9 @@ IN_FOREACH_BATCH = [way for way in WAYS if isinstance(way, InForeachBatch)]
 # The others share their commit with these, and are left to `make test-all`.
 IN_SHORT = ("inline", "staged", "received", "writer_upsert", "function")
 EVERY_WAY = of_this_spark((*WAYS, *APPLYING_WAYS, *DIVERTING_WAYS, *ROUTED_WAYS))
-# A stop differs by who waits for the commit, and state by how the table is kept: Spark's JVM, the receiver, a function.
+# A replay shows a restart, too. A stop differs by who waits for the commit, and state by how the table is kept: Spark's
+# JVM, the receiver, a function.
+RESTARTED_IN_SHORT = ("staged", "writer_upsert")
 STOPPED_IN_SHORT = ("inline", "received", "function")
 STATEFUL_IN_SHORT = ("staged", "writer_upsert", "function")
 
@@ -74,20 +75,13 @@ def sink(way, url, checkpoint):
     return Sink(url, "events", checkpoint)
 
 
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Wait until the condition holds."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < until, f"waited in vain for {what}"
-        time.sleep(0.02)
-
-
 def knows_folders(way: WayIn, spark: SparkSession) -> bool:
     """Whether a way in asks the running query which folders it reads."""
     return way.in_foreach_batch and not type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 class TestRestarts:
+    @pytest.mark.parametrize("way", by_way(EVERY_WAY, RESTARTED_IN_SHORT), indirect=True)
     def test_goes_on_where_it_ended(self, spark, way, sink, inbox, observer):
         """Three starts, nested and oddly named columns, a batch without rows: all arrives, once."""
         for count in (20, 0):
@@ -118,16 +112,16 @@ class TestRestarts:
         with psycopg.connect(url) as holder:
             holder.execute("LOCK TABLE events IN EXCLUSIVE MODE")
             query = way.append(events(spark, inbox.folder), sink).start()
-            wait_for(lambda: waiting_commits(observer), "the commit to wait for the table")
+            assert wait_until(lambda: waiting_commits(observer), PATIENCE_SECONDS)
             stopping = threading.Thread(target=query.stop)
             stopping.start()
-            wait_for(lambda: not query.isActive, "the query to hear of it")
+            assert wait_until(lambda: not query.isActive, PATIENCE_SECONDS)
             # Spark interrupts the thread that waits for the commit right after it has said so.
             time.sleep(0.2)
             assert len(recorded(observer, sink.checkpoint)) == 1
         stopping.join(PATIENCE_SECONDS)
         assert not stopping.is_alive()
-        wait_for(lambda: not open_transactions(observer), "the commit to end")
+        assert wait_until(lambda: not open_transactions(observer), PATIENCE_SECONDS)
         skipped = len(recorded(observer, sink.checkpoint)) == 2 and not (Path(sink.checkpoint) / "commits/1").exists()
         inbox.add(30)
         finish(way.append(events(spark, inbox.folder), sink))
@@ -244,11 +238,11 @@ class TestCheckpoints:
         checkpoint, older, newest = Path(sink.checkpoint), tmp_path / "older", tmp_path / "newest"
         finish(way.append(events(spark, inbox.folder), sink))
         checkpoint.rename(older)
-        copy_folder(older, checkpoint)
+        shutil.copytree(older, checkpoint)
         second_file = inbox.add(20)
         finish(way.append(events(spark, inbox.folder), sink))
         checkpoint.rename(newest)
-        copy_folder(older, checkpoint)
+        shutil.copytree(older, checkpoint)
 
         published = list(inbox.rows)
         hidden = second_file.rename(tmp_path / "second_file")
@@ -321,32 +315,6 @@ class TestCheckpoints:
         assert [batch.batch_id for batch in recorded(observer, sink.checkpoint)] == [0]
 
 
-def copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder, Spark's hidden checksums included."""
-    shutil.copytree(source, target)
-
-
-class TestAlteredTables:
-    def test_type_altered_while_a_batch_waits(self, spark, way, sink, inbox, url, observer):
-        """The batch is refused in the column's new type; once the column is back, all rows arrive with their values."""
-        finish(way.append(events(spark, inbox.folder), sink))
-        inbox.add(10)
-        with psycopg.connect(url) as other:
-            other.execute("ALTER TABLE events ALTER id TYPE double precision")
-            query = way.append(events(spark, inbox.folder), sink).trigger(availableNow=True).start()
-            blocked = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
-            pid = other.info.backend_pid
-            wait_for(lambda: observer.execute(blocked, [pid]).fetchone() != (0,), "a batch that waits for the ALTER")
-            other.commit()
-        with pytest.raises(StreamingQueryException, match=r"\[TYPE_MISMATCH\]"):
-            query.awaitTermination(PATIENCE_SECONDS)
-        with psycopg.connect(url, autocommit=True) as other:
-            assert other.execute("SELECT count(*), max(id) FROM events").fetchone() == (10, 9.0)
-            other.execute("ALTER TABLE events ALTER id TYPE bigint")
-        finish(way.append(events(spark, inbox.folder), sink))
-        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
-
-
 class TestLostConnections:
     @pytest.mark.parametrize("fault", ["cut_in_copy", "cut_before_commit", "cut_after_commit"])
     def test_query_goes_on(self, spark, way, sink, inbox, proxy, observer, fault):
@@ -400,17 +368,6 @@ class TestBehindAPooler:
         finish(way.append(events(spark, inbox.folder), pooled))
         assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
         assert replays(observer, sink.checkpoint) == [0]
-
-    def test_totals(self, spark, way, url, checkpoint, inbox, observer, through):
-        """An aggregate replaces the table, or updates it by key."""
-        with psycopg.connect(url) as connection:
-            connection.execute("CREATE TABLE totals (tag text PRIMARY KEY, events bigint)")
-        totals = events(spark, inbox.folder).groupBy(f.get("tags", 0).alias("tag")).agg(f.count("*").alias("events"))
-        inbox.add(25)
-        finish(way.totals(totals, Sink(through, "totals", checkpoint), "tag"))
-        expected = Counter(tags[0] for _, _, _, tags, _ in inbox.rows)
-        assert wrong_rows(observer, "totals", list(expected.items())) == []
-        assert wrong_ledger(observer, checkpoint) == []
 
     def test_its_session_is_cut(self, spark, way, sink, inbox, proxy, observer, pgbouncer, database):
         """Where the pooler loses its session with Postgres once COMMIT was sent, it says so in its own words: once."""

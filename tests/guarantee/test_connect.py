@@ -1,7 +1,7 @@
 """
 A Spark Connect server that is killed, a second one on the same checkpoint, and workers that are left behind.
 
-Covers: sink.identity.from_server, sink.identity.from_server, sink.foreach_batch.arriving_batches.
+Covers: sink.identity.from_server, sink.foreach_batch.arriving_batches.
 """
 
 from __future__ import annotations
@@ -12,19 +12,15 @@ import subprocess
 import sys
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import psycopg
 import pyspark
 import pytest
-from connect_server import ConnectServer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from support.audit import query_id, replays, what_is_wrong, wrong_ledger, wrong_rows
+from support.audit import query_id, replays, what_is_wrong, wrong_rows
 from support.fixtures.driver import wait_until
 from support.inbox import Inbox, create_events, events
 from support.patience import PATIENCE_SECONDS
@@ -97,30 +93,6 @@ def test_server_is_killed_between_commit_and_its_note(way, sink, inbox, signs, s
     finish(way.append(events(client(server), inbox.folder), sink))
     assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
     assert replays(observer, sink.checkpoint) == [1]
-
-
-@pytest.mark.parametrize("way", [WRITER, FUNCTION], ids=lambda way: way.name)
-def test_stateful_query_whose_server_is_killed(way, url, checkpoint, inbox, signs, start_server, client, observer):
-    """An aggregate is right after a replay, whose frame must be run for its state."""
-    with psycopg.connect(url) as connection:
-        connection.execute("CREATE TABLE totals (tag text PRIMARY KEY, events bigint)")
-    sink = Sink(url, "totals", checkpoint)
-    server = start_server()
-
-    def totals(server: ConnectServer) -> DataFrame:
-        rows = events(client(server), inbox.folder)
-        return rows.groupBy(f.get("tags", 0).alias("tag")).agg(f.count("*").alias("events"))
-
-    function = waiting(way.keeping(sink, "tag"), signs)
-    reach_batch_1(lambda: stream(totals(server), sink, function).outputMode("complete"), inbox, signs)
-    server.sigkill()
-    server.start()
-    inbox.add(25)
-    finish(way.totals(totals(server), sink, "tag"))
-    expected = Counter(tags[0] for _, _, _, tags, _ in inbox.rows)
-    assert wrong_rows(observer, "totals", list(expected.items())) == []
-    assert wrong_ledger(observer, checkpoint) == []
-    assert replays(observer, checkpoint) == [1]
 
 
 def test_second_server_on_the_same_checkpoint(sink, inbox, signs, start_server, client, observer):

@@ -1,7 +1,7 @@
 """
-Asynchronous progress tracking over Spark Connect: what is exactly-once there, and what is refused.
+Asynchronous progress tracking and positions over Spark Connect: what is exactly-once there, and what is refused.
 
-Covers: sink.identity.from_server, sink.identity.from_running_query.
+Covers: sink.identity.from_server, sink.identity.from_running_query, sink.positions.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 from connect_server import ConnectServer
+from guarantee.test_positions import (  # noqa: F401 (pytest finds them here)
+    target,
+    test_an_older_copy_of_the_checkpoint_goes_on,
+)
 from support.audit import wrong_rows
 from support.fixtures.driver import wait_until
 from support.fixtures.spark import spark_settings
@@ -31,6 +35,17 @@ def server(tmp_path):
     """A server with Spark's Kafka connector, which a test may kill."""
     with ConnectServer(spark_settings(tmp_path, kafka=True), Path(__file__).parents[1]) as running:
         yield running
+
+
+@pytest.fixture
+def spark(server, client):
+    """A client's session, for the tests that are imported."""
+    return client(server)
+
+
+@pytest.fixture(autouse=True)
+def _no_query_outlives_its_test():
+    """The client's fixture sees to it."""
 
 
 @pytest.fixture

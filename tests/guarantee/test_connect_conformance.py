@@ -1,15 +1,13 @@
 """
 The suite of test_conformance.py over Spark Connect: a server in a process of its own, and its client in this one.
 
-Covers: sink.identity.from_server, sink.identity.from_server, sink.identity.checkpoint_claim,
-sink.foreach_batch.arriving_batches.
+Covers: sink.identity.from_server, sink.identity.checkpoint_claim, sink.foreach_batch.arriving_batches.
 """
 
 from __future__ import annotations
 
 import pytest
 from guarantee.test_conformance import (  # noqa: F401 (pytest finds them here)
-    TestAlteredTables,
     TestBehindAPooler,
     TestCheckpoints,
     TestLostConnections,

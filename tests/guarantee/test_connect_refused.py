@@ -1,7 +1,7 @@
 """
-What a foreachBatch function over Spark Connect refuses, because its rows and its entry might not belong together.
+What goes on over Spark Connect, and what foreachBatch refuses because rows and entry might not belong together.
 
-Covers: sink.identity.from_server, sink.identity.from_server.
+Covers: sink.identity.from_server.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from guarantee.test_conformance import TestRestarts as Restarts
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from support.audit import query_id, wrong_rows
@@ -39,6 +40,14 @@ def sink(url, checkpoint):
     """An empty table for the rows, and a checkpoint to be."""
     create_events(url, "events", keyed=False)
     return Sink(url, "events", checkpoint)
+
+
+@pytest.mark.parametrize(
+    "way", [way for way in WAYS if way.name in {"inline", "writer_append", "function"}], ids=lambda way: way.name
+)
+def test_a_replay_is_skipped(way, connect, sink, inbox, observer):
+    """By one way in of each kind: what test_connect_conformance.py shows of all of them, with much else."""
+    Restarts().test_replay_is_skipped_and_counted(connect, way, sink, inbox, observer)
 
 
 @pytest.fixture

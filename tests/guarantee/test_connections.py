@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 from support.fixtures.driver import wait_until
 from support.inbox import Inbox, create_events, events
+from support.meanwhile import meanwhile
 from support.ways_in import WAYS, Sink, of_this_spark
 
 pytestmark = pytest.mark.spark
@@ -35,37 +34,6 @@ def budget(way):
     return int(found["idle"]), int(found["most"]) + (CORES if found["tasks"] else 0)
 
 
-class Counted:
-    """The sessions of clients in a database, counted as quickly as Postgres answers."""
-
-    def __init__(self, connection, database):
-        self._connection, self._database = connection, database
-        self._is_over = threading.Event()
-        self.most = 0
-
-    def now(self):
-        """How many there are."""
-        asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
-        return self._connection.execute(asked, [self._database]).fetchone()[0]
-
-    @contextmanager
-    def counting(self):
-        """Note the most that there are until the block ends."""
-        self.most = 0
-
-        def count():
-            while not self._is_over.is_set():
-                self.most = max(self.most, self.now())
-
-        thread = threading.Thread(target=count)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._is_over.set()
-            thread.join()
-
-
 @pytest.mark.parametrize("way", [way for way in of_this_spark(WAYS) if way.name in NAMES], ids=lambda way: way.name)
 def test_a_query_holds_as_many_connections_as_the_page_says(
     way, spark, postgres_server, database, url, checkpoint, tmp_path
@@ -76,10 +44,15 @@ def test_a_query_holds_as_many_connections_as_the_page_says(
     inbox = Inbox(tmp_path / "inbox")
     frame = events(spark, inbox.folder).repartition(PARTITIONS)
     with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as connection:
-        counted = Counted(connection, database)
-        assert wait_until(lambda: counted.now() == 0)
+
+        def count():
+            asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
+            return connection.execute(asked, [database]).fetchone()[0]
+
+        assert wait_until(lambda: count() == 0)
         inbox.add(200)
-        with counted.counting():
+        # As quickly as Postgres answers.
+        with meanwhile(count) as counted:
             query = way.append(frame, Sink(url, "events", checkpoint)).start()
             try:
                 for _ in range(3):
@@ -87,8 +60,8 @@ def test_a_query_holds_as_many_connections_as_the_page_says(
                     inbox.add(200)
                 query.processAllAvailable()
                 time.sleep(1)
-                between = counted.now()
+                between = counted[-1]
             finally:
                 query.stop()
         assert between == idle
-        assert idle <= counted.most <= most
+        assert idle <= max(counted) <= most

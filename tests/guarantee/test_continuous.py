@@ -1,4 +1,9 @@
-"""Continuous processing, in which Spark drops every row on its way to a Python sink: refused, with nothing lost."""
+"""
+Continuous processing, in which Spark drops every row on its way to a Python sink: refused, with nothing lost.
+
+That a continuous start is refused before an offset is written, by `recover_and_start` too, is shown by
+test_which_guarantee.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from pyspark.errors import StreamingQueryException
 from support.audit import wrong_ledger, wrong_rows
 from support.fixtures.driver import wait_until
 from support.messages import Messages
@@ -14,7 +18,6 @@ from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish
 from support.ways_in import WAYS, DataSource, Sink
 
-from pgonce import recover_and_start
 from pgonce.offsets_store.recovery.recover import recover_checkpoint
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -39,24 +42,6 @@ def files(checkpoint):
         for folder in ("offsets", "commits")
         for path in Path(checkpoint, folder).glob("[0-9]*")
     }
-
-
-@pytest.mark.parametrize("published", [False, True], ids=["first start", "after micro-batches"])
-def test_nothing_is_recorded_and_micro_batches_go_on(spark, messages, url, observer, checkpoint, published):
-    """A continuous start stops before an offset is written, and the same checkpoint goes on with nothing lost."""
-    sink = Sink(url, "messages", checkpoint)
-    if published:
-        finish(INLINE.append(messages.frame(spark, "earliest"), sink))
-        messages.send(6)
-    before = files(checkpoint)
-    stream = INLINE.append(messages.frame(spark, "earliest"), sink)
-    query = stream.trigger(continuous="200 milliseconds").start()
-    with pytest.raises(StreamingQueryException, match="NOT_MICRO_BATCH"):
-        query.awaitTermination(PATIENCE_SECONDS)
-    assert files(checkpoint) == before
-    finish(INLINE.append(messages.frame(spark, "earliest"), sink))
-    assert wrong_rows(observer, "messages", messages.rows) == []
-    assert wrong_ledger(observer, checkpoint) == []
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if not way.upserts], ids=lambda way: way.name)
@@ -84,14 +69,6 @@ def test_a_checkpoint_that_ran_continuous_is_adopted(spark, messages, way, url, 
     messages.send(3)
     finish(way.append(messages.frame(spark, "earliest"), sink))
     assert wrong_rows(observer, "messages", messages.rows[seen:]) == []
-
-
-def test_one_call_refuses_it_too(spark, messages, url, checkpoint):
-    """`recover_and_start` stops what it has started continuously."""
-    stream = messages.frame(spark, "earliest").writeStream.format("pgonce").options(url=url, table="messages")
-    with pytest.raises(Exception, match="NOT_MICRO_BATCH"):
-        recover_and_start(stream.trigger(continuous="1 second"), checkpoint, url)
-    assert spark.streams.active == []
 
 
 def test_what_cannot_be_told_at_the_start_stores_nothing(spark, messages, url, observer, checkpoint):

@@ -1,6 +1,5 @@
 """Every example, and the demo, does what it shows."""
 
-import importlib.util
 import json
 import os
 import shlex
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,11 +21,13 @@ from change_feed_topic import send
 from confluent_kafka import Producer
 from maven import ROOT
 from support.batches import make_planned_batch
+from support.benchmark_modules import benchmark_module
 from support.committed_rows import appending
 from support.fixtures.driver import Driver, wait_until
 from support.fixtures.skips import unavailable
 from support.fixtures.spark import spark_environment, spark_settings
 from support.patience import PATIENCE_SECONDS
+from support.query_runs import rewind
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -71,13 +71,6 @@ def order(order_id: int, day: int = 1) -> dict[str, object]:
         "amount": order_id + 0.25,
         "placed_at": f"2026-03-{day:02d}T12:00:00Z",
     }
-
-
-def forget_last_commit(checkpoint: Path) -> None:
-    """Leave the checkpoint as a crash between Postgres's COMMIT and Spark's own note leaves it."""
-    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
-    (checkpoint / "commits" / str(last)).unlink()
-    (checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
 
 
 def one(observer: psycopg.Connection, query: str) -> tuple[object, ...]:
@@ -140,7 +133,7 @@ class TestExamples:
         for name, ids in {"a": range(1, 51), "b": range(51, 101)}.items():
             (files / f"{name}.json").write_text("\n".join(json.dumps(order(order_id)) for order_id in ids))
             succeeded(run_example(EXAMPLES / "files_to_postgres.py", *arguments))
-            forget_last_commit(checkpoint)
+            rewind(checkpoint)
         rows = observer.execute("SELECT order_id, customer, amount::float8 FROM orders ORDER BY order_id").fetchall()
         assert rows == [(n, f"customer-{n % 3}", n + 0.25) for n in range(1, 101)]
         assert one(observer, "SELECT array_agg(batch_id) FROM pgonce.replays") == ([0],)
@@ -156,7 +149,7 @@ class TestExamples:
         for ids, day in ((range(1, 101), 1), (range(101, 201), 2)):
             produce(name, ids, day)
             succeeded(run_example(EXAMPLES / "kafka_orders.py", *arguments, kafka=True))
-            forget_last_commit(checkpoint)
+            rewind(checkpoint)
         assert one(observer, "SELECT count(*), count(DISTINCT order_id), min(order_id), max(order_id) FROM orders") == (
             200,
             200,
@@ -185,7 +178,7 @@ class TestExamples:
         (files / "1.json").write_text("\n".join(map(json.dumps, events)))
         for _ in range(2):
             succeeded(run_example(EXAMPLES / "many_tables.py", files, checkpoint, url))
-            forget_last_commit(checkpoint)
+            rewind(checkpoint)
         assert one(observer, "SELECT array_agg(id ORDER BY id) FROM orders") == ([1, 2],)
         assert one(observer, "SELECT id, order_id FROM payments") == (7, 1)
         assert one(observer, "SELECT counts FROM pgonce.batches") == ({"written": 3, "unrouted": 1},)
@@ -205,7 +198,7 @@ class TestExamples:
             send(part, kafka.bootstrap_servers, name)
             arguments = (kafka.bootstrap_servers, name, checkpoint, url)
             succeeded(run_example(EXAMPLES / "cdc.py", *arguments, kafka=True))
-            forget_last_commit(checkpoint)
+            rewind(checkpoint)
         rows = observer.execute("SELECT id, customer, amount, note, updated_at FROM orders").fetchall()
         assert sorted(rows) == sorted(feed.final_state().values())
         assert one(observer, "SELECT array_agg(batch_id) FROM pgonce.replays") == ([0],)
@@ -269,19 +262,14 @@ class Demo:
 
     def wait_for_output(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until it has said something."""
-        until = time.monotonic() + seconds
-        while text not in self.output():
-            assert self.process.poll() is None, self.output()[-4000:]
-            assert time.monotonic() < until, self.output()[-4000:]
-            time.sleep(0.05)
+        wait_until(lambda: text in self.output() or self.process.poll() is not None, seconds)
+        assert text in self.output(), self.output()[-4000:]
 
     def left_behind(self) -> list[object]:
         """Processes and files that it has not removed."""
         # A server's watcher is told to end, and needs a moment.
-        until = time.monotonic() + 30
-        while (left := [*self._processes(), *self.temporary.iterdir()]) and time.monotonic() < until:
-            time.sleep(0.05)
-        return left
+        wait_until(lambda: not [*self._processes(), *self.temporary.iterdir()], 30)
+        return [*self._processes(), *self.temporary.iterdir()]
 
     def _processes(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
@@ -374,12 +362,6 @@ class TestDemo:
         (line,) = running.output().splitlines()
         assert line.startswith("Java 17 or newer is missing: install")
 
-    def test_too_few_kills(self, demo):
-        """Fewer than three kills cannot be asked for."""
-        running = demo("--kills", "2")
-        assert running.process.wait(PATIENCE_SECONDS) == 2
-        assert "--kills must be at least 3" in running.output()
-
     @pytest.mark.spark
     @pytest.mark.slow
     def test_sandbox(self, demo):
@@ -393,16 +375,10 @@ class TestDemo:
 
 
 @pytest.fixture
-def outcome() -> ModuleType:
+def outcome() -> Iterator[ModuleType]:
     """The demo's pure module."""
-    spec = importlib.util.spec_from_file_location("demo_outcome", DEMO / "outcome.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    # Data classes look their module up by name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    with benchmark_module("outcome", "examples/demo") as module:
+        yield module
 
 
 class TestVerdict:
@@ -410,11 +386,11 @@ class TestVerdict:
 
     ORDERS = tuple((order_id, 100 * order_id + 5) for order_id in range(1, 11))
 
-    def judged(self, outcome, rows, kills=3):
+    def judged(self, outcome, rows):
         checksum = sum(outcome.fingerprint(*row) for row in rows)
         ids = {order_id for order_id, _ in rows}
         found = outcome.Found(len(rows), len(ids & set(range(1, 11))), checksum)
-        return outcome.judge(outcome.sent(self.ORDERS), found, kills)
+        return outcome.judge(outcome.sent(self.ORDERS), found, kills=3)
 
     def test_exactly_once(self, outcome):
         """All rows once is the only success, in whatever order they are."""
@@ -440,10 +416,6 @@ class TestVerdict:
         assert not verdict.exactly_once
         assert verdict.sentence.startswith("FAILED")
         assert fault in verdict.sentence
-
-    def test_too_few_hits(self, outcome):
-        """Rows that are right prove little when the kills missed."""
-        assert not self.judged(outcome, self.ORDERS, kills=2).exactly_once
 
     def test_fingerprint_is_the_same_in_postgres(self, outcome, observer):
         """Python and Postgres compute one fingerprint of an order."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -26,7 +25,7 @@ from pgonce.sink.options.destination import destination
 
 JOB = Path(__file__).parents[1] / "support" / "token_job.py"
 WAYS = ("inline", "staged", "received", "writer", "function")
-ROWS_A_FILE = 50
+FILES, ROWS_A_FILE = 5, 50
 
 
 @contextmanager
@@ -78,54 +77,36 @@ def test_batches_go_on_while_their_password_expires(source, login, url, admin, t
     assert refused.count("True") == (refused.count("False") if source == "kept" else 0)
 
 
-@pytest.fixture
-def run_streams(login, url, admin, start_driver, tmp_path):
-    """Run a stream of so many batches by every way in, while the password expires and sessions end."""
-    return partial(_run_streams, login, url, admin, start_driver, tmp_path)
-
-
 @pytest.mark.spark
 @pytest.mark.slow
-def test_streams_go_on_while_their_password_expires(run_streams):
+def test_streams_go_on_while_their_password_expires(login, url, admin, start_driver, tmp_path):
     """
     Rows sent inline, staged, received and written in foreachBatch come once each; old passwords are refused.
 
     So do those of a query whose function runs a command for each password.
     """
-    run_streams(5, "local[4]", 600)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_streams_of_a_cluster_go_on_for_long(run_streams):
-    """The same for a hundred passwords and more, and with executors that are processes of their own."""
-    run_streams(200, "local-cluster[2,2,1024]", 3000)
-
-
-def _run_streams(login, url, admin, start_driver, tmp_path, files, master, seconds):
     source, password = tmp_path / "source", tmp_path / "password"
     source.mkdir()
-    for number in range(files):
+    for number in range(FILES):
         ids = range(number * ROWS_A_FILE, (number + 1) * ROWS_A_FILE)
         (source / f"{number:04}.json").write_text("".join(json.dumps({"id": n, "name": str(n)}) + "\n" for n in ids))
     permit(admin, login.user, *WAYS)
     where = without_password(login.url)
-    settings = {**spark_settings(tmp_path, kafka=False), "spark.master": master}
+    settings = {**spark_settings(tmp_path, kafka=False), "spark.master": "local[4]"}
     given = tmp_path / "given.json"
     folders = {"source": str(source), "folder": str(tmp_path / "checkpoints")}
     given.write_text(json.dumps({"url": where, "ways": WAYS, "spark": settings, **folders}))
     with rotating(url, login.user, password, 2.0) as rotation, sessions_ending(url, login.user, 3.0) as ended:
         driver = start_driver(JOB, given, env={FILE: str(password), **with_tests_on_path()})
-        status = driver.wait(seconds)
-        assert status == 0, driver.output()[-6000:]
+        assert driver.wait() == 0, driver.output()[-6000:]
         for way in WAYS:
             found = admin.execute(f'SELECT count(*), count(DISTINCT id), max(id) FROM "{way}"'.encode()).fetchone()
-            assert (way, *found) == (way, *(files * ROWS_A_FILE,) * 2, files * ROWS_A_FILE - 1)
+            assert (way, *found) == (way, *(FILES * ROWS_A_FILE,) * 2, FILES * ROWS_A_FILE - 1)
         committed = admin.execute("SELECT count(*) FROM pgonce.batches").fetchone()
         with pytest.raises(psycopg.OperationalError):
             psycopg.connect(where, password=rotation.passwords[0])
     asked = who_asked(password)
-    assert committed == (files * len(WAYS),)
+    assert committed == (FILES * len(WAYS),)
     assert f"STATUS {len(WAYS)}" in driver.output()
     # The password did expire in between, and sessions did end; many processes have asked, executors among them.
     assert len(rotation.passwords) > 5
@@ -133,5 +114,3 @@ def _run_streams(login, url, admin, start_driver, tmp_path, files, master, secon
     assert len({row[0] for row in asked if row[5] != "command"}) >= 4
     assert [row[5] for row in asked].count("command") >= 2
     assert not [secret for secret in rotation.passwords if secret in driver.output()]
-    print(f"{len(rotation.passwords)} passwords, {sum(ended)} sessions ended, {len(asked)} asked, ", end="")
-    print(f"{sum(row[5] == 'True' for row in asked)} after a refusal, {len({row[0] for row in asked})} processes")

@@ -122,7 +122,7 @@ def query(spark, tmp_path, checkpoint, observer, proxy):
     [
         pytest.param(signal.SIGKILL, id="killed"),
         # The task waits for it, and so does the commit.
-        pytest.param(signal.SIGSTOP, id="frozen", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, id="frozen", marks=[pytest.mark.slow, pytest.mark.thorough]),
     ],
 )
 def test_lost_while_a_task_sends(query, fault):

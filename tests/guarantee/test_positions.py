@@ -159,38 +159,26 @@ def test_a_topic_that_goes_back_is_refused(spark, kafka, messages, way, target, 
     assert stored(observer) == published
 
 
-@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
-def test_a_row_without_a_position_is_refused(spark, messages, way, target, observer):
-    """Nothing tells whether such a row is stored: the batch fails, and nothing is written."""
-    frame = messages.frame(spark, "earliest", positions=True)
-    frame = frame.withColumn("offset", f.when(f.col("id") != 3, f.col("offset")))
-    assert_refused(way.append(frame, target("checkpoint")), "NULL_POSITION")
-    assert stored(observer) == []
+# What is done to a frame whose rows carry their positions, and why nothing of it can be written.
+REFUSED = {
+    # Nothing tells whether such a row is stored.
+    "a row without": (lambda rows: rows.withColumn("offset", f.expr("if(id = 3, null, offset)")), "NULL_POSITION"),
+    # Before any row moves.
+    "a column less": (lambda rows: rows.drop("offset"), "POSITION_COLUMNS"),
+    "another type": (lambda rows: rows.withColumn("offset", f.col("offset").cast("string")), "POSITION_COLUMNS"),
+    # Columns of the right types that hold something else would let rows be dropped later.
+    "another offset": (lambda rows: rows.withColumn("offset", f.col("offset") + 1000), "POSITION_OUTSIDE"),
+    "another topic": (lambda rows: rows.withColumn("topic", f.lit("another")), "POSITION_OUTSIDE"),
+    "another partition": (lambda rows: rows.withColumn("partition", f.col("partition") + 7), "POSITION_OUTSIDE"),
+    # Rows of a query that keeps state come from more than one record.
+    "state": (lambda rows: rows.dropDuplicates(["text"]), "NOT_BY_POSITION"),
+}
 
 
 @pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
-def test_columns_that_hold_no_positions_are_refused(spark, messages, way, target, observer):
-    """A frame without one of the columns, or with another type, fails before any row moves."""
-    frame = messages.frame(spark, "earliest", positions=True)
-    assert_refused(way.append(frame.drop("offset"), target("checkpoint")), "POSITION_COLUMNS")
-    text = frame.withColumn("offset", f.col("offset").cast("string"))
-    assert_refused(way.append(text, target("other")), "POSITION_COLUMNS")
-    assert stored(observer) == []
-
-
-@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
-@pytest.mark.parametrize("column", ["offset", "topic", "partition"])
-def test_positions_of_elsewhere_are_refused(spark, messages, way, column, target, observer):
-    """Columns of the right types that hold something else would let rows be dropped later: the batch fails at once."""
-    other = {"offset": f.col("offset") + 1000, "topic": f.lit("another"), "partition": f.col("partition") + 7}
-    frame = messages.frame(spark, "earliest", positions=True).withColumn(column, other[column])
-    assert_refused(way.append(frame, target("checkpoint")), "POSITION_OUTSIDE")
-    assert stored(observer) == []
-
-
-@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
-def test_a_query_with_state_is_refused(spark, messages, way, target, observer):
-    """Rows of a query that keeps state come from more than one record."""
-    frame = messages.frame(spark, "earliest", positions=True).dropDuplicates(["text"])
-    assert_refused(way.append(frame, target("checkpoint")), "NOT_BY_POSITION")
+@pytest.mark.parametrize(("changed", "code"), REFUSED.values(), ids=REFUSED)
+def test_rows_whose_positions_are_not_their_own_are_refused(spark, messages, way, changed, code, target, observer):
+    """A position that is missing, of another type or of elsewhere fails the first batch, and nothing is written."""
+    frame = changed(messages.frame(spark, "earliest", positions=True))
+    assert_refused(way.append(frame, target("checkpoint")), code)
     assert stored(observer) == []

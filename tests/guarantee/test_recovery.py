@@ -146,25 +146,6 @@ def test_a_sparse_log_is_started_synchronously(is_committed, query, observer):
     assert values(observer) == list(range(70))
 
 
-def test_asynchronous_progress_tracking_is_switched_off(query, observer):
-    """What it leaves when it is stopped is behind the ledger; recovered, it goes on synchronously with all its rows."""
-    forced = {
-        "asyncProgressTrackingEnabled": "true",
-        "asyncProgressTrackingCheckpointIntervalMs": "60000",
-        "_asyncProgressTrackingOverrideSinkSupportCheck": "true",
-    }
-    running = query.stream().options(**forced).trigger(processingTime="0 seconds").start()
-    assert wait_until(lambda: len(values(observer)) >= 70 or not running.isActive, PATIENCE_SECONDS)
-    assert running.exception() is None
-    running.stop()
-    published = values(observer)
-    found = examine(query.checkpoint, query.url)
-    assert (found.finding, found.newest_offsets) == (Finding.RECOVERABLE, 0)
-    assert query.recover().stands_at == found.sinks[0].last_batch_id
-    query.run(2)
-    assert values(observer) == list(range(len(published) + 20))
-
-
 @pytest.mark.parametrize("way", ["recover", "new-checkpoint"])
 def test_two_sinks_one_batch_apart(way, spark, url, observer, checkpoint):
     """The batch that one sink lacks is run again from a log without its commit: one sink skips it, one publishes."""

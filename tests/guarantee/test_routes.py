@@ -12,9 +12,8 @@ import pytest
 from pyspark.sql import functions as f
 from support.audit import recorded, replays, wrong_ledger
 from support.inbox import Inbox, events
-from support.query_runs import assert_refused, finish, rewind
+from support.query_runs import finish, rewind
 
-from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
 
@@ -124,30 +123,3 @@ def test_a_change_feed_finds_its_tables(spark, url, admin, checkpoint, tmp_path,
     found = {name: admin.execute(f"SELECT * FROM {name} ORDER BY id").fetchall() for name in ("even", "odd_numbers")}
     assert found["even"] == [(n, 2, None) for n in range(20) if n % 2 == 0 and n % 5]
     assert found["odd_numbers"] == [(n, 2, n % 5 == 0) for n in range(20) if n % 2]
-
-
-def test_a_batch_with_one_bad_row_is_in_no_table(spark, tables, url, checkpoint, observer, admin, tmp_path):
-    """The other tables' rows of that batch are not there either, until the cause is removed."""
-    inbox = Inbox(tmp_path / "inbox")
-    inbox.add(20)
-    admin.execute("ALTER TABLE gone ADD CHECK (id <> 0)")
-    assert_refused(written("inline", numbers(spark, inbox.folder), url, checkpoint), "[A-Z_]+")
-    assert observer.execute("SELECT (SELECT count(*) FROM even), (SELECT count(*) FROM odd_numbers)").fetchone() == (
-        0,
-        0,
-    )
-    admin.execute("ALTER TABLE gone DROP CONSTRAINT gone_id_check")
-    finish(written("inline", numbers(spark, inbox.folder), url, checkpoint))
-    assert wrong_tables(observer, 20) == []
-
-
-def test_a_list_that_does_not_fit_is_refused_before_rows_are_computed(spark, tables, url, checkpoint, admin, tmp_path):
-    """A missing table is found at once, and so is a column that the frame lacks."""
-    inbox = Inbox(tmp_path / "inbox")
-    inbox.add(5)
-    frame = numbers(spark, inbox.folder)
-    assert_refused(written("inline", frame.drop("kind"), url, checkpoint), "ROUTE_COLUMN")
-    admin.execute("DROP TABLE odd_numbers")
-    assert_refused(written("inline", frame, url, checkpoint), "TARGET_MISSING")
-    with pytest.raises(TargetError, match="TARGET_MISSING"):
-        written("writer", frame, url, f"{checkpoint}-2")

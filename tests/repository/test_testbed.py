@@ -39,26 +39,6 @@ def copy_in(url, count):
             copy.write_row([number])
 
 
-class TestPgBouncer:
-    def test_stands_between(self, pgbouncer, database, rows):
-        """Clients reach the test's database through it, share its one session, and find it again after a restart."""
-        bouncer = pgbouncer(default_pool_size="1")
-        sessions = set()
-        for restarted in (False, True):
-            if restarted:
-                bouncer.kill()
-                with pytest.raises(psycopg.OperationalError):
-                    psycopg.connect(bouncer.url(database))
-                bouncer.start()
-            with psycopg.connect(bouncer.url(database)) as one, psycopg.connect(bouncer.url(database)) as two:
-                for client in (one, two):
-                    client.execute("INSERT INTO rows VALUES (1)")
-                    sessions.add(client.execute("SELECT pg_backend_pid()").fetchone())
-                    client.commit()
-        assert len(sessions) == 2
-        assert rows() == 4
-
-
 class TestProxy:
     @pytest.mark.parametrize("threshold", [None, 0], ids=["simple", "prepared"])
     def test_cut_before_commit(self, proxy, rows, threshold):

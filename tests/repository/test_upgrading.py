@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from hashlib import sha256
 
 import psycopg
 import pytest
 from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
-from support.earlier_code import earlier_sources
 from support.kept_ledger import kept_batch, kept_checkpoint, kept_form, restore_kept_ledger
 from support.ledger_history import publish, publish_job
 from support.made_up_migration import made_up, upgrade_pgonce
@@ -30,8 +26,6 @@ from pgonce.sink.options.destination import destination
 
 SECTION = sections((DOCS / "running.md").read_text(), 2)["Upgrading and removing"]
 ORDERS = destination("public.orders", "append", (), None)
-# The last commit before the first release's form of the ledger that a review has looked at.
-UNRELEASED = "2463144c3c2ac959b72814b49367e25083955187"
 
 
 @pytest.fixture
@@ -101,38 +95,6 @@ class TestALedgerFromBeforeTheFirstRelease:
             "SELECT coalesce(max(least_reader_version), 0) FROM pgonce.schema_version"
         ).fetchall()
         assert least_reader > 13
-
-
-def test_each_code_refuses_the_ledger_of_the_other(admin, url, tmp_path):
-    """The code of an earlier commit, run as it was: LEDGER_TOO_NEW there, LEDGER_UNRELEASED here."""
-    earlier_sources(UNRELEASED, tmp_path)
-
-    def before_the_release(statement: str) -> str:
-        code = f"""
-from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.status.store import OffsetsStore
-try:
-    print({statement})
-except LedgerError as error:
-    print(error.code)
-"""
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
-        ran = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
-        )
-        return ran.stdout.strip()
-
-    ensure_ledger(url)
-    assert before_the_release(f"ensure_ledger({url!r})") == "LEDGER_TOO_NEW"
-    assert before_the_release(f"OffsetsStore({url!r}).queries()") == "LEDGER_TOO_NEW"
-    admin.execute("DROP SCHEMA pgonce CASCADE")
-    forget_ledger(url)
-    assert before_the_release(f"ensure_ledger({url!r})") == "None"
-    for use in (lambda: ensure_ledger(url), lambda: OffsetsStore(url).queries()):
-        with pytest.raises(LedgerError) as refused:
-            use()
-        assert refused.value.code == "LEDGER_UNRELEASED"
 
 
 class TestTheLedgerOfTheFirstRelease:

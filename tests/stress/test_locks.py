@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from contextlib import contextmanager
 
 import psycopg
@@ -24,25 +22,6 @@ def idle_in_transaction(url, tables):
             holder.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.Identifier(table)))
         yield holder.info.backend_pid
         holder.rollback()
-
-
-@contextmanager
-def altering(url, tables):
-    """A migration that rewrites a table, row by slow row, until it is let go."""
-    [table] = tables
-    rewrite = 'ALTER TABLE {} ALTER COLUMN "Größe" TYPE text USING pg_temp.slow("Größe")'
-    with psycopg.connect(url, application_name="migration", autocommit=True) as holder:
-        holder.execute(
-            "CREATE FUNCTION pg_temp.slow(text) RETURNS text LANGUAGE plpgsql AS "
-            "'BEGIN PERFORM pg_advisory_xact_lock_shared(4712); RETURN $1; END'"
-        )
-        with psycopg.connect(url) as gate:
-            gate.execute("SELECT pg_advisory_xact_lock(4712)")
-            thread = threading.Thread(target=holder.execute, args=[sql.SQL(rewrite).format(sql.Identifier(table))])
-            thread.start()
-            yield holder.info.backend_pid
-            gate.rollback()
-        thread.join()
 
 
 def test_a_query_waits_for_a_lock_and_names_its_holder(remote, url, inbox, observer):
@@ -77,22 +56,3 @@ def test_a_query_waits_for_a_lock_and_names_its_holder(remote, url, inbox, obser
     for query in [*patient, *hasty]:
         query.stop()
         assert what_is_wrong(observer, query.table, query.checkpoint, inbox.rows) == [], query.name
-
-
-@pytest.mark.parametrize("way", _WAYS[:3:2])
-def test_a_query_waits_for_a_long_alter_table(way, remote, url, inbox, observer):
-    """A migration of the table is named while it runs, and the query goes on when it is done."""
-    query = remote.query(url, way, "altered", inbox, lock_timeout=1, retry_timeout=60)
-    query.start()
-    query.wait_for_all_rows()
-    with altering(url, [query.table]) as pid:
-        time.sleep(0.2)
-        inbox.add(20)
-        who = f"waiting for a lock held by: pid {pid}, application 'migration', user "
-        remote.wait_for(lambda: who in remote.output(), "it said so")
-        line = remote.output().partition(who)[2].partition("\n")[0]
-        assert "active since" in line
-        assert "query: ALTER TABLE" in line
-    query.wait_for_all_rows()
-    query.stop()
-    assert what_is_wrong(observer, query.table, query.checkpoint, inbox.rows) == []

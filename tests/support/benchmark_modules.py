@@ -1,4 +1,4 @@
-"""The benchmarks' own modules, which are in no wheel."""
+"""Modules of the benchmarks and of the demo, which are in no wheel."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+_ROOT = Path(__file__).parents[2]
+
 
 @contextmanager
-def benchmark_module(name: str) -> Iterator[ModuleType]:
-    """A module that needs no other of the benchmarks, while the block runs."""
-    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
+def benchmark_module(name: str, folder: str = "benchmarks") -> Iterator[ModuleType]:
+    """A module that needs no other of its folder, while the block runs."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", _ROOT / folder / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
