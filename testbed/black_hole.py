@@ -16,10 +16,8 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Collection
 from typing import Literal
 
-import psutil
 from maven import MissingTool
 from typing_extensions import Self
 
@@ -37,15 +35,12 @@ class BlackHole:
 
     :param port: the server's TCP port.
     :param lost: the direction in which packets are lost.
-    :param clients: ports of the clients whose packets are lost (:func:`client_ports`); empty for all clients, and for
-        new connections.
     """
 
-    def __init__(self, port: int, lost: Lost = "both", clients: Collection[int] = ()) -> None:
+    def __init__(self, port: int, lost: Lost = "both") -> None:
         self._table = f"pgonce_{os.getpid()}_{secrets.token_hex(4)}"
         self._port = port
         self._lost = lost
-        self._clients = f"{{ {', '.join(map(str, sorted(clients)))} }}" if clients else ""
         self._nft: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -58,10 +53,7 @@ class BlackHole:
     def open(self) -> None:
         """Drop from now on."""
         refuse_without_tools()
-        rules = {
-            "requests": f"tcp dport {self._port}" + (f" tcp sport {self._clients}" if self._clients else ""),
-            "answers": f"tcp sport {self._port}" + (f" tcp dport {self._clients}" if self._clients else ""),
-        }
+        rules = {"requests": f"tcp dport {self._port}", "answers": f"tcp sport {self._port}"}
         lines = [f"add table inet {self._table} {{ flags owner; }}"]
         # Dropped when they arrive: if they were dropped on the way out, their sender would get an error.
         lines.append(f"add chain inet {self._table} incoming {{ type filter hook input priority -300; }}")
@@ -114,12 +106,3 @@ def refuse_without_tools() -> None:
         raise MissingTool("The program nft, which drops packets, is missing: install nftables.")
     if os.geteuid() != 0:
         raise MissingTool("Only root can have packets dropped: run this as root.")
-
-
-def client_ports(pid: int, port: int) -> set[int]:
-    """The ports from which a process is connected to a server's port."""
-    return {
-        connection.laddr.port
-        for connection in psutil.Process(pid).net_connections("tcp")
-        if connection.raddr and connection.raddr.port == port
-    }

@@ -194,15 +194,10 @@ def test_a_zip_where_all_else_is_installed(wheel, bare_cluster, job, observer, t
         assert "pgonce.zip" in package
 
 
-def test_a_zip_and_a_source_that_spark_finds_by_itself(wheel, bare_cluster, job, tmp_path):
-    """Spark gives its tasks no --py-files, so they do not find the zip, and say what is missing."""
+@pytest.mark.parametrize("has_zip", [True, False], ids=["a source that spark finds by itself", "nothing"])
+def test_where_tasks_do_not_find_it(wheel, bare_cluster, job, tmp_path, has_zip):
+    """They say what they lack, and where to read on; so they do with a zip, because Spark gives them no --py-files."""
     zipped = shutil.copy(wheel, tmp_path / "pgonce.zip")
-    said, _ = job(bare_cluster, sys.executable, **{"spark.submit.pyFiles": str(zipped)})
-    assert "[NOT_ON_EXECUTORS]" in said[0]
-
-
-def test_without_it(bare_cluster, job):
-    """Such executors say what they lack, and where to read on."""
-    said, _ = job(bare_cluster, sys.executable)
+    said, _ = job(bare_cluster, sys.executable, **({"spark.submit.pyFiles": str(zipped)} if has_zip else {}))
     assert "[NOT_ON_EXECUTORS]" in said[0]
     assert "`pgonce explain clusters`" in said[0]

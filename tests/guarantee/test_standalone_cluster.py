@@ -129,35 +129,3 @@ def test_from_kafka(way, cluster, tcp_url, observer, kafka, topic):
     """An executor is lost whose tasks have read Kafka themselves."""
     source = kafka.bootstrap_servers, topic(partitions=2)
     strike(cluster, tcp_url, observer, "an executor", way, "shuffled", source)
-
-
-def test_a_cluster_that_grows_and_shrinks(tcp_url, observer, tmp_path):
-    """With dynamic allocation executors come while tasks wait, and go when there are none; rows come once."""
-    settings = {
-        "spark.dynamicAllocation.enabled": "true",
-        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
-        "spark.dynamicAllocation.shuffleTracking.timeout": "2s",
-        "spark.dynamicAllocation.minExecutors": "1",
-        "spark.dynamicAllocation.initialExecutors": "1",
-        "spark.dynamicAllocation.maxExecutors": "2",
-        "spark.dynamicAllocation.executorIdleTimeout": "2s",
-        "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
-        "spark.speculation": "false",
-    }
-    with clustered(tmp_path, settings) as cluster:
-        scenario = cluster.scenario(tcp_url, "staged", "stateful", "growing")
-        count = lambda: sum(len(worker.executors()) for worker in cluster.cluster.workers)  # noqa: E731
-        scenario.wait_for(lambda: count() == 1, "one executor was left")
-        scenario.gates.close(1, "done", 0)
-
-        def wait_for_growth(_):
-            scenario.wait_at("done", 0)
-            # Its slot is taken, and three tasks wait.
-            scenario.wait_for(lambda: count() == 2, "there was a second executor")
-            scenario.wait_for(lambda: len(scenario.gates.passed(1, "done")) == PARTITIONS, "it had run the others")
-
-        scenario.run_struck_batch(wait_for_growth)
-        scenario.wait_for(lambda: count() == 1, "one executor was left again")
-        scenario.finish()
-        check(scenario.query, observer)
-        assert len({passed.host for passed in scenario.gates.passed(1, "done")}) == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import black_hole
 import pytest
-from black_hole import BlackHole, client_ports, refuse_without_tools
+from black_hole import BlackHole, refuse_without_tools
 from maven import MissingTool
 from support.fixtures.skips import unavailable
 from support.patience import PATIENCE_SECONDS
@@ -69,18 +69,6 @@ def test_nothing_is_acknowledged_and_all_comes_later(lost, arrives, line):
         assert server.recv(7) == b"request"
     server.sendall(b"answer")
     assert client.recv(6) == b"answer"
-
-
-def test_only_some_clients(line):
-    """A hole for one client's port leaves the others alone, and new ones."""
-    client, server = line
-    address = server.getsockname()
-    ports = client_ports(os.getpid(), address[1])
-    assert client.getsockname()[1] in ports
-    with BlackHole(address[1], clients={client.getsockname()[1]}) as between:
-        client.sendall(b"lost")
-        wait_until(lambda: between.dropped)
-        socket.create_connection(address, timeout=PATIENCE_SECONDS).close()
 
 
 _MAKER = """

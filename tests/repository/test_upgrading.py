@@ -1,4 +1,4 @@
-"""Upgrading, going back and dropping the ledger work as docs/running.md describes them."""
+"""Upgrading and going back work as docs/running.md describes them; test_ledger_gone.py has a ledger that is dropped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
 from support.kept_ledger import kept_batch, kept_checkpoint, kept_form, restore_kept_ledger
-from support.ledger_history import publish, publish_job
+from support.ledger_history import publish_job
 from support.made_up_migration import made_up, upgrade_pgonce
 from support.pages import DOCS, sections, sql_blocks
 from typer.testing import CliRunner
 
 from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
-from pgonce.offsets_store.errors import LedgerError, PgonceError, RefusedBatch
+from pgonce.offsets_store.errors import LedgerError, RefusedBatch
 from pgonce.offsets_store.ledger.migrations import FIRST, MIGRATIONS, NEWEST, ensure_ledger, forget_ledger, migrate
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -157,34 +157,3 @@ class TestAnEarlierLedger:
         assert refused.value.code == "LEDGER_NOT_PERMITTED"
         assert rows_in(admin, "public.orders") == []
         engine_for(login.url).dispose()
-
-
-class TestADroppedLedger:
-    @pytest.fixture(autouse=True)
-    def _dropped(self, admin, url):
-        assert commit(url, first_batch(), ORDERS) is Verdict.NEW
-        with pytest.raises(RefusedBatch) as refused:
-            commit(url, first_batch("another"), ORDERS)
-        assert refused.value.code == "FOREIGN"
-        publish(url, 0, None, query_id="of another process", sink_name="function")
-        publish_job(url, "2026-11-20")
-        admin.execute("CREATE VIEW public.mine AS SELECT batch_id FROM pgonce.current_offsets")
-        admin.execute("DROP SCHEMA pgonce CASCADE")
-        forget_ledger(url)
-
-    def test_what_is_lost(self, admin, url):
-        """A query with a past is refused, a new one is not compared with it, a key counts again; the rows are there."""
-        assert rows_in(admin, "public.orders") == [(1, "one"), (2, "two")]
-        for query_id, code in (("a query", "LEDGER_GONE"), ("of another process", "UNKNOWN")):
-            following = make_planned_batch(1, query_id=query_id, start=None, end=None)
-            with pytest.raises(PgonceError) as refused:
-                commit(url, following, ORDERS, sink_name=None if code == "LEDGER_GONE" else "function")
-            assert refused.value.code == code
-        assert commit(url, first_batch("another"), ORDERS) is Verdict.NEW
-        assert OffsetsStore(url).batch_jobs() == []
-        publish_job(url, "2026-11-20")
-        assert [(job.batch_key, job.skips) for job in OffsetsStore(url).batch_jobs()] == [("2026-11-20", 0)]
-
-    def test_views_of_the_ledger_go_with_it(self, admin):
-        """CASCADE drops what depends on it elsewhere, too."""
-        assert admin.execute("SELECT to_regclass('public.mine')").fetchone() == (None,)

@@ -1,8 +1,7 @@
 """
-A thousand partitions, thousands of tasks, 1,600 columns or a row of 100 MB work, or are refused with a reason.
+A thousand partitions, thousands of tasks, 1,600 columns or a row of 100 MB work.
 
-The times are in docs/performance.md; here only what would grow with the square of something is bounded. Covers:
-offsets_store.postgres.refused_rows.
+The times are in docs/performance.md; here only what would grow with the square of something is bounded.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from support.sent_rows import publish
 
 from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel
@@ -102,19 +100,6 @@ def test_a_value_of_a_hundred_megabytes_is_stored_whole(admin, url, kind, transp
     publish(url, transport, struct, [row], table="large")
     value = "note ->> 'said'" if kind == "jsonb" else "note"
     assert admin.execute(f"SELECT id, octet_length({value}) FROM large".encode()).fetchall() == [(1, 100 * MEGABYTE)]
-
-
-def test_what_is_larger_than_jsonb_allows_is_refused_in_words(admin, url):
-    """The error says how large a value may be, and does not repeat it."""
-    admin.execute("CREATE TABLE large (id bigint, note jsonb)")
-    struct, row = large("jsonb", 270)
-    with pytest.raises(psycopg.Error) as refused:
-        publish(url, "inline", struct, [row], table="large")
-    said = str(target_error(refused.value))
-    assert "ROW_TOO_LARGE" in said
-    assert "A value has at most 1 GB, and a text inside jsonb 256 MB" in said
-    assert len(said) < 1000
-    assert admin.execute("SELECT count(*) FROM large").fetchone() == (0,)
 
 
 @pytest.mark.spark
