@@ -70,12 +70,7 @@ def inside(server, bridge, database):
 
 
 def transports(observer):
-    """How the batches came, says the ledger."""
-    return set(each_transport(observer))
-
-
-def each_transport(observer):
-    """How each of the batches came."""
+    """How each of the batches came, says the ledger."""
     return [way for (way,) in observer.execute("SELECT transport FROM pgonce.batches ORDER BY batch_id")]
 
 
@@ -113,16 +108,7 @@ class TestAnotherAddress:
         scenario = cluster.scenario(server.tcp_uri(database), "staged", "shuffled", "elsewhere", executor_url=inside)
         run_on_both_hosts(scenario)
         check(scenario.query, observer)
-        assert transports(observer) == {"staged"}
-
-    def test_without_it(self, cluster, server, database, observer):
-        """A task that has to stage, and finds no Postgres at the driver's address, says where it is and what to set."""
-        query = started(cluster, server, database, "staged", "lost", retry_timeout=1)
-        error = query.error()
-        assert "[CONNECT_FAILED] A task on host " in error
-        assert "set executorUrl" in error
-        assert "raise inlineBytes" in error
-        assert observer.execute("SELECT count(*) FROM lost_staged").fetchone() == (0,)
+        assert set(transports(observer)) == {"staged"}
 
     def test_a_receiver(self, bridge, cluster, server, database, observer):
         """A receiver at an address that the user names takes the rows of the first batch already."""
@@ -130,14 +116,14 @@ class TestAnotherAddress:
         query.wait_for_all_rows()
         query.stop()
         check(query, observer)
-        assert transports(observer) == {"received"}
+        assert set(transports(observer)) == {"received"}
 
     def test_a_receiver_is_found_where_sparks_driver_is(self, cluster, server, database, inside, observer):
         """The first large batch is staged; the next ones go to the driver, though Postgres is at 127.0.0.1 for it."""
         query = started(cluster, server, database, "received", "found", executor_url=inside)
         query.wait_for_all_rows()
         add_batch(query)
-        assert each_transport(observer) == ["staged", "received"]
+        assert transports(observer) == ["staged", "received"]
         query.stop()
         # It is known on this host that the query's batches are large.
         query.inbox.add(40)
@@ -145,7 +131,7 @@ class TestAnotherAddress:
         query.wait_for_all_rows()
         query.stop()
         check(query, observer)
-        assert each_transport(observer) == ["staged", "received", "received"]
+        assert transports(observer) == ["staged", "received", "received"]
 
     def test_a_receiver_that_no_executor_reaches(self, bridge, cluster, server, database, inside, observer):
         """It costs two seconds of one batch; no other one is offered, and the log says so once."""
@@ -166,7 +152,7 @@ class TestAnotherAddress:
                 host.connect_anywhere()
         query.stop()
         check(query, observer)
-        assert each_transport(observer) == ["staged"] * 4
+        assert transports(observer) == ["staged"] * 4
         assert cluster.remote.output().count("no executor reaches the receiver on this driver") == 1
 
     def test_another_database(self, cluster, server, database, inside, observer):
@@ -179,29 +165,11 @@ class TestAnotherAddress:
         assert observer.execute("SELECT count(*) FROM wrong_staged").fetchone() == (0,)
 
 
-@pytest.fixture(scope="module")
-def cut_off(bridge, server):
-    """Both hosts are cut off from Postgres from now on, each by a firewall of its own."""
+def test_small_batches_need_no_way_at_all(bridge, cluster, server, database, inside, observer):
+    """Rows in commit messages come from both hosts, whose firewalls cut them off; the last test: nothing opens these."""
     for host in bridge.namespaces:
         host.refuse(server.port)
-
-
-@pytest.mark.usefixtures("cut_off")
-class TestNoWayAtAll:
-    """The last tests of the module, because nothing opens the firewalls again."""
-
-    def test_small_batches_need_none(self, cluster, server, database, inside, observer):
-        """Rows that travel in commit messages come from both hosts."""
-        scenario = cluster.scenario(server.tcp_uri(database), "inline", "shuffled", "small", executor_url=inside)
-        run_on_both_hosts(scenario)
-        check(scenario.query, observer)
-        assert transports(observer) == {"inline"}
-
-    def test_large_ones_say_what_is_missing_where(self, cluster, server, database, inside, observer):
-        """The task's error names its host, Postgres's address, and the options that help; no row is written."""
-        query = started(cluster, server, database, "staged", "large", executor_url=inside, retry_timeout=1)
-        error = query.error()
-        assert "more rows than inlineBytes lets it send to the driver, and cannot stage them from there" in error
-        assert f"port {server.port} failed: Connection refused" in error
-        assert "set receiver" in error
-        assert observer.execute("SELECT count(*) FROM large_staged").fetchone() == (0,)
+    scenario = cluster.scenario(server.tcp_uri(database), "inline", "shuffled", "small", executor_url=inside)
+    run_on_both_hosts(scenario)
+    check(scenario.query, observer)
+    assert set(transports(observer)) == {"inline"}

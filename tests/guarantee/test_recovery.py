@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from support.audit import query_id, replays, wrong_ledger
+from support.audit import query_id, wrong_ledger
 from support.fixtures.driver import wait_until
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish
@@ -29,27 +29,21 @@ pytestmark = pytest.mark.spark
 
 
 class Query:
-    """A query that writes 10 rows a batch into each of its tables, which it creates; one batch at every start."""
+    """A query that writes 10 rows a batch into its table, which it creates; one batch at every start."""
 
-    def __init__(self, spark, url, checkpoint, tables=("events",)):
-        self.url, self.checkpoint, self.tables = url, checkpoint, tables
+    def __init__(self, spark, url, checkpoint):
+        self.url, self.checkpoint = url, checkpoint
         self._spark = spark
         with psycopg.connect(url) as connection:
-            for table in tables:
-                connection.execute(f"CREATE TABLE {table} (value bigint, timestamp timestamptz)")
+            connection.execute("CREATE TABLE events (value bigint, timestamp timestamptz)")
 
     def stream(self, checkpoint=None, *, distinct=False):
         """The query, ready to start; ``distinct`` makes it keep state."""
         source = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10)
-        writers = [PostgresBatchWriter(self.url, table=table, retry_timeout=0) for table in self.tables]
-
-        def write(frame, batch_id):
-            for writer in writers:
-                writer(frame, batch_id)
-
         frame = source.option("startTimestamp", 1000).load()
         frame = frame.dropDuplicates(["value"]) if distinct else frame
-        return frame.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint or self.checkpoint)
+        writer = PostgresBatchWriter(self.url, table="events", retry_timeout=0)
+        return frame.writeStream.foreachBatch(writer).option("checkpointLocation", checkpoint or self.checkpoint)
 
     def run(self, batches, checkpoint=None):
         """Run so many batches, each in a run of its own."""
@@ -60,32 +54,26 @@ class Query:
         """Recover at once."""
         return recover_checkpoint(self.checkpoint, self.url, quiet_seconds=0)
 
-    def restore(self, last, *tables):
-        """Set tables and their records back to batch ``last``, as a restored database would be."""
+    def restore(self, last):
+        """Set the table and its records back to batch ``last``, as a restored database would be."""
         with psycopg.connect(self.url) as connection:
-            for table in tables or self.tables:
-                connection.execute(f"DELETE FROM {table} WHERE value >= %s", [10 * (last + 1)])
-                connection.execute(
-                    "UPDATE pgonce.writers AS w SET last_batch_id = b.batch_id, end_offsets = b.end_offsets, "
-                    "run_id = b.run_id FROM pgonce.batches AS b WHERE b.writer_id = w.writer_id AND b.batch_id = %s "
-                    "AND w.sink_name = %s",
-                    [last, f"public.{table}"],
-                )
-                connection.execute(
-                    "DELETE FROM pgonce.batches AS b USING pgonce.writers AS w WHERE b.writer_id = w.writer_id "
-                    "AND b.batch_id > %s AND w.sink_name = %s",
-                    [last, f"public.{table}"],
-                )
+            connection.execute("DELETE FROM events WHERE value >= %s", [10 * (last + 1)])
+            connection.execute(
+                "UPDATE pgonce.writers AS w SET last_batch_id = b.batch_id, end_offsets = b.end_offsets, "
+                "run_id = b.run_id FROM pgonce.batches AS b WHERE b.writer_id = w.writer_id AND b.batch_id = %s",
+                [last],
+            )
+            connection.execute("DELETE FROM pgonce.batches WHERE batch_id > %s", [last])
 
 
-def values(observer, table="events"):
-    """What is in a table, in order."""
-    return [value for (value,) in observer.execute(f"SELECT value FROM {table} ORDER BY value").fetchall()]
+def values(observer):
+    """What is in the table, in order."""
+    return [value for (value,) in observer.execute("SELECT value FROM events ORDER BY value").fetchall()]
 
 
 @pytest.fixture
 def query(spark, url, checkpoint):
-    """A query with one table."""
+    """The query; nothing has run yet."""
     return Query(spark, url, checkpoint)
 
 
@@ -144,24 +132,6 @@ def test_a_sparse_log_is_started_synchronously(is_committed, query, observer):
     query.run(2)
     # A start that runs a batch again goes on with the next one.
     assert values(observer) == list(range(70))
-
-
-@pytest.mark.parametrize("way", ["recover", "new-checkpoint"])
-def test_two_sinks_one_batch_apart(way, spark, url, observer, checkpoint):
-    """The batch that one sink lacks is run again from a log without its commit: one sink skips it, one publishes."""
-    query = Query(spark, url, checkpoint, ("one", "other"))
-    query.run(4)
-    lost = query_id(checkpoint)
-    query.restore(2, "other")
-    if way == "recover":
-        query.recover()
-    else:
-        shutil.rmtree(checkpoint)
-        write_new_checkpoint(lost, checkpoint, url, quiet_seconds=0)
-    query.run(3)
-    # The first start runs batch 3 again, and batch 4.
-    assert values(observer, "one") == values(observer, "other") == list(range(70))
-    assert replays(observer, checkpoint) == [3]
 
 
 def test_a_query_that_runs_is_seen_and_fenced(query, observer, monkeypatch):

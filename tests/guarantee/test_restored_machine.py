@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import os
 import shutil
 import uuid
@@ -37,6 +36,7 @@ from sqlalchemy import Connection
 from support.histories import live_through
 from support.rows import given_rows
 from support.sent_rows import arrow_rows
+from support.sparse_query import SparseQuery, Topic
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
@@ -174,54 +174,6 @@ class Kept(NamedTuple):
     is_disturbed: bool
 
 
-class Spark:
-    """A checkpoint in a folder, and who writes to it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.query_id = str(uuid.uuid4())
-        self.planned_at = itertools.count(1_700_000_000_000)
-        for name in ("offsets", "commits", "sources/0"):
-            (folder / name).mkdir(parents=True)
-        (folder / "metadata").write_text(json.dumps({"id": self.query_id}))
-        (folder / "sources/0/0").write_bytes(b"\x00v1\n" + json.dumps({"changes": {"0": 0}}).encode())
-
-    def numbers(self, folder: str) -> list[int]:
-        """The entries, ascending."""
-        return sorted(int(p.name) for p in (self.folder / folder).iterdir() if p.name.isdecimal())
-
-    def end_of(self, number: int) -> int:
-        """Where a batch ends."""
-        if number < 0:
-            return 0
-        return json.loads((self.folder / f"offsets/{number}").read_text().splitlines()[2])["changes"]["0"]
-
-    def plan(self, number: int, end: int) -> None:
-        """Write ``offsets/N``."""
-        lines = (
-            {"batchWatermarkMs": 0, "batchTimestampMs": next(self.planned_at), "conf": {}},
-            {"changes": {"0": end}},
-        )
-        text = "\n".join(["v1", *map(json.dumps, lines)])
-        (self.folder / f"offsets/{number}").write_text(text)
-
-    def note(self, number: int, keep: int) -> None:
-        """Write ``commits/N``, and delete what is old."""
-        (self.folder / f"commits/{number}").write_text('v1\n{"nextBatchWatermarkMs":0}')
-        for folder in ("offsets", "commits"):
-            for old in self.numbers(folder):
-                if old < number - keep:
-                    (self.folder / folder / str(old)).unlink()
-
-    def next_batch(self) -> tuple[int, bool]:
-        """The batch that a start runs, and whether it is planned already."""
-        planned, done = self.numbers("offsets"), self.numbers("commits")
-        if not planned:
-            return 0, False
-        newest = planned[-1]
-        return (newest + 1, False) if newest in done else (newest, True)
-
-
 class Database:
     """The database, and the copies of it that were kept, each in a schema of its own."""
 
@@ -277,7 +229,7 @@ CHANGES = st.lists(
     max_size=40,
 )
 SINKS = st.lists(st.sampled_from([NEWEST, ALL, "route"]), min_size=1, max_size=2, unique=True)
-SIZES = st.lists(st.integers(0, LONGEST), min_size=1, max_size=5)
+SIZES = st.lists(st.integers(1, LONGEST), min_size=1, max_size=5)
 DEEDS = [*["run"] * 3, *["back up", "restore", "job"] * 2, "kill", "older checkpoint", "recover", "widen"]
 JOB = t.StructType([t.StructField("key", t.StringType()), t.StructField("n", t.LongType())])
 
@@ -307,14 +259,12 @@ class Restoring(RuleBasedStateMachine):
         ]
         self.sinks = [Sink(kind, diverts, widens, only_newer) for kind in kinds]
         self.retain, self.keep = retain, keep
-        self.spark = Spark(next(self.folders))
-        self.run_id: str | None = None
+        self.query = SparseQuery(next(self.folders), Topic({0: [1] * len(self.feed)}))
+        self.is_running = False
         self.wide = False
         self.is_disturbed = False
         self.kept: list[Kept] = []
         self.jobs: set[str] = set()
-        # What a live driver has in memory: where its last batch ended.
-        self.memory: tuple[int, int] | None = None
         self.database.restore("kept_blank")
         note(f"{kinds} {diverts=} {widens=} {only_newer=} {retain=} {keep=}")
 
@@ -370,7 +320,7 @@ class Restoring(RuleBasedStateMachine):
 
     def kill(self) -> None:
         """The driver is gone."""
-        self.run_id = self.memory = None
+        self.is_running = False
 
     def runs(self, sizes: list[int], killed_at: str | None) -> None:
         """A driver runs some batches; before the last one is done it may be killed."""
@@ -380,15 +330,14 @@ class Restoring(RuleBasedStateMachine):
 
     def run_one(self, size: int, killed_at: str | None) -> bool:
         """Whether a batch went through."""
-        if self.run_id is None:
-            self.run_id, self.memory = f"run {uuid.uuid4()}", None
-        number, is_planned = self.spark.next_batch()
-        if self.memory is not None:
-            number, is_planned = self.memory[0] + 1, False
-        start = self.memory[1] if self.memory is not None else self.spark.end_of(number - 1)
-        if not is_planned:
-            self.spark.plan(number, min(start + size, len(self.feed)))
-        end = self.spark.end_of(number)
+        if not self.is_running:
+            self.query.start()
+            self.is_running = True
+        planned = self.query.plan({0: size}, is_due=True)
+        if planned is None:
+            return False
+        self.query.write_entry(planned)
+        number, start, end = planned.batch_id, planned.start.get(0, 0), planned.end[0]
         if killed_at == "planned":
             self.kill()
             return False
@@ -402,8 +351,9 @@ class Restoring(RuleBasedStateMachine):
         if killed_at == "published":
             self.kill()
             return False
-        self.spark.note(number, self.keep)
-        self.memory = number, end
+        self.query.write_commit(planned)
+        self.query.forget_before(number - self.keep)
+        self.query.advance(planned)
         return True
 
     def commit(self, sink: Sink, number: int, start: int, end: int) -> bool:
@@ -413,9 +363,8 @@ class Restoring(RuleBasedStateMachine):
         values = [(*change, more(change))[: len(struct)] for change in changes]
         body = CopyEncoder(struct).encode(arrow_rows(struct, values))
         rows = given_rows(encoded_columns(struct), len(values), lambda: [body])
-        checkpoint = Checkpoint(str(self.spark.folder))
-        assert self.run_id
-        origin = Origin(self.spark.query_id, self.run_id, number, checkpoint.newest_offset_entry())
+        checkpoint = Checkpoint(str(self.query.root))
+        origin = Origin(self.query.query_id, self.query.run_id, number, checkpoint.newest_offset_entry())
         how = CommitSettings(
             self.database.url,
             Remedies(independent=True),
@@ -423,7 +372,7 @@ class Restoring(RuleBasedStateMachine):
             lock_timeout=2,
             retry_timeout=10,
         )
-        text = (self.spark.folder / f"offsets/{number}").read_text()
+        text = (self.query.root / f"offsets/{number}").read_text()
         try:
             verdict = commit_batch(how, describe_batch(checkpoint, origin, "changes"), sink.work(rows))
         except PgonceError as error:
@@ -447,7 +396,7 @@ class Restoring(RuleBasedStateMachine):
         name = f"kept_{len(self.kept)}"
         self.database.keep(name)
         folder = next(self.folders)
-        shutil.copytree(self.spark.folder, folder)
+        shutil.copytree(self.query.root, folder)
         self.kept.append(Kept(name, copy.deepcopy(self.sinks), {*self.jobs}, folder, self.is_disturbed))
 
     def restore(self, number: int, checkpoint: int | None, *, while_running: bool) -> None:
@@ -465,15 +414,15 @@ class Restoring(RuleBasedStateMachine):
     def older_checkpoint(self, number: int) -> None:
         """The checkpoint is what it was."""
         note(f"checkpoint {number}")
-        shutil.rmtree(self.spark.folder)
-        shutil.copytree(self.kept[number].folder, self.spark.folder)
+        shutil.rmtree(self.query.root)
+        shutil.copytree(self.kept[number].folder, self.query.root)
         self.is_disturbed = True
 
     def recover(self) -> bool:
         """A person recovers the stopped query; whether that was possible."""
         self.kill()
         try:
-            done = recover_checkpoint(str(self.spark.folder), self.database.url, quiet_seconds=0)
+            done = recover_checkpoint(str(self.query.root), self.database.url, quiet_seconds=0)
         except PgonceError as error:
             # Where the ledger does not know the query, there is nothing to go by.
             self.refused("recovery", error, may_be=all(sink.last < 0 for sink in self.sinks))

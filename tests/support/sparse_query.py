@@ -139,7 +139,14 @@ class SparseQuery:
 
     def numbers(self, folder: str) -> list[int]:
         """The batches in ``offsets`` or ``commits``."""
-        return [int(path.name) for path in (self.root / folder).iterdir()]
+        return [int(path.name) for path in (self.root / folder).iterdir() if path.name.isdecimal()]
+
+    def forget_before(self, batch_id: int) -> None:
+        """Delete what is old, as Spark does by ``minBatchesToRetain``."""
+        for folder in ("offsets", "commits"):
+            for number in self.numbers(folder):
+                if number < batch_id:
+                    (self.root / folder / str(number)).unlink()
 
     def roll_back(self, batch_id: int) -> None:
         """Take away what is newer than ``batch_id``."""
