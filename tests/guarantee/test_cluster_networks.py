@@ -166,7 +166,7 @@ class TestAnotherAddress:
 
 
 def test_small_batches_need_no_way_at_all(bridge, cluster, server, database, inside, observer):
-    """Rows in commit messages come from both hosts, whose firewalls cut them off; the last test: nothing opens these."""
+    """Rows in commit messages come from both hosts; the last test, because nothing opens their firewalls again."""
     for host in bridge.namespaces:
         host.refuse(server.port)
     scenario = cluster.scenario(server.tcp_uri(database), "inline", "shuffled", "small", executor_url=inside)

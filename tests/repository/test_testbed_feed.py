@@ -1,4 +1,4 @@
-"""The testbed's change feed is what Debezium sends; test_change_feed.py shows that it leads to its source's rows."""
+"""The testbed's change feed is what Debezium sends; test_examples.py shows that it leads to its source's rows."""
 
 import json
 from pathlib import Path
