@@ -127,7 +127,7 @@ def run(*command):
 def job(tcp_url, start_driver, tmp_path):
     """Run the job; what it said, and which Pythons executors used, with the places of the package there."""
 
-    def go(cluster, python, driver_python=None, *, registers=False, **settings):
+    def go(cluster, python, *, registers=False, **settings):
         source, notes, path = (tmp_path / name for name in ("source", "notes", "path"))
         for folder in (source, notes, path):
             folder.mkdir()
@@ -142,7 +142,7 @@ def job(tcp_url, start_driver, tmp_path):
             "spark.executorEnv.NOTES": str(notes),
             **settings,
         }
-        env = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(driver_python or python)}
+        env = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
         arguments = (tcp_url, source, tmp_path / "checkpoint", json.dumps(all_settings), "yes" if registers else "no")
         driver = start_driver(tmp_path / "job.py", *arguments, env=env)
         assert driver.wait() == 0, driver.output()
@@ -170,16 +170,6 @@ def test_an_archive_of_an_environment(archive, cluster, job, observer, tmp_path)
     for _, package in seen:
         assert "/work/app-" in package, package
         assert "/environment/lib/" in package
-
-
-def test_a_python_of_the_drivers_own_is_also_the_executors(environment, archive, cluster, job, observer):
-    """Spark looks a Python data source up with the driver's Python, and runs its tasks with the path of that one."""
-    said, seen = job(
-        cluster, "./environment/bin/python", environment / "bin/python", **{"spark.archives": f"{archive}#environment"}
-    )
-    assert said == []
-    assert count(observer) == [(ROWS, ROWS, "staged")]
-    assert {python for python, _ in seen} == {str(environment / "bin/python")}
 
 
 def test_a_zip_where_all_else_is_installed(wheel, bare_cluster, job, observer, tmp_path):

@@ -44,8 +44,7 @@ def files(checkpoint):
     }
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if not way.upserts], ids=lambda way: way.name)
-def test_a_checkpoint_that_ran_continuous_is_adopted(spark, messages, way, url, observer, checkpoint):
+def test_a_checkpoint_that_ran_continuous_is_adopted(spark, messages, url, observer, checkpoint):
     """After another sink's continuous query, a recovery and adoptCheckpoint let micro-batches go on where it ended."""
     other = messages.frame(spark, "earliest").writeStream.format("noop").option("checkpointLocation", checkpoint)
     query = other.trigger(continuous="200 milliseconds").start()
@@ -61,13 +60,13 @@ def test_a_checkpoint_that_ran_continuous_is_adopted(spark, messages, way, url, 
     newest = recovery.stands_at
     is_done = f"commits/{newest}" in files(checkpoint)
     assert recovery.is_done
-    assert_refused(way.append(messages.frame(spark, "earliest"), sink), "UNKNOWN")
+    assert_refused(INLINE.append(messages.frame(spark, "earliest"), sink), "UNKNOWN")
     first = newest + 1
     adopting = Sink(url, "messages", checkpoint, {"adopt_checkpoint": first})
-    finish(way.append(messages.frame(spark, "earliest"), adopting))
+    finish(INLINE.append(messages.frame(spark, "earliest"), adopting))
     assert wrong_rows(observer, "messages", messages.rows[seen:]) == [], (first, is_done)
     messages.send(3)
-    finish(way.append(messages.frame(spark, "earliest"), sink))
+    finish(INLINE.append(messages.frame(spark, "earliest"), sink))
     assert wrong_rows(observer, "messages", messages.rows[seen:]) == []
 
 

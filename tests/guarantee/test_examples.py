@@ -324,25 +324,19 @@ def assert_exactly_once(output: str) -> None:
 class TestDemo:
     @pytest.mark.spark
     @pytest.mark.slow
-    def test_files(self, demo):
-        """Three kills, and every order is there once; nothing of the demo is left."""
-        running = demo()
-        assert running.process.wait(PATIENCE_SECONDS) == 0, running.output()
-        assert_exactly_once(running.output())
-        assert running.left_behind() == []
-
-    @pytest.mark.spark
-    @pytest.mark.slow
-    @pytest.mark.kafka
-    def test_kafka(self, demo):
-        """The same from a real broker, whose four partitions all end where they should."""
-        running = demo("--kafka")
+    @pytest.mark.parametrize(
+        "source", ["files", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])]
+    )
+    def test_three_kills(self, demo, source):
+        """Every order is there once, from files or from a real broker's four partitions; nothing of the demo is left."""
+        running = demo(*(["--kafka"] if source == "kafka" else []))
         status = running.process.wait(PATIENCE_SECONDS)
         if status == 2 and MISSING in running.output():
             unavailable(running.output().splitlines()[-1])
         assert status == 0, running.output()
         assert_exactly_once(running.output())
-        assert [f"orders/{partition}: " in running.output() for partition in range(4)] == [True] * 4
+        if source == "kafka":
+            assert [f"orders/{partition}: " in running.output() for partition in range(4)] == [True] * 4
         assert running.left_behind() == []
 
     @pytest.mark.spark

@@ -7,7 +7,6 @@ Covers: sink.options.sink_options.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import socket
 import time
@@ -99,10 +98,6 @@ class Pipeline:
         """The numbers of a flow's checkpoints."""
         return [int(folder.name) for folder in Path(self.checkpoint(flow)).parent.iterdir()]
 
-    def move_checkpoint(self, flow: str, to: str) -> None:
-        """Move what a flow remembers to where a flow of another name looks for it."""
-        Path(self.checkpoint(flow)).parent.rename(Path(self.checkpoint(to)).parent)
-
     def _properties(self) -> Path:
         properties = self._home / "spark.properties"
         settings = {
@@ -193,16 +188,6 @@ def test_full_refresh(pipeline, observer):
     assert orders(observer) == [*WEB, *range(500, 510), *range(600, 605)]
 
 
-def test_full_refresh_beside_another_flow(pipeline, observer):
-    """With independent=byName, a flow that is refreshed is not taken for another one: it is refused, too."""
-    pipeline.add("web", WEB)
-    pipeline.add("tills", TILLS)
-    pipeline.run("run")
-    said = pipeline.refused("run", "--full-refresh-all")
-    assert set(re.findall(r"\[FOREIGN\].*?the same query name '(\w+)'", said)) == {"web_orders", "till_orders"}
-    assert orders(observer) == [*WEB, *TILLS]
-
-
 def test_a_misspelt_option(pipeline, observer):
     """A dry run names the option where the options are checked; otherwise the run does, and the next has all rows."""
     pipeline.add("web", WEB)
@@ -219,28 +204,3 @@ def test_a_misspelt_option(pipeline, observer):
     pipeline.change('"tabel": "orders"', '"table": "orders"')
     pipeline.run("run")
     assert orders(observer) == [*WEB]
-
-
-def test_a_flow_that_is_renamed(pipeline, observer):
-    """It goes on where it was, if it keeps its name or its checkpoint; with neither, everything is read again."""
-    pipeline.add("web", WEB)
-    pipeline.run("run")
-    query = query_id(pipeline.checkpoint("web_orders"))
-    pipeline.change("def web_orders", "def site_orders")
-    pipeline.add("web", range(500, 510))
-    pipeline.run("run")
-    assert orders(observer) == [*WEB, *range(500, 510)]
-    # Under the name of its function, with the checkpoint in its new place.
-    pipeline.change(', name="web_orders")', ")")
-    pipeline.move_checkpoint("web_orders", "site_orders")
-    pipeline.add("web", range(600, 605))
-    pipeline.run("run")
-    assert orders(observer) == [*WEB, *range(500, 510), *range(600, 605)]
-    assert query_id(pipeline.checkpoint("site_orders")) == query
-    assert wrong_ledger(observer, pipeline.checkpoint("site_orders")) == []
-    names = observer.execute("SELECT array_agg(query_name) FROM pgonce.writers").fetchone()
-    assert names == (["site_orders"],)
-    # To Spark and to independent=byName it is another flow now.
-    pipeline.change("def site_orders", "def shop_orders")
-    pipeline.run("run")
-    assert orders(observer) == sorted([*WEB, *range(500, 510), *range(600, 605)] * 2)
