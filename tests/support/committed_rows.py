@@ -9,31 +9,27 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 from pyspark.sql import types as t
 from sqlalchemy import Connection
-from support.rows import given_rows
+from support.typed_rows import struct_of, typed_rows
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
-STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
+COLUMNS = {"id": t.LongType(), "name": t.StringType()}
+STRUCT = struct_of(COLUMNS)
 
 
 def rows(*ids: int) -> Rows:
     """Rows with these ids, as tasks would send them."""
-    batch = pa.record_batch({"id": pa.array(ids, pa.int64()), "name": pa.array([f"n{i}" for i in ids], pa.string())})
-    body = CopyEncoder(STRUCT).encode(batch)
-    return given_rows(encoded_columns(STRUCT), len(ids), lambda: [body])
+    return typed_rows(COLUMNS, [(number, f"n{number}") for number in ids])
 
 
 def appending(*of: int) -> Work:

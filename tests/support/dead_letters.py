@@ -6,6 +6,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 from pyspark.sql import types as t
+from support.committed_rows import STRUCT
 from support.ledger_history import KAFKA, QUERY, publish
 
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters
@@ -14,7 +15,6 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination, destination
 from pgonce.sink.writing.bad_rows.recorded_destination import recorded
 
-STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
 EVENTS = destination("public.events")
 
 

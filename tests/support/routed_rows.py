@@ -11,21 +11,18 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as t
 from support.committed_rows import settings
-from support.rows import given_rows
+from support.sent_rows import arrow_rows
+from support.typed_rows import struct_of, typed_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.routes import Routes, where_to
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.write_batch import work_into
 
-STRUCT = t.StructType([
-    t.StructField("kind", t.StringType()),
-    t.StructField("id", t.LongType()),
-    t.StructField("name", t.StringType()),
-])  # fmt: skip
+TYPES = {"kind": t.StringType(), "id": t.LongType(), "name": t.StringType()}
+STRUCT = struct_of(TYPES)
 COLUMNS = encoded_columns(STRUCT)
 TABLES = """
 CREATE TABLE orders (id bigint PRIMARY KEY, name text);
@@ -35,14 +32,12 @@ CREATE TABLE clicks (id bigint, name text, kind text)
 
 def arrow(rows: list[tuple[str | None, int, str | None]]) -> pa.RecordBatch:
     """Rows as the Arrow batch that a task would get."""
-    columns = list(zip(*rows, strict=True)) if rows else [[], [], []]
-    types = (pa.string(), pa.int64(), pa.string())
-    return pa.record_batch([pa.array(c, ty) for c, ty in zip(columns, types, strict=True)], names=STRUCT.names)
+    return arrow_rows(STRUCT, rows)
 
 
 def routed(*rows: tuple[str | None, int, str | None]) -> Rows:
     """Rows of (kind, id, name), as tasks would send them."""
-    return given_rows(COLUMNS, len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(list(rows)))])
+    return typed_rows(TYPES, rows)
 
 
 def routes(tables: dict[str, Any], **beside: Any) -> Routes:
