@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import psycopg
 import pytest
 from support import batch_job
 from support.audit import waiting_commits
@@ -20,12 +19,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 @pytest.fixture
-def admin(url):
+def admin(admin, url):
     """A connection that may do anything, with the target table made."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        ensure_ledger(url)
-        yield connection
+    admin.execute(TABLE)
+    ensure_ledger(url)
+    return admin
 
 
 @pytest.fixture

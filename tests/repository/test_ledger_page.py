@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, timezone
 
-import psycopg
 import pytest
 from support.dead_letters import put_aside
 from support.ledger_history import hear, publish, replay
@@ -25,11 +24,10 @@ OUR_TABLES = {"tombstones", "tombstone_sets", "batch_job_aborts", "home"}
 
 
 @pytest.fixture
-def ledger(url):
+def ledger(admin, url):
     """A superuser's connection to a database with a ledger."""
     ensure_ledger(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
+    return admin
 
 
 def described() -> dict[str, list[str]]:

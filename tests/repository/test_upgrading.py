@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 
-import psycopg
 import pytest
 from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
@@ -29,11 +28,10 @@ ORDERS = destination("public.orders", "append", (), None)
 
 
 @pytest.fixture
-def admin(url):
+def admin(admin):
     """A superuser's connection; the table of the query is there."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE public.orders (id bigint, name text)")
-        yield connection
+    admin.execute("CREATE TABLE public.orders (id bigint, name text)")
+    return admin
 
 
 @pytest.fixture

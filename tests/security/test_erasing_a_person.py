@@ -23,11 +23,10 @@ HOW = {"delete_when": "gone", "only_newer": True, "dead_letters": True}
 
 
 @pytest.fixture
-def admin(url):
+def admin(admin):
     """A connection that may do anything; a table of people."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE people (email text PRIMARY KEY, name varchar(5), seq bigint)")
-        yield connection
+    admin.execute("CREATE TABLE people (email text PRIMARY KEY, name varchar(5), seq bigint)")
+    return admin
 
 
 def holding(admin: psycopg.Connection) -> set[str]:

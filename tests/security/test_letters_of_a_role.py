@@ -23,13 +23,11 @@ from pgonce.sink.writing.bad_rows.recorded_destination import recorded
 
 
 @pytest.fixture
-def admin(url):
+def admin(admin, url):
     """A connection that may do anything; there are a table for rows, and one that no query feeds."""
     a_past(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE events (id bigint, name varchar(5))")
-        connection.execute("CREATE TABLE payroll (id bigint, name text)")
-        yield connection
+    admin.execute("CREATE TABLE events (id bigint, name varchar(5)); CREATE TABLE payroll (id bigint, name text)")
+    return admin
 
 
 @pytest.fixture

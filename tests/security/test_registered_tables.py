@@ -11,11 +11,10 @@ from pgonce.sink.staging import StagingTable, sweep
 
 
 @pytest.fixture
-def admin(url):
+def admin(admin, url):
     """A connection that may do anything; a query has published a batch."""
     publish(url, 0, KAFKA)
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
+    return admin
 
 
 def register(admin: psycopg.Connection, name: str) -> None:

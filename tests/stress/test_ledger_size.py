@@ -11,7 +11,6 @@ import uuid
 from dataclasses import replace
 from itertools import pairwise
 
-import psycopg
 import pytest
 from support.batches import make_planned_batch
 from support.benchmark_modules import benchmark_module
@@ -31,12 +30,12 @@ LARGE = ("batches", "replays", "runs", "progress")
 
 
 @pytest.fixture
-def admin(url):
+def admin(admin, url):
     """A connection to a ledger of 10,000 batches."""
     ensure_ledger(url)
-    with benchmark_module("ledger_rows") as rows, psycopg.connect(url, autocommit=True) as connection:
-        rows.fill(connection, WRITERS, BATCHES, every=10)
-        yield connection
+    with benchmark_module("ledger_rows") as rows:
+        rows.fill(admin, WRITERS, BATCHES, every=10)
+    return admin
 
 
 def scans(admin):

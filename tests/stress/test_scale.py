@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import time
 
-import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
@@ -38,12 +37,11 @@ MEGABYTE = 1_000_000
 
 
 @pytest.fixture
-def admin(url):
+def admin(admin, url):
     """A connection to a database with a ledger and the target."""
     ensure_ledger(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        yield connection
+    admin.execute(TABLE)
+    return admin
 
 
 def test_four_thousand_tasks_and_a_thousand_partitions(admin, url, tmp_path):
