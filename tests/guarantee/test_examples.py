@@ -324,9 +324,7 @@ def assert_exactly_once(output: str) -> None:
 class TestDemo:
     @pytest.mark.spark
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "source", ["files", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])]
-    )
+    @pytest.mark.parametrize("source", ["files", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])])
     def test_three_kills(self, demo, source):
         """Every order is there once, from files or from a real broker, and nothing of the demo is left."""
         running = demo(*(["--kafka"] if source == "kafka" else []))
