@@ -262,7 +262,8 @@ FORCED_ASYNC = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingO
 def test_what_spark_would_not_do_batch_by_batch_is_refused(options, trigger, code, spark, admin, url, checkpoint):
     """It would lose rows, or could not tell them apart, and stops before one is written."""
     admin.execute("CREATE TABLE events (value bigint, timestamp timestamptz)")
-    frame = spark.readStream.format("rate" if "continuous" in trigger else "rate-micro-batch").load()
+    source = spark.readStream.format("rate" if "continuous" in trigger else "rate-micro-batch")
+    frame = source.options(rowsPerSecond=10, rowsPerBatch=5).load()
     options = {"url": url, "table": "events", "checkpointLocation": checkpoint, **options}
     query = frame.writeStream.format("pgonce").options(**options).trigger(**trigger).start()
     with pytest.raises(PySparkException, match=code):
