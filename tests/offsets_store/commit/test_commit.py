@@ -15,13 +15,12 @@ import psycopg
 import pytest
 from support.audit import waiting_commits
 from support.batches import make_batch
-from support.committed_rows import TABLE, appending, ids, settings
+from support.committed_rows import appending, ids, settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.patience import PATIENCE_SECONDS
 
 from pgonce.offsets_store.commit.one_transaction import application_name
-from pgonce.offsets_store.commit.one_try import has_committed
 from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
@@ -31,13 +30,7 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 
-
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything, with the target table made."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        yield connection
+pytestmark = pytest.mark.usefixtures("events")
 
 
 def test_rows_offsets_and_batch_id_are_written_together(admin, url):
@@ -282,38 +275,6 @@ def test_a_running_job_is_adopted_whether_or_not_its_last_batch_was_written(admi
     assert commit_batch(adopt, make_batch(7, **other), appending(70)) is Verdict.ADOPTED
     assert commit_batch(adopt, make_batch(8, **other), appending(80)) is Verdict.NEW
     assert ids(admin) == [7, 80]
-
-
-def test_no_session_of_a_commit_stays_in_a_transaction(admin, url):
-    """Whether a commit succeeds or is refused, nothing is left open."""
-    commit_batch(settings(url), make_batch(0), appending(1))
-    with pytest.raises(PgonceError):
-        commit_batch(settings(url), make_batch(5), appending(1))
-    open_transactions = admin.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND datname = current_database()"
-    ).fetchone()
-    assert open_transactions == (0,)
-
-
-def test_other_threads_may_commit_while_a_process_asks_what_it_has_committed(admin, url):
-    """The answer comes although another query's first batch is done in the middle of the question."""
-    commit_batch(settings(url), make_batch(0), appending(1))
-    meanwhile = []
-
-    class Asked(str):
-        __slots__ = ()
-        __hash__ = str.__hash__
-
-        def __eq__(self, used):
-            if not meanwhile:
-                other = make_batch(0, query_id=str(uuid.uuid4()))
-                free = settings(url, remedies=Remedies(independent=True))
-                meanwhile.append(commit_batch(free, other, appending(2)))
-            return str.__eq__(self, used)
-
-    assert not has_committed(Asked("another database"))
-    assert meanwhile == [Verdict.NEW]
-    assert has_committed(url)
 
 
 class TestAQuestion:

@@ -11,7 +11,7 @@ from support.batches import make_planned_batch
 from support.committed_rows import TABLE, appending, settings
 
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
-from pgonce.offsets_store.commit.notification import payload, tables_of
+from pgonce.offsets_store.commit.notification import payload
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import refuse_unfit_channel
 from pgonce.offsets_store.commit.work import Work
@@ -98,14 +98,6 @@ def test_batch_jobs(url, listener):
     ]
 
 
-def test_the_longest_payload_is_delivered(url, listener):
-    """Whatever the names are, Postgres takes the payload, and it says which batch it is."""
-    batch = make_planned_batch(query_name="\u00e9" * 5000)
-    commit_batch(settings(url, notify_channel="batches"), batch, appending(1))
-    (told,) = heard(listener)
-    assert (told["query_id"], told["query_name"], told["sink"]) == ("q1", None, "public.events")
-
-
 @pytest.mark.parametrize(("length", "missing"), [(100, []), (2700, ["tables"]), (9000, ["tables", "query_name"])])
 def test_what_is_too_long_is_left_out(length, missing):
     """The names of tables go first, and then that of the query."""
@@ -113,20 +105,6 @@ def test_what_is_too_long_is_left_out(length, missing):
     text = payload(what)
     assert len(text.encode()) < 8000
     assert [name for name, value in json.loads(text).items() if value is None] == sorted(missing)
-
-
-@pytest.mark.parametrize(
-    ("published", "expected"),
-    [
-        (Published(3, "x", tables={"a": 1, "b": 2}), {"a": 1, "b": 2}),
-        (Published(3, "x", targets={"a": 4711}), {"a": 3}),
-        (Published(3, "x", targets={"a": 4711, "b": 4712}), {"a": None, "b": None}),
-        (Published(3, "x"), None),
-    ],
-)
-def test_tables(published, expected):
-    """Each table is told with its rows, where these are known."""
-    assert tables_of(published) == expected
 
 
 @pytest.mark.parametrize("channel", ["", "c" * 64, "\u00e9" * 32, "a\0b"])

@@ -166,12 +166,3 @@ def test_a_line_that_breaks_while_a_standby_is_away(replicated, caplog):
         proxy.stop()
     with psycopg.connect(replicated.uri()) as connection:
         assert ids(connection) == [1, 2]
-
-
-def test_a_commit_that_is_done_opens_no_connection_to_look(proxy, admin):
-    """Nobody looks at a COMMIT that does not wait: three batches are one connection."""
-    admin.execute(TABLE)
-    before = proxy.connections
-    for number in range(3):
-        commit_batch(settings(proxy.url), make_batch(number), appending(number))
-    assert proxy.connections == before + 1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import psycopg
 import pyarrow as pa
 import pytest
 from support.batches import make_batch
-from support.committed_rows import STRUCT, TABLE, appending, ids, settings
+from support.committed_rows import STRUCT, appending, ids, settings
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
@@ -16,13 +15,7 @@ from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.staging import StagingTable
 
-
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything, and the target."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        yield connection
+pytestmark = pytest.mark.usefixtures("events")
 
 
 def stage(url):

@@ -81,12 +81,6 @@ class TestCreation:
         assert sorted(applied) == [[], [], [], VERSIONS]
         assert observer.execute("SELECT version FROM pgonce.schema_version").fetchall() == [(n,) for n in VERSIONS]
 
-    def test_a_second_time_changes_nothing(self, url):
-        """Migrating a ledger that is up to date applies nothing."""
-        with psycopg.connect(url, autocommit=True) as connection:
-            assert migrate(connection) == VERSIONS
-            assert migrate(connection) == []
-
     def test_the_printed_sql_makes_the_same_ledger(self, url, other_database):
         """What an administrator runs by hand equals what a driver creates, comments and constraints included."""
         with psycopg.connect(url, autocommit=True) as connection:
@@ -228,12 +222,6 @@ class TestVersions:
                 migrate(connection)
             versions = connection.execute("SELECT version, to_regclass('pgonce.made_up') FROM pgonce.schema_version")
             assert versions.fetchall() == [(NEWEST, None)]
-
-    def test_no_ledger(self, url):
-        """Reading a database without a ledger says which database that is, and creates nothing."""
-        with pytest.raises(LedgerError, match="has no ledger") as refused:
-            OffsetsStore(url).queries()
-        assert refused.value.code == "NO_LEDGER"
 
 
 class TestRole:

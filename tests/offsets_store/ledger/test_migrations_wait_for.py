@@ -32,16 +32,6 @@ def test_it_sees_new_commits_inside_a_transaction(reader):
     assert connection.execute("SELECT end_offsets FROM pgonce.writers").fetchone() == ({"0": {"t": {"0": 11}}},)
 
 
-def test_the_statement_that_waits_does_not_see_the_rows(reader):
-    """
-    A statement has its snapshot from before the wait, so what it reads together with the call is old, as documented.
-    """
-    connection, later = reader
-    later.start()
-    waited, end = connection.execute(f"{CALL}, (SELECT end_offsets FROM pgonce.writers)").fetchone()
-    assert (waited, end) == (True, START)
-
-
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_snapshot_that_stays_is_refused(reader, level):
     """Where new commits cannot be seen, the call is refused at once, with a reason."""
@@ -58,14 +48,6 @@ def test_waits_are_bounded(reader):
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="timeout of at most"):
             connection.execute(f"SELECT pgonce.wait_for('orders', '{{}}', {timeout})")
         connection.rollback()
-
-
-def test_a_statement_timeout_ends_the_wait(reader):
-    """The session's own bound counts, too."""
-    connection, _ = reader
-    connection.execute("SET statement_timeout = '200ms'")
-    with pytest.raises(psycopg.errors.QueryCanceled):
-        connection.execute(CALL)
 
 
 def test_other_forms_are_refused(reader):

@@ -103,16 +103,6 @@ def test_a_table_that_was_created_again_is_noted(change, admin, url, caplog):
     assert admin.execute("SELECT batch_id, table_name FROM pgonce.target_changes").fetchall() == [(1, "public.events")]
 
 
-def test_a_table_that_was_renamed_is_noted(admin, url):
-    """With a sink's name of its own the writer goes on, and says that the table has another name."""
-    admin.execute(TABLE.encode())
-    commit_batch(settings(url), make_batch(0), appending(1))
-    admin.execute(b"ALTER TABLE events RENAME TO orders")
-    commit_batch(settings(url), make_batch(1), appending(2, table="orders"))
-    (writer,) = OffsetsStore(url).queries()
-    assert writer.target_change == "batch 1: public.orders was called public.events when earlier batches were written."
-
-
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_pinned_table_is_refused_until_it_is_let_go_once(change, admin, url):
     """Nothing is written into the other table; after one batch without the option, that is the one that counts."""
@@ -138,13 +128,3 @@ def test_tables_of_a_function_are_remembered_one_by_one(admin, url):
     commit_batch(pinned, make_batch(2), function("others"))
     with pytest.raises(PgonceError, match="TARGET_CHANGED.*public.events"):
         commit_batch(pinned, make_batch(3), function("events", "others"))
-
-
-def test_batches_of_a_version_that_recorded_no_table_are_followed(admin, url):
-    """Nothing is known of them, so nothing has changed; from the next batch on it is known."""
-    admin.execute(TABLE.encode())
-    commit_batch(settings(url), make_batch(0), appending(1))
-    admin.execute("UPDATE pgonce.writers SET targets = NULL")
-    assert commit_batch(settings(url, pin_table=True), make_batch(1), appending(2)) is Verdict.NEW
-    (writer,) = OffsetsStore(url).queries()
-    assert (list(writer.targets), writer.target_change) == (["public.events"], None)

@@ -15,8 +15,6 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import AskedSink, NamedSink, Work
 from pgonce.offsets_store.errors import RefusedBatch
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.ledger.session import writing
-from pgonce.offsets_store.recovery.read_stopped_query import read_neighbours
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
@@ -61,30 +59,10 @@ def test_a_router_and_a_plain_query_meet_on_one_table(url, is_router_first):
     assert f"give it the same sinkName, {other!r}" in error.remedy
 
 
-def test_a_listed_table_counts_before_it_gets_rows(url):
-    """The router may write to it with its next batch."""
-    commit(url, first_of("old"), BOTH, routed(("orders", 1, "a")))
-    refused(url, first_of("new"), CLICKS)
-
-
 def test_names_of_their_own_do_not_hide_a_table(url):
     """Two plain queries meet, although each has given its sink a name."""
     commit(url, first_of("old"), CLICKS, routed(), "one")
     assert "through sink 'one'" in refused(url, first_of("new"), CLICKS, "two").what
-
-
-def test_a_table_is_known_by_its_oid(url, admin):
-    """A new name does not make it another one."""
-    commit(url, first_of("old"), BOTH, routed())
-    admin.execute("ALTER TABLE clicks RENAME TO visits")
-    refused(url, first_of("new"), destination("visits"))
-
-
-def test_a_table_is_known_by_its_name(url, admin):
-    """One that was created again under the same name still belongs to the query that writes to that name."""
-    commit(url, first_of("old"), BOTH, routed())
-    admin.execute("DROP TABLE clicks; CREATE TABLE clicks (id bigint, name text, kind text)")
-    refused(url, first_of("new"), CLICKS)
 
 
 @pytest.mark.parametrize(("first", "second"), [("whole", "part"), ("part", "whole")])
@@ -137,17 +115,6 @@ def test_one_query_may_feed_a_table_by_two_sinks(url):
     for sink in ("one", "two"):
         batch = first_of("new", **next_one)
         assert commit_batch(replacing, batch, work_into(sink, CLICKS, routed())) is Verdict.NEW
-
-
-def test_recoveries_know_the_same_neighbours(url, pgonce):
-    """`pgonce forget` tells who else feeds a table, and what `pgonce doctor` says of a sink is of its table, too."""
-    commit(url, first_of("old"), BOTH, routed())
-    commit(url, first_of("other rows", **reading("7")), CLICKS, routed())
-    shown = pgonce("forget", "other rows", "--reason", "try").stdout
-    assert "But public.clicks is also fed by old (no name)" in " ".join(shown.split())
-    with writing(url) as connection:
-        fed = read_neighbours(connection, "public.orders")["public.orders"]
-    assert [other.query_id for other in fed] == ["old"]
 
 
 def test_retired_writers_do_not_count(url, admin):

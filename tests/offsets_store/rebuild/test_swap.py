@@ -15,7 +15,6 @@ import psycopg
 import pytest
 from support.batches import make_batch
 from support.committed_rows import rows, settings
-from support.meanwhile import meanwhile
 from support.recoveries import noted
 from support.tombstones import put_tombstone
 
@@ -156,18 +155,6 @@ class TestExchanged:
         assert swap().exit_code == ExitCode.OK
         assert in_table(admin, "events") == [1, 11, 21]
 
-    def test_readers_see_the_old_rows_or_the_new_ones(self, rebuilt, swap, url):
-        """Plain statements and prepared ones find one table or the other while they are exchanged again and again."""
-        query = "SELECT array_agg(id ORDER BY id) FROM events"
-
-        def look():
-            return [tuple(reader.execute(query, prepare=prepare).fetchone()[0]) for prepare in (True, False)]
-
-        with psycopg.connect(url, autocommit=True) as reader, meanwhile(look) as looks:
-            results = [swap(*back).exit_code for back in [(), ("--back",)] * 3]
-        assert results == [ExitCode.OK] * 6
-        assert {ids for seen in looks for ids in seen} == {(1, 11), (2, 12)}
-
 
 class TestWhatFollowsTheName:
     def test_grants_and_comments(self, rebuilt, swap, admin, login):
@@ -194,19 +181,6 @@ class TestWhatFollowsTheName:
         assert {name: known(admin, name) for name in before} == before
         assert swap("--back").exit_code == ExitCode.OK
         assert {name: known(admin, name) for name in before} == before
-
-    def test_grants_on_columns_that_only_one_of_them_has(self, rebuilt, swap, admin, login):
-        """They are no difference; those on columns of both are, unless a word says that this is meant."""
-        admin.execute(
-            f"ALTER TABLE events_new ADD note text; GRANT SELECT (note) ON events_new TO {login.user}".encode()
-        )
-        assert swap().exit_code == ExitCode.OK
-        assert swap("--back", "--despite-differences").exit_code == ExitCode.OK
-        admin.execute(f"GRANT SELECT (name) ON events TO {login.user}".encode())
-        assert f'GRANT SELECT ("name") ON TABLE "public"."events_new" TO "{login.user}"' in swap().stderr
-        assert swap("--despite-differences").exit_code == ExitCode.OK
-        can = "SELECT has_column_privilege(%s, 'events', 'name', 'SELECT')"
-        assert admin.execute(can, [login.user]).fetchone() == (False,)
 
     @pytest.mark.parametrize("kind", ["bigserial", "bigint GENERATED ALWAYS AS IDENTITY"])
     def test_sequences_of_their_own(self, admin, url, swap, kind, login):
@@ -239,26 +213,6 @@ class TestWhatFollowsTheName:
         admin.execute("DROP TABLE events_new")
         admin.execute("INSERT INTO events (id) VALUES (5)")
         assert admin.execute("SELECT n FROM events ORDER BY n").fetchall() == [(2,), (3,)]
-
-    def test_odd_names(self, admin, url, swap):
-        """Whatever the tables, their columns, indexes and roles are called."""
-        admin.execute('CREATE TABLE "E""v; --" (id bigint PRIMARY KEY, name text, "od""d" int CHECK ("od""d" > 0))')
-        admin.execute('CREATE TABLE "ev%s" (LIKE "E""v; --" INCLUDING ALL)')
-        admin.execute('CREATE ROLE "r""o%s"')
-        try:
-            admin.execute('GRANT SELECT ("od""d") ON "E""v; --" TO "r""o%s"')
-            admin.execute('COMMENT ON TABLE "E""v; --" IS $$it\'s % odd$$')
-            commit(url, "old", 0, 1, table='"E""v; --"')
-            commit(url, "new", 0, 2, table='"ev%s"')
-            before = known(admin, '"E""v; --"')
-            make_alike(admin, swap(tables=('"E""v; --"', '"ev%s"')).stderr)
-            found = swap(tables=('"E""v; --"', '"ev%s"'))
-            assert (found.stderr, found.exit_code) == ("", ExitCode.OK)
-            assert in_table(admin, '"E""v; --"') == [2]
-            assert known(admin, '"E""v; --"') == before
-            assert commit(url, "new", 1, 3, table='"E""v; --"') is Verdict.NEW
-        finally:
-            admin.execute('DROP OWNED BY "r""o%s"; DROP ROLE "r""o%s"')
 
 
 def make_alike(admin, refused):
@@ -508,11 +462,3 @@ class TestBegan:
         said = swap()
         assert said.exit_code == ExitCode.NEEDS_PERSON
         assert "no record any more of where the query that fills the new table began" in " ".join(said.stderr.split())
-
-    def test_the_old_ones_first_record_was_pruned(self, rebuilt, admin, swap):
-        """A new query that began at the beginning has all that there can be."""
-        admin.execute(
-            "DELETE FROM pgonce.batches WHERE batch_id = 0 AND writer_id IN "
-            "(SELECT writer_id FROM pgonce.writers WHERE query_id = 'old')"
-        )
-        assert swap().exit_code == ExitCode.OK

@@ -119,14 +119,6 @@ class TestKeys:
         assert swap("--back").exit_code == ExitCode.OK
         assert keys(admin) == before
 
-    def test_other_sinks_keep_theirs(self, url, admin, swap):
-        """The keys of a third table are left alone."""
-        admin.execute("CREATE TABLE others (id bigint, name text)")
-        job(url, "K1", "others", 101)
-        before = keys(admin)
-        assert swap().exit_code == ExitCode.OK
-        assert keys(admin) == before
-
     @pytest.mark.parametrize("table", TABLES)
     def test_keys_under_a_name_of_the_users_own(self, url, admin, swap, table):
         """Nothing says which table they mean afterwards, so the swap is refused, and the text names them."""
@@ -169,17 +161,3 @@ def test_a_job_in_the_middle_of_its_commit(url, admin, swap):
     # The second one comes to the table that has the rows of the first one by then.
     assert verdicts == [JobVerdict.PUBLISHED, JobVerdict.SKIPPED]
     assert in_tables(admin) == [[2], [1, 101]]
-
-
-def test_a_job_that_holds_the_keys_for_long(url, admin, swap):
-    """The wait for it is bounded, nothing is changed, and the text names its session."""
-    with psycopg.connect(url) as busy:
-        busy.execute(
-            "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('a', 'b', gen_random_uuid())"
-        )
-        found = swap("--lock-timeout", "0.5")
-        assert "[SWAP_LOCKED]" in found.stderr
-        assert "the keys of batch jobs" in found.stderr
-        assert f"pid {busy.info.backend_pid}" in found.stderr
-        busy.rollback()
-    assert in_tables(admin) == [[1], [2]]

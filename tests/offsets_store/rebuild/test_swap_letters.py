@@ -20,7 +20,6 @@ from support.typed_rows import typed_rows
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import work_into
@@ -98,36 +97,6 @@ class TestLettersInTheLedger:
         assert in_tables(admin) == [["abc", "toolong", "ok"], ["abc", "ok"]]
         assert letters(admin) == []
 
-    def test_those_of_a_query_that_was_retired(self, url, admin, swap):
-        """Its sink keeps its name, under which its letters are found; their rows go to the table of its others."""
-        commit(url, "old", TABLES[0], "abc", "toolong")
-        retire_sink("old", url)
-        commit(url, "new", TABLES[1], "abc")
-        assert swap("--caught-up").exit_code == ExitCode.OK
-        mend(admin)
-        assert len(replayed(url, "old")) == 1
-        assert in_tables(admin) == [["abc"], ["abc", "ok"]]
-
-    def test_swapped_back(self, url, admin, swap):
-        """All is as it was."""
-        for query, table in zip(("old", "new"), TABLES, strict=True):
-            commit(url, query, table, "abc", "much too long")
-        before = letters(admin)
-        for back in ((), ("--back",)):
-            assert swap(*back).exit_code == ExitCode.OK
-        assert letters(admin) == before
-
-    def test_a_letter_that_somebody_repairs(self, url, admin, swap):
-        """It is waited for, with a bound; the text names the session."""
-        for query, table in zip(("old", "new"), TABLES, strict=True):
-            commit(url, query, table, "abc", "much too long")
-        with psycopg.connect(url) as editor:
-            mend(editor)
-            found = swap("--lock-timeout", "0.5")
-            assert "[SWAP_LOCKED]" in found.stderr
-            assert f"pid {editor.info.backend_pid}" in found.stderr
-        assert letters(admin) == BOTH
-
     def test_a_replay_that_waits_for_the_swap(self, url, admin, swap):
         """It was given before the swap and finds its letters under another sink after it: it writes nothing."""
         for query, table in zip(("old", "new"), TABLES, strict=True):
@@ -169,13 +138,3 @@ class TestLettersInATableOfTheUsersOwn:
                 assert error.value.code == "REPLAY_UNSAFE"
                 assert "pgonce swap" in str(error.value)
         assert in_tables(admin) == [["abc"], ["abc"]]
-
-    def test_they_are_replayed_once_they_have_the_new_name(self, url, admin, own, swap):
-        """The documents have the statement."""
-        assert swap().exit_code == ExitCode.OK
-        admin.execute(
-            "UPDATE bad_rows SET target = 'public.events', "
-            """destination = jsonb_set(destination, '{table}', '"public.events"') WHERE query_id = 'new'"""
-        )
-        replayed(url, "new", table="bad_rows")
-        assert in_tables(admin) == [["abc", "ok"], ["abc"]]

@@ -13,8 +13,7 @@ from support.recoveries import history, noted, recover_at_once, verdict
 from support.stopped_query import entries, write_checkpoint
 
 from pgonce.cli.terms import ExitCode
-from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
-from pgonce.offsets_store.recovery.by_hand import accept_batch
+from pgonce.offsets_store.errors import RecoveryError
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.verdict.decide import Verdict
 
@@ -73,11 +72,6 @@ class TestAccept:
         assert "[ACCEPT_NOT_NEEDED]" in pgonce(*give, 6).stderr
         assert pgonce(*give, 7).exit_code == ExitCode.OK
         assert [batch_id for _, batch_id, *_ in noted(observer)] == [7]
-
-    def test_reason_in_python(self, url, stuck):
-        """The function wants a reason too."""
-        with pytest.raises(ConfigurationError, match="NO_REASON"):
-            accept_batch("orders", 9, url, reason="")
 
 
 class TestRetire:

@@ -18,11 +18,9 @@ from support.made_up_migration import made_up, upgrade_pgonce
 from support.recoveries import history, noted, recover_at_once, verdict
 from support.stopped_query import COMMIT, entries, entry, files_of, kafka, write_checkpoint
 
-from pgonce.offsets_store.checkpoint.files import ArrowFiles
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, LedgerError, RecoveryError
 from pgonce.offsets_store.offsets import Span
-from pgonce.offsets_store.recovery import recover
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -99,16 +97,6 @@ class TestRecover:
         with pytest.raises(LedgerError, match="NO_LEDGER"):
             recover_checkpoint(str(checkpoint), url, dry_run=True)
 
-    def test_two_sinks_one_batch_apart(self, url, tmp_path):
-        """The batch runs again: who has it skips it, the other publishes it."""
-        history(url, 5)
-        history(url, 4, sink_name="audit")
-        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(0, 1), (0, 1))
-        recover_at_once(checkpoint, url)
-        assert not (checkpoint / "commits/5").exists()
-        assert verdict(url, checkpoint, 5, "new") is Verdict.REPLAY
-        assert verdict(url, checkpoint, 5, "new", sink_name="audit") is Verdict.NEW
-
     @pytest.mark.parametrize("planned", [{}, {5: entry(5, kafka(87), planned=1)}], ids=["absent", "planned_again"])
     def test_the_last_batch_of_a_stateful_query(self, planned, url, tmp_path):
         """Its recorded entry is written, whole states go aside, all else stays; undone, every byte is as before."""
@@ -133,13 +121,6 @@ class TestRecover:
         undo_recovery(str(checkpoint), url, quiet_seconds=0)
         assert files_of(checkpoint) == before
 
-    def test_batches_that_were_judged_by_their_ids(self, url, tmp_path):
-        """They are recorded as a stateful query's, because nobody has looked; what is said is what lacks: offsets."""
-        history(url, 3, stateful=True, guarantee="ids")
-        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(4, 5), (4, 5))
-        with pytest.raises(RecoveryError, match=r"RECOVERY_UNPROVEN.*offsetsFrom=listener"):
-            recover_at_once(checkpoint, url)
-
     def test_state_that_went_on(self, url, tmp_path):
         """Versions of state that only later batches can have made are found, and stop it."""
         history(url, 5, stateful=True)
@@ -148,20 +129,6 @@ class TestRecover:
         (checkpoint / "state/0/3/right-keyToNumValues/7.delta").touch()
         with pytest.raises(RecoveryError, match="only batches after 5 can have made"):
             recover_at_once(checkpoint, url)
-
-    def test_state_through_pyarrow(self, url, tmp_path, monkeypatch):
-        """In a store that pyarrow.fs reads, the same files are found."""
-        history(url, 5, stateful=True)
-        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(3, 4), (3, 4))
-        (checkpoint / "state/0/0/default").mkdir(parents=True)
-        (checkpoint / "state/0/0/6.snapshot").touch()
-        (checkpoint / "state/0/0/default/6.zip").touch()
-        files = ArrowFiles("file:///", str(checkpoint), "gs://bucket/ckpt", has_secrets=False)
-        monkeypatch.setattr(recover, "CheckpointWriter", lambda _: CheckpointWriter(files))
-        assert set(recover_at_once("gs://bucket/ckpt", url).removed) == {
-            "state/0/0/6.snapshot",
-            "state/0/0/default/6.zip",
-        }
 
     def test_a_first_entry_half_written(self, url, tmp_path, observer):
         """What is left of it is taken aside, from a query that nobody knows yet; undone, it is back."""
@@ -187,17 +154,6 @@ class TestRecover:
         done = recover_at_once(checkpoint, url)
         assert done.stands_at == 3
         assert not (checkpoint / "offsets/4").exists()
-
-    def test_through_pyarrow(self, url, behind, tmp_path, monkeypatch):
-        """A store that pyarrow.fs reads is written through it, too."""
-        files = ArrowFiles("file:///", str(behind), "gs://bucket/ckpt", has_secrets=False)
-        monkeypatch.setattr(recover, "CheckpointWriter", lambda _: CheckpointWriter(files))
-        before = files_of(behind)
-        assert recover_at_once("gs://bucket/ckpt", url).location == "gs://bucket/ckpt"
-        assert (behind / "offsets/9").read_text() == entry(9)
-        assert not list(behind.rglob("*.tmp"))
-        undo_recovery("gs://bucket/ckpt", url, quiet_seconds=0)
-        assert files_of(behind) == before
 
     def test_a_ledger_of_an_older_version_is_brought_up_to_date(self, url, behind, monkeypatch):
         """A job's first start after an upgrade may need its checkpoint repaired."""

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 
 import pytest
 from support.recoveries import recover_at_once
 from support.stopped_query import files_of
-from typer.testing import CliRunner
 
-from pgonce.cli.main import app
-from pgonce.cli.terms import ExitCode
-from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import ConnectError
-from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
-from pgonce.sink.options.definitions import OPTIONS
-from pgonce.sink.recover_and_start import recover_and_start
 
 
 class TestAway:
@@ -56,23 +48,3 @@ class TestAway:
         """A database that is not there will not come while somebody waits."""
         with pytest.raises(ConnectError, match="CONNECT_REFUSED"):
             recover_at_once(behind, url.replace("/pgonce_test_", "/no_such_"))
-
-    def test_the_bound_is_that_of_a_commit(self):
-        """Nobody who waits for a commit need wait otherwise for a start."""
-        patience = {
-            inspect.signature(function).parameters["retry_timeout"].default
-            for function in (recover_checkpoint, undo_recovery, recover_and_start)
-        }
-        assert patience == {CommitSettings.retry_timeout, OPTIONS["retry_timeout"].default} == {120.0}
-
-    def test_a_command_waits_where_it_is_told_to(self, proxy, behind, monkeypatch):
-        """A person at a shell hears at once that Postgres is away, unless --wait says for how long to try."""
-        monkeypatch.setenv("PGONCE_URL", proxy.url)
-        proxy.stop()
-        began = time.monotonic()
-        refused = CliRunner().invoke(app, ["recover", str(behind), "--yes"])
-        assert "[CONNECT_FAILED]" in refused.stderr
-        assert time.monotonic() - began < 60
-        threading.Timer(1.0, proxy.start).start()
-        done = CliRunner().invoke(app, ["recover", str(behind), "--yes", "--quiet-for", "0", "--wait", "600"])
-        assert done.exit_code == ExitCode.OK

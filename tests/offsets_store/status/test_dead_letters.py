@@ -8,7 +8,7 @@ from support.dead_letters import a_past, put_aside
 from support.fixtures.postgres import url_with
 from support.ledger_history import OTHER
 
-from pgonce.offsets_store.errors import ConnectError, OffsetsError
+from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.status.store import OffsetsStore
 
 
@@ -71,9 +71,3 @@ def test_another_table(url, admin):
         with pytest.raises(OffsetsError) as error:
             OffsetsStore(url).dead_letters("orders", table=name)
         assert error.value.code == "DEAD_LETTERS_TABLE"
-
-
-def test_no_server():
-    """Where Postgres cannot be reached, that is the error."""
-    with pytest.raises(ConnectError):
-        OffsetsStore("host=127.0.0.1 port=1").dead_letters("orders", table="letters")

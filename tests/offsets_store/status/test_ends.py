@@ -6,7 +6,7 @@ import json
 from datetime import timedelta
 
 import pytest
-from support.ledger_history import KAFKA, OTHER, QUERY, hear, heard_at, publish, take_over
+from support.ledger_history import KAFKA, hear, heard_at, publish
 
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.status.ends import total_lag
@@ -46,19 +46,6 @@ class TestLag:
         last = store.lag("orders")[-1]
         assert (last.partition, last.end_offset, last.latest_offset, last.lag) == (2, None, 4, None)
         assert total_lag(store.lag("orders")) is None
-
-    def test_other_sources_have_no_lag_in_rows(self, url, store):
-        """A file source's offsets do not count rows."""
-        publish(url, 0, {"0": {"logOffset": 3}})
-        hear(url, {"0": {"logOffset": 5}})
-        (row,) = store.lag("orders")
-        assert (row.source_id, row.topic, row.end_offset, row.latest_offset, row.lag) == (
-            "0",
-            None,
-            {"logOffset": 3},
-            {"logOffset": 5},
-            None,
-        )
 
     def test_what_was_measured_long_ago_is_not_the_lag_of_now(self, url, store, pgonce):
         """Nobody has looked since: it is unknown, and people see what it was, and when."""
@@ -102,20 +89,3 @@ class TestStartingOffsets:
         publish(url, 0, KAFKA)
         publish(url, 0, KAFKA, sink_name="audit")
         assert json.loads(store.starting_offsets("orders")) == KAFKA["0"]
-
-    def test_sinks_at_different_places_need_one_named(self, url, store):
-        """A sink that is a batch ahead has another end: the error says so, and `sink` chooses."""
-        publish(url, 0, KAFKA)
-        publish(url, 0, {"0": {"t": {"0": 9, "1": 20}}}, sink_name="audit")
-        with pytest.raises(OffsetsError, match="do not stand at the same offsets") as refused:
-            store.starting_offsets("orders")
-        assert refused.value.code == "SINK_NEEDED"
-        assert json.loads(store.starting_offsets("orders", sink="audit")) == {"t": {"0": 9, "1": 20}}
-
-    def test_a_replaced_query_is_past(self, url, store):
-        """The end of a replaced query is no place to start: the error names its successor."""
-        publish(url, 7, KAFKA)
-        take_over(url, publish(url, 0, KAFKA, query_id=OTHER), QUERY)
-        with pytest.raises(OffsetsError, match=OTHER) as refused:
-            store.starting_offsets(QUERY)
-        assert refused.value.code == "REPLACED"

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
-from support.fixtures.postgres import url_with
 from support.ledger_history import OTHER, QUERY, publish, take_over
 
-from pgonce.offsets_store.errors import ConfigurationError, ConnectError, LedgerError, OffsetsError
+from pgonce.offsets_store.errors import ConfigurationError, OffsetsError
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.tables import writers
 from pgonce.offsets_store.status.ends import parse_records
@@ -157,42 +156,6 @@ def test_a_line_that_is_lost_during_the_wait(url, store, proxy):
     assert 1.5 <= time.monotonic() - began < 20
     for timer in later:
         timer.join()
-
-
-def test_a_server_that_stays_away(url, store, proxy):
-    """Where Postgres is away to the end of the wait there is no answer, but the connection's error."""
-    publish(url, 0, KAFKA)
-    waiting = OffsetsStore(proxy.url)
-    assert not waiting.wait_for("orders", {"t": {0: 29}}, 0)
-    proxy.stop()
-    began = time.monotonic()
-    with pytest.raises(ConnectError) as refused:
-        waiting.wait_for("orders", {"t": {0: 29}}, 1)
-    assert refused.value.code == "CONNECT_FAILED"
-    assert 1 <= time.monotonic() - began < 10
-
-
-def test_a_ledger_that_is_locked(url, store, monkeypatch):
-    """A lock on the ledger, such as a migration's, is waited for to the end, too."""
-    monkeypatch.setattr("pgonce.offsets_store.ledger.session.LOCK_SECONDS", 0.2)
-    publish(url, 0, KAFKA)
-    with psycopg.connect(url) as connection:
-        connection.execute("LOCK TABLE pgonce.writers")
-        with pytest.raises(LedgerError, match="LEDGER_LOCKED"):
-            store.wait_for("orders", {"t": {0: 9}}, 0)
-        later = threading.Timer(0.5, connection.rollback)
-        later.start()
-        assert store.wait_for("orders", {"t": {0: 9}}, 60)
-        later.join()
-
-
-def test_a_login_that_is_refused(url, store):
-    """What no waiting can change is an error at once."""
-    began = time.monotonic()
-    with pytest.raises(ConnectError) as refused:
-        OffsetsStore(url_with(url, dbname="nobodys")).wait_for("orders", {"t": {0: 9}}, 60)
-    assert refused.value.code == "CONNECT_REFUSED"
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("offsets", [{"t": 3}, {"t": {"x": 1}}, {"t": {0: -1}}, {"t": {0: "1"}}, {"t": {0: True}}, [3]])

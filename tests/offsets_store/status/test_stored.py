@@ -9,11 +9,6 @@ from pgonce.offsets_store.errors import OffsetsError
 
 
 class TestWhichQuery:
-    def test_by_name_or_id(self, url, store):
-        """A query answers to its name and to its id."""
-        publish(url, 0, KAFKA)
-        assert store.latest("orders") == store.latest(QUERY)
-
     def test_by_the_beginning_of_its_id(self, url, store):
         """Four characters are enough, if no other query's id begins so."""
         publish(url, 0, KAFKA)
