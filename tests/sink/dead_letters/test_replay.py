@@ -6,22 +6,18 @@ Covers: sink.dead_letters.replay_rules.
 
 from __future__ import annotations
 
-import itertools
 import threading
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from pyspark.sql import types as t
-from support.batches import make_batch
-from support.committed_rows import appending, settings
 from support.dead_letters import STRUCT, a_past, by_key, put_aside, replayed
 from support.fixtures.postgres import url_with
 from support.ledger_history import OTHER
 from support.recoveries import noted
 from support.tombstones import put_tombstone
 
-from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import grants
@@ -114,19 +110,6 @@ class TestReplayed:
         assert in_table(admin) == [(1, "n1")]
         assert admin.execute('SELECT id, name FROM app."Odd Name"').fetchall() == [(2, "n2")]
 
-    def test_each_sink_has_its_note(self, url, admin):
-        """Letters of two sinks of a query are noted with the sink that they came from."""
-        a_past(url, sink_name="public.lines")
-        ids = [
-            put_aside(admin, {"id": n, "name": "n"}, sink_name=f"public.{s}") for n, s in enumerate(("orders", "lines"))
-        ]
-        replayed(url)
-        found = admin.execute(
-            "SELECT sink_name, details -> 'ids' FROM pgonce.interventions JOIN pgonce.writers USING (writer_id) "
-            "ORDER BY details -> 'ids'"
-        ).fetchall()
-        assert found == [("public.orders", [ids[0]]), ("public.lines", [ids[1]])]
-
     def test_a_table_of_the_users_own(self, url, admin):
         """Letters that a query puts into another table are replayed from there."""
         admin.execute("CREATE SCHEMA app; CREATE TABLE app.letters (LIKE pgonce.dead_letters INCLUDING ALL)")
@@ -135,21 +118,6 @@ class TestReplayed:
         replayed(url, table="app.letters")
         assert in_table(admin) == [(1, "n1")]
         assert admin.execute("SELECT count(*) FROM app.letters").fetchone() == (0,)
-
-    def test_names_are_found_along_the_users_search_path_in_triggers_only(self, url, admin):
-        """A trigger of the table runs under the user's search_path, as it does for a batch."""
-        admin.execute("CREATE SCHEMA app; CREATE TABLE app.seen (id bigint)")
-        admin.execute(
-            "CREATE FUNCTION app.note() RETURNS trigger LANGUAGE plpgsql AS "
-            "'BEGIN INSERT INTO seen VALUES (new.id); RETURN null; END'"
-        )
-        admin.execute(
-            "CREATE CONSTRAINT TRIGGER t AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED "
-            "FOR EACH ROW EXECUTE FUNCTION app.note()"
-        )
-        put_aside(admin, {"id": 1, "name": "n1"})
-        replayed(url_with(url, options="-csearch_path=app"))
-        assert admin.execute("SELECT id FROM app.seen").fetchall() == [(1,)]
 
 
 class TestRefusedAgain:
@@ -174,12 +142,6 @@ class TestRefusedAgain:
             put_aside(admin, {"id": number, "name": "same"})
         refused("UNIQUE_VIOLATION", url)
         assert (in_table(admin), len(letters(admin))) == ([], 2)
-
-    def test_the_table_is_gone(self, url, admin):
-        """The checks of a stream are made: a missing table is named."""
-        admin.execute("DROP TABLE events")
-        put_aside(admin, {"id": 1, "name": "n1"})
-        assert "public.events" in refused("TARGET_MISSING", url)
 
     def test_without_synchronous_commit(self, url, admin):
         """Letters are not deleted for rows that a crash could lose."""
@@ -256,27 +218,6 @@ class TestByKey:
         replayed(url, ids=[in_time])
         assert letters(admin) == [late]
 
-    def test_a_delete(self, url, admin):
-        """A change that deletes, deletes."""
-        admin.execute("INSERT INTO events VALUES (1, 'there', 4)")
-        where = by_key("apply", only_newer=True, delete_when="gone")
-        struct = t.StructType([*SEQ.fields, t.StructField("gone", t.BooleanType())])
-        put_aside(admin, {"id": 1, "name": None, "seq": 5, "gone": True}, where, struct)
-        replayed(url)
-        assert (in_table(admin), letters(admin)) == ([], [])
-
-    def test_a_delete_of_nothing_keeps_its_letter(self, url, admin):
-        """Nobody can tell whether the row was never there or is still to come."""
-        where = by_key("apply", only_newer=True, delete_when="gone")
-        gone = put_aside(admin, {"id": 1, "name": None, "seq": 5, "gone": True}, where, CHANGES)
-        older = [put_aside(admin, {"id": 2, "name": None, "seq": n, "gone": True}, where, CHANGES) for n in (4, 3)]
-        admin.execute("INSERT INTO events VALUES (2, 'new', 9)")
-        done = put_aside(admin, {"id": 3, "name": "n", "seq": 5, "gone": False}, where, CHANGES)
-        (group,) = replayed(url)
-        assert letters(admin) == [gone, *older]
-        assert sorted(kept(group)) == [(gone, "no row with its key", False), *((one, "newer", False) for one in older)]
-        assert [letter.dead_letter_id for letter in group.replayed] == [done]
-
     def test_deletes_that_are_ignored_keep_their_letters(self, url, admin):
         """They would never delete anything."""
         where = by_key("apply", only_newer=True, delete_when="gone", deletes="ignore")
@@ -284,36 +225,6 @@ class TestByKey:
         put_aside(admin, {"id": 1, "name": "n", "seq": 4, "gone": False}, where, CHANGES)
         replayed(url)
         assert (in_table(admin), letters(admin)) == ([(1, "n")], [gone])
-
-    def test_letters_that_another_of_the_same_replay_supersedes_are_done(self, url, admin):
-        """In any order of putting them aside, also together with one that stays."""
-        where = by_key("apply", only_newer=True, delete_when="gone")
-        changes = [(1, "a", 3, False), (1, None, 4, True), (1, "c", 5, False), (2, "old", 1, False)]
-        for first, second, third in itertools.permutations(range(3)):
-            order = (first, 3, second, third)
-            admin.execute("TRUNCATE events, pgonce.dead_letters, pgonce.tombstones, pgonce.tombstone_sets")
-            admin.execute("INSERT INTO events VALUES (2, 'new', 9)")
-            ids = {}
-            for number in order:
-                row = dict(zip(("id", "name", "seq", "gone"), changes[number], strict=True))
-                ids[number] = put_aside(admin, row, where, CHANGES)
-            (group,) = replayed(url)
-            assert (order, in_table(admin, "id, name, seq")) == (order, [(1, "c", 5), (2, "new", 9)])
-            assert (letters(admin), kept(group)) == ([ids[3]], [(ids[3], "newer", False)])
-
-    @pytest.mark.parametrize("is_reversed", [False, True])
-    def test_a_row_that_was_replaced_is_deleted_before_it_is_written(self, url, admin, is_reversed):
-        """Both changes have one version in a feed of Delta's, and with another letter they are tried one by one."""
-        where = by_key("apply", only_newer=True, change_feed="delta")
-        struct = t.StructType([*SEQ.fields, t.StructField("pgonce_deleted", t.BooleanType())])
-        admin.execute("INSERT INTO events VALUES (1, 'old', 1), (2, 'new', 9)")
-        changes = [(1, "old", 5, True), (1, "b", 5, False), (2, "old", 1, False)]
-        for change in changes[::-1] if is_reversed else changes:
-            row = dict(zip(("id", "name", "seq", "pgonce_deleted"), change, strict=True))
-            put_aside(admin, row, where, struct)
-        replayed(url)
-        assert in_table(admin, "id, name, seq") == [(1, "b", 5), (2, "new", 9)]
-        assert len(letters(admin)) == 1
 
 
 class TestBesideOthers:
@@ -355,19 +266,6 @@ class TestBesideOthers:
             editor.execute("UPDATE pgonce.dead_letters SET message = 'x'")
             assert "an editor" in refused("LEDGER_LOCKED", url, settings=CommitSettings(url, lock_timeout=0.5))
         assert len(letters(admin)) == 1
-
-    def test_the_query_goes_on(self, url, admin):
-        """A replay changes nothing about where its query stands: the next batch is published."""
-        commit_batch(settings(url), make_batch(0, query_id="q9", sink_name="public.events"), appending(1))
-        put_aside(admin, {"id": 2, "name": "n2"}, query_id="q9", sink_name="public.events")
-        replayed(url, "q9")
-        commit_batch(settings(url), make_batch(1, query_id="q9", sink_name="public.events"), appending(3))
-        assert [row[0] for row in in_table(admin)] == [1, 2, 3]
-        rows = admin.execute(
-            "SELECT b.rows FROM pgonce.batches AS b JOIN pgonce.writers USING (writer_id) "
-            "WHERE query_id = 'q9' ORDER BY batch_id"
-        ).fetchall()
-        assert rows == [(1,), (1,)]
 
     def test_a_role_that_may_not(self, url, admin, login):
         """A streaming role is told what it would need, and with that it may."""
@@ -424,14 +322,6 @@ class TestTried:
         put_aside(admin, {"id": 1, "name": "n1"})
         one, other = replayed(url, dry_run=True)
         assert (kept(one), kept(other)) == ([], [(gone, "no table", True)])
-
-    def test_a_lock_is_none(self, url, admin):
-        """It is waited for, and then it is an error, as in the replay."""
-        put_aside(admin, {"id": 1, "name": "n1"})
-        with psycopg.connect(url, application_name="an editor") as editor:
-            editor.execute("LOCK TABLE events")
-            settings = CommitSettings(url, lock_timeout=0.5)
-            assert "an editor" in refused("LEDGER_LOCKED", url, settings=settings, dry_run=True)
 
     def test_it_locks_nothing_of_the_ledger(self, url, admin, login):
         """A role that may write the rows and read the letters may try."""

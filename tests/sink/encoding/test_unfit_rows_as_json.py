@@ -152,24 +152,6 @@ def test_a_value_that_has_no_json_is_an_arrow_stream(connection: psycopg.Connect
     assert pa.ipc.open_stream(b64decode(said["arrow"])).read_all()["value"].to_pylist() == [2**40]
 
 
-@pytest.mark.parametrize(
-    ("data_type", "arrow_type", "number", "said"),
-    [
-        (t.DateType(), pa.date32(), -2_440_589, "4714-11-23 BC"),
-        (t.DateType(), pa.date32(), 2_147_483_647, "5881580-07-11"),
-        (t.TimestampType(), pa.timestamp("us", "UTC"), -(2**63), "290309-12-21T19:59:05.224192+00:00 BC"),
-        (t.TimestampNTZType(), pa.timestamp("us"), -(2**63), "290309-12-21T19:59:05.224192 BC"),
-    ],
-)
-def test_a_time_outside_the_range_is_said_as_postgres_would(
-    data_type: t.DataType, arrow_type: pa.DataType, number: int, said: str
-) -> None:
-    """The user who repairs the row sees when it was."""
-    width = pa.int32() if arrow_type == pa.date32() else pa.int64()
-    (text,) = texts(data_type, pa.array([number], width).cast(arrow_type))
-    assert json.loads(text) == {"c": said}
-
-
 def test_a_variant_with_a_nul_inside_is_its_json() -> None:
     """A variant is JSON like any other, and what Python cannot read of one is kept as Arrow has it."""
     fits, bad = (t.VariantVal.parseJson(text) for text in ('{"a": [1, null]}', '{"k\\u0000": "\\u0000v"}'))

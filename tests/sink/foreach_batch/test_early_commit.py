@@ -175,19 +175,6 @@ def test_a_transaction_waits_only_so_long(monkeypatch, admin, url):
     assert ids(admin) == [0, 1, 2]
 
 
-def test_slow_rows_make_the_next_batch_wait(patient, monkeypatch, admin, url):
-    """Where a batch's rows did not come soon, the next one's transaction begins when its rows are there."""
-    monkeypatch.setattr(early_commit, "_SOON_SECONDS", 0)
-    writer = Writer(url)
-    for number in range(2):
-        job = Job()
-        result = writer.commit(make_batch(number), job)
-        assert not wait_until(lambda: waiting(admin), seconds=0.5)
-        job.end()
-        result.result(30)
-    assert ids(admin) == [0, 1]
-
-
 def test_what_spark_raises_is_raised(patient, admin, url):
     """A job that fails during its transaction leaves nothing, and its own error is the one that is heard."""
     job, result = begun(admin, Writer(url))
@@ -208,20 +195,6 @@ def test_a_failed_job_does_not_wait_for_postgres(admin, url):
         with pytest.raises(ZeroDivisionError):
             result.result(30)
     assert ids(admin) == [0]
-
-
-def test_a_lock_is_waited_for_with_all_patience(admin, url):
-    """An early transaction that meets a lock is no failure: the batch waits for it as it would have."""
-    writer = Writer(url, retry_timeout=30)
-    writer.commit_at_once(make_batch(0))
-    with locked_writer(url):
-        job = Job()
-        job.end()
-        result = writer.commit(make_batch(1), job)
-        with pytest.raises(TimeoutError):
-            result.result(2)
-    result.result(30)
-    assert ids(admin) == [0, 1]
 
 
 @pytest.mark.parametrize("repaired", [True, False], ids=["passes", "stays"])

@@ -48,14 +48,6 @@ def test_an_option_of_another_writer_or_of_the_source_gets_the_hint_that_fits(na
     assert "`pgonce explain options`" in str(refused.value)
 
 
-def test_where_nothing_comes_close_all_names_are_listed():
-    """Options, and arguments."""
-    with pytest.raises(ConfigurationError, match=r"Help: There are .*keepWhere, "):
-        parse_options({**LEAST, "zzzz": "1"}, overwrite=False)
-    with pytest.raises(ConfigurationError, match=r"Help: There are .*keep_where, "):
-        make_writer(zzzz=1)
-
-
 def make_writer(**arguments):
     """A writer with the least that it needs."""
     return PostgresBatchWriter("host=db", table="events", **arguments)
@@ -64,25 +56,6 @@ def make_writer(**arguments):
 def make_function(**arguments):
     """A decorated function with the least that it needs."""
     return transactional_batch("host=db", name="events", **arguments)
-
-
-@pytest.mark.parametrize(
-    ("make", "argument", "hint"),
-    [
-        (make_writer, "sink_nam", "Did you mean sink_name"),
-        (make_writer, "dbtable", "Set table"),
-        (make_writer, "password", "~/.pgpass"),
-        (make_function, "nam", "Did you mean name"),
-        (make_function, "retry_timout", "Did you mean retry_timeout"),
-        (make_function, "password", "~/.pgpass"),
-    ],
-)
-def test_a_misspelt_argument_gets_the_nearest_name(make, argument, hint):
-    """The ways in through foreachBatch refuse unknown arguments as the sink refuses options."""
-    with pytest.raises(ConfigurationError, match=rf"\[UNKNOWN_OPTION\].*Help: .*{hint}") as refused:
-        make(**{argument: "hunter2"})
-    assert "hunter2" not in str(refused.value)
-    assert "The arguments are" not in str(refused.value)
 
 
 def test_a_list_that_became_text_is_refused_with_the_text_that_is_meant():

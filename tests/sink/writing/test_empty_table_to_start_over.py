@@ -14,7 +14,6 @@ import pytest
 from support.batches import make_batch
 from support.committed_rows import ids, rows, settings
 from support.fixtures.postgres import url_with
-from support.meanwhile import meanwhile
 from support.tombstones import put_tombstone
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -157,19 +156,6 @@ class TestReplaced:
             commit(url, "new", 0, 5, 5, over="old")
         assert ids(admin) == [1]
         assert commit(url, "old", 1, 2) is Verdict.NEW
-
-    def test_readers_see_the_old_rows_or_the_new_ones(self, admin, url):
-        """Somebody who looks all the time, in statements and in older snapshots, sees one set or the other."""
-        commit(url, "old", 0, 1, 2)
-        with psycopg.connect(url) as older, psycopg.connect(url, autocommit=True) as reader:
-            older.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            assert ids(older) == [1, 2]
-            with meanwhile(lambda: tuple(ids(reader))) as seen:
-                time.sleep(0.1)
-                commit(url, "new", 0, 7, 8, over="old")
-                time.sleep(0.1)
-            assert ids(older) == [1, 2]
-        assert set(seen) == {(1, 2), (7, 8)}
 
 
 class TestRefused:

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import types as t
 from support.fixtures.driver import wait_until
 
-from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError, TargetError
+from pgonce.offsets_store.errors import ConnectError, TargetError
 from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
@@ -126,21 +126,6 @@ def test_a_table_whose_name_differs_only_in_case_or_schema_is_named(admin, url):
             look(url, table)
 
 
-def test_the_ledgers_own_tables_are_never_proposed(admin, url):
-    """A user who has a table called batches means another one."""
-    migrate(admin)
-    with pytest.raises(TargetError, match=r"\[TARGET_MISSING\].*Help: Create it"):
-        look(url, "batches")
-
-
-def test_a_table_that_fits_or_is_to_be_created_passes(admin, url):
-    """Nothing is created by looking."""
-    look(url, create_table=True)
-    assert admin.execute("SELECT to_regclass('events')").fetchone() == (None,)
-    admin.execute(TABLE)
-    look(url)
-
-
 def test_a_query_is_looked_at_once(admin, url):
     """Later batches cost nothing; what changed since is for the commit to see."""
     admin.execute(TABLE)
@@ -170,18 +155,6 @@ def test_a_look_waits_for_nobody_and_leaves_nothing(admin, url, observer):
     assert wait_until(lambda: observer.execute(here).fetchone() == (0,))
 
 
-def test_a_partition_that_somebody_alters_is_left_to_the_commit(admin, url, monkeypatch):
-    """Its description needs a lock, for which this is no place to wait."""
-    monkeypatch.setattr(
-        "pgonce.sink.writing.first_look._BOUNDS", "SELECT pg_catalog.set_config('lock_timeout', '100ms', true)"
-    )
-    admin.execute(TABLE + " PARTITION BY RANGE (id)")
-    admin.execute("CREATE TABLE few PARTITION OF events FOR VALUES FROM (0) TO (9)")
-    with psycopg.connect(url) as other:
-        other.execute("LOCK TABLE few IN ACCESS EXCLUSIVE MODE")
-        look(url)
-
-
 def test_a_server_that_is_away_is_left_to_the_commit():
     """The commit waits for it; the look does not."""
     look("postgresql://nobody@127.0.0.1:1/nowhere")
@@ -193,20 +166,3 @@ def test_a_login_that_is_refused_is_said_at_once_or_left_to_the_commit(url, logi
     with pytest.raises(ConnectError, match=r"\[CONNECT_REFUSED\]"):
         look(wrong)
     look(wrong, at_the_door=False)
-
-
-def test_a_url_that_cannot_be_read_is_refused_without_its_text():
-    """Whatever the server."""
-    with pytest.raises(ConfigurationError, match=r"\[BAD_URL\]") as refused:
-        look("jdbc:postgresql://u:hunter2@db/x")
-    assert "hunter2" not in str(refused.value)
-
-
-def test_the_users_search_path_decides(admin, url):
-    """An unqualified name is found where the commit will find it."""
-    admin.execute("CREATE SCHEMA sales")
-    admin.execute("CREATE TABLE sales.events (id boolean)")
-    admin.execute(TABLE)
-    look(url)
-    with pytest.raises(PgonceError, match="sales.events"):
-        look(url + ("&" if "?" in url else "?") + "options=-csearch_path%3Dsales")

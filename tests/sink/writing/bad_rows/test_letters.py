@@ -11,18 +11,16 @@ import pytest
 from pyspark.sql import types as t
 from support.bad_rows import committed, unfit_row
 from support.batches import make_batch, make_planned_batch
-from support.dead_letters import replayed
 from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
 from support.rows import given_rows
 from support.sent_rows import arrow_rows
-from support.typed_rows import commit_typed, struct_of, typed_rows
+from support.typed_rows import struct_of, typed_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
-from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
@@ -94,17 +92,6 @@ def test_rows_that_could_not_be_encoded_are_there_too(url, admin):
         1,
         {"written": 1, "dead_letters": 2},
     )
-
-
-def test_a_replay_writes_none_twice(url, admin):
-    """They are written by the transaction that records the batch."""
-    admin.execute(TABLE.encode())
-    assert commit(url, typed_rows(COLUMNS, ROWS)) is Verdict.NEW
-    settings = CommitSettings(url, Remedies())
-    again = make_planned_batch(0, run_id="run 2")
-    work = work_into(None, WHERE, typed_rows(COLUMNS, ROWS))
-    assert commit_batch(settings, again, work) is Verdict.REPLAY
-    assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (1,)
 
 
 def test_rows_that_are_stored_already_count_neither_as_written_nor_as_dead(url, admin):
@@ -216,41 +203,6 @@ def test_the_ledgers_own_table_is_looked_at_as_well(url, admin):
     admin.execute("CREATE RULE r AS ON INSERT TO pgonce.dead_letters DO INSTEAD NOTHING")
     with pytest.raises(TargetError, match="TARGET_HAS_RULES.*pgonce.dead_letters"):
         committed(url, BAD)
-
-
-def test_a_trigger_that_keeps_all_of_them_is_all_right(url, admin):
-    """And so is a partitioned table whose partitions outlive a crash."""
-    ensure_ledger(url)
-    admin.execute(EVENTS)
-    admin.execute(
-        "CREATE TABLE rejected (LIKE pgonce.dead_letters INCLUDING DEFAULTS) PARTITION BY LIST (query_id); "
-        "CREATE TABLE part PARTITION OF rejected DEFAULT; "
-        "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN new.message := ''x''; RETURN new; END'; "
-        "CREATE TRIGGER noted BEFORE INSERT ON rejected FOR EACH ROW EXECUTE FUNCTION noted()"
-    )
-    admin.execute("ALTER TABLE rejected ALTER dead_letter_id SET DEFAULT 1")
-    committed(url, BAD, dead_letters="rejected")
-    assert admin.execute("SELECT message FROM part").fetchall() == [("x",), ("x",)]
-
-
-FLOATS = {"name": t.StringType(), "one": t.DoubleType(), "few": t.ArrayType(t.FloatType())}
-
-
-def test_a_negative_zero_comes_back_from_a_letter_as_one(url, admin):
-    """Also within an array; a number in jsonb would have lost its sign."""
-    admin.execute("CREATE TABLE events (name varchar(3), one float8, few float4[])")
-    values = [(-0.0, [-0.0, 0.0, None, 1.5]), (0.0, [0.0]), (-1.0, None), (None, [float("nan"), -0.0])]
-    rows = [("abc", 1.0, []), *(("long", one, few) for one, few in values)]
-    commit_typed(url, 0, WHERE, FLOATS, rows)
-    admin.execute("ALTER TABLE events ALTER name TYPE text")
-    replayed(url, "q1")
-    stored = "SELECT one::text, few::text FROM events WHERE name = 'long' ORDER BY ctid"
-    assert admin.execute(stored).fetchall() == [
-        ("-0", "{-0,0,NULL,1.5}"),
-        ("0", "{0}"),
-        ("-1", None),
-        (None, "{NaN,-0}"),
-    ]
 
 
 def not_encoded(number, size=10):

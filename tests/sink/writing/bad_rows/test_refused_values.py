@@ -142,45 +142,6 @@ def test_an_error_of_a_trigger_is_blamed_on_no_column(admin, url):
     assert "PL/pgSQL function f()" in text
 
 
-def test_rows_that_are_refused_cannot_be_committed_by_swallowing_the_error(admin, url):
-    """What looks for the value repairs nothing: COMMIT answers ROLLBACK."""
-    admin.execute(NARROW.encode())
-    with psycopg.connect(url) as connection:
-        connection.execute("INSERT INTO events (id) VALUES (99)")
-        with pytest.raises(psycopg.Error):
-            publish(connection, "inline", STRUCT, rows_with(N7, 2**40))
-        assert connection.execute("COMMIT").statusmessage == "ROLLBACK"
-    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
-
-
-def test_a_savepoint_of_the_users_own_still_holds(admin, url):
-    """A function that catches the error in a nested transaction goes on as usual."""
-    admin.execute(NARROW.encode())
-    with psycopg.connect(url) as connection:
-        with pytest.raises(psycopg.errors.NumericValueOutOfRange), connection.transaction():
-            publish(connection, "inline", STRUCT, rows_with(N7, 2**40))
-        publish(connection, "inline", STRUCT, rows_with(N7, 5))
-    assert admin.execute("SELECT count(*) FROM events").fetchone() == (6,)
-
-
-def test_where_nothing_can_be_found_out_the_error_is_postgress_own(admin, url, login):
-    """A role without TEMPORARY that stages."""
-    from pgonce.offsets_store.ledger.migrations import grants, migrate
-
-    migrate(admin)
-    admin.execute(NARROW.encode())
-    admin.execute(f'REVOKE TEMPORARY ON DATABASE "{admin.info.dbname}" FROM public'.encode())
-    for statement in (*grants(login.user), f'GRANT INSERT ON events TO "{login.user}"'):
-        admin.execute(statement.encode())
-    with psycopg.connect(login.url) as connection, pytest.raises(psycopg.errors.NumericValueOutOfRange) as error:
-        write_batch_in_tx(
-            connection,
-            destination("events", "append", (), None),
-            sent(login.url, "staged", STRUCT, rows_with(N7, 2**40)),
-        )
-    assert "integer out of range" in str(target_error(error.value))
-
-
 def test_a_row_that_is_not_found_in_time_is_not_named(url, admin, monkeypatch):
     """Postgres's own words are raised without it, because the writer's row is locked meanwhile."""
     admin.execute("CREATE TABLE timed (id bigint, name varchar(3))")

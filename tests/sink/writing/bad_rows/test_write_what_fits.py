@@ -41,16 +41,6 @@ def test_rows_that_the_table_refuses_are_put_aside(staged, url, admin):
     ]
 
 
-def test_of_rows_with_one_key_the_first_is_written(url, admin):
-    """The others break the primary key, and so does a row whose key is stored."""
-    admin.execute(TABLE.encode())
-    committed(url, GOOD[:2])
-    committed(url, [GOOD[3], (4, "x", 1), (1, "y", 1), GOOD[4]], number=1)
-    assert stored(admin) == [1, 2, 4, 5]
-    assert letters(admin) == [(4, None, "23505"), (1, None, "23505")]
-    assert admin.execute("SELECT name FROM events WHERE id = 4").fetchone() == ("abc",)
-
-
 def test_a_row_that_refers_to_another_of_the_batch_is_written_with_it(url, admin):
     """A child may come before its parent, and one whose parent is put aside is put aside, too."""
     admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), amount bigint REFERENCES events)")
@@ -137,25 +127,6 @@ def test_a_key_of_a_delete_that_cannot_be_read_is_put_aside(url, admin):
     committed(url, [("no uuid", None, True), (good, None, True)], 1, mode="apply", columns=columns, delete_when="gone")
     assert stored(admin) == []
     assert admin.execute("SELECT column_name, code FROM pgonce.dead_letters").fetchall() == [("id", "22P02")]
-
-
-def test_what_breaks_an_index_on_an_expression_is_found_by_halves(url, admin):
-    """No column names the key."""
-    admin.execute(
-        b"CREATE TABLE events (id bigint, name text, amount bigint); CREATE UNIQUE INDEX ON events (lower(name))"
-    )
-    committed(url, [(1, "a", 1), (2, "b", 1), (3, "A", 1), (4, "c", 1), (5, "B", 1)])
-    assert stored(admin) == [1, 2, 4]
-    assert letters(admin) == [(3, None, "23505"), (5, None, "23505")]
-
-
-def test_a_row_that_breaks_a_check_of_the_whole_row_is_found(url, admin):
-    """Such a table cannot be copied, so the row is found by halves."""
-    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), amount bigint)")
-    admin.execute(b"ALTER TABLE events ADD CHECK (events IS NOT NULL)")
-    committed(url, [(1, "a", 1), (2, None, 1), (3, "b", 50)])
-    assert stored(admin) == [1, 3]
-    assert letters(admin) == [(2, None, "23514")]
 
 
 def test_a_value_that_a_trigger_fills_in_is_no_bad_one(url, admin):
@@ -253,23 +224,6 @@ def test_who_swallows_the_error_commits_nothing(url, admin):
                 write_batch_in_tx(connection, where, rows, batch=make_batch())
             connection.commit()
         assert (why, stored(admin), letters(admin)) == (why, [], [])
-
-
-@pytest.mark.parametrize("evolution", [None, "addColumns"])
-def test_rows_that_could_not_be_encoded_are_put_aside_though_all_others_fit(evolution, url, admin):
-    """Also where the table may be widened."""
-    admin.execute(TABLE.encode())
-    committed(url, GOOD, schema_evolution=evolution, not_encoded=(unfit_row(id=9),))
-    assert stored(admin) == [1, 2, 3, 4, 5, 6, 7]
-    assert letters(admin) == [(9, "name", "NUL_IN_TEXT")]
-
-
-def test_a_column_is_widened_before_a_row_is_put_aside(url, admin):
-    """Only what no wider column takes is a dead letter."""
-    admin.execute(TABLE.encode())
-    committed(url, [(1, "long", 1), (2, None, 1), (3, "abc", 2**40)], schema_evolution="addColumns")
-    assert stored(admin) == [1]
-    assert sorted(letters(admin)) == [(2, "name", "23502"), (3, "amount", "22003")]
 
 
 def test_they_go_into_a_table_of_the_users(url, admin):

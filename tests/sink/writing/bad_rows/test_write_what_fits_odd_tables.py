@@ -55,15 +55,6 @@ def test_a_column_that_a_soft_delete_sets_makes_no_row_bad(url, admin):
     assert letters(admin) == TOO_LONG
 
 
-def test_a_row_of_which_a_check_cannot_be_computed_is_written_if_a_trigger_repairs_it(url, admin):
-    """The CHECK divides by what the trigger changes first."""
-    table(admin, "CHECK (100 / amount > 0)")
-    before_insert(admin, "IF new.amount = 0 THEN new.amount := 1; END IF;")
-    committed(url, [*ROWS[:2], (3, "b", 0)])
-    assert stored(admin) == [1, 3]
-    assert letters(admin) == TOO_LONG
-
-
 def test_a_row_that_a_trigger_drops_is_no_dead_letter(url, admin):
     """It is not written, as the trigger wants it; nor does it hide a bad row among those that are staged."""
     table(admin)
@@ -71,16 +62,6 @@ def test_a_row_that_a_trigger_drops_is_no_dead_letter(url, admin):
     committed(url, [*ROWS[:2], (3, "b", 0)], staged=True)
     assert stored(admin) == [1]
     assert letters(admin) == TOO_LONG
-
-
-def test_a_row_that_a_trigger_drops_is_no_dead_letter_where_others_conflict(url, admin):
-    """Neither such a row nor one that conflicts is written, and the trigger wants only the first."""
-    table(admin)
-    admin.execute(b"CREATE UNIQUE INDEX ON events (lower(name))")
-    before_insert(admin, "IF new.amount = 0 THEN RETURN NULL; END IF;")
-    committed(url, [(1, "a", 1), (2, "A", 1), (3, "b", 0), (4, "a", 0), (5, "c", 1)])
-    assert stored(admin) == [1, 5]
-    assert letters(admin) == [(2, None, "23505")]
 
 
 def test_rows_that_conflict_are_found_among_others_without_a_parent(url, admin):
@@ -105,15 +86,6 @@ def test_a_check_that_reads_the_table_sees_the_table(url, admin):
     committed(url, ROWS)
     assert stored(admin) == [1, 3, 7]
     assert letters(admin) == TOO_LONG
-
-
-def test_a_check_that_is_not_enforced_makes_no_row_bad(url, admin):
-    """Before Postgres 18 every CHECK is enforced."""
-    is_enforced = admin.info.server_version < 180000
-    table(admin, f"CONSTRAINT small CHECK (amount < 10){'' if is_enforced else ' NOT ENFORCED'}")
-    committed(url, ROWS)
-    assert stored(admin) == ([1] if is_enforced else [1, 3])
-    assert letters(admin) == TOO_LONG + ([(3, None, "23514")] if is_enforced else [])
 
 
 @pytest.mark.parametrize("when", ["NOT DEFERRABLE", "DEFERRABLE INITIALLY DEFERRED"])
@@ -168,24 +140,6 @@ def test_a_delete_is_put_aside_for_a_value_that_cannot_be_cast(url, admin):
     assert letters(admin) == [(1, "ref", "22P02")]
 
 
-def test_a_row_that_does_not_say_whether_it_deletes_is_looked_at_like_one_that_writes(url, admin):
-    """Null is not true."""
-    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, ref uuid)")
-    committed(url, [(1, "no uuid", None), (2, None, False)], mode="apply", columns=UUIDS, delete_when="gone")
-    assert stored(admin) == [2]
-    assert letters(admin) == [(1, "ref", "22P02")]
-
-
-@pytest.mark.parametrize("name", ["given", "nextval"])
-def test_a_column_may_have_a_name_that_the_search_uses_itself(name, url, admin):
-    """A row is found by its place, whatever its columns are called."""
-    admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, {name} text, name varchar(3))".encode())
-    columns = {"id": t.LongType(), name: t.StringType(), "name": t.StringType()}
-    committed(url, [(1, "a", "b"), (2, "x", "long")], columns=columns)
-    assert stored(admin) == [1]
-    assert letters(admin) == TOO_LONG
-
-
 def test_names_may_have_any_characters(url, admin):
     """Those of psycopg's placeholders, of formats and of quotes; and those of the search's own columns."""
     odd = '"Ev%s{}""x"'
@@ -212,16 +166,6 @@ def test_names_may_have_any_characters(url, admin):
         (4, 'qu"ote', "22003"),
         (5, None, "23505"),
     ]
-
-
-def test_a_dead_letter_has_all_digits_of_its_numbers(url, admin):
-    """However many the database shows."""
-    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), amount double precision)")
-    name = sql.Identifier(admin.info.dbname)
-    admin.execute(sql.SQL("ALTER DATABASE {} SET extra_float_digits = -10").format(name))
-    rows = [(1, "a", 0.1), (2, "long", 0.123456789012345)]
-    committed(url, rows, columns={**COLUMNS, "amount": t.DoubleType()})
-    assert admin.execute("SELECT row_data ->> 'amount' FROM pgonce.dead_letters").fetchall() == [("0.123456789012345",)]
 
 
 def test_a_role_that_may_not_create_temporary_tables_is_told_why_its_batch_is_refused(url, admin, login):

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import psycopg
 import pytest
-from psycopg import sql
 from pyspark.sql import types as t
 from support.blocked import wait_for_blocked
 from support.committed_batch import rows_in
@@ -91,13 +90,6 @@ def test_what_only_newer_compares_is_a_column_of_the_table(admin, url):
     assert rows_in(admin, "events") == [(1, 5, "five")]
 
 
-def test_columns_that_the_rows_lack_stay(admin, url):
-    """They get their default."""
-    admin.execute("CREATE TABLE events (id bigint, origin text DEFAULT 'stream', gone text)")
-    commit_typed(url, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1, "a")])
-    assert admin.execute("SELECT * FROM events").fetchall() == [(1, "stream", None, "a")]
-
-
 @pytest.mark.parametrize(("mode", "staged"), [("append", False), ("upsert", True)])
 def test_ignored_columns_are_left_out_and_said_once(admin, url, staged, mode, caplog):
     """The ledger says it once, too, however many batches there are."""
@@ -110,23 +102,6 @@ def test_ignored_columns_are_left_out_and_said_once(admin, url, staged, mode, ca
     sentence = "public.events lacks column seen of the rows, left out by schemaEvolution=ignoreExtra."
     assert [record.getMessage() for record in caplog.records].count(sentence) == 1
     assert admin.execute("SELECT batch_id, change FROM pgonce.target_changes").fetchall() == [(0, sentence)]
-
-
-def test_create_table_and_add_columns_go_together(admin, url):
-    """The first batch makes the table, a later one its new column."""
-    to = destination("events", "upsert", ("id",), create_table=True, schema_evolution="addColumns")
-    commit_typed(url, 0, to, {"id": t.LongType()}, [(1,)])
-    commit_typed(url, 1, to, COLUMNS, ROWS)
-    assert rows_in(admin, "events") == ROWS
-
-
-def test_a_partitioned_table_gets_the_column_in_all_partitions(admin, url):
-    """As any other."""
-    admin.execute("CREATE TABLE events (id bigint) PARTITION BY RANGE (id)")
-    admin.execute("CREATE TABLE low PARTITION OF events FOR VALUES FROM (0) TO (2)")
-    admin.execute("CREATE TABLE high PARTITION OF events FOR VALUES FROM (2) TO (9)")
-    commit_typed(url, 0, ADD, COLUMNS, ROWS)
-    assert rows_in(admin, "low") + rows_in(admin, "high") == ROWS
 
 
 def test_a_batch_that_is_rolled_back_takes_its_column_with_it(admin, url):
@@ -219,20 +194,6 @@ def test_a_long_reader_is_named_and_others_may_read_between_the_tries(admin, url
     assert columns_of(admin) == ["id"]
 
 
-def test_a_reader_who_ends_in_time_is_waited_for(admin, url):
-    """In the same try: the rows are brought to Postgres once."""
-    admin.execute(TABLE)
-    ensure_ledger(url)
-    with psycopg.connect(url) as reader:
-        reader.execute("SELECT * FROM events").fetchall()
-        thread = threading.Thread(target=commit_typed, args=[url, 0, ADD, COLUMNS, ROWS], kwargs={"lock_timeout": 20})
-        thread.start()
-        time.sleep(3)
-        reader.rollback()
-        thread.join()
-    assert rows_in(admin, "events") == ROWS
-
-
 def test_the_rows_are_brought_before_readers_are_locked_out(admin, url):
     """While rows are still on their way, the table can be read and altered by others."""
     admin.execute(TABLE)
@@ -293,22 +254,6 @@ def test_what_postgres_refuses_is_refused_in_words(admin, url):
         commit_typed(url, 0, ADD, COLUMNS, ROWS)
 
 
-def test_a_role_that_does_not_own_the_table_is_told_so(admin, url, login):
-    """Before it locks anybody out; where nothing is to be altered, it needs no more than before."""
-    ensure_ledger(url)
-    admin.execute(TABLE)
-    role = sql.Identifier(login.user)
-    admin.execute(sql.SQL("GRANT INSERT (id) ON events TO {}; GRANT ALL ON SCHEMA pgonce TO {}").format(role, role))
-    admin.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA pgonce TO {}").format(role))
-    admin.execute(sql.SQL("GRANT ALL ON ALL SEQUENCES IN SCHEMA pgonce TO {}").format(role))
-    commit_typed(login.url, 0, ADD, {"id": t.LongType()}, [(1,)])
-    with pytest.raises(TargetError, match=rf"\[TARGET_NOT_ALTERED\].*only the owner.*{login.user}"):
-        commit_typed(login.url, 1, ADD, COLUMNS, ROWS)
-    admin.execute(sql.SQL("ALTER TABLE events OWNER TO {}").format(role))
-    commit_typed(login.url, 1, ADD, COLUMNS, [(2, "two", None)])
-    assert rows_in(admin, "events") == [(1, None, None), (2, "two", None)]
-
-
 def test_our_timeouts_end_with_the_lock(admin, url):
     """A function's own lock_timeout is in force again afterwards."""
     admin.execute(TABLE)
@@ -316,13 +261,3 @@ def test_our_timeouts_end_with_the_lock(admin, url):
         connection.execute("SET LOCAL lock_timeout = '7s'")
         write_batch_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
         assert connection.execute("SHOW lock_timeout").fetchone() == ("7s",)
-
-
-def test_a_table_in_an_evil_search_path(admin, url):
-    """Types and functions of the user's do not stand in for Postgres's."""
-    admin.execute("CREATE SCHEMA evil")
-    admin.execute("CREATE DOMAIN evil.text AS integer")
-    admin.execute("CREATE TABLE evil.events (id bigint)")
-    path = url_with(url, options="-csearch_path=evil,pg_catalog")
-    commit_typed(path, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1, "a")])
-    assert rows_in(admin, "evil.events") == [(1, "a")]

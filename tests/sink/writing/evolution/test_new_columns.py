@@ -61,20 +61,6 @@ def test_columns_are_added_as_create_table_makes_them(admin):
     assert fits[0] == fits[1]
 
 
-def test_a_name_that_differs_only_in_case_is_that_column(admin):
-    """As it is without addColumns."""
-    table = table_of(
-        admin, '"ID" bigint, "Name" text, price numeric, at timestamptz, day date, tags text[], more jsonb'
-    )
-    assert [change.column for change in changes_for(table, COLUMNS, ADD)] == ["Odd Name"]
-
-
-@pytest.mark.parametrize("to", [destination("events"), IGNORE])
-def test_nothing_is_altered_by_those_who_did_not_ask(admin, to):
-    """The default is strict."""
-    assert changes_for(table_of(admin, "id bigint"), COLUMNS, to) == ()
-
-
 def test_a_precision_that_would_round_is_widened_and_a_size_only_where_it_is_too_small(admin):
     """A varchar(n) whose values fit stays as it is."""
     table = table_of(

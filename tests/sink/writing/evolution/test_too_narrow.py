@@ -12,10 +12,6 @@ from support.typed_rows import commit_typed, typed_rows
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.evolution import (
-    alter,
-    too_narrow,
-)
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType(), "price": t.DecimalType(12, 2), "bits": t.StringType()}
@@ -59,16 +55,6 @@ def test_a_column_is_widened_for_a_value_that_it_refuses(admin, url, to, row, wi
     assert [name in str(told) for name in wider] == [True] * len(wider)
 
 
-def test_what_cannot_be_widened_is_refused_with_the_statement(admin, url):
-    """The values were refused by Postgres, and the view keeps the column as it is."""
-    admin.execute(TABLE)
-    admin.execute("CREATE VIEW report AS SELECT name FROM events")
-    commit_typed(url, 0, ADD, COLUMNS, [FITS])
-    with pytest.raises(TargetError, match=r'view public\.report depends.*ALTER COLUMN "name" TYPE text;'):
-        commit_typed(url, 1, ADD, COLUMNS, [(2, "longer", None, None)])
-    assert rows_in(admin, "events") == [FITS]
-
-
 def test_a_value_that_is_refused_for_another_reason_is_refused_as_ever(admin, url):
     """No column was too narrow: it goes into an integer."""
     admin.execute("CREATE TABLE events (id integer, name varchar(5))")
@@ -97,14 +83,6 @@ def test_an_array_is_never_widened_and_keeps_no_other_column_from_it(admin, url,
 
 
 BITS = {"id": t.LongType(), "bits": t.StringType()}
-
-
-def test_a_text_that_is_no_bit_string_is_refused_for_that(admin, url):
-    """Whether it is too long cannot be asked of it, and so the error is the batch's own, which names it."""
-    admin.execute("CREATE TABLE events (id bigint, bits varbit(3))")
-    with pytest.raises(TargetError, match=r"\[VALUE_NOT_STORABLE\].*22P02.*column bits .*row 2 "):
-        commit_typed(url, 0, ADD, BITS, [(1, "10101"), (2, "abc")])
-    assert types_of(admin)["bits"] == "bit varying(3)"
 
 
 def test_a_text_that_is_no_bit_string_is_put_aside_and_the_column_is_widened_for_the_others(admin, url):
@@ -152,17 +130,6 @@ def test_a_value_too_long_for_a_column_that_cannot_be_widened_is_put_aside(admin
     assert put_aside(admin) == [(2, "name", "22001"), (4, "name", "22001")]
     assert rows_in(admin, "events") == [FITS, rows[2]]
     assert types_of(admin)["price"] == "numeric(12,2)"
-
-
-def test_a_row_is_put_aside_where_only_postgres_knows_that_a_column_cannot_be_widened(admin, url, monkeypatch):
-    """The table is then left as it is."""
-    monkeypatch.setattr(too_narrow, "refuse_what_stands_in_the_way", lambda *_: None)
-    monkeypatch.setattr(alter, "refuse_what_stands_in_the_way", lambda *_: None)
-    admin.execute(TABLE)
-    admin.execute("CREATE VIEW report AS SELECT name FROM events")
-    commit_typed(url, 0, LETTERS, COLUMNS, [FITS, (2, "longer", None, None)])
-    assert put_aside(admin) == [(2, "name", "22001")]
-    assert rows_in(admin, "events") == [FITS]
 
 
 def test_a_column_that_the_rows_need_and_nobody_may_add_still_stops_the_batch(admin, url):

@@ -156,10 +156,17 @@ def outcome(settings, work) -> str:
         return error.code
 
 
+# A number and a moment; `make test-all` has the others.
+IN_SHORT = ("integer_to_real", "timestamp_to_timestamptz")
+
+
 # Rows that are copied straight are the ones that could arrive as others; for the rest see the next test.
 @pytest.mark.parametrize(
     ("pair", "transport"),
-    [*((pair, "copied") for pair in PAIRS), *((SHORTER, transport) for transport in TRANSPORTS[1:])],
+    [
+        *(pytest.param(pair, "copied", marks=() if str(pair) in IN_SHORT else pytest.mark.thorough) for pair in PAIRS),
+        *((SHORTER, transport) for transport in TRANSPORTS[1:]),
+    ],
     ids=str,
 )
 def test_a_batch_that_waits_for_an_alter_sees_what_it_altered(pair, transport, admin, url):
@@ -238,7 +245,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("level", ["read committed", "serializable"])
+@pytest.mark.parametrize("level", ["read committed", pytest.param("serializable", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("change", CHANGES)
 def test_all_that_is_checked_of_a_table_is_checked_once_it_cannot_change(change, level, admin, url):
     """What was done while the batch waited is met by this batch, also where the role reads an old snapshot."""
@@ -281,34 +288,3 @@ def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
         "TARGET_NOT_DURABLE"
     )
     assert admin.execute(b"SELECT count(*) FROM events").fetchone() == (0,)
-
-
-def test_a_role_that_may_insert_some_columns_may_still_write_them(admin, url, login):
-    """The lock asks for no privilege that writing does not ask for."""
-    from pgonce.offsets_store.ledger.migrations import grants, migrate
-
-    migrate(admin)
-    admin.execute(b"CREATE TABLE events (id bigint, k integer, secret text)")
-    for statement in (*grants(login.user), f'GRANT INSERT (id, k) ON events TO "{login.user}"'):
-        admin.execute(statement.encode())
-    assert outcome(settings(login.url), work_of("copied", PAIRS[1], login.url)) == "NEW"
-    assert admin.execute(b"SELECT count(*) FROM events").fetchone() == (len(INTEGERS),)
-
-
-@pytest.mark.parametrize("sink_name", [None, "orders"])
-def test_the_lock_costs_no_round_trip(sink_name, admin, url, proxy):
-    """It travels with the question what the table is; with a name of the sink's own or without, trips are the same."""
-    pair = PAIRS[1]
-    create(admin, pair)
-    sent = given_rows(
-        encoded_columns(struct_of(pair)), 3, lambda: [CopyEncoder(struct_of(pair)).encode(arrow_of(pair))]
-    )
-    work = work_into(sink_name, destination("events", "append", (), None), sent)
-    commit_batch(settings(proxy.url), make_batch(0, end=None), work)
-    admin.execute(b"TRUNCATE events")
-    messages = []
-    proxy.before_message = lambda kind, _: messages.append(kind)
-    commit_batch(settings(proxy.url), make_batch(1, start=None), work)
-
-    # BEGIN, the name, the lock on the writer and what the ledger has; the table; COPY; the record and COMMIT.
-    assert sum(kind in (b"Q", b"S") for kind in messages) == 4
