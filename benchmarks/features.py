@@ -22,7 +22,7 @@ from run import POSTGRES, RESULTS, server_version, servers
 from screen import about_this_run, load_as_json, show_load, write_results
 
 from pgonce import PostgresBatchWriter
-from pgonce.sink.foreach_batch.early_commit import FrameCommits
+from pgonce.sink.foreach_batch.batch_writer import FrameCommits
 
 
 def _not_early(writer: DataStreamWriter, place: Place) -> DataStreamWriter:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.errors import PgonceError
     from pgonce.offsets_store.offsets import CurrentOffset
     from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
-    from pgonce.offsets_store.progress.listener import OffsetsListener
+    from pgonce.offsets_store.progress import OffsetsListener
     from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
     from pgonce.offsets_store.status.dead_letters import StoredLetter
     from pgonce.offsets_store.status.store import OffsetsStore
@@ -27,7 +27,7 @@ else:
         "BatchTransaction": "pgonce.sink.foreach_batch.transactional_batch",
         "CurrentOffset": "pgonce.offsets_store.offsets",
         "Login": "pgonce.offsets_store.postgres.postgres_url",
-        "OffsetsListener": "pgonce.offsets_store.progress.listener",
+        "OffsetsListener": "pgonce.offsets_store.progress",
         "OffsetsStore": "pgonce.offsets_store.status.store",
         "PartitionLag": "pgonce.offsets_store.status.stored",
         "PgonceError": "pgonce.offsets_store.errors",

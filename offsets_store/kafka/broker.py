@@ -3,6 +3,8 @@ Ask a Kafka broker about topics: their partitions, where these begin and end, an
 
 Runs where the stored offsets are asked for, and at the first batch of a run. Needs the optional ``confluent-kafka``.
 Invariant: it only reads metadata; it joins no consumer group and commits nothing.
+
+All that asks brokers raises ConfigurationError (NO_KAFKA_CLIENT), or OffsetsError (KAFKA_UNREACHABLE, KAFKA_REFUSED).
 """
 
 from __future__ import annotations
@@ -23,32 +25,17 @@ _NO_GROUP = "pgonce-reads-metadata-only"
 
 
 def partitions_of(topics: Iterable[str], brokers: Brokers) -> set[TopicPartition]:
-    """
-    Every partition of ``topics``; a topic that does not exist has none.
-
-    :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
-    """
+    """Every partition of ``topics``; a topic that does not exist has none."""
     return set(with_consumer(lambda consumer: _partitions(consumer, topics), brokers))
 
 
 def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tuple[int | None, int]]:
-    """
-    Each partition's earliest offset, and the one that its next row will get.
-
-    :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
-    """
+    """Each partition's earliest offset, and the one that its next row will get."""
     return dict(with_consumer(lambda consumer: _ends(consumer, topics), brokers))
 
 
 def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
-    """
-    Kafka's id of each topic that exists: a topic that was deleted and recreated has another id.
-
-    :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
-    """
+    """Kafka's id of each topic that exists: a topic that was deleted and recreated has another id."""
     names = sorted(topics)
     return asked(lambda settings: dict(_topic_ids(names, settings)), brokers) if names else {}
 
@@ -57,9 +44,6 @@ def asked(ask: Callable[[dict[str, Any]], _Answer], brokers: Brokers) -> _Answer
     """
     What ``ask`` answers, given the settings of a client for these brokers. It polls its client before it gives up,
     because only then librdkafka tells why there was no answer.
-
-    :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
     try:
         from confluent_kafka import KafkaException
@@ -84,8 +68,6 @@ def with_consumer(ask: Callable[[Any], _Answer], brokers: Brokers, group: str = 
     What ``ask`` answers, given a consumer that joins no group and commits nothing.
 
     :param group: the group whose offsets it can read.
-    :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
     return asked(lambda settings: _ask_consumer(ask, {**settings, "group.id": group}), brokers)
 

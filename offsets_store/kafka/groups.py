@@ -2,7 +2,8 @@
 Read the offsets of a consumer group, and set them.
 
 Runs where a person exports a query's offsets. Needs the optional ``confluent-kafka``. Invariant: it joins no group, and
-a group that has a living member is not moved: the broker refuses that, whenever the member came.
+a group that has a living member is not moved: the broker refuses that, whenever the member came. All of it raises what
+:mod:`~pgonce.offsets_store.kafka.broker` does.
 """
 
 from __future__ import annotations
@@ -36,12 +37,7 @@ class GroupOffset:
 def group_offsets(
     group: str, partitions: Iterable[TopicPartition], brokers: Brokers
 ) -> dict[TopicPartition, GroupOffset]:
-    """
-    What a group has stored for some partitions; nothing for one that it has not read, or if it does not exist.
-
-    :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
-    """
+    """What a group has stored for some partitions; nothing for one that it has not read, or if it does not exist."""
     wanted = sorted(partitions)
 
     def ask(consumer: Any) -> dict[TopicPartition, GroupOffset]:
@@ -60,12 +56,7 @@ def group_offsets(
 
 
 def has_members(group: str, brokers: Brokers) -> bool:
-    """
-    Whether a consumer reads with the group now, by either of Kafka's protocols for groups.
-
-    :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
-    """
+    """Whether a consumer reads with the group now, by either of Kafka's protocols for groups."""
 
     def ask(admin: Any) -> bool:
         answer = admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_SECONDS)[group]
@@ -75,12 +66,7 @@ def has_members(group: str, brokers: Brokers) -> bool:
 
 
 def log_ends(partitions: Iterable[TopicPartition], brokers: Brokers) -> dict[TopicPartition, int]:
-    """
-    The offset that each partition's next record will get; nothing for a partition that the broker does not have.
-
-    :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
-    """
+    """The offset that each partition's next record will get; nothing for a partition that the broker does not have."""
     places = set(partitions)
     # Asked for a topic that it does not have, the client finds no leader for any partition.
     wanted = sorted(places & partitions_of({topic for topic, _ in places}, brokers))
@@ -109,8 +95,7 @@ def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str,
     """
     Set the next offsets of a group that has no living member; a group that does not exist is created.
 
-    :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: GROUP_IN_USE, PARTITIONS_GONE, KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    :raises OffsetsError: GROUP_IN_USE, PARTITIONS_GONE.
     """
 
     def ask(admin: Any) -> list[tuple[TopicPartition, Any]]:

@@ -47,9 +47,7 @@ def lock_feeders_in_tx(
     statement = sql.SQL(_LOCK_FEEDERS + FEEDS + " ORDER BY writer_id FOR UPDATE").format(
         names=sql.Literal(names), oids=sql.Literal(oids), query=sql.Literal(query), sink=sql.Literal(sink)
     )
-    cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, statement)
-    return cursor.fetchall()
+    return search_path.execute_in_tx(connection, statement).fetchall()
 
 
 _LOCK_FEEDERS = """

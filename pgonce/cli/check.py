@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import psycopg
 import typer
@@ -25,11 +25,9 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
 from pgonce.sink.writing.table.lock import lock_table
 
+from .doctor import Looked, look_again
 from .output import print_json, print_lines
-from .terms import ExitCode, Json, Url, errors_as_text, needing_pyspark
-
-if TYPE_CHECKING:
-    from pgonce.sink.writing.last_written import Looked
+from .terms import ExitCode, Json, Url, needing_pyspark
 
 _OWN = "pg_temp.pgonce_target"
 _WIDTH = max(len(holds.value) for holds in Holds)
@@ -46,11 +44,10 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Try on the server which promises would hold there, before a query is started; nothing is left behind."""
-    with errors_as_text():
-        where = with_source_of(url, server) if server else url
-        found = check_server(where, *_questions(table, of_query=query is not None))
-        if query is not None:
-            found += _of_query(where, query, table)
+    where = with_source_of(url, server) if server else url
+    found = check_server(where, *_questions(table, of_query=query is not None))
+    if query is not None:
+        found += _of_query(where, query, table)
     if as_json:
         print_json([{**dataclasses.asdict(finding), "holds": finding.holds.value} for finding in found])
     else:
@@ -86,8 +83,6 @@ def _of_query(url: str, query: str, table: str | None) -> list[Finding]:
 
     :param table: only this one, by its qualified name.
     """
-    with needing_pyspark("Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."):
-        from pgonce.sink.writing.last_written import look_again
     promise = f"The next batch of query {query} can be written."
     try:
         (writer, *_) = find_writers(OffsetsStore(url).queries(), query)

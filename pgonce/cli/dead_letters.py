@@ -19,7 +19,7 @@ from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .output import counts_text, letter_records, letter_table, print_error, print_json, print_lines, print_table
-from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes, errors_as_text, needing_pyspark
+from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes, needing_pyspark
 
 if TYPE_CHECKING:
     from pgonce.sink.dead_letters.replay import Group
@@ -54,26 +54,25 @@ def dead_letters(
         raise typer.BadParameter("--replay and --discard exclude each other.")
     if each and not replay:
         raise typer.BadParameter("--each has no effect without --replay.")
-    with errors_as_text():
-        if not replay and not discard:
-            store = OffsetsStore(url)
-            _list(store.dead_letters(query, sink, limit, code=code, ids=ids or (), table=table), as_json=as_json)
-            return
-        choice = chosen_letters(url, query, sink, table=table, ids=ids or (), code=code)
-        if discard:
-            found = discard_letters(choice, url, reason=reason or "", dry_run=not yes)
-            print_lines([*_discarded(found), _done("Discarded.", found, yes=yes)])
-        elif each:
-            _replay_each(choice, url, reason, yes=yes)
-        else:
-            groups = _replay(choice, url, reason, yes=yes)
-            letters = [letter for group in groups for letter in group.letters]
-            kept = [one for group in groups for one in group.kept]
-            done = f"Replayed {len(letters) - len(kept)} of {len(letters)}." if kept else "Replayed."
-            done = _REFUSED if any(one.is_refused for one in kept) else _done(done, letters, yes=yes)
-            print_lines([*_replayed(groups), *_kept(groups, yes=yes), done])
-            if kept:
-                raise typer.Exit(ExitCode.FAILED)
+    if not replay and not discard:
+        store = OffsetsStore(url)
+        _list(store.dead_letters(query, sink, limit, code=code, ids=ids or (), table=table), as_json=as_json)
+        return
+    choice = chosen_letters(url, query, sink, table=table, ids=ids or (), code=code)
+    if discard:
+        found = discard_letters(choice, url, reason=reason or "", dry_run=not yes)
+        print_lines([*_discarded(found), _done("Discarded.", found, yes=yes)])
+    elif each:
+        _replay_each(choice, url, reason, yes=yes)
+    else:
+        groups = _replay(choice, url, reason, yes=yes)
+        letters = [letter for group in groups for letter in group.letters]
+        kept = [one for group in groups for one in group.kept]
+        done = f"Replayed {len(letters) - len(kept)} of {len(letters)}." if kept else "Replayed."
+        done = _REFUSED if any(one.is_refused for one in kept) else _done(done, letters, yes=yes)
+        print_lines([*_replayed(groups), *_kept(groups, yes=yes), done])
+        if kept:
+            raise typer.Exit(ExitCode.FAILED)
 
 
 def _list(letters: Sequence[StoredLetter], *, as_json: bool) -> None:

@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+import psycopg
 import typer
 
-from pgonce.offsets_store.errors import ConfigurationError, PgonceError
+from pgonce.offsets_store.errors import NotInstalledError, PgonceError, RecoveryError
+from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.offsets_store.recovery.next_start import ANY_SINK
-from pgonce.offsets_store.status.read_stored import last_written
+from pgonce.offsets_store.status.read_stored import LastWritten, last_written
 
 from .output import offsets_text, print_json, print_lines, text_of
 from .recover import CheckpointPath
-from .terms import ExitCode, Json, Url, errors_as_text, needing_pyspark
+from .terms import ExitCode, Json, Url, needing_pyspark
 
 _EXIT_CODES = {
     Finding.AGREE: ExitCode.OK,
@@ -28,16 +30,6 @@ _EXIT_CODES = {
     Finding.NEEDS_PERSON: ExitCode.NEEDS_PERSON,
     Finding.UNCERTAIN: ExitCode.NEEDS_PERSON,
 }
-
-
-@dataclass(frozen=True)
-class TableStanding:
-    """One table: what the next commit will say to it (``code`` is an error's), or why that is not known."""
-
-    sink_name: str
-    table: str
-    code: str | None
-    says: str
 
 
 def doctor(
@@ -59,48 +51,107 @@ def doctor(
     Exit code 0: they agree; 5: `pgonce recover` repairs it; 6: a person must decide, or it depends on what is not
     written down anywhere; 7: the checkpoint cannot be read.
     """
-    with errors_as_text():
-        found = examine(checkpoint, url, sink=sink, query_name=query_name)
-        tables, refused = _tables(url, found)
-        if refused:
-            found = _refused(found, refused)
-        if as_json:
-            print_json({**found.record(), "tables": [vars(table) for table in tables]})
-        else:
-            print_lines(_lines(found, tables))
+    found = examine(checkpoint, url, sink=sink, query_name=query_name)
+    tables = _tables(url, found.query_id)
+    refused = next((table for table in tables if table.refused), None)
+    if refused and refused.refused:
+        found = _refused(found, refused.table, refused.refused)
+    if as_json:
+        shown = ("sink_name", "table", "code", "says")
+        print_json({**found.record(), "tables": [{key: getattr(each, key) for key in shown} for each in tables]})
+    else:
+        print_lines(_lines(found, tables))
     raise typer.Exit(_EXIT_CODES[found.finding])
 
 
-def _tables(url: str, found: Diagnosis) -> tuple[list[TableStanding], list[tuple[str, PgonceError]]]:
-    """Each table of the query, and the errors with which the next batch would end."""
-    sinks = last_written(url, found.query_id) if found.query_id else []
-    if not sinks:
-        return [], []
+_BOUNDS = (
+    "SELECT pg_catalog.set_config('statement_timeout', '10s', true), pg_catalog.set_config('lock_timeout', '2s', true)"
+)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """
+    One table of a sink, as the next commit will find it.
+
+    ``refused`` is the error that the commit would raise, and ``unknown`` says why that could not be found out; both are
+    None if it would raise none.
+    """
+
+    sink_name: str
+    table: str
+    batch_id: int
+    refused: PgonceError | None = None
+    unknown: str | None = None
+
+    @property
+    def code(self) -> str | None:
+        """The error's code, if there is one."""
+        return self.refused.code if self.refused else None
+
+    @property
+    def says(self) -> str:
+        """What is known, as a sentence without its end."""
+        if self.refused:
+            return self.refused.what
+        if self.unknown:
+            return f"not checked: {self.unknown}"
+        return f"it can take rows with the columns of batch {self.batch_id}"
+
+
+def look_again(url: str, sinks: Sequence[LastWritten], *, of_this_role: bool) -> list[Looked]:
+    """
+    Check each table of these sinks with the columns of its last batch, as the commit does, without a lock.
+
+    Nothing of a record becomes part of a statement before it was checked.
+
+    :param of_this_role: whether the session has the role that will write, so that its privileges count.
+    :raises ConfigurationError: NO_PYSPARK.
+    :raises ConnectError: if Postgres cannot be reached.
+    """
+    with needing_pyspark("Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."):
+        from pgonce.sink.writing.bad_rows.recorded_destination import recalled_to_look
+        from pgonce.sink.writing.first_look import look_at_table, looking
+
+    def look(connection: psycopg.Connection, sink: LastWritten, name: str, record: object) -> Looked:
+        try:
+            destination, columns = recalled_to_look(record)
+            connection.execute(_BOUNDS)
+            look_at_table(connection, destination, columns, of_this_role=of_this_role)
+        except RecoveryError as error:
+            return Looked(sink.sink_name, name, sink.batch_id, unknown=error.what)
+        except PgonceError as error:
+            return Looked(sink.sink_name, name, sink.batch_id, refused=error)
+        except psycopg.Error as error:
+            said = scrub(" ".join((error.diag.message_primary or str(error)).split()))
+            return Looked(sink.sink_name, name, sink.batch_id, unknown=f"Postgres says: {said}")
+        finally:
+            connection.rollback()
+        return Looked(sink.sink_name, name, sink.batch_id)
+
+    found = []
+    if any(sink.tables for sink in sinks):
+        with looking(url) as connection:
+            for sink in sinks:
+                found += [look(connection, sink, name, record) for name, record in sorted(sink.tables.items())]
+    why = "no batch has recorded how its rows were written"
+    unrecorded = (sink for sink in sinks if not sink.tables)
+    return [*found, *(Looked(sink.sink_name, sink.sink_name, sink.batch_id, unknown=why) for sink in unrecorded)]
+
+
+def _tables(url: str, query_id: str | None) -> list[Looked]:
+    """Each table of the query."""
+    sinks = last_written(url, query_id) if query_id else []
     try:
-        with needing_pyspark(
-            "Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."
-        ):
-            from pgonce.sink.writing.last_written import look_again
-    except ConfigurationError as error:
-        why = f"not checked: {error.what}"
-        return [TableStanding(sink.sink_name, name, None, why) for sink in sinks for name in sink.tables], []
-    looked = look_again(url, sinks, of_this_role=False)
-    standings = [
-        TableStanding(each.sink_name, each.table, each.refused.code, each.refused.what)
-        if each.refused
-        else TableStanding(each.sink_name, each.table, None, _says(each.batch_id, each.unknown))
-        for each in looked
-    ]
-    return standings, [(each.table, each.refused) for each in looked if each.refused]
+        return look_again(url, sinks, of_this_role=False) if sinks else []
+    except NotInstalledError as error:
+        return [
+            Looked(sink.sink_name, name, sink.batch_id, unknown=error.what) for sink in sinks for name in sink.tables
+        ]
 
 
-def _says(batch_id: int, unknown: str | None) -> str:
-    return f"not checked: {unknown}" if unknown else f"it can take rows with the columns of batch {batch_id}"
-
-
-def _refused(found: Diagnosis, refused: Sequence[tuple[str, PgonceError]]) -> Diagnosis:
+def _refused(found: Diagnosis, table: str, error: PgonceError) -> Diagnosis:
     """The same, where the next batch that is published ends with an error."""
-    table, error = refused[0]
     advice = (
         f"But the next batch into {table} is refused ({error.code}), unless the query's columns or options have "
         f"changed since its last one. {error.remedy}"
@@ -109,7 +160,7 @@ def _refused(found: Diagnosis, refused: Sequence[tuple[str, PgonceError]]) -> Di
     return replace(found, finding=finding, advice=f"{found.advice} {advice}")
 
 
-def _lines(found: Diagnosis, tables: Sequence[TableStanding]) -> list[str]:
+def _lines(found: Diagnosis, tables: Sequence[Looked]) -> list[str]:
     again = "which is planned already" if found.runs_again else "which is not planned yet"
     begins, ends = (offsets_text(at).replace("\n", ", ") for at in (found.begins, found.ends))
     return [
@@ -133,7 +184,7 @@ def _lines(found: Diagnosis, tables: Sequence[TableStanding]) -> list[str]:
     ]
 
 
-def _not_looked_at(tables: Sequence[TableStanding]) -> list[str]:
+def _not_looked_at(tables: Sequence[Looked]) -> list[str]:
     """What the answer leaves open."""
     if not tables:
         return []

@@ -30,7 +30,7 @@ from pgonce.offsets_store.postgres.translate import passes
 from pgonce.offsets_store.recovery.export_group import Exported, export_group
 
 from .output import print_error, print_json, print_lines
-from .terms import Json, Query, Sink, Url, errors_as_text
+from .terms import Json, Query, Sink, Url
 
 Servers = Annotated[
     str | None,
@@ -134,25 +134,24 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Set a Kafka consumer group to what Postgres holds of a query's topics, so that lag tools see the query."""
-    with errors_as_text():
-        brokers = needed_brokers(bootstrap_servers, kafka_config)
-        said = ""
-        while True:
-            try:
-                found = export_group(query, group, brokers, url, sink=sink, take_over=take_over)
-            except PgonceError as error:
-                if not (follow and (isinstance(error, _PASSING) or passes(error))):
-                    raise
-                said = _say_once(scrub(f"{error} Trying again."), said)
-            else:
-                if said:
-                    print_error("It works again.")
-                    said = ""
-                if found.moves or not follow:
-                    _show(found, group, as_json=as_json)
-            if not follow:
-                return
-            time.sleep(every)
+    brokers = needed_brokers(bootstrap_servers, kafka_config)
+    said = ""
+    while True:
+        try:
+            found = export_group(query, group, brokers, url, sink=sink, take_over=take_over)
+        except PgonceError as error:
+            if not (follow and (isinstance(error, _PASSING) or passes(error))):
+                raise
+            said = _say_once(scrub(f"{error} Trying again."), said)
+        else:
+            if said:
+                print_error("It works again.")
+                said = ""
+            if found.moves or not follow:
+                _show(found, group, as_json=as_json)
+        if not follow:
+            return
+        time.sleep(every)
 
 
 def _say_once(text: str, said: str) -> str:

@@ -26,7 +26,7 @@ from .dead_letters import dead_letters
 from .doctor import doctor
 from .explain import explanation, headings, nearest, page_list, pages, under_heading
 from .kafka import KafkaConfig, Servers, kafka_options
-from .terms import EXIT_CODES, Application, ExitCode, Json, Query, Sink, Url, errors_as_text
+from .terms import EXIT_CODES, Application, ExitCode, Json, Query, Sink, Url
 
 app = Application(
     help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
@@ -41,16 +41,13 @@ app = Application(
 @app.command()
 def status(url: Url = "", as_json: Json = False) -> None:
     """Show where every query stands: its last batch, end offsets, lag, and how many replays were skipped."""
-    with errors_as_text():
-        known = OffsetsStore(url).status()
-        if as_json:
-            output.print_json(output.status_records(known))
-        elif known:
-            output.print_table(output.status_table(known))
-        else:
-            typer.echo(
-                "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
-            )
+    known = OffsetsStore(url).status()
+    if as_json:
+        output.print_json(output.status_records(known))
+    elif known:
+        output.print_table(output.status_table(known))
+    else:
+        typer.echo("No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`).")
 
 
 @app.command()
@@ -67,18 +64,17 @@ def offsets(
     as_json: Json = False,
 ) -> None:
     """Show where a query stands, by topic and partition; or where a new checkpoint of it must start."""
-    with errors_as_text():
-        store, login = OffsetsStore(url), kafka_options(kafka_config) if bootstrap_servers else None
-        if starting_offsets:
-            # This is JSON for a program in any case, so --json changes nothing.
-            typer.echo(store.starting_offsets(query, sink, bootstrap_servers, login))
-            return
-        found = store.status_of(query, sink, bootstrap_servers, login)
-        if as_json:
-            output.print_json(output.offsets_records(found))
-            return
-        for writer, lag in found:
-            output.print_table(output.offsets_table(writer, lag))
+    store, login = OffsetsStore(url), kafka_options(kafka_config) if bootstrap_servers else None
+    if starting_offsets:
+        # This is JSON for a program in any case, so --json changes nothing.
+        typer.echo(store.starting_offsets(query, sink, bootstrap_servers, login))
+        return
+    found = store.status_of(query, sink, bootstrap_servers, login)
+    if as_json:
+        output.print_json(output.offsets_records(found))
+        return
+    for writer, lag in found:
+        output.print_table(output.offsets_table(writer, lag))
 
 
 @app.command()
@@ -90,12 +86,11 @@ def history(
     as_json: Json = False,
 ) -> None:
     """Show the newest published batches of a query: rows, offsets, run and time."""
-    with errors_as_text():
-        batches = OffsetsStore(url).history(query, sink, limit)
-        if as_json:
-            output.print_json(output.history_records(batches))
-        else:
-            output.print_table(output.history_table(batches))
+    batches = OffsetsStore(url).history(query, sink, limit)
+    if as_json:
+        output.print_json(output.history_records(batches))
+    else:
+        output.print_table(output.history_table(batches))
 
 
 @app.command("batch-jobs")
@@ -109,14 +104,13 @@ def batch_jobs(
     as_json: Json = False,
 ) -> None:
     """Show the newest published batch jobs (df.write): key, rows, time, and how often each was skipped since."""
-    with errors_as_text():
-        jobs = OffsetsStore(url).batch_jobs(sink, key, limit)
-        if as_json:
-            output.print_json(output.job_records(jobs))
-        elif jobs:
-            output.print_table(output.job_table(jobs))
-        else:
-            typer.echo("No such batch job has been published.")
+    jobs = OffsetsStore(url).batch_jobs(sink, key, limit)
+    if as_json:
+        output.print_json(output.job_records(jobs))
+    elif jobs:
+        output.print_table(output.job_table(jobs))
+    else:
+        typer.echo("No such batch job has been published.")
 
 
 @app.command()
@@ -129,16 +123,15 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Create the ledger, or bring it up to date. Run it again after each upgrade; it never changes anything twice."""
-    with errors_as_text():
-        if sql:
-            typer.echo(init_sql(role), nl=False)
-            return
-        applied = _init(url, role)
-        if as_json:
-            output.print_json({"applied": applied, "role": role})
-            return
-        done = f"applied version {', '.join(map(str, applied))}" if applied else "was up to date already"
-        typer.echo(f"The ledger (schema pgonce) {done}." + (f" Role {role} may use it." if role else ""))
+    if sql:
+        typer.echo(init_sql(role), nl=False)
+        return
+    applied = _init(url, role)
+    if as_json:
+        output.print_json({"applied": applied, "role": role})
+        return
+    done = f"applied version {', '.join(map(str, applied))}" if applied else "was up to date already"
+    typer.echo(f"The ledger (schema pgonce) {done}." + (f" Role {role} may use it." if role else ""))
 
 
 @app.command()

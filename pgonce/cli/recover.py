@@ -25,7 +25,7 @@ from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint, 
 from pgonce.offsets_store.recovery.stopped_query import no_checkpoint
 
 from .output import print_json, print_lines
-from .terms import NOT_DONE, Json, Query, QuietFor, Sink, Url, Wait, Yes, errors_as_text
+from .terms import NOT_DONE, Json, Query, QuietFor, Sink, Url, Wait, Yes
 
 CheckpointPath = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation.")]
 
@@ -43,15 +43,14 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Make a stopped query's checkpoint agree with the ledger, forward or back. What it replaces is kept."""
-    with errors_as_text():
-        work = undo_recovery if undo else recover_checkpoint
-        done = work(checkpoint, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait)
-        if done.query_id is None:
-            raise no_checkpoint(read_checkpoint(open_location(checkpoint)))
-        if as_json:
-            print_json({**dataclasses.asdict(done), "is_needed": done.is_needed})
-        else:
-            print_lines(_recovery_lines(done))
+    work = undo_recovery if undo else recover_checkpoint
+    done = work(checkpoint, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait)
+    if done.query_id is None:
+        raise no_checkpoint(read_checkpoint(open_location(checkpoint)))
+    if as_json:
+        print_json({**dataclasses.asdict(done), "is_needed": done.is_needed})
+    else:
+        print_lines(_recovery_lines(done))
 
 
 def _recovery_lines(recovery: Recovery) -> list[str]:
@@ -77,11 +76,10 @@ def new_checkpoint(
     yes: Yes = False,
 ) -> None:
     """Write a checkpoint from the ledger for a stateless query that has lost its own: same query id, same batch."""
-    with errors_as_text():
-        plan = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
-        lines = [f"Query {plan.query_id}: {plan.does}, at {path}.", *(f"  write      {name}" for name, _ in plan.files)]
-        lines.append("Done. Start the query with this checkpointLocation." if yes else NOT_DONE)
-        print_lines(lines)
+    plan = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
+    lines = [f"Query {plan.query_id}: {plan.does}, at {path}.", *(f"  write      {name}" for name, _ in plan.files)]
+    lines.append("Done. Start the query with this checkpointLocation." if yes else NOT_DONE)
+    print_lines(lines)
 
 
 def accept(
@@ -97,20 +95,17 @@ def accept(
     yes: Yes = False,
 ) -> None:
     """Let one refused batch through, once, if nothing can prove or repair it. Rows may be lost or doubled."""
-    with errors_as_text():
-        found = accept_batch(
-            query, batch, url, reason=reason, sink=sink, checkpoint_location=checkpoint, dry_run=not yes
-        )
-        stands_at, end = found.sink.last_batch_id, found.sink.end_offsets
-        print_lines(
-            [
-                f"Query {found.query_id}, sink {found.sink.sink_name}: stands at batch {stands_at}, end {end}.",
-                f"Batch {batch} would be refused as {found.verdict.name}: {found.verdict.value}.",
-                "Once it is accepted, all its rows are published without a check, and the stored offsets move to "
-                "its end. Nothing proves that no row is lost or doubled.",
-                "Accepted, once: start the query." if yes else NOT_DONE,
-            ]
-        )
+    found = accept_batch(query, batch, url, reason=reason, sink=sink, checkpoint_location=checkpoint, dry_run=not yes)
+    stands_at, end = found.sink.last_batch_id, found.sink.end_offsets
+    print_lines(
+        [
+            f"Query {found.query_id}, sink {found.sink.sink_name}: stands at batch {stands_at}, end {end}.",
+            f"Batch {batch} would be refused as {found.verdict.name}: {found.verdict.value}.",
+            "Once it is accepted, all its rows are published without a check, and the stored offsets move to "
+            "its end. Nothing proves that no row is lost or doubled.",
+            "Accepted, once: start the query." if yes else NOT_DONE,
+        ]
+    )
 
 
 def retire(
@@ -122,15 +117,14 @@ def retire(
     yes: Yes = False,
 ) -> None:
     """Say that a sink of a query is gone for good. It is refused if it comes back, and recovery leaves it out."""
-    with errors_as_text():
-        query_id, found = retire_sink(query, url, sink=sink, reason=reason, dry_run=not yes)
-        print_lines(
-            [
-                f"Query {query_id}, sink {found.sink_name}: stands at batch {found.last_batch_id}.",
-                "Once it is retired, it can never publish again, and recovery leaves it out.",
-                "Retired." if yes else NOT_DONE,
-            ]
-        )
+    query_id, found = retire_sink(query, url, sink=sink, reason=reason, dry_run=not yes)
+    print_lines(
+        [
+            f"Query {query_id}, sink {found.sink_name}: stands at batch {found.last_batch_id}.",
+            "Once it is retired, it can never publish again, and recovery leaves it out.",
+            "Retired." if yes else NOT_DONE,
+        ]
+    )
 
 
 def forget(
@@ -144,12 +138,11 @@ def forget(
     yes: Yes = False,
 ) -> None:
     """Take a query out of the way of a new one that loads its tables from the beginning; empty them yourself."""
-    with errors_as_text():
-        found = forget_query(
-            query, url, reason=reason, sink=sink, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait
-        )
-        lines = [*_forget_lines(found), "Forgotten. Start the new query on a new checkpoint." if yes else NOT_DONE]
-        print_lines(lines)
+    found = forget_query(
+        query, url, reason=reason, sink=sink, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait
+    )
+    lines = [*_forget_lines(found), "Forgotten. Start the new query on a new checkpoint." if yes else NOT_DONE]
+    print_lines(lines)
 
 
 def _forget_lines(found: Forgetting) -> list[str]:
@@ -207,12 +200,11 @@ def swap(
     yes: Yes = False,
 ) -> None:
     """Exchange two tables in one transaction: readers of a name see the old rows, or the new ones, and never none."""
-    with errors_as_text():
-        allowed = Allowed(caught_up=caught_up, despite_differences=despite_differences, back=back)
-        found = swap_tables(
-            table, new_table, url, reason=reason, allowed=allowed, dry_run=not yes, lock_seconds=lock_seconds
-        )
-        print_lines([*_swap_lines(found), "Exchanged." if yes else NOT_DONE])
+    allowed = Allowed(caught_up=caught_up, despite_differences=despite_differences, back=back)
+    found = swap_tables(
+        table, new_table, url, reason=reason, allowed=allowed, dry_run=not yes, lock_seconds=lock_seconds
+    )
+    print_lines([*_swap_lines(found), "Exchanged." if yes else NOT_DONE])
 
 
 def _swap_lines(found: Swap) -> Iterator[str]:

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -113,12 +113,8 @@ def errors_as_text() -> Iterator[None]:
     try:
         yield
     except PgonceError as error:
-        _fail(error)
-
-
-def _fail(error: PgonceError) -> NoReturn:
-    print_error(scrub(f"Error: {error}"))
-    raise typer.Exit(exit_code(error)) from None
+        print_error(scrub(f"Error: {error}"))
+        raise typer.Exit(exit_code(error)) from None
 
 
 def exit_code(error: PgonceError) -> ExitCode:
@@ -136,14 +132,14 @@ PasswordFrom = Annotated[
 
 
 class Application(typer.Typer):
-    """Commands; each one that has a ``url`` may also be told where the password comes from."""
+    """Commands, whose errors are shown as text; those that have a ``url`` may be told where the password comes from."""
 
     def command(self, name: str | None = None, **how: Any) -> Callable[[Any], Any]:
         """Register a command, as :meth:`typer.Typer.command` does."""
         register = super().command(name, **how)
 
         def registered(function: Callable[..., None]) -> Callable[..., None]:
-            register(_told_where_passwords_are(function))
+            register(errors_as_text()(_told_where_passwords_are(function)))
             return function
 
         return registered
@@ -158,9 +154,7 @@ def _told_where_passwords_are(function: Callable[..., None]) -> Callable[..., No
 
     @functools.wraps(function)
     def run(url: str, password_from: str | None, **rest: Any) -> None:
-        with errors_as_text():
-            given = PostgresUrl(url, password_from)
-        function(url=given, **rest)
+        function(url=PostgresUrl(url, password_from), **rest)
 
     source = inspect.Parameter("password_from", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=PasswordFrom)
     parameters.insert(names.index("url") + 1, source)

@@ -17,15 +17,14 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
-from ..changes.reader import reader_of
+from ..changes import reader_of
 from ..encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
 from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import planned_batch, planned_entry
 from ..options.position_columns import written_type
 from ..options.sink_options import JobOptions, SinkOptions, parse_job_options, parse_options
 from ..staging import OF_JOB
-from ..writing.first_batch import refuse_first_batch
-from ..writing.first_look import look_once
+from ..writing.first_look import look_once, refuse_first_batch
 from .receiver.client import Receiver
 from .receiver.launch import receiver_for
 from .task_writer import MicroBatch, TaskWriter

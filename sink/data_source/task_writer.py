@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING
 
-from ..changes.reader import ChangeReader, reader_of
+from ..changes import ChangeReader, reader_of
 from ..encoding.copy_encoder import CopyEncoder
 from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..encoding.unfit_rows import UnfitRows

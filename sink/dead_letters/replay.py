@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 import psycopg
@@ -47,11 +48,11 @@ from .mended_rows import ids_in_order_in_tx, mended_rows_in_tx, only
 from .replay_rules import (
     Kept,
     LetterRows,
-    Replay,
     refuse_begun_again,
     refuse_other_table,
     refuse_other_target,
     refuse_unsafe,
+    write_letters_in_tx,
 )
 
 _APPLICATION = "pgonce dead-letters"
@@ -169,24 +170,16 @@ def _written_in_tx(
 ) -> list[Group]:
     done = []
     for group, given in groups:
-        counts, kept = Replay(driver, _Into(driver, group), tolerates).write_in_tx(given)
+        counts, kept = write_letters_in_tx(driver, partial(_write_in_tx, driver, group), given, tolerates=tolerates)
         done.append(replace(group, counts=None if counts is None else dict(counts), kept=tuple(kept)))
     return done
 
 
-@dataclass(frozen=True)
-class _Into:
-    """Writes rows of a group into its table."""
-
-    driver: psycopg.Connection
-    group: Group
-
-    def __call__(self, rows: Rows) -> Mapping[str, int] | None:
-        group = self.group
-        published = write_batch_in_tx(self.driver, group.destination, rows)
-        # The table is locked now. Before that, its name may have come to mean another table since it was looked up.
-        refuse_other_table(group.letters, group.oid, next(iter((published.targets or {}).values()), None))
-        return published.counts
+def _write_in_tx(driver: psycopg.Connection, group: Group, rows: Rows) -> Mapping[str, int] | None:
+    published = write_batch_in_tx(driver, group.destination, rows)
+    # The table is locked now. Before that, its name may have come to mean another table since it was looked up.
+    refuse_other_table(group.letters, group.oid, next(iter((published.targets or {}).values()), None))
+    return published.counts
 
 
 def _read_in_tx(

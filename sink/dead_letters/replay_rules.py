@@ -175,54 +175,52 @@ class LetterRows:
         return [LetterRows(tuple(self.letters[n] for n in part), only(self.rows, part)) for part in parts]
 
 
-@dataclass(frozen=True)
-class Replay:
+def write_letters_in_tx(
+    connection: psycopg.Connection,
+    write: Callable[[Rows], Mapping[str, int] | None],
+    given: LetterRows,
+    *,
+    tolerates: bool,
+) -> tuple[Counter[str] | None, list[Kept]]:
     """
-    Writes rows of letters with ``write``, which returns what they are counted as.
+    Write the rows of letters; what they are counted as, and the letters that stay.
 
+    :param write: writes rows, and returns what they are counted as.
     :param tolerates: whether a row that is refused keeps its letter, and does not end the replay. Then constraints that
         are deferred are checked at once.
+    :raises TargetError: if rows are refused, unless that is tolerated.
+    :raises psycopg.Error: what Postgres says of them, with a note on the letters.
     """
-
-    connection: psycopg.Connection
-    write: Callable[[Rows], Mapping[str, int] | None]
-    tolerates: bool = False
-
-    def write_in_tx(self, given: LetterRows) -> tuple[Counter[str] | None, list[Kept]]:
-        """
-        Write them, and return what their rows are counted as, and the letters that stay.
-
-        :raises TargetError: if rows are refused, unless that is tolerated.
-        :raises psycopg.Error: what Postgres says of them, with a note on the letters.
-        """
-        try:
-            with self.connection.transaction() as tried:
-                counts = self.write(given.rows)
-                if self.tolerates:
-                    self.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-                if not _is_clear(counts, len(given.letters)):
-                    raise psycopg.Rollback(tried)
-        except psycopg.OperationalError:
-            # About no row: a lock, the disk, the connection.
+    try:
+        with connection.transaction() as tried:
+            counts = write(given.rows)
+            if tolerates:
+                connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            if not _is_clear(counts, len(given.letters)):
+                raise psycopg.Rollback(tried)
+    except psycopg.OperationalError:
+        # About no row: a lock, the disk, the connection.
+        raise
+    except (psycopg.Error, TargetError) as error:
+        if not tolerates:
+            if isinstance(error, psycopg.Error):
+                add_note(error, _note(given.letters))
             raise
-        except (psycopg.Error, TargetError) as error:
-            if not self.tolerates:
-                if isinstance(error, psycopg.Error):
-                    add_note(error, _note(given.letters))
-                raise
-            if len(given.letters) == 1:
-                return None, [Kept(given.letters[0], _said(error), is_refused=True)]
-        else:
-            if _is_clear(counts, len(given.letters)):
-                why = next((why for stage, why in _NO_EFFECT.items() if (counts or {}).get(stage)), None)
-                counted = None if counts is None else Counter(counts)
-                return counted, [Kept(letter, why) for letter in given.letters] if why else []
-        (first, kept), (second, more) = map(self.write_in_tx, given.halves())
-        if first is None or second is None:
-            return first or second, kept + more
-        # Not their sum: Counter's + leaves out outcomes that no row has.
-        first.update(second)
-        return first, kept + more
+        if len(given.letters) == 1:
+            return None, [Kept(given.letters[0], _said(error), is_refused=True)]
+    else:
+        if _is_clear(counts, len(given.letters)):
+            why = next((why for stage, why in _NO_EFFECT.items() if (counts or {}).get(stage)), None)
+            counted = None if counts is None else Counter(counts)
+            return counted, [Kept(letter, why) for letter in given.letters] if why else []
+    (first, kept), (second, more) = (
+        write_letters_in_tx(connection, write, half, tolerates=tolerates) for half in given.halves()
+    )
+    if first is None or second is None:
+        return first or second, kept + more
+    # Not their sum: Counter's + leaves out outcomes that no row has.
+    first.update(second)
+    return first, kept + more
 
 
 def _is_clear(counts: Mapping[str, int] | None, letters: int) -> bool:

@@ -8,20 +8,24 @@ Settings that cannot work are refused when they are made; nothing of them change
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.utils import is_remote
 from typing_extensions import Unpack
 
+from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError, commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.kafka.settings import Brokers, brokers
+from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..border import called_by_spark
-from ..changes.reader import reader_of
+from ..changes import reader_of
 from ..encoding.encoded_types import encoded_columns
+from ..identity.from_checkpoint import refuse_without_positions
 from ..identity.from_server import ServerSession, as_long_as_planned, batch_from_server, is_connect
 from ..identity.planned_batch import with_topic_ids
 from ..options.definitions import WriterOptions
@@ -30,12 +34,10 @@ from ..options.position_columns import PositionColumns, positions_of, written_ty
 from ..options.reading import Given, read, takes_options
 from ..options.routes import where_of
 from ..options.sink_options import commit_settings_of
-from ..writing.first_batch import refuse_first_batch
-from ..writing.first_look import look_once, look_when_made
+from ..writing.first_look import look_once, look_when_made, refuse_first_batch
 from ..writing.rows import Rows
 from ..writing.write_batch import work_into
-from .early_commit import EarlyCommits, FrameCommits
-from .frame_rows import arriving_rows
+from .frame_rows import ArrivingBatches, arriving_rows
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,17 @@ class BatchSettings:
             :func:`pgonce.sink.identity.from_server.batch_from_server` and
             :func:`pgonce.sink.identity.planned_batch.with_topic_ids`.
         """
-        by_position = self.positions is not None
         if is_connect(frame):
-            batch = batch_from_server(self.server, frame, batch_id, by_position=by_position)
+            batch = batch_from_server(self.server, frame, batch_id)
         else:
             # Needs a JVM in this process, which a client of a Connect server lacks.
             from ..identity.from_running_query import batch_of
 
-            batch = batch_of(frame, batch_id, by_position=by_position)
+            batch = batch_of(frame, batch_id)
+        if self.positions is not None:
+            # The rows' positions are in the range that the query planned.
+            refuse_without_positions(batch)
+            batch = replace(batch, span=Span(batch.start or {}, batch.end or {}))
         return with_topic_ids(batch, self.brokers)
 
     def checked(self, frame: DataFrame, work: Work[Batch]) -> Work[Batch]:
@@ -127,3 +132,70 @@ class PostgresBatchWriter:
 
     def _work(self, rows: Rows) -> Work[Batch]:
         return work_into(self._sink_name, self._destination, rows)
+
+
+# If the rows of a run's last batch came within this time, the next batch's transaction begins while Spark's job runs.
+_SOON_SECONDS = 0.25
+# It waits for them no longer than this, because it holds the writer's row.
+PATIENCE_SECONDS = 0.5
+
+
+WorkOf = Callable[[Rows], Work[Batch]]
+
+
+class FrameCommits:
+    """Commits one batch after another, as ``settings`` say."""
+
+    def __init__(self, settings: CommitSettings) -> None:
+        self.settings = settings
+
+    def commit(self, batch: PlannedBatch, rows: Rows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
+        """
+        Publish ``batch``, or skip it.
+
+        :param rows: made from what is ``arriving``.
+        :raises PgonceError: what the commit raises.
+        :raises PySparkException: what Spark's job raises.
+        """
+        arriving.wait()
+        commit_batch(self.settings, batch, work_of(rows))
+
+
+class EarlyCommits(FrameCommits):
+    """
+    Commits one batch after another; the next one begins early if the last one's rows came soon.
+
+    An early transaction is one try that writes nothing before the rows are there; if it fails, a commit that begins
+    after they are there meets the same error, and raises it. Otherwise no transaction is open while Spark's job makes
+    the first rows: a writer's lock is held no longer than writing takes.
+    """
+
+    def __init__(self, settings: CommitSettings) -> None:
+        super().__init__(settings)
+        # The run's id, because a run's first batches are slow, and must not begin early.
+        self._run_with_quick_rows: str | None = None
+
+    def commit(self, batch: PlannedBatch, rows: Rows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
+        """As :meth:`FrameCommits.commit`; it begins while Spark's job runs, if the rows are expected soon."""
+        early = EarlyTry(self.settings)
+        is_early = self._run_with_quick_rows == batch.run_id
+        if is_early:
+            early.begin(batch, work_of(_waited_for(rows, arriving)))
+            if early.verdict is not None:
+                return
+        came_soon = not is_early and arriving.wait(_SOON_SECONDS)
+        self._run_with_quick_rows = batch.run_id if came_soon else None
+        arriving.wait()
+        early.commit(batch, work_of(rows))
+
+
+def _waited_for(rows: Rows, arriving: ArrivingBatches) -> Rows:
+    """The same rows, but with a limit on the wait for them."""
+    since = rows.since
+
+    def bodies() -> Iterable[bytes]:
+        if not arriving.wait(PATIENCE_SECONDS):
+            raise NotNowError(f"its rows took longer than {PATIENCE_SECONDS:g} s")
+        return rows.bodies()
+
+    return replace(rows, bodies=bodies, since=since and (lambda stored: _waited_for(since(stored), arriving)))

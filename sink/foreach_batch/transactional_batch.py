@@ -34,7 +34,7 @@ from ..options.reading import read, takes_options
 from ..options.routes import Routes, where_to
 from ..positions import stored_already
 from ..writing.by_key.apply import WRITTEN
-from ..writing.first_batch import refuse_first_batch
+from ..writing.first_look import refuse_first_batch
 from ..writing.write_batch import write_batch_in_tx
 from .batch_writer import batch_settings_of
 from .frame_rows import collected_rows

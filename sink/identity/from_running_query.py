@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyspark
@@ -25,18 +25,10 @@ from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, parse_offset_log
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, CheckpointError
-from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError
-from .from_checkpoint import (
-    Origin,
-    batch_of_query,
-    describe_batch,
-    refuse_other_query,
-    refuse_without_positions,
-    rewritten,
-)
+from .from_checkpoint import Origin, batch_of_query, describe_batch, refuse_other_query, rewritten
 
 _MICRO_BATCH = "MicroBatchExecution"
 _ASYNCHRONOUS = "AsyncProgressTrackingMicroBatchExecution"
@@ -55,11 +47,10 @@ class RunningQuery:
     folders: Mapping[str, tuple[str, ...]]
 
 
-def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> PlannedBatch:
+def batch_of(frame: DataFrame, batch_id: int) -> PlannedBatch:
     """
     The micro-batch of ``frame``, as Spark's own query and checkpoint describe it.
 
-    :param by_position: whether its rows carry their positions in Kafka, which are in the range that the query planned.
     :raises SparkError: if this is not a foreachBatch call of a running query, or if its checkpoint is temporary.
     """
     query_id, running_batch_id, job_group = _identity(frame)
@@ -78,15 +69,10 @@ def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> P
     # On some file systems, two drivers that rename a file to offsets/N may each believe that it is theirs. The query
     # itself knows when it planned the batch.
     if run.async_interval_ms:
-        batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin, run.folders)
-    else:
-        # Also with interval 0: once the entry is there, a batch that is run again has the same range.
-        planned_at = planned_metadata(run.query).batchTimestampMs()
-        batch = describe_batch(run.checkpoint, origin, run.name, planned_at, folders=run.folders)
-    if by_position:
-        refuse_without_positions(batch)
-        return replace(batch, span=Span(batch.start or {}, batch.end or {}))
-    return batch
+        return batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin, run.folders)
+    # Also with interval 0: once the entry is there, a batch that is run again has the same range.
+    planned_at = planned_metadata(run.query).batchTimestampMs()
+    return describe_batch(run.checkpoint, origin, run.name, planned_at, folders=run.folders)
 
 
 def _identity(frame: DataFrame) -> tuple[str, int, str | None]:

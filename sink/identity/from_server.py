@@ -27,21 +27,18 @@ from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.offsets import Offsets, Span
+from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..errors import SparkError
 from .checkpoint_claim import claim_checkpoint, refuse_replaced
-from .from_checkpoint import Origin, describe_batch, refuse_without_positions, rewritten
+from .from_checkpoint import Origin, describe_batch, rewritten
 
 
-def batch_from_server(
-    server: ServerSession, frame: DataFrame, batch_id: int, *, by_position: bool = False
-) -> PlannedBatch:
+def batch_from_server(server: ServerSession, frame: DataFrame, batch_id: int) -> PlannedBatch:
     """
     The micro-batch of ``frame``, as the server and the checkpoint describe it.
 
-    :param by_position: whether its rows carry their positions in Kafka.
     :raises SparkError: if the server does not run this query, or if another server may plan the same batch.
     :raises CheckpointError: if the checkpoint cannot be read, has no entry of this batch in time, or was replaced.
     """
@@ -66,9 +63,6 @@ def batch_from_server(
     origin = Origin(query_id, run_id, batch_id, planned=None, planned_by_ms=called_at)
     batch = describe_batch(checkpoint, origin, name)
     _refuse_finished(checkpoint, batch)
-    if by_position:
-        refuse_without_positions(batch)
-        return replace(batch, span=Span(batch.start or {}, batch.end or {}))
     return batch
 
 

@@ -1,24 +1,27 @@
 """
-A gathered row that cannot be written, and which errors of Postgres may be about one.
+A gathered row that cannot be written, which errors of Postgres may be about one, and how many of them are put aside.
 
-Runs in the commit. Invariant: a gathered row is known by its place (``ctid``), which it keeps as long as the table of
+Runs in the commit. Invariants: a gathered row is known by its place (``ctid``), which it keeps as long as the table of
 gathered rows exists. Every error that is not on the list stops the batch, as it does without dead letters: a full disk,
-a missing table, a lock, a missing permission, and a trigger's error about another table concern every row.
+a missing table, a lock, a missing permission, and a trigger's error about another table concern every row. A search for
+bad rows ends; and if no row of a batch of several rows can be written, the batch is refused, not put aside as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NullKeyError, NullOrderError, TargetError
+from pgonce.offsets_store.errors import NOTHING, NullKeyError, NullOrderError, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import shortened
 
+from ..encoding.unfit_rows import UnfitRow
 from .table.catalogue import TargetTable
 
 
@@ -157,9 +160,8 @@ def is_of_target(connection: psycopg.Connection, table: TargetTable, error: psyc
         return True
     if table.kind != "p":
         return False
-    cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, sql.SQL(_IS_PARTITION).format(table.oid, *map(sql.Literal, named)))
-    return cursor.fetchone() is not None
+    is_partition = sql.SQL(_IS_PARTITION).format(table.oid, *map(sql.Literal, named))
+    return search_path.execute_in_tx(connection, is_partition).fetchone() is not None
 
 
 _IS_PARTITION = """
@@ -176,10 +178,8 @@ def unique_columns(connection: psycopg.Connection, error: psycopg.Error) -> list
 def ask_about(connection: psycopg.Connection, question: str, error: psycopg.Error) -> list[tuple[str, ...]]:
     """What the catalogue answers about the constraint that ``error`` names."""
     diag = error.diag
-    cursor = connection.cursor()
     names = (diag.schema_name, diag.table_name, diag.constraint_name)
-    search_path.execute_in_tx(cursor, sql.SQL(question).format(*map(sql.Literal, names)))
-    return cursor.fetchall()
+    return search_path.execute_in_tx(connection, sql.SQL(question).format(*map(sql.Literal, names))).fetchall()
 
 
 _UNIQUE_COLUMNS = """
@@ -193,3 +193,86 @@ AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.
 AND coalesce(to_jsonb(i) ->> 'indnullsnotdistinct', 'false') = 'false'
 ORDER BY k.place
 """
+
+
+MOST_TRIES = 5_000
+"""
+As many as it takes to find 100 bad rows (the default of maxDeadLetters) among some millions by halves.
+
+Each row that was found is tried once more by itself; that is not counted, because maxDeadLetters bounds it.
+"""
+MOST_SECONDS = 300
+"""All the while the transaction holds its locks, and what was tried stays in the table's file until it is vacuumed."""
+
+
+@dataclass
+class SearchBound:
+    """
+    How often a search for bad rows has tried a part of them, and since when; ``why`` says what Postgres has refused.
+
+    A try that has begun is not cut short, so that a search may take longer by the time that writing the batch takes.
+    """
+
+    table: str
+    why: str = ""
+    most_seconds: float | None = None
+    tries: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def left(self) -> tuple[int, float]:
+        """One try more than there may be, and how many seconds are left."""
+        return MOST_TRIES - self.tries + 1, self._most_seconds - (time.monotonic() - self.began)
+
+    @property
+    def _most_seconds(self) -> float:
+        return MOST_SECONDS if self.most_seconds is None else self.most_seconds
+
+    def refuse_longer(self, tries: int = 0) -> None:
+        """Count more ``tries``. :raises TargetError: SEARCH_TOO_LONG."""
+        self.tries += tries
+        seconds = time.monotonic() - self.began
+        if self.tries > MOST_TRIES or seconds > self._most_seconds:
+            raise TargetError(
+                "SEARCH_TOO_LONG",
+                f"Postgres refuses rows of the batch for {self.table}, but pgonce could not find these rows in "
+                f"{self.tries - tries} tries and {seconds:.0f} seconds (at most {MOST_TRIES} tries and "
+                f"{self._most_seconds:g} seconds).{self.why}",
+                NOTHING,
+                "Find such rows in the source or in the table, and repair them or filter them out: many at once "
+                "often have one cause. Or make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger): they "
+                "have fewer bad rows, and each try is shorter.",
+            )
+
+
+def refuse_too_many(table: TargetTable, rows: Iterable[BadRow], most: int) -> None:
+    """:raises TargetError: TOO_MANY_DEAD_LETTERS."""
+    bad = list(rows)
+    if len(bad) > most:
+        raise too_many(table.qualified_name, most, of_one(bad[0]))
+
+
+def of_one(row: BadRow | UnfitRow) -> str:
+    """Why one of several bad rows cannot be written, as a sentence."""
+    return f" One of them was refused with {row.code}: {row.message}"
+
+
+def none_fits(table: str, why: str = "") -> TargetError:
+    """The error for a batch without a row that can be written; ``why`` is the reason for one of its rows."""
+    return TargetError(
+        "ALL_ROWS_REFUSED",
+        f"No row of the batch can be written to {table}. So the cause is not in single rows, and none of them is "
+        f"put aside as a dead letter.{why}",
+        NOTHING,
+        "Remove the cause, in the source or in the table, and start the query again: Spark runs the batch again.",
+    )
+
+
+def too_many(table: str, most: int, why: str = "") -> TargetError:
+    """The error for a batch with more bad rows than are allowed; ``why`` says of one of them why it is one."""
+    return TargetError(
+        "TOO_MANY_DEAD_LETTERS",
+        f"More than {most} rows of the batch cannot be written to {table}, and maxDeadLetters allows no more.{why}",
+        NOTHING,
+        "So many bad rows at once often have one cause, in the source or in the table: remove it. Or raise "
+        "maxDeadLetters, and repair the rows later (`pgonce dead-letters`).",
+    )

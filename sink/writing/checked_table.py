@@ -21,8 +21,8 @@ from pgonce.offsets_store.postgres.text import qualified_name
 from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY
 from ..options.destination import Destination
-from .evolution.alter import lock_with_new_columns
-from .evolution.new_columns import Change, alter_statement, left_out, without_extra
+from .alter import lock_with_new_columns
+from .new_columns import Change, alter_statement, left_out, without_extra
 from .rows import Gathering
 from .table.catalogue import TargetColumn, TargetTable
 from .table.fit import Fit, Fitting
@@ -230,9 +230,7 @@ def create_table(
     if keys:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, keys))))
     create = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})")
-    search_path.execute_in_tx(
-        connection.cursor(), create.format(sql.Identifier(schema, name), sql.SQL(", ").join(parts))
-    )
+    search_path.execute_in_tx(connection, create.format(sql.Identifier(schema, name), sql.SQL(", ").join(parts)))
 
 
 # The tables of this process, and what it has said of them.

@@ -19,7 +19,6 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger.feeders import lock_feeders_in_tx
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from .by_key.tombstone_sets import forget_in_tx
 from .by_key.tombstones import lock_tombstones_in_tx
@@ -70,7 +69,7 @@ def _delete_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
     question = search_path.under_ours(sql.SQL(_WHAT_KEEPS_ROWS).format(oid=oid))
     cursor.execute(sql.SQL("; ").join([delete, question]), prepare=False)
     deleted = cursor.rowcount
-    for _ in range(1 + ANSWERS_BEFORE):
+    for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
     has_trigger, has_no_policy, has_policies = cursor.fetchone() or (False, False, False)
     if has_no_policy:
@@ -142,7 +141,8 @@ def _fed_by_others(feeders: Sequence[tuple[str, str]], query_id: str, sink_name:
 def _unfit_to_start_over(connection: psycopg.Connection, table: TargetTable) -> str:
     if table.row_security:
         return "row-level security hides rows from this role, and these rows would stay in the table"
-    isolation, children = _asked(connection, sql.SQL(_UNFIT_TO_START_OVER).format(oid=sql.Literal(table.oid)))
+    statement = sql.SQL(_UNFIT_TO_START_OVER).format(oid=sql.Literal(table.oid))
+    isolation, children = search_path.execute_in_tx(connection, statement).fetchone() or (None, None)
     if isolation != "read committed":
         return f"the isolation level is {isolation}, which does not see rows that were committed meanwhile"
     if children:
@@ -156,12 +156,6 @@ def _forget_deletes(connection: psycopg.Connection, table: TargetTable) -> None:
     root = forget_in_tx(connection, table)
     if root is not None:
         raise _not_over(table, f"deletes from it are remembered together with those from all partitions of {root}")
-
-
-def _asked(connection: psycopg.Connection, statement: sql.Composable) -> tuple[object, ...]:
-    cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, statement)
-    return cursor.fetchone() or (None, None)
 
 
 def _not_over(table: TargetTable, reason: str) -> TargetError:

@@ -1,45 +1,67 @@
 """
-Refuse a table early, if Postgres can already tell that it cannot take the rows.
+Refuse a batch early, if Postgres can already tell that its table cannot take the rows, or that the ledger refuses it.
 
-Runs in the planner's worker and in the foreachBatch function, before Spark's job. Invariant: it proves nothing for the
-commit, which looks again. It takes no lock that blocks another session, writes nothing and leaves no session; what
-Postgres cannot tell now is left to the commit.
+Runs in the planner's worker, in the foreachBatch function and where a batch job is planned, before Spark's job.
+Invariant: it proves nothing for the commit, which looks again and decides under its locks. It takes no lock that blocks
+another session, writes nothing and leaves no session; what cannot be told now is left to the commit.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, ConnectError, PgonceError, TargetError
-from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import NamedSink
+from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, NoLedgerError, PgonceError, TargetError
+from pgonce.offsets_store.ledger import SCHEMA
+from pgonce.offsets_store.ledger.feeders import concern_in_tx
+from pgonce.offsets_store.ledger.migrations import require_ledger
+from pgonce.offsets_store.postgres.bounds import enter_in_tx
+from pgonce.offsets_store.postgres.connect import connect, driver_connection, lone
 from pgonce.offsets_store.postgres.refused_rows import target_error
+from pgonce.offsets_store.preflight.role import OF_ANY_BATCH, OF_ANY_JOB, Needed, listed, may_create, missing_on_ledger
+from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, decide, stored_positions
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, PlannedBatch, Remedies
+from pgonce.offsets_store.verdict.refused_batch import refusal
 
 from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY, DEAD_LETTERS
 from ..options.destination import DeadLetters, Destination
 from ..options.routes import Routes
+from .alter import refuse_what_stands_in_the_way
 from .bad_rows.letters import checked_letters_table
 from .by_key.keys import Upsert, plan_upsert, refuse_actions_between
 from .checked_table import ColumnPlan, check_table, plan_columns, refuse_nested_keys
-from .evolution.alter import refuse_what_stands_in_the_way
-from .evolution.new_columns import as_altered, changes_for, without_extra
+from .new_columns import as_altered, changes_for, without_extra
 from .routes import listed_tables
 from .table.catalogue import TargetTable, look_up_table
 from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
+from .write_batch import named_sink
 
 _log = logging.getLogger("pgonce")
 
-CONNECT_SECONDS = 5
-"""Spark waits for a look before the rows, so it must be short."""
+# Spark waits for a look before the rows, so it must be short.
+_CONNECT_SECONDS = 5
 _WHEN_MADE_SECONDS = 10
 _BOUNDS = (
     "SELECT pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '1s', true)"
 )
+
+
+@contextmanager
+def looking(url: str) -> Iterator[psycopg.Connection]:
+    """A new session for one look; nothing of it stays."""
+    with connect(url, connect_timeout=_CONNECT_SECONDS) as connection:
+        # Where the role's transactions are serializable and deferrable, this one would wait for others.
+        connection.read_only, connection.deferrable = True, False
+        yield connection
+        connection.rollback()
 
 
 # What this process has already seen to fit. A look proves nothing for later, so one is enough.
@@ -65,16 +87,12 @@ def look_once(
     if (query, where, columns) in _seen_to_fit:
         return
     try:
-        with connect(url, connect_timeout=CONNECT_SECONDS) as connection:
-            connection.read_only = True
-            # Where the role's transactions are serializable and deferrable, this one would wait for others.
-            connection.deferrable = False
+        with looking(url) as connection:
             connection.execute(_BOUNDS)
             if isinstance(where, Routes):
                 _look_at_all(connection, where, columns)
             else:
                 look_at_table(connection, where, columns)
-            connection.rollback()
     except ConnectError as error:
         if at_the_door and not error.may_pass:
             raise
@@ -116,14 +134,12 @@ def look_when_made(url: str, where: Destination | Routes) -> None:
 
 def _look_without_columns(url: str, where: Destination | Routes) -> None:
     each = [route.destination for route in where] if isinstance(where, Routes) else [where]
-    with connect(url, connect_timeout=CONNECT_SECONDS) as connection:
-        connection.read_only, connection.deferrable = True, False
+    with looking(url) as connection:
         connection.execute(_BOUNDS)
         if isinstance(where, Routes):
             listed_tables(connection, where)
         for destination in each:
             _found(connection, destination)
-        connection.rollback()
 
 
 def _found(connection: psycopg.Connection, destination: Destination) -> tuple[ResolvedName, TargetTable | None]:
@@ -189,21 +205,16 @@ def look_at_table(
 
 # Of columns, because a role may have been granted some of them only. All names are qualified: the user's search_path is
 # in force.
-_HELD = """
-SELECT current_user::pg_catalog.text, pg_catalog.has_table_privilege({oid}::pg_catalog.oid, 'DELETE'),
-       ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute AS a
-             WHERE a.attrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid
-               AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped
-               AND pg_catalog.has_column_privilege(a.attrelid, a.attnum, 'INSERT')),
-       ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute AS a
-             WHERE a.attrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid
-               AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped
-               AND pg_catalog.has_column_privilege(a.attrelid, a.attnum, 'UPDATE')),
-       ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute AS a
-             WHERE a.attrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid
-               AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped
-               AND pg_catalog.has_column_privilege(a.attrelid, a.attnum, 'SELECT'))
+_WITH_PRIVILEGE = """
+ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute AS a
+      WHERE a.attrelid OPERATOR(pg_catalog.=) {{oid}}::pg_catalog.oid
+        AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped
+        AND pg_catalog.has_column_privilege(a.attrelid, a.attnum, '{}'))
 """
+_HELD = (
+    "SELECT current_user::pg_catalog.text, pg_catalog.has_table_privilege({oid}::pg_catalog.oid, 'DELETE'), "
+    + ", ".join(_WITH_PRIVILEGE.format(privilege) for privilege in ("INSERT", "UPDATE", "SELECT"))
+)
 
 
 def refuse_missing_privileges(
@@ -220,8 +231,7 @@ def refuse_missing_privileges(
     role, may_delete, insertable, updatable, readable = row
     there = {column.column_name for column in table.columns if column.type_oid}
     missing = []
-    only_deletes = destination.changes is not None and destination.changes.all_delete
-    if not only_deletes:
+    if destination.changes is None or not destination.changes.all_delete:
         missing += _lacking("INSERT", [column.target for column in plan], insertable, there)
     if destination.mode in BY_KEY and upsert is not None:
         missing += _lacking("SELECT", [key.target for key in upsert.keys], readable, there)
@@ -248,3 +258,93 @@ def _lacking(privilege: str, needed: Sequence[str], held: Sequence[str], there: 
     if not held:
         return [privilege]
     return [f"{privilege} ({', '.join(sql.Identifier(name).as_string(None) for name in lacking)})"]
+
+
+def refuse_first_batch(
+    settings: CommitSettings, batch: PlannedBatch | None, sink_name: str | None, where: Destination | Routes | None
+) -> None:
+    """
+    Refuse batch 0 of a query where the ledger shows a rival, or the role may not write the ledger.
+
+    :param batch: None for a batch job, which has no rivals. A batch that is not a query's first passes.
+    :param where: None where the tables are known only when they are written to.
+    :raises LedgerError: LEDGER_NOT_PERMITTED.
+    :raises RefusedBatch: as the commit would.
+    :raises TargetError: as the commit would, for a table's name.
+    """
+    if batch is not None and batch.batch_id > 0:
+        return
+    try:
+        with looking(settings.url) as connection:
+            named = NamedSink(sink_name or "") if where is None else named_sink(connection, sink_name, where)
+            _enter(connection)
+            if not _may_be_recorded(connection, OF_ANY_BATCH if batch else OF_ANY_JOB) or batch is None:
+                return
+            first = batch.into(named.name, named.tables)
+            has_past = settings.remedies.replaces is not None or concern_in_tx(connection, first)
+        # Most queries find nothing of the kind, and then nothing imports SQLAlchemy before the commit does.
+        ledger = _what_is_known(settings, first) if has_past else Ledger()
+    except ConnectError as error:
+        _log.info("the commit will check the ledger: %s", error)
+    except psycopg.Error as error:
+        _log.info("the commit will check the ledger: %s", type(error).__name__)
+    else:
+        if ledger is not None:
+            _refuse_rivals(ledger, settings.remedies, first)
+
+
+def _may_be_recorded(connection: psycopg.Connection, needed: Sequence[Needed]) -> bool:
+    """Whether there is a ledger to read; :raises LedgerError: if the role can neither write it nor create one."""
+    try:
+        require_ledger(connection)
+    except LedgerError as error:
+        if isinstance(error, NoLedgerError) and not any(may_create(connection)):
+            raise _not_permitted(f"create the schema {SCHEMA}, which is not there yet") from None
+        # The commit will create it, bring it up to date, or say why it cannot.
+        return False
+    if missing := missing_on_ledger(connection, needed):
+        raise _not_permitted(f"record a batch: it lacks {listed(missing)}")
+    return True
+
+
+def _not_permitted(what: str) -> LedgerError:
+    return LedgerError(
+        "LEDGER_NOT_PERMITTED",
+        f"The role may not {what}.",
+        NOTHING,
+        "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`).",
+    )
+
+
+def _enter(connection: psycopg.Connection) -> None:
+    enter_in_tx(connection, lock_seconds=1.0)
+    connection.execute("SET LOCAL statement_timeout = '5s'")
+
+
+def _what_is_known(settings: CommitSettings, batch: Batch) -> Ledger | None:
+    """What the ledger says of the query and its rivals; None if the query is not new, or that cannot be read now."""
+    import sqlalchemy.exc
+
+    from pgonce.offsets_store.ledger.lock import unknown_writer_in_tx
+
+    remedies = settings.remedies
+    try:
+        with lone(settings.url, connect_timeout=_CONNECT_SECONDS) as connection:
+            driver = driver_connection(connection)
+            driver.read_only, driver.deferrable = True, False
+            _enter(driver)
+            ledger = unknown_writer_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
+            driver.rollback()
+            return ledger
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        _log.info("the commit will check the ledger: %s", type(error).__name__)
+        return None
+
+
+def _refuse_rivals(ledger: Ledger, remedies: Remedies, batch: Batch) -> None:
+    if batch.span is None and stored_positions(ledger, remedies) is not None:
+        # The rows may carry positions, which tell which of them the replaced query has stored.
+        return
+    verdict = decide(ledger, batch, remedies)
+    if verdict not in PUBLISH | SKIP:
+        raise refusal(verdict, ledger, batch, remedies)

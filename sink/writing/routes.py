@@ -25,9 +25,9 @@ from pgonce.offsets_store.postgres.refused_rows import add_note
 from ..encoding.encoded_types import EncodedColumn
 from ..options.routes import Route, Routes, twice
 from ..staging import check_staged_rows
+from .alter import lock_with_new_columns
 from .bad_rows.recorded_destination import written_as
 from .empty_table import replace_all_in_tx
-from .evolution.alter import lock_with_new_columns
 from .rows import GatheredRows, Gathering, Rows
 from .table.lock import lock_tables, take_turns_in_tx
 from .table.table_name import ResolvedName, ask_for_tables
@@ -105,12 +105,10 @@ def gather_by_route_in_tx(connection: psycopg.Connection, rows: Rows, routes: Ro
         check_staged_rows(connection, rows.staged)
     column = next(column for column in rows.columns if column.name == routes.column)
     found = RowsByRoute(gathered, column, {})
-    cursor = connection.cursor()
     count = sql.SQL("SELECT {}, count(*) FROM {} WHERE {} GROUP BY 1").format(
         found.route, gathered.source, gathered.wanted
     )
-    search_path.execute_in_tx(cursor, count)
-    return replace(found, counts=dict(cursor.fetchall()))
+    return replace(found, counts=dict(search_path.execute_in_tx(connection, count).fetchall()))
 
 
 def lock_due_in_tx(
@@ -188,9 +186,9 @@ def _indexed_in_tx(connection: psycopg.Connection, rows: RowsByRoute, tables: in
     index = sql.SQL(
         "CREATE TEMPORARY TABLE {table} ON COMMIT DROP AS SELECT * FROM {source} WHERE {wanted} ORDER BY {route}, ctid"
     ).format(table=table, source=rows.rows.source, wanted=rows.rows.wanted, route=rows.route)
-    search_path.execute_in_tx(connection.cursor(), index)
+    search_path.execute_in_tx(connection, index)
     create = sql.SQL("CREATE INDEX ON {} (({}))").format(table, rows.route)
-    search_path.execute_in_tx(connection.cursor(), create)
+    search_path.execute_in_tx(connection, create)
     return replace(rows, rows=replace(rows.rows, source=table, wanted=sql.SQL("true")))
 
 

@@ -155,7 +155,7 @@ class Gathering:
             table = self._made
         else:
             table, create = self._new()
-            search_path.execute_in_tx(connection.cursor(), create)
+            search_path.execute_in_tx(connection, create)
         copy_rows(connection, table, [column.name for column in self._rows.columns], self.bodies())
         return table
 

@@ -37,7 +37,7 @@ from ..encoding.encoded_types import EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
 from ..options.destination import DeadLetters, Destination
 from ..options.routes import Routes
-from .bad_rows.bounds import none_fits, of_one, too_many
+from .bad_row import none_fits, of_one, too_many
 from .bad_rows.letters import COUNTED, Letters
 from .bad_rows.recorded_destination import recorded
 from .by_key.apply import WRITTEN

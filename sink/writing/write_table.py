@@ -21,8 +21,8 @@ from pgonce.offsets_store.verdict.facts import Batch
 from ..encoding.unfit_rows import UnfitRow
 from ..options.destination import DeadLetters, Destination
 from ..staging import check_staged_rows
-from .bad_row import BadRow, RowsRefusedError, may_be_a_rows
-from .bad_rows.bounds import of_one, too_many
+from .alter import written_to_wider
+from .bad_row import BadRow, RowsRefusedError, may_be_a_rows, of_one, too_many
 from .bad_rows.letters import COUNTED, Letters
 from .bad_rows.recorded_destination import recorded, written_as
 from .bad_rows.refused_values import note_copied, note_gathered
@@ -35,7 +35,6 @@ from .by_key.statements import insert_statement
 from .by_key.upsert import upsert_in_tx
 from .checked_table import ColumnPlan, not_durable, target_for
 from .empty_table import StartOver, replace_all_in_tx
-from .evolution.too_narrow import written_to_wider
 from .rows import RELEASE, SAVEPOINT, GatheredRows, Gathering, Rows, copy_rows, fail_in_tx, whole_or_failed
 from .table.catalogue import TargetTable
 from .table.fit import Fit

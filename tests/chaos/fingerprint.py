@@ -82,7 +82,7 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
             named = "." * node.level + (node.module or "")
             module = resolve_name(named, package).removeprefix("pgonce.")
             yield module
-            # A module of a package, as in ``from sink import early_commit``.
+            # A module of a package, as in ``from sink import staging``.
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.foreach_batch import early_commit
-from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-from pgonce.sink.foreach_batch.early_commit import WorkOf
+from pgonce.sink.foreach_batch import batch_writer
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter, WorkOf
+from pgonce.sink.foreach_batch.frame_rows import ArrivingBatches
 from pgonce.sink.writing.by_key import upsert
 from pgonce.sink.writing.rows import Rows
 
@@ -35,8 +34,8 @@ _PATIENCE_SECONDS = 2.0
 def lower_thresholds(directory: Path) -> None:
     """From now on small upserts are merged, and almost every batch of ``PostgresBatchWriter`` begins early."""
     upsert.MERGED_ROWS = _MERGED_ROWS
-    early_commit._SOON_SECONDS = _SOON_SECONDS
-    early_commit.PATIENCE_SECONDS = _PATIENCE_SECONDS
+    batch_writer._SOON_SECONDS = _SOON_SECONDS
+    batch_writer.PATIENCE_SECONDS = _PATIENCE_SECONDS
     real = upsert.merged
 
     @functools.wraps(real)
@@ -74,8 +73,8 @@ def taken(directory: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in sorted((directory / "paths").glob("*"))}
 
 
-class _SeenCommits(early_commit.EarlyCommits):
-    def __init__(self, commits: early_commit.EarlyCommits, directory: Path, sign: Path) -> None:
+class _SeenCommits(batch_writer.EarlyCommits):
+    def __init__(self, commits: batch_writer.EarlyCommits, directory: Path, sign: Path) -> None:
         super().__init__(commits.settings)
         self._directory = directory
         self._sign = sign

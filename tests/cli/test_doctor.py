@@ -1,7 +1,7 @@
 """
 The command ``pgonce doctor`` looks at a query's tables as its next commit will, and ``pgonce check --query`` does, too.
 
-Covers: sink.writing.last_written, offsets_store.status.read_stored.
+Covers: offsets_store.status.read_stored.
 """
 
 from __future__ import annotations

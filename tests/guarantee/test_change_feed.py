@@ -2,7 +2,7 @@
 A copy that follows the change feed of a table, version by version, ends as that table, whatever comes again.
 
 Debezium's feed, whose events come again, late and after deletes, is followed by examples/cdc.py, which test_examples.py
-runs. Covers: sink.changes.reader, sink.changes.change_types, sink.writing.by_key.apply.
+runs. Covers: sink.changes, sink.writing.by_key.apply.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 A Spark Connect server that is killed, a second one on the same checkpoint, and workers that are left behind.
 
-Covers: sink.identity.from_server, sink.foreach_batch.arriving_batches.
+Covers: sink.identity.from_server, sink.foreach_batch.frame_rows.
 """
 
 from __future__ import annotations

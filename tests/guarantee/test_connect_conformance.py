@@ -1,7 +1,7 @@
 """
 The suite of test_conformance.py over Spark Connect: a server in a process of its own, and its client in this one.
 
-Covers: sink.identity.from_server, sink.identity.checkpoint_claim, sink.foreach_batch.arriving_batches.
+Covers: sink.identity.from_server, sink.identity.checkpoint_claim, sink.foreach_batch.frame_rows.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def test_what_takes_part():
         "upsert",
         "process",
         "reception",
-        "early_commit",
+        "batch_writer",
         "stager",
     } <= names
-    assert not {"main", "listener", "doctor"} & names
+    assert not {"main", "progress", "doctor"} & names

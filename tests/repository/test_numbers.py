@@ -12,8 +12,7 @@ from pgonce.offsets_store.postgres.connect import (
     KEPT_CONNECTIONS,
     parse_url,
 )
-from pgonce.offsets_store.progress.event import KEPT_A_QUERY
-from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
+from pgonce.offsets_store.progress import KEPT_A_QUERY, QUEUED_EVENTS
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
 from pgonce.sink.data_source.commit_parcels import SWEEP_SECONDS
@@ -21,8 +20,8 @@ from pgonce.sink.data_source.receiver.arrived import LONGEST_GUESS_SECONDS
 from pgonce.sink.data_source.receiver.kept_rows import LEFT_FREE_BYTES
 from pgonce.sink.data_source.receiver.line import SILENCE_SECONDS
 from pgonce.sink.data_source.stager import COPY_BYTES
-from pgonce.sink.foreach_batch.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
-from pgonce.sink.foreach_batch.early_commit import PATIENCE_SECONDS
+from pgonce.sink.foreach_batch.batch_writer import PATIENCE_SECONDS
+from pgonce.sink.foreach_batch.frame_rows import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
 from pgonce.sink.options.definitions import OPTIONS
 
 MIB = 1024 * 1024

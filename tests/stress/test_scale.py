@@ -28,7 +28,7 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.positions import EncodedRows
 from pgonce.sink.writing.checked_table import plan_columns
-from pgonce.sink.writing.evolution.new_columns import (
+from pgonce.sink.writing.new_columns import (
     left_out,
 )
 from pgonce.sink.writing.table.catalogue import TargetColumn, TargetTable

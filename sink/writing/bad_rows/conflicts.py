@@ -27,6 +27,7 @@ from ..bad_row import (
     OF_EVERY_ROW,
     UNIQUE,
     BadRow,
+    SearchBound,
     ask_about,
     refused_as,
     unique_columns,
@@ -34,7 +35,6 @@ from ..bad_row import (
 from ..by_key.keys import Written
 from ..by_key.statements import insert_statement, that_write, value_of
 from ..rows import GatheredRows
-from .bounds import SearchBound
 
 
 def skipped_rows(
@@ -97,10 +97,8 @@ def conflicting_rows(
             query = find(connection, error, gathered, written)
             if query is None:
                 return []
-            cursor = connection.cursor()
             limited = sql.SQL("SELECT place::text AS at FROM ({}) AS found ORDER BY place LIMIT {}").format(query, most)
-            search_path.execute_in_tx(cursor, limited)
-            places = [row[0] for row in cursor.fetchall()]
+            places = [row[0] for row in search_path.execute_in_tx(connection, limited).fetchall()]
     except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):
         # Types without an equality of Postgres's own; a table that the role may not read.
         return []

@@ -111,11 +111,10 @@ class Letters:
         """:raises TargetError: if the table of the letters is unfit, or does not take just ``count`` of them."""
         found, table = lock_table(connection, self.settings.table)
         table = checked_letters_table(found, table)
-        cursor = connection.cursor()
         # JSON has floats and intervals in the form that the session's settings say.
-        search_path.execute_in_tx(cursor, self._insert(table.identifier, rows), makes_texts=True)
-        if cursor.rowcount != count:
-            raise _left_out(table, cursor.rowcount, count)
+        done = search_path.execute_in_tx(connection, self._insert(table.identifier, rows), makes_texts=True)
+        if done.rowcount != count:
+            raise _left_out(table, done.rowcount, count)
         if (culprit := unsafe_partition(connection, table)) is not None:
             raise not_durable(culprit).beginning(_OF_LETTERS)
         batch = self.batch

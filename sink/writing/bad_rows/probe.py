@@ -22,7 +22,7 @@ from psycopg import sql
 from pgonce.offsets_store.postgres import search_path
 
 from ...options.destination import Existing
-from ..bad_row import FIRST, BadRow, Kind, after, at, kind_of, refused_by
+from ..bad_row import FIRST, BadRow, Kind, SearchBound, after, at, kind_of, refused_by
 from ..by_key.keys import Written
 from ..by_key.statements import (
     that_write,
@@ -35,7 +35,6 @@ from ..rows import GatheredRows
 from ..table.fit import (
     Fit,
 )
-from .bounds import SearchBound
 
 PROBE = "pgonce_probe"
 """The name of the table; Postgres's messages have it."""
@@ -239,13 +238,11 @@ def made_in_tx(connection: psycopg.Connection, written: Written) -> ProbeTable:
     create = sql.SQL("CREATE TEMPORARY TABLE {} (LIKE {} INCLUDING CONSTRAINTS INCLUDING GENERATED) ON COMMIT DROP")
     connection.execute(create.format(ProbeTable.identifier, table.identifier))
     _drop_others(connection, {column.target for column in columns})
-    cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, sql.SQL(_DEMANDING))
-    demanding = {name for (name,) in cursor.fetchall()}
+    demanding = {name for (name,) in search_path.execute_in_tx(connection, sql.SQL(_DEMANDING)).fetchall()}
     # The others take every value, so they need not be written.
     columns = [column for column in columns if column.target in demanding or may_refuse_value(column)]
-    search_path.execute_in_tx(cursor, sql.SQL(_ABOUT_ROWS).format(table.oid))
-    has_triggers, has_expressions = cursor.fetchone() or (True, True)
+    about_rows = search_path.execute_in_tx(connection, sql.SQL(_ABOUT_ROWS).format(table.oid))
+    has_triggers, has_expressions = about_rows.fetchone() or (True, True)
     return ProbeTable(columns, has_triggers, has_expressions)
 
 
@@ -258,10 +255,9 @@ def _drop_others(connection: psycopg.Connection, brought: set[str]) -> None:
     """Drop the columns that the rows do not bring."""
     # They have a default in the target, or are set by a soft delete: nothing is known here of what a CHECK, a generated
     # column or a domain says of them, so these go too.
-    cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, sql.SQL(_STORED))
+    stored = search_path.execute_in_tx(connection, sql.SQL(_STORED)).fetchall()
     drop = sql.SQL("DROP COLUMN IF EXISTS {} CASCADE")
-    gone = [drop.format(sql.Identifier(name)) for (name,) in cursor.fetchall() if name not in brought]
+    gone = [drop.format(sql.Identifier(name)) for (name,) in stored if name not in brought]
     if gone:
         connection.execute(sql.SQL("ALTER TABLE {} {}").format(ProbeTable.identifier, sql.SQL(", ").join(gone)))
 

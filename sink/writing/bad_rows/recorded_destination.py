@@ -158,9 +158,6 @@ def _recalled_destination(value: Mapping[str, Any]) -> Destination:
     if options.get("schema_evolution", "ignoreExtra") != "ignoreExtra":
         # To add columns would alter the table with the rights of the role that replays.
         raise ValueError(options["schema_evolution"])
-    if options.get("mode") == "complete":
-        # Letters of older versions have the keys that became the table's primary key.
-        options.pop("keys", None)
     if all_delete:
         options["delete_when"] = DELETED_COLUMN
     # The way that options of a query take: what they refuse is refused here.

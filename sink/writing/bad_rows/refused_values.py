@@ -25,10 +25,9 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.refused_rows import add_note
 
 from ...encoding.copy_encoder import body_fields, body_rows
-from ..bad_row import BadRow, at, is_for_itself, is_of_target, up_to
+from ..bad_row import BadRow, SearchBound, at, is_for_itself, is_of_target, up_to
 from ..by_key.keys import Written
 from ..rows import BACK, GatheredRows, fail_in_tx
-from .bounds import SearchBound
 from .probe import refused_rows
 
 # The writer's row is locked meanwhile, and the error is raised without the name of a row if none is found in time.

@@ -22,6 +22,7 @@ from ..bad_row import (
     BadRow,
     Kind,
     RowsRefusedError,
+    SearchBound,
     after,
     at,
     is_for_itself,
@@ -34,7 +35,6 @@ from ..bad_row import (
 from ..by_key.in_order import refuse_moved_values
 from ..by_key.keys import Written
 from ..rows import GatheredRows
-from .bounds import SearchBound
 from .conflicts import conflicting_rows, refused_in_turn, skipped_rows
 from .probe import refused_rows
 

@@ -15,14 +15,12 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ...staging import check_staged_rows
-from ..bad_row import BadRow, RowsRefusedError, may_be_a_rows, refused_by, without
+from ..bad_row import BadRow, RowsRefusedError, SearchBound, may_be_a_rows, of_one, refuse_too_many, refused_by, without
 from ..by_key.keys import Written
 from ..rows import GatheredRows, whole_or_failed
 from ..table.catalogue import TargetTable
-from .bounds import SearchBound, of_one, refuse_too_many
 from .refused_values import note_gathered
 from .search import Attempt, Search
 
@@ -41,7 +39,7 @@ class Constraints:
         cursor = connection.cursor()
         # In one round trip with the savepoint for going back.
         cursor.execute(sql.SQL("SAVEPOINT pgonce_letters; {}").format(search_path.under_ours(find)), prepare=False)
-        for _ in range(1 + ANSWERS_BEFORE):
+        for _ in range(1 + search_path.ANSWERS_BEFORE):
             cursor.nextset()
         self._names = [sql.Identifier(*row) for row in cursor.fetchall()]
 

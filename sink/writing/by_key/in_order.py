@@ -90,9 +90,8 @@ def _may_have_moved(
         query = stored
     try:
         with connection.transaction():
-            cursor = connection.cursor()
-            search_path.execute_in_tx(cursor, sql.SQL("SELECT EXISTS (SELECT FROM {})").format(query))
-            row = cursor.fetchone()
+            exists = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(query)
+            row = search_path.execute_in_tx(connection, exists).fetchone()
     except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):
         # Types without an equality of Postgres's own; a table that the role may not read.
         return True

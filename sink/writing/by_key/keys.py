@@ -9,14 +9,14 @@ that has moved away from its parent are refused, unless the changes are written 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.postgres.settings import LocalSettings
+from pgonce.offsets_store.postgres.search_path import LocalSettings
 
 from ...encoding.encoded_types import EncodedColumn
 from ...options.definitions import BY_KEY
@@ -113,7 +113,7 @@ def plan_upsert(
     return Upsert(
         keys=keys,
         order_by=_order(destination, plan, encoded),
-        existing=existing if changed == existing.update_columns else _with_names(existing, changed),
+        existing=replace(existing, update_columns=changed),
     )
 
 
@@ -123,10 +123,6 @@ def _refuse_nested(keys: Sequence[ColumnPlan], table: TargetTable, encoded: Sequ
         for key in keys:
             if key.source == column.name and column.postgres_type == "jsonb" and key.fitting.expression is None:
                 raise nested_key(table.qualified_name, column)
-
-
-def _with_names(existing: Existing, changed: tuple[str, ...]) -> Existing:
-    return Existing(existing.on_conflict, existing.only_newer, existing.tombstone_days, changed, existing.keep_where)
 
 
 def _primary_key(table: TargetTable) -> tuple[str, ...]:
@@ -190,16 +186,12 @@ def execute_joined(
     """
     if not upsert.finds_by_index:
         return connection.execute(statement)
-    cursor = connection.cursor()
-    _FROM_INDEX.execute_in_tx(cursor, statement)
-    return cursor
+    return _FROM_INDEX.execute_in_tx(connection, statement)
 
 
 def execute_by_index(connection: psycopg.Connection, statement: sql.Composable) -> psycopg.Cursor[Any]:
     """Execute a ``MERGE`` by keys that have an index; the cursor is at its answer."""
-    cursor = connection.cursor()
-    _BY_INDEX_ALONE.execute_in_tx(cursor, statement)
-    return cursor
+    return _BY_INDEX_ALONE.execute_in_tx(connection, statement)
 
 
 _ACTIONS = "ON DELETE CASCADE, SET NULL or SET DEFAULT"

@@ -72,11 +72,10 @@ def tombstones_in_tx(connection: psycopg.Connection, changes: ChangeTable, *, tr
     :param traced: whether keys of this batch can be compared with remembered ones.
     :raises TargetError: TOMBSTONES_DIFFER.
     """
-    cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, sql.SQL(_FIND).format(root=root_of(changes.target.oid)))
+    sets = search_path.execute_in_tx(connection, sql.SQL(_FIND).format(root=root_of(changes.target.oid))).fetchall()
     own, others = identified(changes), []
     found = []
-    for set_id, keys, kinds, order, order_kind, until in cursor.fetchall():
+    for set_id, keys, kinds, order, order_kind, until in sets:
         theirs = Identified(dict(zip(keys, kinds, strict=True)), order, order_kind)
         if traced and theirs == own:
             found.append(Tombstones(set_id, tuple(keys)))
@@ -100,7 +99,7 @@ def tombstones_in_tx(connection: psycopg.Connection, changes: ChangeTable, *, tr
 
 def own_set_in_tx(connection: psycopg.Connection, changes: ChangeTable) -> int:
     """The id of the set for deletes of this batch; if it is new, it is not living before it has a tombstone."""
-    own, cursor = identified(changes), connection.cursor()
+    own = identified(changes)
     statement = sql.SQL(_OWN).format(
         root=root_of(changes.target.oid),
         keys=sql.Literal(list(own.keys)),
@@ -108,8 +107,7 @@ def own_set_in_tx(connection: psycopg.Connection, changes: ChangeTable) -> int:
         order=sql.Literal(own.order_column),
         order_kind=sql.Literal(own.order_kind),
     )
-    search_path.execute_in_tx(cursor, statement)
-    row = cursor.fetchone()
+    row = search_path.execute_in_tx(connection, statement).fetchone()
     return int(row[0]) if row else 0
 
 
@@ -120,9 +118,8 @@ def forget_in_tx(connection: psycopg.Connection, table: TargetTable) -> str | No
     :return: None; or, if the tombstones of ``table`` are kept with those of a partition tree, the name of its root.
         Then nothing is forgotten.
     """
-    cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, sql.SQL(_FORGET).format(oid=sql.Literal(table.oid), root=root_of(table.oid)))
-    row = cursor.fetchone()
+    statement = sql.SQL(_FORGET).format(oid=sql.Literal(table.oid), root=root_of(table.oid))
+    row = search_path.execute_in_tx(connection, statement).fetchone()
     return row[0] if row else None
 
 

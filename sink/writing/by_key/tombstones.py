@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.postgres.settings import LocalSettings
+from pgonce.offsets_store.postgres.search_path import LocalSettings
 
 from ..table.catalogue import TargetTable
 from ..table.lock import turn_of_newer
@@ -164,12 +164,12 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
 
     :return: how many deletes are remembered.
     """
-    own_set, cursor = own_set_in_tx(connection, changes), connection.cursor()
+    own_set = own_set_in_tx(connection, changes)
     until = sql.SQL(
         "pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(days => {})"
     ).format(changes.upsert.existing.tombstone_days)
-    _ALL_DIGITS.execute_in_tx(
-        cursor,
+    remembered = _ALL_DIGITS.execute_in_tx(
+        connection,
         sql.SQL(
             "INSERT INTO pgonce.tombstones AS stone (tombstone_set_id, key, order_value, deleted_at, expires_at) "
             "SELECT {}, {}, pg_catalog.to_jsonb(change.{}), pg_catalog.statement_timestamp(), {} "
@@ -185,8 +185,7 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
             DELETED,
             absent,
         ),
-    )
-    remembered = cursor.rowcount
+    ).rowcount
     if remembered:
         connection.execute(
             sql.SQL(

@@ -94,9 +94,7 @@ class TriggerOutcome:
 
     def _count(self, question: sql.Composed) -> int:
         # It names types and operators as our search_path finds them.
-        cursor = self._connection.cursor()
-        search_path.execute_in_tx(cursor, question)
-        row = cursor.fetchone()
+        row = search_path.execute_in_tx(self._connection, question).fetchone()
         return row[0] if row else 0
 
 

@@ -20,7 +20,6 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, NullKeyError, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import add_note
-from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ..checked_table import ColumnPlan
 from ..rows import BACK, RELEASE, SAVEPOINT, GatheredRows, fail_in_tx
@@ -91,7 +90,7 @@ def compare_in_tx(
     cursor.execute(sql.SQL("; ").join([SAVEPOINT, facts, described]), prepare=False)
     cursor.nextset()
     found = cursor.fetchone()
-    for _ in range(1 + ANSWERS_BEFORE):
+    for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
     compared = [ComparedColumn(*row) for row in cursor.fetchall()]
     by_column = comparisons(compared, upsert)
@@ -179,9 +178,7 @@ def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence
         return False
     columns = sql.SQL(", ").join(sql.Literal(column.target) for column in plan)
     same = sql.SQL(_SAME_AS_ON_CONFLICT).format(oid=table.oid, columns=columns)
-    cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, same)
-    row = cursor.fetchone()
+    row = search_path.execute_in_tx(connection, same).fetchone()
     return row is not None and row[0]
 
 

@@ -17,7 +17,6 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from .fit import FIRST_OF_USERS, UserType, read_user_types
 from .table_name import NOT_A_NAME, QualifiedName, ResolvedName, resolve_statement, resolved
@@ -116,7 +115,7 @@ def look_up_statements(table: str) -> sql.Composed:
 def looked_up(cursor: psycopg.Cursor[Any], table: str) -> tuple[ResolvedName, TargetTable | None]:
     """Read the answers; the cursor is left at the next one, that of the statement that restores the search_path."""
     found = resolved(cursor.fetchone(), table)
-    for _ in range(1 + ANSWERS_BEFORE):
+    for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
     names = [column.name for column in cursor.description or ()]
     described = _described([dict(zip(names, row, strict=True)) for row in cursor.fetchall()])

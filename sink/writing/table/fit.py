@@ -272,9 +272,8 @@ class UserType:
 def read_user_types(connection: psycopg.Connection, oids: Sequence[int]) -> dict[int, UserType]:
     """The types of these numbers; those that came with Postgres are left out."""
     describe = sql.SQL(_DESCRIBE).format(oids=sql.SQL(", ").join(map(sql.Literal, oids)), first=FIRST_OF_USERS)
-    cursor = connection.cursor(row_factory=dict_row)
-    search_path.execute_in_tx(cursor, describe)
-    by_oid = {row["oid"]: row for row in cursor.fetchall()}
+    cursor = search_path.execute_in_tx(connection, describe)
+    by_oid = {row["oid"]: row for row in map(dict_row(cursor), cursor.fetchall())}
     return {oid: _described(oid, by_oid) for oid in oids if oid in by_oid}
 
 

@@ -11,32 +11,16 @@ raises, while an explicit cast of a ROW cuts it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from psycopg import sql
 from pyspark.sql import types as t
 
 from ...encoding.encoded_types import EncodedColumn, VariantType, encoded_column
+from .catalogue import TargetColumn
 from .fit import Attribute, Expression, Fit, Fitting, UserType, fit, refused, rounds_its_text
 
 
-class Target(Protocol):
-    """A column of a table, or an attribute of a composite type: its types as the catalogue has them."""
-
-    @property
-    def base_type(self) -> str:
-        """Without a modifier; a domain's base type."""
-
-    @property
-    def full_type(self) -> str:
-        """With its modifier."""
-
-    @property
-    def user_type(self) -> UserType | None:
-        """What is known about a type that did not come with Postgres."""
-
-
-def fit_column(encoded: EncodedColumn, target: Target) -> Fitting:
+def fit_column(encoded: EncodedColumn, target: TargetColumn | Attribute) -> Fitting:
     """Say whether an encoded column may be copied straight into the target, needs a cast, or is refused."""
     found = target.user_type
     if found is None:

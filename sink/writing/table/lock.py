@@ -124,9 +124,7 @@ def unsafe_partition(connection: psycopg.Connection, table: TargetTable) -> str 
     """
     if table.kind != "p":
         return None
-    cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, sql.SQL(UNSAFE_PARTITION.format(oid=table.oid)))
-    row = cursor.fetchone()
+    row = search_path.execute_in_tx(connection, sql.SQL(UNSAFE_PARTITION.format(oid=table.oid))).fetchone()
     return row[0] if row else None
 
 

@@ -177,10 +177,8 @@ ORDER BY n.nspname <> {schema}, n.nspname, c.relname LIMIT 3
 
 def missing_table(connection: psycopg.Connection, found: ResolvedName) -> TargetError:
     """The error for a table that is not there, with the names that differ only in case or schema."""
-    cursor = connection.cursor()
     near = sql.SQL(_NEAR).format(schema=sql.Literal(found.schema), name=sql.Literal(found.name))
-    search_path.execute_in_tx(cursor, near)
-    names = [name for (name,) in cursor.fetchall()]
+    names = [name for (name,) in search_path.execute_in_tx(connection, near).fetchall()]
     if names:
         remedy = f"There is {', '.join(names)}: if you mean it, write table={names[0]}"
         remedy += ", with the double quotes." if '"' in names[0] else "."

@@ -14,7 +14,7 @@ from pyspark.sql import types as t
 
 from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.sink.changes.reader import reader_of
+from pgonce.sink.changes import reader_of
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import position_columns, written_type

@@ -75,11 +75,6 @@ def test_what_is_recorded_is_recalled(options, columns, aside, all_delete):
     assert recalled(kept) == (alters_nothing, tuple(columns))
 
 
-def test_keys_of_a_table_that_is_replaced_are_read_from_older_letters_too():
-    """They were recorded where createTable had made a primary key of them."""
-    assert recalled(with_options(mode="complete", keys=["id"]))[0] == destination("public.events", "complete")
-
-
 def test_where_dead_letters_go_is_left_out():
     """A replay puts no row aside: a row that is refused again is an error."""
     where = destination("public.events", dead_letters=True)

@@ -1,7 +1,7 @@
 """
 Bad rows are found among many, whatever refuses them, and a search that would last too long ends with an error.
 
-Covers: sink.writing.bad_rows.bounds, sink.writing.bad_rows.conflicts.
+Covers: sink.writing.bad_row, sink.writing.bad_rows.conflicts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import pytest
 from support.bad_rows import committed, letters, stored
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.sink.writing.bad_rows import bounds, conflicts
+from pgonce.sink.writing import bad_row
+from pgonce.sink.writing.bad_rows import conflicts
 
 # Enough for some tens of pages, because places are compared by page first.
 ROWS, BAD = 4_000, 20
@@ -38,7 +39,7 @@ def doubled(bad: int = BAD, rows: int = ROWS) -> list[tuple[int, str, int]]:
 def test_few_tries_find_each_bad_row_of_many(constraint, mode, url, admin, monkeypatch):
     """Those that fit are not tried again for every bad one, and so the table does not grow by each try."""
     # Each bad row is looked for by halves: 12 times 4,000 is halved, and each half is tried.
-    monkeypatch.setattr(bounds, "MOST_TRIES", BAD * 2 * 12 + BAD)
+    monkeypatch.setattr(bad_row, "MOST_TRIES", BAD * 2 * 12 + BAD)
     admin.execute(TABLE)
     admin.execute(CONSTRAINTS[constraint])
     admin.execute("ALTER TABLE events SET (autovacuum_enabled = off)")
@@ -60,7 +61,7 @@ def test_few_tries_find_each_bad_row_of_many(constraint, mode, url, admin, monke
 )
 def test_a_search_that_lasts_too_long_refuses_the_batch(name, most, url, admin, monkeypatch):
     """The error says what Postgres has refused, that nothing was written, and what to do."""
-    monkeypatch.setattr(bounds, name, most)
+    monkeypatch.setattr(bad_row, name, most)
     admin.execute(TABLE)
     admin.execute(DEFERRED)
     with pytest.raises(TargetError) as raised:
@@ -82,10 +83,10 @@ def test_so_does_one_for_values_that_types_refuse(url, admin, monkeypatch):
     """Each row is assigned once, so that only the time counts."""
     admin.execute("CREATE TABLE events (id bigint, name varchar(3), amount bigint)")
     rows = [(n, "long" if n < 30 else "abc", 1) for n in range(40)]
-    monkeypatch.setattr(bounds, "MOST_TRIES", 0)
+    monkeypatch.setattr(bad_row, "MOST_TRIES", 0)
     committed(url, rows)
     assert len(letters(admin)) == 30
-    monkeypatch.setattr(bounds, "MOST_SECONDS", -1)
+    monkeypatch.setattr(bad_row, "MOST_SECONDS", -1)
     with pytest.raises(TargetError, match=r"SEARCH_TOO_LONG.*22001"):
         committed(url, rows, number=1)
 

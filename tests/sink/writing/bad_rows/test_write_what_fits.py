@@ -1,7 +1,7 @@
 """
 Rows that the target refuses for their own values are put aside, and all others are written.
 
-Covers: sink.writing.bad_row, sink.writing.bad_rows.bounds, sink.writing.bad_rows.conflicts,
+Covers: sink.writing.bad_row, sink.writing.bad_row, sink.writing.bad_rows.conflicts,
 sink.writing.bad_rows.probe, sink.writing.bad_rows.search, sink.writing.rows, sink.writing.write_table.
 """
 

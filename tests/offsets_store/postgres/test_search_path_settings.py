@@ -1,7 +1,7 @@
 """
 Settings of a role, a database or url change nothing about what is stored and read, and stay the user's for his SQL.
 
-Covers: offsets_store.postgres.settings, offsets_store.postgres.search_path.
+Covers: offsets_store.postgres.search_path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from pgonce.cli.main import app
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.postgres.settings import LocalSettings
+from pgonce.offsets_store.postgres.search_path import LocalSettings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
 
@@ -137,17 +137,14 @@ def connection(url):
 
 def test_the_statement_sees_ours(connection):
     """In one round trip, after which the cursor is at the statement's answer."""
-    cursor = connection.cursor()
-    OURS.execute_in_tx(cursor, sql.SQL(LOOK))
-    assert cursor.fetchone() == ("1", "pg_catalog, pg_temp")
+    assert OURS.execute_in_tx(connection, sql.SQL(LOOK)).fetchone() == ("1", "pg_catalog, pg_temp")
     assert connection.execute(LOOK).fetchone() == USERS
 
 
 def test_one_within_another(connection):
     """One may stand around another that sets something else: each brings back its own."""
     costs = LocalSettings(seq_page_cost="7")
-    cursor = connection.cursor()
-    OURS.execute_in_tx(cursor, costs.around(sql.SQL("SELECT 1")))
+    OURS.execute_in_tx(connection, costs.around(sql.SQL("SELECT 1")))
     asked = connection.execute(f"{LOOK}, pg_catalog.current_setting('seq_page_cost')".encode()).fetchone()
     assert asked == (*USERS, "1")
 
@@ -155,5 +152,5 @@ def test_one_within_another(connection):
 def test_a_statement_that_fails(connection):
     """The savepoint that is rolled back brings the user's settings back."""
     with pytest.raises(psycopg.errors.DivisionByZero), connection.transaction():
-        OURS.execute_in_tx(connection.cursor(), sql.SQL("SELECT 1 / 0"))
+        OURS.execute_in_tx(connection, sql.SQL("SELECT 1 / 0"))
     assert connection.execute(LOOK).fetchone() == USERS

@@ -25,8 +25,8 @@ from support.patience import PATIENCE_SECONDS
 from support.ways_in import WAYS, Sink
 
 from pgonce.offsets_store.errors import CommitError
-from pgonce.sink.foreach_batch import arriving_batches, early_commit
-from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
+from pgonce.sink.foreach_batch import batch_writer, frame_rows
+from pgonce.sink.foreach_batch.frame_rows import ArrivingBatches
 
 pytestmark = pytest.mark.spark
 
@@ -38,7 +38,7 @@ Batches = Iterator[pa.RecordBatch]
 @pytest.fixture
 def at_once(monkeypatch):
     """The transaction may begin with the first rows."""
-    monkeypatch.setattr(arriving_batches, "BEFORE_BEGIN_BYTES", 1)
+    monkeypatch.setattr(frame_rows, "BEFORE_BEGIN_BYTES", 1)
 
 
 def ids_of(arriving: ArrivingBatches) -> list[int]:
@@ -48,7 +48,7 @@ def ids_of(arriving: ArrivingBatches) -> list[int]:
 
 def test_rows_can_be_had_again(spark, at_once, monkeypatch):
     """A second try gets the same rows, those that memory holds and those that wait in a file."""
-    monkeypatch.setattr(arriving_batches, "IN_MEMORY_BYTES", 500_000)
+    monkeypatch.setattr(frame_rows, "IN_MEMORY_BYTES", 500_000)
     arriving = ArrivingBatches(spark.range(ROWS, numPartitions=4))
     assert ids_of(arriving) == list(range(ROWS))
     assert ids_of(arriving) == list(range(ROWS))
@@ -57,7 +57,7 @@ def test_rows_can_be_had_again(spark, at_once, monkeypatch):
 
 def test_nobody_waits_for_a_slow_reader(spark, at_once, monkeypatch):
     """While nobody takes the rows, other jobs run: Spark sends rows from the thread that schedules its tasks."""
-    monkeypatch.setattr(arriving_batches, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(frame_rows, "IN_MEMORY_BYTES", 0)
     wide = spark.range(20_000, numPartitions=8).selectExpr("id", "repeat('x', 2000) AS text")
     arriving = ArrivingBatches(wide)
     assert spark.range(10, numPartitions=2).count() == 10
@@ -66,7 +66,7 @@ def test_nobody_waits_for_a_slow_reader(spark, at_once, monkeypatch):
 
 def test_a_full_disk(spark, at_once, monkeypatch):
     """Where the driver has no room for the rows, that is what is raised, and not what Spark says when nobody reads."""
-    monkeypatch.setattr(arriving_batches, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(frame_rows, "IN_MEMORY_BYTES", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -171,7 +171,7 @@ def test_rows_are_copied_while_others_are_made(spark, at_once, small_batches, ur
 def test_a_transaction_begins_beside_the_job(spark, monkeypatch, url, observer, tmp_path):
     """Where the last batch's rows came soon, the next one's transaction is open while its task still runs."""
     for seconds in ("_SOON_SECONDS", "PATIENCE_SECONDS"):
-        monkeypatch.setattr(early_commit, seconds, 60)
+        monkeypatch.setattr(batch_writer, seconds, 60)
     inbox = Inbox(tmp_path / "inbox")
     inbox.add(10)
     inbox.add(10)

@@ -1,7 +1,7 @@
 """
 A small batch's transaction begins while Spark's job runs, and never at the rows' expense; without Spark.
 
-Covers: sink.foreach_batch.early_commit.
+Covers: sink.foreach_batch.batch_writer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from support.committed_rows import TABLE, ids, rows, settings
 from support.fixtures.driver import wait_until
 
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.sink.foreach_batch import early_commit
-from pgonce.sink.foreach_batch.early_commit import EarlyCommits
+from pgonce.sink.foreach_batch import batch_writer
+from pgonce.sink.foreach_batch.batch_writer import EarlyCommits
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import position_columns
 from pgonce.sink.writing.write_batch import work_into
@@ -99,7 +99,7 @@ def admin(url):
 @pytest.fixture
 def patient(monkeypatch):
     """A transaction waits for its rows until the test is over."""
-    monkeypatch.setattr(early_commit, "PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(batch_writer, "PATIENCE_SECONDS", 60)
 
 
 def waiting(admin):
@@ -159,7 +159,7 @@ def test_the_first_batch_of_a_run_waits_for_its_rows(run_id, admin, url):
 
 def test_a_transaction_waits_only_so_long(monkeypatch, admin, url):
     """Rows that do not come soon find no transaction open; the next batch then waits for its own."""
-    monkeypatch.setattr(early_commit, "PATIENCE_SECONDS", 3)
+    monkeypatch.setattr(batch_writer, "PATIENCE_SECONDS", 3)
     writer = Writer(url)
     job, result = begun(admin, writer)
     assert wait_until(lambda: waiting(admin) == 0)

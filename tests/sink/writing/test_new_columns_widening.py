@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import types as t
 
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
-from pgonce.sink.writing.evolution.new_columns import (
+from pgonce.sink.writing.new_columns import (
     is_limited,
     wider_type,
 )

@@ -12,7 +12,7 @@ from support.patience import PATIENCE_SECONDS
 from support.progress_events import Event
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.progress.listener import OffsetsListener
+from pgonce.offsets_store.progress import OffsetsListener
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 
@@ -197,7 +197,7 @@ class TestTrouble:
 
     def test_a_full_queue_drops_and_returns(self, url, monkeypatch):
         """With Postgres hanging and the queue full, a callback returns at once and counts."""
-        monkeypatch.setattr("pgonce.offsets_store.progress.listener.QUEUED_EVENTS", 2)
+        monkeypatch.setattr("pgonce.offsets_store.progress.QUEUED_EVENTS", 2)
         ensure_ledger(url)
         listener = OffsetsListener(url)
         with psycopg.connect(url) as blocking:

@@ -7,10 +7,10 @@ import pytest
 from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.sink.writing.evolution.alter import (
+from pgonce.sink.writing.alter import (
     refuse_what_stands_in_the_way,
 )
-from pgonce.sink.writing.evolution.new_columns import (
+from pgonce.sink.writing.new_columns import (
     Change,
 )
 from pgonce.sink.writing.table.catalogue import look_up_table

@@ -9,7 +9,7 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.checked_table import plan_columns
-from pgonce.sink.writing.evolution.new_columns import (
+from pgonce.sink.writing.new_columns import (
     as_altered,
     changes_for,
     left_out,

@@ -15,12 +15,12 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, NotAlteredError
 
-from ...encoding.encoded_types import EncodedColumn
-from ...options.definitions import BY_KEY
-from ...options.destination import Destination
-from ..table.catalogue import TargetColumn, TargetTable
-from ..table.fit import Fit, fit
-from ..table.fit_column import fit_column
+from ..encoding.encoded_types import EncodedColumn
+from ..options.definitions import BY_KEY
+from ..options.destination import Destination
+from .table.catalogue import TargetColumn, TargetTable
+from .table.fit import Fit, fit
+from .table.fit_column import fit_column
 
 # An array of any of these is rewritten, and so is a char(n), and a numeric that gets more digits after the point.
 _FRACTIONS_OF_SECONDS = (

@@ -1,7 +1,7 @@
 """
 What changes look like before they are encoded: one image a row, and whether it deletes.
 
-Covers: sink.changes.change_types, sink.changes.reader.
+Covers: sink.changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from support.typed_rows import struct_of
 
 from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.sink.changes.reader import reader_of
+from pgonce.sink.changes import reader_of
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.options.destination import destination
 

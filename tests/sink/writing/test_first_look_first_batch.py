@@ -15,7 +15,7 @@ from pgonce.offsets_store.errors import LedgerError, RefusedBatch
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.first_batch import refuse_first_batch
+from pgonce.sink.writing.first_look import refuse_first_batch
 
 EVENTS = destination("events")
 ID = {"id": t.LongType()}

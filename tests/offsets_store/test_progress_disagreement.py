@@ -9,7 +9,7 @@ from support.batches import make_writer
 from support.ledger_history import RUN
 from support.progress_events import heard
 
-from pgonce.offsets_store.progress.event import disagreement
+from pgonce.offsets_store.progress import disagreement
 from pgonce.offsets_store.verdict.facts import Recorded
 
 

@@ -1,1 +1,0 @@
-"""Store Spark's progress events, and compare them with the ledger."""

@@ -1,0 +1,336 @@
+"""
+Read what the rows of a change feed say is to be done: ``deleteWhen``, ``_change_type``, or Debezium's envelope.
+
+Runs in tasks, and on the driver for foreachBatch, before rows are encoded. Invariants: every row that comes out says in
+one boolean column whether it deletes; an operation that is not known is refused, never guessed. Of an update, the image
+after it is kept, and the one before it is dropped. From an envelope, a row is the image after its change, or for a
+delete the one before it, as far as the source told it; the envelope's own columns are left behind. An error names the
+column and the place of the row, and repeats no value but the operation itself.
+
+https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-events
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import pyarrow as pa
+from pyspark.sql.types import BooleanType, DataType, StringType, StructField, StructType
+
+from pgonce.offsets_store.errors import NOTHING, bad_option
+
+from .encoding import compute as pc
+from .errors import EncodingError
+from .options.destination import CHANGE_TYPE, DELETED_COLUMN, OPERATION, Destination
+from .options.routes import Routes
+
+
+def reader_of(where: Destination | Routes, struct_type: StructType) -> ChangeReader:
+    """
+    What reads the rows of a frame with these columns, which go ``where``.
+
+    :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says what to do; ROUTE_COLUMN, if it
+        lacks the one that names the table.
+    """
+    if isinstance(where, Routes):
+        reader = _reader_for_all(where, struct_type)
+        where.refuse_unfit(reader.struct_type)
+        return reader
+    return _reader_for_one(where, struct_type)
+
+
+def _reader_for_all(routes: Routes, struct_type: StructType) -> ChangeReader:
+    if routes.feed:
+        return _reader_for_one(routes.each[0].destination, struct_type)
+    columns = routes.delete_columns
+    return DeleteWhen(struct_type, columns, routes.column) if columns else AsTheyAre(struct_type)
+
+
+def _reader_for_one(destination: Destination, struct_type: StructType) -> ChangeReader:
+    changes = destination.changes
+    if changes is None:
+        return AsTheyAre(struct_type)
+    if changes.all_delete:
+        return AllDelete(struct_type)
+    if changes.delete_when:
+        return DeleteWhen(struct_type, {changes.delete_when: ()})
+    if changes.feed == "debezium":
+        return Envelope(struct_type, destination.order_by)
+    return ChangeTypes(struct_type)
+
+
+_SAY_IT = "Make the condition true or false for every row, for example coalesce(op = 'd', false)."
+_WRITES, _DELETES, _BEFORE = ("insert", "update_postimage"), "delete", "update_preimage"
+
+
+@dataclass(frozen=True)
+class AsTheyAre:
+    """Rows without an operation: all are written."""
+
+    struct_type: StructType
+    drops_rows: ClassVar[bool] = False
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same rows."""
+        return batch
+
+
+@dataclass(frozen=True)
+class DeleteWhen:
+    """
+    Rows with boolean ``columns`` that say whether they delete.
+
+    If there are several, ``route`` decides: each is used for the values of ``route`` that are listed with it.
+    """
+
+    struct_type: StructType
+    columns: Mapping[str, tuple[str, ...]]
+    route: str | None = None
+    drops_rows: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for column in self.columns:
+            _require_column(self.struct_type, column, BooleanType)
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same rows; one that does not say whether it deletes is refused."""
+        for column, of in self.columns.items():
+            says = batch.column(column)
+            known = says.is_valid()
+            if self.route is not None:
+                values = pc.cast(batch.column(self.route), pa.string())
+                known = pc.or_(known, pc.invert(pc.is_in(values, value_set=pa.array(of, pa.string()))))
+            _refuse_unknown(column, says, known, _SAY_IT)
+        return batch
+
+
+@dataclass(frozen=True)
+class AllDelete:
+    """Rows that all delete."""
+
+    of: StructType
+    drops_rows: ClassVar[bool] = False
+
+    @property
+    def struct_type(self) -> StructType:
+        """The frame's columns, and :data:`DELETED_COLUMN`."""
+        return _with_deleted(self.of)
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same rows."""
+        return batch.append_column(DELETED_COLUMN, pa.repeat(pa.scalar(value=True), len(batch)))
+
+
+@dataclass(frozen=True)
+class ChangeTypes:
+    """The change feed of a Delta table, or of Spark."""
+
+    of: StructType
+    drops_rows: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _require_column(self.of, CHANGE_TYPE, StringType)
+
+    @property
+    def struct_type(self) -> StructType:
+        """The frame's columns, and :data:`DELETED_COLUMN`."""
+        return _with_deleted(self.of)
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows without the images before updates."""
+        operations = batch.column(CHANGE_TYPE)
+        deletes, before = pc.equal(operations, _DELETES), pc.equal(operations, _BEFORE)
+        writes = _among(operations, _WRITES)
+        known = pc.fill_null(pc.or_(pc.or_(deletes, before), writes), fill_value=False)
+        _refuse_unknown(
+            CHANGE_TYPE, operations, known, "Leave such rows out in Spark, or compute a column for deleteWhen."
+        )
+        marked = batch.append_column(DELETED_COLUMN, deletes)
+        return marked.filter(pc.invert(before)) if pc.any(before, min_count=0).as_py() else marked
+
+
+def _among(operations: pa.Array, known: Sequence[str]) -> pa.Array:
+    """
+    Whether each operation is one of those that are ``known``.
+
+    Their array is made here, because pyarrow imports pandas for the first one that is made of a list, and most
+    processes that import this module never need that.
+    """
+    return pc.is_in(operations, value_set=pa.array(known, operations.type))
+
+
+def _with_deleted(struct_type: StructType) -> StructType:
+    """These columns and :data:`DELETED_COLUMN`."""
+    return StructType([*struct_type.fields, StructField(DELETED_COLUMN, BooleanType(), nullable=False)])
+
+
+def _require_column(struct_type: StructType, name: str, data_type: type[DataType]) -> None:
+    """:raises ConfigurationError: CHANGE_COLUMNS, if there is no such column, or if it has another type."""
+    field = next((field for field in struct_type.fields if field.name == name), None)
+    if field is None or not isinstance(field.dataType, data_type):
+        found = f"is {field.dataType.simpleString()}" if field else "is missing in the frame"
+        raise bad_option(
+            "CHANGE_COLUMNS",
+            f"Column {name!r}, which holds the operation of each row, {found}; it must be {data_type.typeName()}.",
+            "Compute it in Spark, for example withColumn('is_deleted', expr(\"op = 'd'\")), and name it in deleteWhen.",
+        )
+
+
+def _refuse_unknown(column: str, operations: pa.Array, known: pa.Array, remedy: str) -> None:
+    """:raises EncodingError: CHANGE_UNKNOWN, if ``known`` is not true for all operations."""
+    if not pc.all(known, min_count=0).as_py():
+        row = known.index(pa.scalar(value=False)).as_py()
+        raise EncodingError(
+            "CHANGE_UNKNOWN",
+            f"Column {column!r} {_in_row(row)} is {_shown(operations[row])}, which is not a known operation.",
+            NOTHING,
+            remedy,
+        )
+
+
+def _in_row(row: int) -> str:
+    """Where the row is, as far as a task knows."""
+    return f"in row {row + 1} of one of its task's Arrow batches"
+
+
+def _shown(value: pa.Scalar) -> str:
+    if not value.is_valid:
+        return "null"
+    if not pa.types.is_string(value.type) and not pa.types.is_large_string(value.type):
+        return repr(value.as_py())
+    # Spark does not look at what it casts from binary to string.
+    return repr(value.as_buffer().to_pybytes().decode(errors="replace"))[:40]
+
+
+_ENVELOPE = frozenset({"before", "after", "source", OPERATION, "ts_ms", "ts_us", "ts_ns", "transaction"})
+_WRITES_OF_DEBEZIUM, _DELETES_OF_DEBEZIUM = ("c", "r", "u"), "d"
+_REMEDY = (
+    "The known operations are c, r, u and d. Filter tombstones out before from_json (where value is not null). A "
+    "record that does not fit the schema of from_json also gives null. A truncate (t) must be repeated by hand."
+)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """
+    The columns ``before``, ``after`` and ``op`` of Debezium's events, and those that the user has added.
+
+    :param of: the frame's columns.
+    :param order_by: the field that orders changes, which may be one of the envelope's: ``source.lsn``.
+    """
+
+    of: StructType
+    order_by: str | None
+    drops_rows: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _require_column(self.of, "after", StructType)
+        _require_column(self.of, "before", StructType)
+        _require_column(self.of, OPERATION, StringType)
+
+    @cached_property
+    def struct_type(self) -> StructType:
+        """The columns of ``after``, those that the user has added, the operation, and the order."""
+        fields = [*self._image, *self._beside]
+        if not any(field.name == OPERATION for field in fields):
+            fields.append(StructField(OPERATION, StringType()))
+        path, data_type = self._order
+        if path:
+            fields.append(StructField(path[-1], data_type or StringType()))
+        return _with_deleted(StructType(fields))
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows, each as one image."""
+        operations = batch.column(OPERATION)
+        deletes = pc.equal(operations, _DELETES_OF_DEBEZIUM)
+        known = pc.or_(deletes, _among(operations, _WRITES_OF_DEBEZIUM))
+        _refuse_unknown(OPERATION, operations, pc.fill_null(known, fill_value=False), _REMEDY)
+        after, before = batch.column("after"), batch.column("before")
+        _refuse_missing(deletes, after, before)
+        arrays = [_either(deletes, before, after, field.name) for field in self._image]
+        arrays += [batch.column(field.name) for field in self._beside]
+        if OPERATION not in {field.name for field in (*self._image, *self._beside)}:
+            arrays.append(operations)
+        path, _ = self._order
+        if path:
+            arrays.append(_at(batch, path))
+        return pa.RecordBatch.from_arrays([*arrays, deletes], names=self.struct_type.names)
+
+    @property
+    def _image(self) -> list[StructField]:
+        after = next(field.dataType for field in self.of.fields if field.name == "after")
+        return list(after.fields) if isinstance(after, StructType) else []
+
+    @property
+    def _beside(self) -> list[StructField]:
+        return [field for field in self.of.fields if field.name not in _ENVELOPE]
+
+    @cached_property
+    def _order(self) -> tuple[list[str], DataType | None]:
+        """The path of the order column into the envelope, if it is there, and its type."""
+        names = {field.name for field in (*self._image, *self._beside)}
+        path = self.order_by.split(".") if self.order_by else []
+        if not path or self.order_by in names or path[0] not in _ENVELOPE or path == [OPERATION]:
+            return [], None
+        data_type: DataType = self.of
+        for name in path:
+            found = data_type.fields if isinstance(data_type, StructType) else []
+            field = next((field for field in found if field.name == name), None)
+            if field is None:
+                raise bad_option(
+                    "CHANGE_COLUMNS",
+                    f"orderBy={self.order_by!r} names a field that the envelope does not have.",
+                    "Give from_json a schema that has it, or name another field, such as source.lsn or ts_ms.",
+                )
+            data_type = field.dataType
+        if path[-1] in names:
+            raise bad_option(
+                "CHANGE_COLUMNS",
+                f"orderBy={self.order_by!r} would become column {path[-1]!r}, which the rows already have.",
+                "Add the order to the frame as a column with another name, and set orderBy to that name.",
+            )
+        return path, data_type
+
+
+def _refuse_missing(deletes: pa.Array, after: pa.Array, before: pa.Array) -> None:
+    for image, column, why, remedy in (
+        (pc.if_else(deletes, before.is_valid(), True), "before", "but the operation is a delete",
+         "Let the source send the keys of deleted rows: give its table a primary key, or REPLICA IDENTITY FULL."),
+        (pc.if_else(deletes, True, after.is_valid()), "after", "but the operation is not a delete",
+         "Check that the schema given to from_json is that of the events."),
+    ):  # fmt: skip
+        if not pc.all(image, min_count=0).as_py():
+            where = _in_row(image.index(pa.scalar(value=False)).as_py())
+            raise EncodingError("CHANGE_WITHOUT_ROW", f"Column {column!r} {where} is null, {why}.", NOTHING, remedy)
+
+
+def _either(deletes: pa.Array, before: pa.StructArray, after: pa.StructArray, name: str) -> pa.Array:
+    """The field ``name`` of ``before`` where a row deletes, and of ``after`` elsewhere."""
+    written = pc.struct_field(after, name)
+    if before.type.get_field_index(name) < 0 or not pc.any(deletes, min_count=0).as_py():
+        return written
+    old = pc.struct_field(before, name)
+    if old.type != written.type:
+        old = old.cast(written.type)
+    # Not if_else, which does not know every type.
+    rows = pa.array(range(len(after)), pa.int64())
+    chosen = pc.if_else(deletes, pc.add(rows, len(after)), rows)
+    return pa.concat_arrays([written, old]).take(chosen)
+
+
+def _at(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
+    array = batch.column(path[0])
+    return pc.struct_field(array, path[1:]) if path[1:] else array
+
+
+ChangeReader = AsTheyAre | DeleteWhen | AllDelete | ChangeTypes | Envelope
+"""
+Reads the rows of one frame and their operations.
+
+``read`` returns the rows to be written or deleted, in the order in which they came, and raises EncodingError
+(CHANGE_UNKNOWN, CHANGE_WITHOUT_ROW); ``struct_type`` has their columns, and ``drops_rows`` says whether they may be
+fewer.
+"""

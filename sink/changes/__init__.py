@@ -1,1 +1,0 @@
-"""Read what the rows of a change feed say is to be done."""

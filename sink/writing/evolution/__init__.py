@@ -1,1 +1,0 @@
-"""Alter the table: add columns that it lacks, and widen those that are too narrow."""
