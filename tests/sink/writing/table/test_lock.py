@@ -191,7 +191,9 @@ def test_a_batch_that_waits_for_an_alter_sees_what_it_altered(pair, transport, a
     assert (outcomes, stored, recorded) == ((["NEW"], len(pair.values), 1) if is_taken else (["TYPE_MISMATCH"], 0, 0))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "transport", ["copied", "staged", *(pytest.param(way, marks=pytest.mark.thorough) for way in TRANSPORTS[2:])]
+)
 def test_an_alter_may_come_at_every_step_of_the_commit(transport, url, admin, proxy):
     """Before each message in turn: it is done by then, or waits for the batch, and no value is another one."""
     pair = next(pair for pair in PAIRS if str(pair) == "integer_to_real")
