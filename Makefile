@@ -50,7 +50,7 @@ PROSE := sink offsets_store pgonce docs README.md ARCHITECTURE.md CONTRIBUTING.m
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-features bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale matrix nightly picture release-check soak clean
+.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale matrix nightly picture release-check soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -142,9 +142,6 @@ bench-latency: setup ## from the producer to a visible row, for each trigger and
 
 bench-ledger: setup ## a ledger of 1,000,000 batches against an empty one
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/ledger_size.py
-
-bench-features: setup ## the receiver, and transactions that begin while Spark's job runs: with and without
-	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/features.py $(if $(SMALL),--small)
 
 bench-first: setup ## from start() to the first commit, each time in a new driver; SMALL=1 for a quick look
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/first_batch.py $(if $(SMALL),--small)

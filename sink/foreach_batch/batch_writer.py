@@ -8,14 +8,13 @@ Settings that cannot work are refused when they are made; nothing of them change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.utils import is_remote
 from typing_extensions import Unpack
 
-from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError, commit_batch
+from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.kafka.settings import Brokers, brokers
@@ -35,9 +34,8 @@ from ..options.reading import Given, read, takes_options
 from ..options.routes import where_of
 from ..options.sink_options import commit_settings_of
 from ..writing.first_look import look_once, look_when_made, refuse_first_batch
-from ..writing.rows import Rows
 from ..writing.write_batch import work_into
-from .frame_rows import ArrivingBatches, arriving_rows
+from .frame_rows import arriving_rows
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,6 @@ class PostgresBatchWriter:
     def __init__(self, url: str = "", **options: Unpack[WriterOptions]) -> None:
         given = read({"url": url, **options}, Way.WRITER)
         self._settings = batch_settings_of(given)
-        self._commits: FrameCommits = EarlyCommits(self._settings.commit)
         self._destination = where_of(given)
         self._sink_name = given["sink_name"]
         # A client of a Connect server may have another database by this url, or none.
@@ -118,8 +115,9 @@ class PostgresBatchWriter:
         batch = self._settings.batch_of(frame, batch_id)
         self._look_first(batch, frame)
         # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
-        with arriving_rows(frame, self._destination, self._settings.positions, batch) as (rows, arriving):
-            self._commits.commit(batch, rows, arriving, lambda each: self._settings.checked(frame, self._work(each)))
+        with arriving_rows(frame, self._destination, self._settings.positions, batch) as rows:
+            work = work_into(self._sink_name, self._destination, rows)
+            commit_batch(self._settings.commit, batch, self._settings.checked(frame, work))
             rows.count()
 
     def _look_first(self, batch: PlannedBatch, frame: DataFrame) -> None:
@@ -129,73 +127,3 @@ class PostgresBatchWriter:
         written = written_type(reader_of(self._destination, frame.schema).struct_type, positions, self._destination)
         look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
         refuse_first_batch(self._settings.commit, batch, self._sink_name, self._destination)
-
-    def _work(self, rows: Rows) -> Work[Batch]:
-        return work_into(self._sink_name, self._destination, rows)
-
-
-# If the rows of a run's last batch came within this time, the next batch's transaction begins while Spark's job runs.
-_SOON_SECONDS = 0.25
-# It waits for them no longer than this, because it holds the writer's row.
-PATIENCE_SECONDS = 0.5
-
-
-WorkOf = Callable[[Rows], Work[Batch]]
-
-
-class FrameCommits:
-    """Commits one batch after another, as ``settings`` say."""
-
-    def __init__(self, settings: CommitSettings) -> None:
-        self.settings = settings
-
-    def commit(self, batch: PlannedBatch, rows: Rows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
-        """
-        Publish ``batch``, or skip it.
-
-        :param rows: made from what is ``arriving``.
-        :raises PgonceError: what the commit raises.
-        :raises PySparkException: what Spark's job raises.
-        """
-        arriving.wait()
-        commit_batch(self.settings, batch, work_of(rows))
-
-
-class EarlyCommits(FrameCommits):
-    """
-    Commits one batch after another; the next one begins early if the last one's rows came soon.
-
-    An early transaction is one try that writes nothing before the rows are there; if it fails, a commit that begins
-    after they are there meets the same error, and raises it. Otherwise no transaction is open while Spark's job makes
-    the first rows: a writer's lock is held no longer than writing takes.
-    """
-
-    def __init__(self, settings: CommitSettings) -> None:
-        super().__init__(settings)
-        # The run's id, because a run's first batches are slow, and must not begin early.
-        self._run_with_quick_rows: str | None = None
-
-    def commit(self, batch: PlannedBatch, rows: Rows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
-        """As :meth:`FrameCommits.commit`; it begins while Spark's job runs, if the rows are expected soon."""
-        early = EarlyTry(self.settings)
-        is_early = self._run_with_quick_rows == batch.run_id
-        if is_early:
-            early.begin(batch, work_of(_waited_for(rows, arriving)))
-            if early.verdict is not None:
-                return
-        came_soon = not is_early and arriving.wait(_SOON_SECONDS)
-        self._run_with_quick_rows = batch.run_id if came_soon else None
-        arriving.wait()
-        early.commit(batch, work_of(rows))
-
-
-def _waited_for(rows: Rows, arriving: ArrivingBatches) -> Rows:
-    """The same rows, but with a limit on the wait for them."""
-    since = rows.since
-
-    def bodies() -> Iterable[bytes]:
-        if not arriving.wait(PATIENCE_SECONDS):
-            raise NotNowError(f"its rows took longer than {PATIENCE_SECONDS:g} s")
-        return rows.bodies()
-
-    return replace(rows, bodies=bodies, since=since and (lambda stored: _waited_for(since(stored), arriving)))

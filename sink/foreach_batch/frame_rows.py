@@ -44,26 +44,17 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def collected_rows(frame: DataFrame, destination: Destination | Routes) -> Iterator[Rows]:
-    """Like :func:`arriving_rows`, but wait until there are enough rows to begin with."""
-    with arriving_rows(frame, destination) as (rows, arriving):
-        arriving.wait()
-        yield rows
-
-
-@contextmanager
 def arriving_rows(
     frame: DataFrame,
     destination: Destination | Routes,
     positions: PositionColumns | None = None,
     batch: PlannedBatch | None = None,
-) -> Iterator[tuple[Rows, ArrivingBatches]]:
+) -> Iterator[Rows]:
     """
-    Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
+    Run the frame, and wait for enough of its rows to begin with; the others are encoded as they arrive.
 
-    If the block fails, Spark's job is cancelled, because its rows are no longer needed. Rows come in no particular
-    order. ``bodies`` and ``count`` raise what Spark raises, and so does the second object of the pair, which is there
-    to wait for the rows.
+    They are encoded again as often as a commit needs. Rows come in no particular order. ``bodies`` and ``count`` raise
+    what Spark raises. If the block fails, Spark's job is cancelled, because its rows are no longer needed.
 
     :param destination: says how rows tell what is to be done.
     :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION for a row that
@@ -77,7 +68,8 @@ def arriving_rows(
     written = written_type(reader.struct_type, positions, destination)
     arriving = ArrivingBatches(frame)
     try:
-        yield _Frame(arriving, reader, written, positions, batch, destination.dead_letters).rows(), arriving
+        arriving.wait()
+        yield _Frame(arriving, reader, written, positions, batch, destination.dead_letters).rows()
     except BaseException:
         arriving.close()
         raise
@@ -130,7 +122,7 @@ class _Frame:
         for part in self._parts():
             body, _ = unfit.encode_others(encoder, part)
             yield body
-        # Only now: a try that ended too early has found only some, and a second one finds them again.
+        # Only now: a try that failed on its way has found only some, and a second one finds them again.
         self.put_aside[:] = unfit.rows
 
     def _parts(self) -> Iterator[pa.RecordBatch]:
@@ -169,18 +161,13 @@ class ArrivingBatches:
         self._coming = _rows_of(frame)
         threading.Thread(target=self._take, name="pgonce-arriving-rows", daemon=True).start()
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """
-        Wait, at most ``seconds``, until :data:`BEFORE_BEGIN_BYTES` or all rows are there; return whether they are.
-
-        Raises what Spark raised if its job has failed.
-        """
+    def wait(self) -> None:
+        """Wait until :data:`BEFORE_BEGIN_BYTES` or all rows are there; raises what Spark raised if its job failed."""
         with self._changed:
-            is_enough = self._changed.wait_for(self._may_begin, seconds)
+            self._changed.wait_for(lambda: self._at_end or self._arrived.size >= BEFORE_BEGIN_BYTES)
             at_end = self._at_end
         if at_end:
             self._raise_error()
-        return is_enough
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for number in itertools.count():
@@ -205,9 +192,6 @@ class ArrivingBatches:
             if self._at_end:
                 return
         self._coming.cancel()
-
-    def _may_begin(self) -> bool:
-        return self._at_end or self._arrived.size >= BEFORE_BEGIN_BYTES
 
     def _raise_error(self) -> None:
         if isinstance(self._error, CommitError):

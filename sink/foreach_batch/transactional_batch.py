@@ -37,7 +37,7 @@ from ..writing.by_key.apply import WRITTEN
 from ..writing.first_look import refuse_first_batch
 from ..writing.write_batch import write_batch_in_tx
 from .batch_writer import batch_settings_of
-from .frame_rows import collected_rows
+from .frame_rows import arriving_rows
 
 BatchFunction = Callable[[DataFrame, int], None]
 
@@ -168,7 +168,7 @@ class BatchTransaction:
     def _write(self, frame: DataFrame, where: Destination | Routes) -> int:
         if isinstance(where, Destination):
             where = replace(where, may_be_temporary=True)
-        with collected_rows(frame, where) as rows:
+        with arriving_rows(frame, where) as rows:
             published = write_batch_in_tx(driver_connection(self._connection), where, rows, self._batch)
         # What went into a temporary table, and goes away with the batch, is not published.
         if published.targets or isinstance(where, Routes):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chaos.administrators import ALTERATIONS, EndSessions, HoldLock, Maintain, Reload
-from chaos.early import StrikeEarly
 from chaos.faults import (
     CrashServer,
     Fault,
@@ -65,15 +64,6 @@ AT_ONE_QUERY: tuple[Family, ...] = (
             *(FreezeReceiver(moment, soon=True) for moment in _AT_COMMIT),
             FreezeReceiver("before_commit", soon=False),
             FillDisk(),
-        ),
-        share=2,
-    ),
-    Family(
-        (
-            StrikeEarly("line cut"),
-            StrikeEarly("session terminated"),
-            StrikeEarly("task's worker SIGKILL"),
-            StrikeEarly("rows late"),
         ),
         share=2,
     ),

@@ -18,7 +18,7 @@ import chaos.subject
 import psutil
 import psycopg
 from chaos.oracle import Judgement, TotalsWatch, dump_ledger, judge_finished, judge_running, sessions_left
-from chaos.seams import MERGED, PUBLISHED_EARLY, taken
+from chaos.seams import MERGED, taken
 from chaos.sources import JsonFiles, KafkaTopic, RateMicroBatch, Source, newest
 from chaos.subject import Subject, checkpoint_of
 from chaos.workloads import WORKLOADS, Workload
@@ -249,7 +249,7 @@ class Site:
 
     def paths_not_taken(self) -> list[str]:
         """Those that a workload here is there for, and that were never taken."""
-        wanted = {"append": PUBLISHED_EARLY, "merged": MERGED, "received": "batches, received"}
+        wanted = {"merged": MERGED, "received": "batches, received"}
         paths = self.paths_taken()
         missing = {
             path for workload, path in wanted.items() if workload in self.setting.workloads and not paths.get(path)

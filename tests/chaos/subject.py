@@ -85,8 +85,8 @@ class _Supervised:
     def start(self, files_a_batch: int = 20, **trigger: Any) -> StreamingQuery | None:
         """Start the query. What pgonce refuses already here, as the table is now, is a failure like any other."""
         workload = WORKLOADS[self.name]
-        directory = self.subject.directory
-        place = Place(self.subject.urls[self.name], workload.table, str(checkpoint_of(directory, self.name)), directory)
+        checkpoint = checkpoint_of(self.subject.directory, self.name)
+        place = Place(self.subject.urls[self.name], workload.table, str(checkpoint))
         rows = rows_of(self.session, self.subject.source, files_a_batch=files_a_batch)
         if self.name in self.subject.can_wait:
             folder = self.subject.sign(f"tasks-{self.name}")

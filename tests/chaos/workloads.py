@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from chaos.seams import with_signs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -94,7 +92,6 @@ class Place:
     url: str
     table: str
     checkpoint: str
-    directory: str
 
 
 @dataclass(frozen=True)
@@ -142,8 +139,7 @@ def _append(frame: DataFrame, place: Place) -> DataStreamWriter:
 
 
 def _writer(place: Place, **options: Any) -> PostgresBatchWriter:
-    writer = PostgresBatchWriter(place.url, table=place.table, **_PATIENCE, **options)
-    return with_signs(writer, Path(place.directory), place.table.removeprefix("events_"))
+    return PostgresBatchWriter(place.url, table=place.table, **_PATIENCE, **options)
 
 
 def _upsert(

@@ -20,7 +20,6 @@ from pgonce.sink.data_source.receiver.arrived import LONGEST_GUESS_SECONDS
 from pgonce.sink.data_source.receiver.kept_rows import LEFT_FREE_BYTES
 from pgonce.sink.data_source.receiver.line import SILENCE_SECONDS
 from pgonce.sink.data_source.stager import COPY_BYTES
-from pgonce.sink.foreach_batch.batch_writer import PATIENCE_SECONDS
 from pgonce.sink.foreach_batch.frame_rows import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
 from pgonce.sink.options.definitions import OPTIONS
 
@@ -43,7 +42,6 @@ NUMBERS = [
         default("lock_timeout") + default("retry_timeout") == 150,
     ),
     ("more than 16 MiB", BEFORE_BEGIN_BYTES == 16 * MIB),
-    ("hold both for half a second", PATIENCE_SECONDS == 0.5),
     ("32 MiB of them at most", COPY_BYTES == 32 * MIB),
     ("a thousand events wait", QUEUED_EVENTS == 1000),
     ("newest 1,000 events", KEPT_A_QUERY == 1000),

@@ -48,7 +48,7 @@ def put_aside(rows):
 
 def test_each_try_finds_them_afresh(frame):
     """However often the bodies are read, to the end or not, each bad row is put aside once and not counted."""
-    with arriving_rows(frame, into()) as (rows, _):
+    with arriving_rows(frame, into()) as rows:
         for _ in range(3):
             assert encoded(rows) == ROWS - len(BAD)
             assert put_aside(rows) == BAD
@@ -60,7 +60,7 @@ def test_each_try_finds_them_afresh(frame):
 def test_those_that_are_stored_already_are_not_put_aside(frame):
     """A row below the stored positions is dropped, good or bad; those that are left carry their place."""
     positions = position_columns(("topic", "partition", "offset"), written=False)
-    with arriving_rows(frame.selectExpr("*", *PLACE), into(), positions) as (rows, _):
+    with arriving_rows(frame.selectExpr("*", *PLACE), into(), positions) as rows:
         later = rows.since({"0": {"t": {"0": 501}}})
         assert encoded(later) == later.count() == ROWS - 501 - 2
         assert put_aside(later) == put_aside(rows) == [501, 998]
@@ -76,7 +76,7 @@ def test_images_before_updates_are_neither_counted_nor_put_aside(spark):
         [(1, "a\0", "update_preimage"), (1, "b", "update_postimage"), (2, "c\0", "insert")],
         "id long, name string, _change_type string",
     )
-    with arriving_rows(changes, into(mode="apply", keys=["id"], change_feed="delta")) as (rows, _):
+    with arriving_rows(changes, into(mode="apply", keys=["id"], change_feed="delta")) as rows:
         assert encoded(rows) == rows.count() == 1
         assert put_aside(rows) == [2]
 
@@ -85,14 +85,13 @@ def test_images_before_updates_are_neither_counted_nor_put_aside(spark):
 def test_too_many_stop_the_batch(most, frame):
     """With a bound that is too small, and without dead letters, the bodies end in an error."""
     where = into(max_dead_letters=most) if most else destination("events")
-    with arriving_rows(frame, where) as (rows, arriving), pytest.raises(EncodingError, match="NUL_IN_TEXT") as caught:
+    with arriving_rows(frame, where) as rows, pytest.raises(EncodingError, match="NUL_IN_TEXT") as caught:
         encoded(rows)
     assert ("maxDeadLetters" in str(caught.value)) is (most is not None)
-    arriving.close()
 
 
 def test_they_come_to_the_commit_of_a_batch_writer(spark, url, observer, tmp_path, checkpoint, monkeypatch):
-    """In batches that begin when their rows are there, and in those that begin before."""
+    """Rows that cannot be encoded are known to the commit of their batch, and are not among its rows."""
     commits = []
     work_into = batch_writer.work_into
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import psycopg
 import pyarrow as pa
@@ -25,7 +26,7 @@ from support.patience import PATIENCE_SECONDS
 from support.ways_in import WAYS, Sink
 
 from pgonce.offsets_store.errors import CommitError
-from pgonce.sink.foreach_batch import batch_writer, frame_rows
+from pgonce.sink.foreach_batch import frame_rows
 from pgonce.sink.foreach_batch.frame_rows import ArrivingBatches
 
 pytestmark = pytest.mark.spark
@@ -110,13 +111,17 @@ def test_a_job_that_fails_at_once(spark):
 
 
 def test_a_small_batch_is_waited_for_in_whole(spark, tmp_path):
-    """Of a small batch, rows of one task are not enough to begin with; after the given time, so one is told."""
+    """Of a small batch, rows of one task are not enough to begin with."""
     frame = spark.range(10, numPartitions=2)
     arriving = ArrivingBatches(frame.mapInArrow(held_until_copied(str(tmp_path), 9), frame.schema))
+    waiting = Thread(target=arriving.wait)
+    waiting.start()
     assert wait_until((tmp_path / "waiting").exists, PATIENCE_SECONDS)
-    assert not arriving.wait(0.1)
+    waiting.join(0.1)
+    assert waiting.is_alive()
     (tmp_path / "go").touch()
-    assert arriving.wait(PATIENCE_SECONDS)
+    waiting.join(PATIENCE_SECONDS)
+    assert not waiting.is_alive()
     assert ids_of(arriving) == list(range(10))
 
 
@@ -168,15 +173,13 @@ def test_rows_are_copied_while_others_are_made(spark, at_once, small_batches, ur
     assert what_is_wrong(observer, sink.table, sink.checkpoint, inbox.rows) == []
 
 
-def test_a_transaction_begins_beside_the_job(spark, monkeypatch, url, observer, tmp_path):
-    """Where the last batch's rows came soon, the next one's transaction is open while its task still runs."""
-    for seconds in ("_SOON_SECONDS", "PATIENCE_SECONDS"):
-        monkeypatch.setattr(batch_writer, seconds, 60)
+def test_no_transaction_waits_for_a_small_batch(spark, url, observer, tmp_path):
+    """While Spark's job makes the rows of a small batch, nobody holds its writer's row."""
     inbox = Inbox(tmp_path / "inbox")
     inbox.add(10)
     inbox.add(10)
     with held_query(spark, inbox, url, tmp_path) as sink:
-        assert wait_until(lambda: open_transactions(observer) == 1, PATIENCE_SECONDS)
+        assert open_transactions(observer) == 0
     assert what_is_wrong(observer, sink.table, sink.checkpoint, inbox.rows) == []
 
 
