@@ -13,14 +13,12 @@ from confluent_kafka import Producer
 from kafka_broker import KafkaBroker
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from support.patience import PATIENCE_SECONDS
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.errors import CheckpointError
-from pgonce.offsets_store.offsets import goes_back, kafka_partitions, same, says_which_rows
+from pgonce.offsets_store.offsets import goes_back, kafka_partitions, says_which_rows
 
 pytestmark = pytest.mark.spark
 
@@ -136,17 +134,6 @@ def test_batch_that_failed_is_planned_and_not_done(spark, checkpoint):
     assert texts[0] == texts[1]
 
 
-def test_rate_micro_batch_source(spark, checkpoint):
-    """The offset is what the source says in its progress."""
-    query = run(writer(rows(spark), checkpoint))
-    reader = Checkpoint(checkpoint)
-    assert_says_what_the_query_said(reader, query)
-    newest = reader.offset_log(query.lastProgress["batchId"])
-    assert newest.offsets["0"]["offset"] % 10 == 0
-    assert same(newest.offsets, {"0": {"offset": newest.offsets["0"]["offset"], "timestamp": 2000}})
-    assert not says_which_rows(newest.offsets)
-
-
 def test_stateful_query(spark, inbox, checkpoint):
     """A query that keeps state is told by its state folder."""
     query = run(writer(files(spark, inbox).groupBy("a").count(), checkpoint, "complete"))
@@ -163,28 +150,6 @@ def test_commit_log_version_2(spark, inbox, checkpoint):
     commit = Checkpoint(checkpoint).commit_log(0)
     assert commit.version == 2
     assert list(commit.metadata["stateUniqueIds"]) == ["0"]
-
-
-def test_two_sources_one_without_data(spark, inbox, tmp_path, checkpoint):
-    """Sources stand in plan order, and one that had nothing yet has no offset; an unknown equals nothing."""
-    (tmp_path / "empty").mkdir()
-    run(writer(files(spark, inbox).union(files(spark, tmp_path / "empty")), checkpoint))
-    offsets = Checkpoint(checkpoint).offset_log(0).offsets
-    assert offsets == {"0": {"logOffset": 0}, "1": None}
-    assert not same(offsets, offsets)
-
-
-def test_two_kinds_of_sources(spark, inbox, checkpoint):
-    """The rate source's clock reading under sources/1/0 is not taken for a start."""
-    rate = spark.readStream.format("rate").load().select(F.col("value").cast("int").alias("a"))
-    query = writer(files(spark, inbox).union(rate), checkpoint).start()
-    wait_for(lambda: query.recentProgress, query)
-    query.stop()
-    reader = Checkpoint(checkpoint)
-    assert (Path(checkpoint) / "sources/1/0").read_bytes().startswith(b"v1\n")
-    assert reader.initial_offsets() == {}
-    assert reader.offset_log(0).offsets["0"] == {"logOffset": 0}
-    assert isinstance(reader.offset_log(0).offsets["1"], int)
 
 
 def test_offset_log_version_2(spark, inbox, tmp_path, checkpoint):
@@ -241,21 +206,13 @@ def test_continuous_query(spark, checkpoint):
     assert kafka_partitions(reader.offset_log(1).offsets) == set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("write", ["{relative}", "FILE:{path}", "file://{path}%20b c?x=1#é"])
 def test_location_means_what_it_means_to_spark(spark, inbox, checkpoint, write):
     """However a location is written, the reader looks where Spark wrote."""
     location = write.format(path=checkpoint, relative=os.path.relpath(checkpoint))
     query = run(writer(files(spark, inbox), location))
     assert Checkpoint(location).query_id() == str(query.id)
-
-
-def test_location_that_spark_refuses_is_refused(spark, inbox):
-    """No location is read that Spark could not have written."""
-    for location in ("file:checkpoint", "file://host/checkpoint", "a:b/checkpoint"):
-        with pytest.raises(Exception, match=r"URISyntaxException|Wrong FS"):
-            run(writer(files(spark, inbox), location))
-        with pytest.raises(CheckpointError, match="CHECKPOINT_LOCATION"):
-            Checkpoint(location)
 
 
 @pytest.mark.kafka

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import date, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -38,16 +38,7 @@ from support.spark_values import (
 )
 
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.errors import EncodingError
-from pgonce.sink.writing.by_key.statements import (
-    value_of,
-)
-from pgonce.sink.writing.checked_table import ColumnPlan
-from pgonce.sink.writing.table.fit import (
-    Fit,
-    fit,
-)
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -308,123 +299,6 @@ def test_no_row_is_lost_between_batches_slices_and_buffers(connection: psycopg.C
     assert first.rows + second.rows == start
 
 
-TARGETS = """
-CREATE DOMAIN positive AS integer CHECK (value > 0);
-CREATE DOMAIN more_positive AS positive;
-CREATE DOMAIN short_text AS varchar(3);
-CREATE TYPE mood AS ENUM ('ok', 'bad');
-"""
-
-
-@pytest.mark.parametrize(
-    ("data_type", "array", "base_type", "column_type", "sqlstate"),
-    [
-        (t.StringType(), pa.array(["abcd"]), "character varying", "varchar(3)", "22001"),
-        (t.StringType(), pa.array(["abcd"]), "character", "char(3)", "22001"),
-        (t.StringType(), pa.array(["abcd"]), "character varying", "short_text", "22001"),
-        (t.StringType(), pa.array(["1010"]), "bit", "bit(3)", "22026"),
-        (t.StringType(), pa.array(["glad"]), "public.mood", "mood", "22P02"),
-        (t.StringType(), pa.array(["x"]), "uuid", "uuid", "22P02"),
-        (t.StringType(), pa.array(['"\\u0000"']), "jsonb", "jsonb", "22P05"),
-        (t.ArrayType(t.StringType()), pa.array([["abcd"]]), "character varying[]", "varchar(3)[]", "22001"),
-        (t.DecimalType(10, 2), pa.array([Decimal("1000.00")]), "numeric", "numeric(5,2)", "22003"),
-        (t.DecimalType(20, 0), pa.array([Decimal(10) ** 19]), "bigint", "bigint", "22003"),
-        (t.LongType(), pa.array([2**31]), "integer", "integer", "22003"),
-        (t.LongType(), pa.array([1000]), "numeric", "numeric(5,2)", "22003"),
-        (t.IntegerType(), pa.array([-1], pa.int32()), "integer", "positive", "23514"),
-        (t.IntegerType(), pa.array([-1], pa.int32()), "integer", "more_positive", "23514"),
-        (t.LongType(), pa.array([-1]), "integer", "more_positive", "23514"),
-    ],
-)
-def test_what_fits_is_checked_by_postgres_and_never_cut(
-    connection: psycopg.Connection,
-    data_type: t.DataType,
-    array: pa.Array,
-    base_type: str,
-    column_type: str,
-    *,
-    sqlstate: str,
-) -> None:
-    """Copied straight or cast and assigned, a value that the column cannot hold raises, domains included."""
-    with pytest.raises(psycopg.Error) as caught:
-        into(connection, data_type, array, base_type, column_type)
-    assert caught.value.sqlstate == sqlstate
-
-
-def into(
-    connection: psycopg.Connection, data_type: t.DataType, array: pa.Array, base_type: str, column_type: str
-) -> list[str]:
-    """Write a column as the product does, straight or through a table of the encoded types, and read it as text."""
-    fitting = fit(encoded_columns(frame(data_type))[0], base_type, column_type)
-    assert fitting.fit is not Fit.REFUSED
-    is_exact = fitting.fit is Fit.EXACT
-    connection.rollback()
-    connection.execute(TARGETS)
-    encoder = CopyEncoder(frame(data_type))
-    encoded_type = column_type if is_exact else encoder.columns[0].postgres_type
-    connection.execute(
-        sql.SQL("CREATE TEMP TABLE target (c {}); CREATE TEMP TABLE encoded (c {})").format(
-            sql.SQL(column_type), sql.SQL(encoded_type)
-        )
-    )
-    table = "target" if is_exact else "encoded"
-    with connection.cursor().copy(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(sql.Identifier(table))) as copy:
-        copy.write(HEADER + encoder.encode(pa.record_batch([array], names=["c"])) + TRAILER)
-    if not is_exact:
-        value = value_of(ColumnPlan("c", "c", fitting, column_type))
-        connection.execute(sql.SQL("INSERT INTO target SELECT {} FROM encoded").format(value))
-    return [row[0] for row in connection.execute("SELECT c::text FROM target")]
-
-
-@pytest.mark.parametrize(
-    ("data_type", "array", "base_type", "column_type", "text"),
-    [
-        (t.StringType(), pa.array(["abc"]), "character varying", "varchar(3)", "abc"),
-        (t.StringType(), pa.array(["ok"]), "public.mood", "mood", "ok"),
-        (t.StringType(), pa.array(["-38 months"]), "interval", "interval", "-3 years -2 mons"),
-        (t.StringType(), pa.array(["10.0.0.1"]), "inet", "inet", "10.0.0.1/32"),
-        (t.StringType(), pa.array(["101"]), "bit", "bit(3)", "101"),
-        (t.LongType(), pa.array([5]), "integer", "more_positive", "5"),
-        (t.IntegerType(), pa.array([5], pa.int32()), "numeric", "numeric(5,2)", "5.00"),
-        (t.FloatType(), pa.array([0.1], pa.float32()), "double precision", "float8", "0.10000000149011612"),
-        (t.DecimalType(10, 2), pa.array([Decimal("-1.50")]), "numeric", "numeric(38,4)", "-1.5000"),
-        (
-            t.DateType(),
-            pa.array([date(1582, 10, 15)]),
-            "timestamp without time zone",
-            "timestamp",
-            "1582-10-15 00:00:00",
-        ),
-        (
-            t.MapType(t.StringType(), t.LongType()),
-            pa.array([[("a", 2**60)]], pa.map_(pa.string(), pa.int64())),
-            "json",
-            "json",
-            '{"a": 1152921504606846976}',
-        ),
-        (
-            t.ArrayType(t.StringType()),
-            pa.array([["a", None]]),
-            "character varying[]",
-            "varchar(3)[]",
-            "{a,NULL}",
-        ),
-        (t.ArrayType(t.LongType()), pa.array([[1, None]]), "integer[]", "integer[]", "{1,NULL}"),
-    ],
-)
-def test_what_fits_arrives(
-    connection: psycopg.Connection,
-    data_type: t.DataType,
-    array: pa.Array,
-    base_type: str,
-    column_type: str,
-    *,
-    text: str,
-) -> None:
-    """A column that fits its target, as it is or by a cast, is there with its value."""
-    assert into(connection, data_type, array, base_type, column_type) == [text]
-
-
 # What Spark holds, as an expression of Spark, and what Postgres must say of it, as text.
 HELD = [
     ("cast(-128 AS byte)", "-128"),
@@ -521,24 +395,3 @@ def test_what_spark_sends_reads_back_as_what_spark_holds(
     assert list(zip(expressions, collected, strict=True)) == HELD
     assert list(zip(expressions, sent, strict=True)) == HELD
     assert set(of_nulls) == {None}
-
-
-@pytest.mark.spark
-def test_the_remedies_that_errors_name_work_in_spark(spark: SparkSession, connection: psycopg.Connection) -> None:
-    """What a message tells to write in Spark is valid there, and Postgres takes what comes of it."""
-    remedies = {
-        "translate(concat('a', char(0), 'b'), char(0), '')": ("text", "ab"),
-        "make_valid_utf8(cast(X'61FF' AS string))": ("text", "a\ufffd"),
-        "concat(cast(cast(interval '-3-2' year to month AS INTERVAL MONTH) AS INT), ' months')": (
-            "interval",
-            "-3 years -2 mons",
-        ),
-        "cast(make_interval(1, 2, 3, 4, 5, 6, 7.5) AS string)": (
-            "interval",
-            "1 year 2 mons 25 days 05:06:07.5",
-        ),
-    }
-    for expression, (column_type, text) in remedies.items():
-        table = spark.sql(f"SELECT {expression} AS c").toArrow()
-        (array,) = table.column(0).chunks
-        assert into(connection, t.StringType(), array, column_type, column_type) == [text]

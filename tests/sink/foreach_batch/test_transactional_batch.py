@@ -58,7 +58,17 @@ def bench(spark, url, checkpoint, tmp_path):
     return Bench(spark, url, checkpoint, tmp_path / "inbox")
 
 
-@pytest.mark.parametrize(("way", "then"), [*((way, "") for way in WAYS), ("append", " ON COMMIT DROP")])
+# `make test` has the one that deletes, too.
+IN_SHORT = ("delete",)
+
+
+@pytest.mark.parametrize(
+    ("way", "then"),
+    [
+        *(pytest.param(way, "", marks=() if way in IN_SHORT else pytest.mark.thorough) for way in WAYS),
+        ("append", " ON COMMIT DROP"),
+    ],
+)
 def test_rows_go_through_a_table_of_the_functions_own(bench, way, then, observer):
     """However they are written, and though the table may stay in the session, which the next batch gets again."""
 
@@ -106,31 +116,3 @@ def test_a_delete_from_a_temporary_table_is_not_remembered(bench, observer):
 
     assert_refused(bench.stream(function), "TARGET_NOT_DURABLE")
     assert observer.execute("SELECT count(*) FROM events").fetchone() == (0,)
-
-
-def test_values_are_added_to_those_that_are_stored(bench, admin):
-    """As the document shows it, which no option can."""
-    admin.execute("CREATE TABLE totals (id bigint PRIMARY KEY, amount bigint)")
-
-    def function(batch, tx):
-        tx.append(batch.selectExpr("id % 2 AS id", "id AS amount"), "pg_temp.arrived", create_table=True)
-        tx.execute(
-            "INSERT INTO totals AS t (id, amount) SELECT id, sum(amount) FROM pg_temp.arrived GROUP BY id ORDER BY id "
-            "ON CONFLICT (id) DO UPDATE SET amount = t.amount + EXCLUDED.amount"
-        )
-
-    finish(bench.stream(function))
-    assert admin.execute("SELECT * FROM totals ORDER BY id").fetchall() == [(0, 56), (1, 49)]
-
-
-def test_a_list_of_tables_that_get_no_rows_says_nothing_of_them(bench, observer):
-    """Rows that belong to none are counted, even where none of the tables is there yet."""
-    listed = {"a": {"create_table": True}, "b": {"create_table": True}}
-
-    def function(batch, tx):
-        elsewhere = batch.withColumn("kind", f.lit("c"))
-        assert tx.route(elsewhere, "kind", listed, unknown_routes="drop") == 0
-
-    finish(bench.stream(function))
-    recorded = observer.execute("SELECT rows, counts, tables FROM pgonce.batches ORDER BY batch_id").fetchall()
-    assert recorded == [(0, {"unrouted": 10}, None), (0, {"unrouted": 5}, None)]

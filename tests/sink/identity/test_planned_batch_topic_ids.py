@@ -55,24 +55,6 @@ def test_a_topic_recreated_is_refused_at_the_next_start(kafka, topic, url, event
     assert refused.value.code == "RECREATED"
 
 
-def test_the_same_topic_goes_on(kafka, topic, url, events):
-    """A restart over the same topic is nothing to refuse, and neither is one that does not ask."""
-    name = topic()
-    assert commit(url, reading(name, 0, "run 1", kafka), EVENTS) is Verdict.NEW
-    assert commit(url, reading(name, 1, "run 2"), EVENTS) is Verdict.NEW
-    assert commit(url, reading(name, 2, "run 3", kafka), EVENTS) is Verdict.NEW
-
-
-def test_an_id_stays_known_while_nobody_asks(kafka, topic, url, events):
-    """A run without brokers in between does not make the ledger forget."""
-    name = topic()
-    commit(url, reading(name, 0, "run 1", kafka), EVENTS)
-    commit(url, reading(name, 1, "run 2"), EVENTS)
-    recreate(kafka, name)
-    with pytest.raises(RefusedBatch, match="RECREATED"):
-        commit(url, reading(name, 2, "run 3", kafka), EVENTS)
-
-
 def test_a_topic_that_is_gone_has_no_id(kafka, topic):
     """Asked for a topic that is not there, the broker gives nothing, and others are told all the same."""
     name = topic()
