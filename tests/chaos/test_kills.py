@@ -174,7 +174,11 @@ def test_killed_driver_is_succeeded(moment, bench_of, spark):
 
 
 @pytest.mark.parametrize(
-    "hold", [inside_the_transaction, pytest.param(at_the_record, marks=pytest.mark.thorough), after_commit]
+    "hold",
+    [
+        inside_the_transaction,
+        *(pytest.param(hold, marks=pytest.mark.thorough) for hold in (at_the_record, after_commit)),
+    ],
 )
 def test_killed_driver_is_succeeded_in_short(hold, bench_of, spark):
     """The same inside the transaction, while it commits, and after COMMIT, for two ways in."""
