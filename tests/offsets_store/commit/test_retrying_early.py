@@ -9,6 +9,7 @@ from support.committed_rows import TABLE, appending, ids, settings
 
 from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError, commit_batch
 from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 
 
@@ -57,3 +58,25 @@ def test_a_try_does_not_wait_for_postgres(admin, url, proxy):
     early.begin(make_batch(1), appending(2))
     assert (early.verdict, early.outcome_unknown, ids(admin)) == (None, False, [1])
     assert early.commit(make_batch(1), appending(2)) is Verdict.NEW
+
+
+def test_a_commit_after_a_lost_answer_finds_what_the_try_has_done(admin, url, proxy):
+    """The same attempt is in the ledger: nothing is written twice."""
+    batch = make_batch(1)
+    early = EarlyTry(settings(proxy.url))
+    proxy.cut_after_commit(touching="events")
+    early.begin(batch, appending(2))
+    assert (early.verdict, early.outcome_unknown) == (None, True)
+    assert early.commit(batch, appending(2)) is Verdict.LANDED
+    assert ids(admin) == [1, 2]
+
+
+def test_a_commit_that_cannot_ask_after_a_lost_answer_calls_the_outcome_unknown(admin, url, proxy):
+    """It neither claims that the batch failed nor that it was written."""
+    early = EarlyTry(settings(proxy.url, retry_timeout=1))
+    proxy.cut_after_commit(touching="events")
+    early.begin(make_batch(1), appending(2))
+    proxy.stop()
+    with pytest.raises(PgonceError, match="COMMIT_UNKNOWN"):
+        early.commit(make_batch(1), appending(2))
+    assert ids(admin) == [1, 2]
