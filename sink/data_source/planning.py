@@ -41,9 +41,9 @@ def plan_batch(
     :raises PgonceError: if the options, the schema or the checkpoint do not allow one; no row has moved yet.
     """
     options = parse_options(raw, overwrite=overwrite)
-    if options.positions:
-        options.positions.check(frame_type)
     encoded = reader_of(options.destination, frame_type).struct_type
+    if options.positions:
+        options.positions.check(encoded)
     encoded_columns(encoded)
     # Refused at the first batch, not only at the first one that is too large to travel inline.
     why = (

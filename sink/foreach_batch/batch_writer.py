@@ -121,9 +121,9 @@ class PostgresBatchWriter:
             rows.count()
 
     def _look_first(self, batch: PlannedBatch, frame: DataFrame) -> None:
-        positions = self._settings.positions
+        positions, struct_type = self._settings.positions, reader_of(self._destination, frame.schema).struct_type
         if positions:
-            positions.check(frame.schema)
-        written = written_type(reader_of(self._destination, frame.schema).struct_type, positions, self._destination)
+            positions.check(struct_type)
+        written = written_type(struct_type, positions, self._destination)
         look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
         refuse_first_batch(self._settings.commit, batch, self._sink_name, self._destination)

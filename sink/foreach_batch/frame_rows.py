@@ -62,9 +62,9 @@ def arriving_rows(
     :raises TypeMappingError: before any job runs, for a type that Postgres cannot hold.
     :raises ConfigurationError: POSITION_COLUMNS, before any job runs.
     """
-    if positions:
-        positions.check(frame.schema)
     reader = reader_of(destination, frame.schema)
+    if positions:
+        positions.check(reader.struct_type)
     written = written_type(reader.struct_type, positions, destination)
     arriving = ArrivingBatches(frame)
     try:

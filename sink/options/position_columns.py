@@ -39,16 +39,22 @@ class PositionColumns:
         return self.topic, self.partition, self.offset
 
     def check(self, struct_type: StructType) -> None:
-        """:raises ConfigurationError: if the frame lacks one of them, or if one has another type than Kafka's."""
+        """
+        Look for them among the columns of the rows, after a change feed has been read.
+
+        :raises ConfigurationError: if one is not there, or not once, or has another type than Kafka's.
+        """
         for name, meaning, spark_type in zip(self.names, _NAMES, _SPARK_TYPES, strict=True):
-            field = next((field for field in struct_type.fields if field.name == name), None)
-            if field is None or not isinstance(field.dataType, spark_type):
+            types = [field.dataType for field in struct_type.fields if field.name == name]
+            if len(types) != 1 or not isinstance(types[0], spark_type):
+                here = f"which is {' and '.join(found.simpleString() for found in types)} here"
                 raise bad_option(
                     "POSITION_COLUMNS",
                     f"The position columns name {name!r} for Kafka's {meaning}, "
-                    + (f"which is {field.dataType.simpleString()} here" if field else "which the frame does not have")
-                    + f"; it must be a column of type {spark_type().simpleString()}.",
-                    "Select topic, partition and offset of the Kafka source as they are, and name them in this order.",
+                    + (here if types else "which the rows do not have")
+                    + f"; it must be one column of type {spark_type().simpleString()}.",
+                    "Select topic, partition and offset of the Kafka source as they are, under names that no other "
+                    "column has (nor one in after, with changeFeed=debezium), and name them in this order.",
                 )
 
     def without(self, struct_type: StructType, kept: str | None = None) -> StructType:
@@ -63,7 +69,7 @@ class PositionColumns:
 
         :raises EncodingError: if a row has none.
         """
-        arrays = [batch.column(batch.schema.get_field_index(name)) for name in self.names]
+        arrays = [batch.column(name) for name in self.names]
         for name, array in zip(self.names, arrays, strict=True):
             if array.null_count:
                 row = array.is_null().index(pa.scalar(value=True)).as_py() + 1

@@ -8,6 +8,7 @@ import json
 import pytest
 from support.patience import PATIENCE_SECONDS
 
+from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.encoding.copy_encoder import body_rows
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.foreach_batch import batch_writer
@@ -79,6 +80,21 @@ def test_images_before_updates_are_neither_counted_nor_put_aside(spark):
     with arriving_rows(changes, into(mode="apply", keys=["id"], change_feed="delta")) as rows:
         assert encoded(rows) == rows.count() == 1
         assert put_aside(rows) == [2]
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_source_table_whose_column_has_the_name_of_a_position_column_is_refused(spark, written):
+    """Before any job runs: its image would have two columns of one name, and neither would be written."""
+    row = "struct<id: bigint, offset: bigint>"
+    changes = spark.createDataFrame(
+        [(None, (1, 70), "c", "t", 0, 3)],
+        f"before {row}, after {row}, op string, topic string, partition int, offset bigint",
+    )
+    positions = position_columns(("topic", "partition", "offset"), written=written)
+    into_table = into(mode="apply", keys=["id"], change_feed="debezium")
+    refused = pytest.raises(ConfigurationError, match="POSITION_COLUMNS.*'offset'.* one column .* in after")
+    with refused, arriving_rows(changes, into_table, positions):
+        pass
 
 
 @pytest.mark.parametrize("most", [1, None])
