@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def draw(run: dict[str, Any], picture: Path) -> None:
-    """One panel for each load, the fastest contender last."""
+    """One panel for each load, the fastest contender at the top."""
     loads = dict(panels(run))
     sizes = [len(bars) for bars in loads.values()]
     figure, drawn = plt.subplots(
