@@ -18,7 +18,7 @@ from pgonce.offsets_store.recovery.dead_letters import Choice, chosen_letters, d
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
 
-from .output import counts_text, letter_records, letter_table, print_error, print_json, print_lines, print_table
+from .output import counts_text, letter_records, letter_table, print_error, print_found, print_lines
 from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes, needing_pyspark
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def dead_letters(
     if each and not replay:
         raise typer.BadParameter("--each has no effect without --replay.")
     if not replay and not discard:
-        store = OffsetsStore(url)
-        _list(store.dead_letters(query, sink, limit, code=code, ids=ids or (), table=table), as_json=as_json)
+        letters = OffsetsStore(url).dead_letters(query, sink, limit, code=code, ids=ids or (), table=table)
+        print_found(letters, letter_records, letter_table, as_json=as_json, if_none="No such dead letter is there.")
         return
     choice = chosen_letters(url, query, sink, table=table, ids=ids or (), code=code)
     if discard:
@@ -73,15 +73,6 @@ def dead_letters(
         print_lines([*_replayed(groups), *_kept(groups, yes=yes), done])
         if kept:
             raise typer.Exit(ExitCode.FAILED)
-
-
-def _list(letters: Sequence[StoredLetter], *, as_json: bool) -> None:
-    if as_json:
-        print_json(letter_records(letters))
-    elif letters:
-        print_table(letter_table(letters))
-    else:
-        typer.echo("No such dead letter is there.")
 
 
 def _done(word: str, letters: Sequence[StoredLetter], *, yes: bool) -> str:

@@ -53,9 +53,9 @@ def doctor(
     """
     found = examine(checkpoint, url, sink=sink, query_name=query_name)
     tables = _tables(url, found.query_id)
-    refused = next((table for table in tables if table.refused), None)
-    if refused and refused.refused:
-        found = _refused(found, refused.table, refused.refused)
+    refused = [(each.table, each.refused) for each in tables if each.refused]
+    if refused:
+        found = _refused(found, *refused[0])
     if as_json:
         shown = ("sink_name", "table", "code", "says")
         print_json({**found.record(), "tables": [{key: getattr(each, key) for key in shown} for each in tables]})

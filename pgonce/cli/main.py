@@ -41,13 +41,9 @@ app = Application(
 @app.command()
 def status(url: Url = "", as_json: Json = False) -> None:
     """Show where every query stands: its last batch, end offsets, lag, and how many replays were skipped."""
+    none = "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
     known = OffsetsStore(url).status()
-    if as_json:
-        output.print_json(output.status_records(known))
-    elif known:
-        output.print_table(output.status_table(known))
-    else:
-        typer.echo("No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`).")
+    output.print_found(known, output.status_records, output.status_table, as_json=as_json, if_none=none)
 
 
 @app.command()
@@ -87,10 +83,7 @@ def history(
 ) -> None:
     """Show the newest published batches of a query: rows, offsets, run and time."""
     batches = OffsetsStore(url).history(query, sink, limit)
-    if as_json:
-        output.print_json(output.history_records(batches))
-    else:
-        output.print_table(output.history_table(batches))
+    output.print_found(batches, output.history_records, output.history_table, as_json=as_json)
 
 
 @app.command("batch-jobs")
@@ -104,13 +97,9 @@ def batch_jobs(
     as_json: Json = False,
 ) -> None:
     """Show the newest published batch jobs (df.write): key, rows, time, and how often each was skipped since."""
+    none = "No such batch job has been published."
     jobs = OffsetsStore(url).batch_jobs(sink, key, limit)
-    if as_json:
-        output.print_json(output.job_records(jobs))
-    elif jobs:
-        output.print_table(output.job_table(jobs))
-    else:
-        typer.echo("No such batch job has been published.")
+    output.print_found(jobs, output.job_records, output.job_table, as_json=as_json, if_none=none)
 
 
 @app.command()

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import typer
@@ -24,6 +24,8 @@ from pgonce.offsets_store.offsets import Offsets, is_kafka
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.ends import Status, last_known_lag, total_lag
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
+
+_Found = TypeVar("_Found")
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -269,6 +271,23 @@ def letter_table(letters: Iterable[StoredLetter]) -> Table:
             row if len(row) <= _LONGEST_ROW else f"{row[:_LONGEST_ROW]}... (--json shows all)",
         )
     return table
+
+
+def print_found(
+    found: Sequence[_Found],
+    records: Callable[[Sequence[_Found]], object],
+    table: Callable[[Sequence[_Found]], Table],
+    *,
+    as_json: bool,
+    if_none: str | None = None,
+) -> None:
+    """Show what was found, as JSON or as a table; ``if_none`` is said in place of an empty table."""
+    if as_json:
+        print_json(records(found))
+    elif found or if_none is None:
+        print_table(table(found))
+    else:
+        typer.echo(if_none)
 
 
 def print_table(table: Table) -> None:
