@@ -84,11 +84,11 @@ class Parcel(WriterCommitMessage):
     """
     One task's rows: how many there are, and the ``payload``, which holds them or says where they are.
 
-    If rows carry their position in Kafka, ``reach`` says how far they and the ``unfit`` ones reach: rows
-    that could not be encoded, which are not among ``rows``, and are always here, wherever the others are. ``receiver``
-    is the one that the batch was planned with, even if the rows did not go through it. ``row_sum`` is the sum of the
-    rows' hashes, if a batch job asks for them. ``made_by`` is the version of the code that encoded the rows: another
-    version may encode them otherwise, and order the fields of a parcel otherwise.
+    ``unfit`` are rows that could not be encoded; they are not among ``rows``, and are always here, wherever the others
+    are. If rows carry their position in Kafka, ``reach`` says how far all of them reach, the unfit ones too.
+    ``receiver`` is the one that the batch was planned with, even if the rows did not go through it. ``row_sum`` is the
+    sum of the rows' hashes, if a batch job asks for them. ``made_by`` is the version of the code that encoded the rows:
+    another version may encode them otherwise, and order the fields of a parcel otherwise.
     """
 
     origin: Origin

@@ -57,7 +57,8 @@ class BatchSettings:
         The batch of this frame, as the running query describes it, or the Connect server and the checkpoint.
 
         :raises PgonceError: as :func:`pgonce.sink.identity.from_running_query.batch_of`,
-            :func:`pgonce.sink.identity.from_server.batch_from_server` and
+            :func:`pgonce.sink.identity.from_server.batch_from_server`,
+            :func:`pgonce.sink.identity.from_checkpoint.refuse_without_positions` and
             :func:`pgonce.sink.identity.planned_batch.with_topic_ids`.
         """
         if is_connect(frame):

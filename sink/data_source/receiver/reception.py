@@ -150,6 +150,7 @@ class Reception:
                 raise without_rows(
                     "The receiver has dropped the rows of this batch: it was told that the batch has failed."
                 )
+            # Asked here for its refusal alone: what was promised must be there before the promise counts.
             self._arrived.received(promise)
             if self._origin != origin:
                 raise without_rows("The receiver has rows of another batch, not of the one to commit.")
