@@ -5,4 +5,4 @@ The names are here, apart from the tables, because a task that stages has no nee
 """
 
 SCHEMA = "pgonce"
-VIEWS = ("current_offsets", "replays_skipped")
+VIEWS = ("current_offsets", "replays_skipped", "queries", "health")

@@ -13,6 +13,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     ForeignKey,
     ForeignKeyConstraint,
     Identity,
@@ -171,8 +172,62 @@ progress = Table(
     Column("durations_ms", JSONB(none_as_null=True)),
     Column("disagreement", Text),
     _now("received_at"),
+    Column("lag", BigInteger),
     Index("progress_newest", "query_id", "progress_at", "batch_id"),
     Index("progress_disagreements", "query_id", postgresql_where=text("disagreement IS NOT NULL")),
+)
+
+failures = Table(
+    "failures",
+    metadata,
+    Column("failure_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("query_id", Text, nullable=False),
+    Column("query_name", Text),
+    Column("sink_name", Text),
+    Column("run_id", Text),
+    Column("batch_id", BigInteger),
+    Column("code", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("seen_by", Text, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default=text("1")),
+    _now("first_at"),
+    _now("last_at"),
+    CheckConstraint("seen_by IN ('commit', 'planner', 'recovery', 'listener')", name="failures_seen_by_check"),
+    Index(
+        "failures_once",
+        "query_id",
+        text("COALESCE(sink_name, ''::text)"),
+        text("COALESCE(run_id, ''::text)"),
+        text("COALESCE(batch_id, ('-1'::integer)::bigint)"),
+        "code",
+        unique=True,
+    ),
+    Index("failures_newest", "last_at"),
+)
+
+heartbeats = Table(
+    "heartbeats",
+    metadata,
+    Column("query_id", Text, primary_key=True),
+    Column("run_id", Text, primary_key=True),
+    Column("query_name", Text),
+    Column("listener", Text, nullable=False),
+    _now("started_at"),
+    _now("heard_at"),
+    Column("idle_since", DateTime(timezone=True)),
+    Column("ended_at", DateTime(timezone=True)),
+    Column("ended_by", Text),
+)
+
+measured_lag = Table(
+    "measured_lag",
+    metadata,
+    Column("query_id", Text, primary_key=True),
+    Column("sink_name", Text, primary_key=True),
+    Column("lag", BigInteger),
+    Column("lag_seconds", Double),
+    Column("retention_used_percent", Double),
+    _now("measured_at"),
 )
 
 staged_tables = Table(

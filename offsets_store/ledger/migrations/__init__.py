@@ -56,7 +56,10 @@ class Migration:
 
 # The first release. Ledgers of versions 1 to 13 were made before it, and neither code is to misread the other's ledger:
 # this code refuses theirs, and by the least reader version that code refuses this one.
-MIGRATIONS = (Migration(100, 100, "0100_first_release.sql"),)
+MIGRATIONS = (
+    Migration(100, 100, "0100_first_release.sql"),
+    Migration(101, 100, "0101_what_queries_do.sql", needed=False),
+)
 FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version
 
@@ -247,7 +250,9 @@ def require_ledger(connection: psycopg.Connection) -> None:
 # A test revokes them one by one.
 PRIVILEGES = {
     "SELECT, INSERT, UPDATE": ("writers", "interventions", "batch_jobs", "home"),
-    "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress", "tombstones", "tombstone_sets"),
+    "SELECT, INSERT, UPDATE, DELETE": (
+        "batches", "progress", "tombstones", "tombstone_sets", "failures", "heartbeats", "measured_lag",
+    ),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
     "SELECT, INSERT": ("dead_letters", "runs", "target_changes", "batch_job_skips", "batch_job_aborts"),
     "SELECT": ("schema_version", *VIEWS),
