@@ -27,15 +27,16 @@ from .restored import follow_restore_in_tx
 
 
 @contextmanager
-def reading(url: str) -> Iterator[Connection]:
+def reading(url: str, *, whole: bool = False) -> Iterator[Connection]:
     """
     One snapshot of the ledger, in a transaction that cannot write.
 
+    :param whole: whether what is read needs all migrations, also those that no batch needs.
     :raises ConnectError: if Postgres cannot be reached.
     :raises LedgerError: if there is no ledger, or it cannot be read.
     """
     options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-    with _opened(url, "reading the ledger", LOCK_SECONDS, options) as connection:
+    with _opened(url, "reading the ledger", LOCK_SECONDS, options, whole=whole) as connection:
         yield connection
 
 
@@ -54,13 +55,15 @@ def writing(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> Ite
 
 
 @contextmanager
-def _opened(url: str, doing: str, lock_seconds: float, options: dict[str, Any]) -> Iterator[Connection]:
+def _opened(
+    url: str, doing: str, lock_seconds: float, options: dict[str, Any], *, whole: bool = False
+) -> Iterator[Connection]:
     try:
         with checked_out(url) as pooled:
             connection = pooled.execution_options(**options)
             with connection.begin():
                 enter_in_tx(driver_connection(connection), lock_seconds)
-                require_ledger(driver_connection(connection))
+                require_ledger(driver_connection(connection), whole=whole)
                 if not options.get("postgresql_readonly"):
                     follow_restore_in_tx(driver_connection(connection))
                 yield connection

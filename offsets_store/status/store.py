@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 
 from sqlalchemy import desc
@@ -35,6 +35,7 @@ from .ends import (
     starting_offsets_json,
 )
 from .read_stored import newest_batches, newest_jobs, newest_progress, stored_writers, writers_of
+from .states import Activity, Finding, MeasuredLag, QueryState, activity, findings, query_states, use_measured
 from .stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, the_writer, where_to_resume
 
 # Between two looks of wait_for; the function in SQL has the same pauses.
@@ -62,6 +63,27 @@ class OffsetsStore:
         """One entry a writer (a query and one of its sinks), by name and sink; replaced ones too."""
         with reading(self._url) as connection:
             return stored_writers(connection)
+
+    def states(self, measured: Sequence[MeasuredLag] = ()) -> list[QueryState]:
+        """
+        What every query is doing: one entry a query and sink, by name, also if it has published nothing yet.
+
+        :param measured: how far queries are behind, as :func:`~pgonce.offsets_store.kafka.lag.measure` says.
+        """
+        with reading(self._url, whole=True) as connection:
+            use_measured(connection, measured)
+            return query_states(connection)
+
+    def health(self, measured: Sequence[MeasuredLag] = ()) -> list[Finding]:
+        """What needs attention, what is critical first; empty if all is well."""
+        with reading(self._url, whole=True) as connection:
+            use_measured(connection, measured)
+            return findings(connection)
+
+    def activity(self, minutes: int = 60) -> list[Activity]:
+        """How many rows each query and sink have published in each of the last ``minutes``, the oldest first."""
+        with reading(self._url) as connection:
+            return activity(connection, minutes)
 
     def latest(self, query: str, sink: str | None = None) -> StoredWriter:
         """Where a query stands; ``sink`` is needed if it has several."""

@@ -222,13 +222,14 @@ def refuse_too_new(least_reader: int) -> None:
         )
 
 
-def require_ledger(connection: psycopg.Connection) -> None:
+def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> None:
     """
     Check that there is a ledger and that this code can read it; create nothing. Our search_path must be in force.
 
+    :param whole: whether migrations that no batch needs have to be there too.
     :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW, LEDGER_UNRELEASED.
     """
-    missing = tuple(migration for migration in _missing(connection) if migration.needed)
+    missing = tuple(migration for migration in _missing(connection) if migration.needed or whole)
     if not missing:
         return
     if missing[0] is MIGRATIONS[0]:
@@ -251,7 +252,13 @@ def require_ledger(connection: psycopg.Connection) -> None:
 PRIVILEGES = {
     "SELECT, INSERT, UPDATE": ("writers", "interventions", "batch_jobs", "home"),
     "SELECT, INSERT, UPDATE, DELETE": (
-        "batches", "progress", "tombstones", "tombstone_sets", "failures", "heartbeats", "measured_lag",
+        "batches",
+        "progress",
+        "tombstones",
+        "tombstone_sets",
+        "failures",
+        "heartbeats",
+        "measured_lag",
     ),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
     "SELECT, INSERT": ("dead_letters", "runs", "target_changes", "batch_job_skips", "batch_job_aborts"),

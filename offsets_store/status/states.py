@@ -1,0 +1,182 @@
+"""
+Read what every query is doing, and what needs attention, from the views of the ledger that decide it.
+
+Runs where a user or a program asks. Invariant: it only reads. The state of a query is decided in the view
+``pgonce.queries`` and nowhere else, so psql, the shell, the page and the metrics agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, column, func, literal_column, select, table, text
+
+from ..ledger import SCHEMA
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True)
+class QueryState:
+    """
+    What one query and one of its sinks are doing. Each field is a column of the view ``pgonce.queries``.
+
+    ``state`` is one of :data:`STATES`, and ``because`` says what it was concluded from. ``lag`` counts Kafka records
+    that are not published yet, and ``lag_seconds`` is the age of the oldest of them, which only a broker tells. The
+    ``failure_`` fields, ``failed_batch_id``, ``failures`` and ``failing_since`` say what went wrong since the last
+    published batch. What is unknown is None, never 0.
+    """
+
+    query_id: str
+    query_name: str | None
+    sink_name: str | None
+    state: str
+    because: str
+    state_since: datetime | None
+    batch_id: int | None
+    published_at: datetime | None
+    rows: int | None
+    transport: str | None
+    rows_per_minute: float | None
+    usual_interval_seconds: float | None
+    lag: int | None
+    lag_seconds: float | None
+    retention_used_percent: float | None
+    lag_measured_at: datetime | None
+    failure_code: str | None
+    failure_message: str | None
+    failed_batch_id: int | None
+    failures: int | None
+    failing_since: datetime | None
+    waits_for: str | None
+    run_id: str | None
+    created_at: datetime
+    heard_at: datetime | None
+    dead_letters: int
+    replays: int
+
+
+STATES = {
+    "refused": "a batch failed, and none has been published since",
+    "expiring": "unread records will soon be deleted by the topic's retention, or have been",
+    "stuck": "records wait, and nothing shows that the query runs",
+    "gone": "its listener fell silent, and did not hear the query end",
+    "waiting": "the session of its commit waits for another session, or for standbys",
+    "lagging": "it runs, and does not catch up",
+    "running": "it runs",
+    "idle": "it runs, and Spark finds nothing to read",
+    "quiet": "it is idle or gone: no listener hears it, and it has no session",
+    "stopped": "its listener heard it end",
+    "retired": "a person has said that it publishes no more",
+    "replaced": "another query has taken its place",
+}
+"""What each state means; those that need attention most come first."""
+ENDED = ("retired", "replaced")
+"""The states of queries that publish no more."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """
+    Something that needs attention: one row of the view ``pgonce.health``.
+
+    ``severity`` is ``critical`` or ``warning``. ``finding`` is the state of a query, or what else was found.
+    ``help`` says what to do, or which command says more.
+    """
+
+    severity: str
+    finding: str
+    query_id: str
+    query_name: str | None
+    sink_name: str | None
+    what: str
+    since: datetime | None
+    help: str
+
+
+@dataclass(frozen=True)
+class MeasuredLag:
+    """How far one query and sink are behind their brokers: one row of ``pgonce.measured_lag``."""
+
+    query_id: str
+    sink_name: str
+    lag: int | None
+    lag_seconds: float | None
+    retention_used_percent: float | None
+    measured_at: datetime
+
+
+@dataclass(frozen=True)
+class Activity:
+    """
+    How many rows one query and sink have published in each of the last minutes, the oldest first.
+
+    The last minute is the one that has begun. Batches whose records are no longer kept are missing.
+    """
+
+    query_id: str
+    sink_name: str
+    rows: tuple[int, ...]
+
+
+def query_states(connection: Connection, query_ids: Sequence[str] | None = None) -> list[QueryState]:
+    """
+    What all queries are doing, or those with these ids, by name, id and sink.
+
+    What :func:`use_measured` was given in this transaction counts.
+    """
+    view, names = _view(QueryState, "queries")
+    found = select(*names).select_from(view).order_by(text("query_name NULLS LAST, query_id, sink_name"))
+    if query_ids is not None:
+        found = found.where(column("query_id").in_(query_ids))
+    return [QueryState(**row) for row in connection.execute(found).mappings()]
+
+
+def findings(connection: Connection) -> list[Finding]:
+    """What needs attention, what is critical first, the oldest first."""
+    view, names = _view(Finding, "health")
+    found = select(*names).select_from(view).order_by(text("severity, since NULLS LAST, query_id, sink_name"))
+    return [Finding(**row) for row in connection.execute(found).mappings()]
+
+
+def use_measured(connection: Connection, measured: Sequence[MeasuredLag]) -> None:
+    """Let the views count what was ``measured`` here, until the transaction ends."""
+    rows = json.dumps([dataclasses.asdict(one) for one in measured], default=datetime.isoformat)
+    connection.execute(select(func.set_config("pgonce.measured_lag", rows, True)))
+
+
+_ACTIVITY = text("""
+SELECT w.query_id, w.sink_name,
+       floor(extract(epoch FROM statement_timestamp() - b.committed_at) / 60)::integer AS minutes_ago,
+       sum(b.rows)::bigint AS rows
+FROM pgonce.writers AS w
+CROSS JOIN LATERAL (
+    SELECT b.committed_at, b.rows FROM pgonce.batches AS b
+    WHERE b.writer_id = w.writer_id AND b.generation = w.generation ORDER BY b.batch_id DESC LIMIT 3600
+) AS b
+WHERE w.replaced_by IS NULL AND w.retired_at IS NULL
+    AND w.updated_at > statement_timestamp() - make_interval(mins => :minutes)
+    AND b.committed_at > statement_timestamp() - make_interval(mins => :minutes)
+GROUP BY 1, 2, 3
+ORDER BY 1, 2
+""")
+
+
+def activity(connection: Connection, minutes: int = 60) -> list[Activity]:
+    """The rows of each query and sink in each of the last ``minutes``; those that published nothing are left out."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for query_id, sink_name, minutes_ago, count in connection.execute(_ACTIVITY, {"minutes": minutes}):
+        # A batch that was recorded on a clock that has been set back since counts as the newest.
+        place = minutes - 1 - min(max(minutes_ago, 0), minutes - 1)
+        rows.setdefault((query_id, sink_name), [0] * minutes)[place] += count
+    return [Activity(query_id, sink_name, tuple(counts)) for (query_id, sink_name), counts in rows.items()]
+
+
+def _view(of: type[_Row], name: str) -> tuple[Any, list[Any]]:
+    names = [field.name for field in dataclasses.fields(of)]  # type: ignore[arg-type]
+    return table(name, *map(column, names), schema=SCHEMA), [literal_column(each) for each in names]
