@@ -1,0 +1,104 @@
+"""
+Measure how far queries are behind their Kafka brokers: in records, in seconds, and against the topic's retention.
+
+Runs where a user or a program asks, without a listener and without Spark. Invariant: it only reads. A query that reads
+topics that these brokers do not have is left out, and what is unknown is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+
+from ..kafka.broker import TopicPartition, ends_of
+from ..kafka.settings import Brokers
+from ..kafka.unread import retention_seconds, times_of
+from ..ledger.session import reading
+from ..offsets import kafka_topics
+from .ends import Newest, lag_of, total_lag
+from .read_stored import stored_writers
+from .states import MeasuredLag
+from .stored import PartitionLag, StoredWriter
+
+_WHOLE = 100.0
+
+
+def measure(url: str, kafka: Brokers) -> list[MeasuredLag]:
+    """
+    One entry for each living query and sink that reads topics of these brokers, and nothing else.
+
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
+    """
+    with reading(url) as connection:
+        known = [writer for writer in stored_writers(connection) if not (writer.replaced_by or writer.retired_at)]
+    topics = {topic for writer in known for topic in kafka_topics(writer.end_offsets or {})}
+    ends = ends_of(topics, kafka)
+    now = datetime.now(timezone.utc)
+    behind = {_key(writer): lag_of(writer, _newest(writer, ends, now), now) for writer in known if writer.end_offsets}
+    behind = {key: rows for key, rows in behind.items() if total_lag(rows) is not None}
+    # Several queries may stand at other offsets of one partition: the broker is asked for one of them at a time.
+    times: dict[tuple[TopicPartition, int], float | None] = {}
+    unread = {(place, end) for rows in behind.values() for place, end in _unread(rows)}
+    while unread:
+        asked = dict(unread)
+        found = times_of(asked, kafka)
+        times |= {(place, asked[place]): when for place, when in found.items()}
+        unread -= set(asked.items())
+    kept = retention_seconds({place[0] for place, _ in times}, kafka)
+    return [
+        MeasuredLag(*key, total_lag(rows), _age(rows, times, now), _retention_used(rows, times, kept, ends, now), now)
+        for key, rows in behind.items()
+    ]
+
+
+def _key(writer: StoredWriter) -> tuple[str, str]:
+    return writer.query_id, writer.sink_name
+
+
+def _newest(writer: StoredWriter, ends: Mapping[TopicPartition, tuple[int | None, int]], now: datetime) -> Newest:
+    topics = set(kafka_topics(writer.end_offsets or {}))
+    return Newest({place: end for place, end in ends.items() if place[0] in topics}, {}, now)
+
+
+def _unread(rows: Iterable[PartitionLag]) -> Iterable[tuple[TopicPartition, int]]:
+    """Where the first unread record of each partition that has one lies."""
+    for row in rows:
+        if row.lag and row.topic is not None and row.partition is not None:
+            yield (row.topic, row.partition), row.end_offset or 0
+
+
+Times = Mapping[tuple[TopicPartition, int], float | None]
+
+
+def _ages(rows: Iterable[PartitionLag], times: Times, now: datetime) -> dict[TopicPartition, float | None]:
+    """The age of the first unread record of each partition; None where the broker did not tell it in time."""
+    ages: dict[TopicPartition, float | None] = {}
+    for place, end in _unread(rows):
+        when = times.get((place, end))
+        # Without a record there is only the end of a transaction, which nobody waits for.
+        ages[place] = max(0.0, now.timestamp() - when) if when is not None else 0.0 if (place, end) in times else None
+    return ages
+
+
+def _age(rows: Iterable[PartitionLag], times: Times, now: datetime) -> float | None:
+    ages = list(_ages(rows, times, now).values())
+    return None if None in ages else max((age for age in ages if age is not None), default=0.0)
+
+
+def _retention_used(
+    rows: Iterable[PartitionLag],
+    times: Times,
+    kept: Mapping[str, float],
+    ends: Mapping[TopicPartition, tuple[int | None, int]],
+    now: datetime,
+) -> float | None:
+    """Percent of the retention that the oldest unread record has used; at least 100 if records are gone already."""
+    rows = list(rows)
+    used = [
+        age / kept[place[0]] * _WHOLE
+        for place, age in _ages(rows, times, now).items()
+        if age is not None and kept.get(place[0])
+    ]
+    gone = any(end < (ends[place][0] or 0) for place, end in _unread(rows) if place in ends)
+    return max([*used, *([_WHOLE] if gone else [])], default=None)
