@@ -86,18 +86,6 @@ def total_lag(rows: Sequence[PartitionLag]) -> int | None:
     return sum(lags) if rows and len(lags) == len(rows) else None
 
 
-def last_known_lag(rows: Sequence[PartitionLag]) -> tuple[int | None, datetime | None]:
-    """The sum as it was when it was measured, however long ago; and when that was."""
-    lags = [row.lag if row.lag is not None else _distance_of(row) for row in rows]
-    known = [lag for lag in lags if lag is not None]
-    measured_at = rows[0].measured_at if rows else None
-    return (sum(known) if rows and len(known) == len(rows) else None), measured_at
-
-
-def _distance_of(row: PartitionLag) -> int | None:
-    return None if row.topic is None else _distance(row.end_offset, row.latest_offset)
-
-
 def _distance(start: int | None, latest: int | None) -> int | None:
     if start is None or latest is None or latest < start:
         return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
@@ -144,6 +145,8 @@ def find_writers(writers: Sequence[StoredWriter], query: str, sink: str | None =
     """
     The writers of a query, by its id, the beginning of its id, or its name; with ``sink``, only that one.
 
+    If no query has the name, a sink may have it: then its writer, if that is the only living one.
+
     :raises OffsetsError: QUERY_NOT_FOUND, QUERY_AMBIGUOUS, SINK_NOT_FOUND.
     """
     found = [writer for writer in writers if writer.query_id == query] or _by_name(writers, query)
@@ -206,14 +209,41 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
             f"Give the id of one of them: {'; '.join(map(_described, candidates))}.",
         )
     if not ids:
-        there = "; ".join(sorted({f"{writer.query_id} ({writer.query_name or 'no name'})" for writer in writers}))
-        raise NotFoundError(
-            "QUERY_NOT_FOUND",
-            f"No query of this ledger has the name or id {name!r}, or an id that begins so.",
-            UNCHANGED,
-            f"It knows: {there}." if there else "It knows no query at all: nothing has been published yet.",
-        )
+        into = [
+            writer for writer in writers if _is_sink(name, writer) and not (writer.replaced_by or writer.retired_at)
+        ]
+        if len(into) == 1:
+            return into
+        raise _not_found(writers, name, into)
     return [writer for writer in writers if writer.query_id == ids[0]]
+
+
+def _is_sink(name: str, writer: StoredWriter) -> bool:
+    """Whether the sink has this name, or is a table of this name in any schema."""
+    return name == writer.sink_name or writer.sink_name.endswith(f".{name}")
+
+
+_MOST_NAMES = 10
+
+
+def _not_found(writers: Sequence[StoredWriter], name: str, into: Sequence[StoredWriter]) -> NotFoundError:
+    if into:
+        remedy = f"Several queries write into a sink of that name; give one of: {'; '.join(map(_described, into))}."
+    elif not writers:
+        remedy = "It knows no query at all: nothing has been published yet."
+    else:
+        names = sorted({writer.query_name or writer.query_id for writer in writers})
+        known = [*names, *(writer.query_id for writer in writers), *(writer.sink_name for writer in writers)]
+        near = get_close_matches(name, known, n=1)
+        shown = "; ".join(names[:_MOST_NAMES])
+        more = f"; and {len(names) - _MOST_NAMES} more (`pgonce status`)" if len(names) > _MOST_NAMES else ""
+        remedy = f"{f'Did you mean {near[0]}? ' if near else ''}It knows: {shown}{more}."
+    return NotFoundError(
+        "QUERY_NOT_FOUND",
+        f"No query of this ledger has the name or id {name!r}, or an id that begins so.",
+        UNCHANGED,
+        remedy,
+    )
 
 
 def _sink_needed(found: Sequence[StoredWriter], query: str, what: str) -> NotFoundError:

@@ -7,18 +7,21 @@ only shows what it would do; only ``--replay`` imports pyspark, because only tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError, TargetError
+from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.recovery.dead_letters import Choice, chosen_letters, discard_letters, found_letters
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
 
-from .output import counts_text, letter_records, letter_table, print_error, print_found, print_lines
+from .output import counts_text, json_text, print_error, print_found, print_lines
 from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes, needing_pyspark
 
 if TYPE_CHECKING:
@@ -136,7 +139,7 @@ def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> 
     left = 0
     for letter in letters:
         try:
-            groups = _replay(replace(choice, ids=frozenset({letter.dead_letter_id})), url, reason, yes=yes)
+            groups = _replay(dataclasses.replace(choice, ids=frozenset({letter.dead_letter_id})), url, reason, yes=yes)
         except (TargetError, RecoveryError) as error:
             left += 1
             print_error(f"Dead letter {letter.dead_letter_id}: {error}")
@@ -146,3 +149,29 @@ def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> 
     print_lines([_done(f"Replayed {len(letters) - left} of {len(letters)}.", letters, yes=yes)])
     if left:
         raise typer.Exit(ExitCode.FAILED)
+
+
+_LONGEST_ROW = 400
+
+
+def letter_records(letters: Iterable[StoredLetter]) -> list[dict[str, Any]]:
+    """One object a dead letter, with the whole row, which is the text of a JSON object."""
+    return [dataclasses.asdict(letter) for letter in letters]
+
+
+def letter_table(letters: Iterable[StoredLetter]) -> Table:
+    """One row a dead letter; a long row of the batch is cut."""
+    table = Table(show_lines=True)
+    for name in ("Id, time", "Batch, target", "Position", "Column, code, message", "Row"):
+        table.add_column(name, overflow="fold")
+    for letter in letters:
+        row = letter.row_data
+        cells = (
+            [str(letter.dead_letter_id), f"{letter.made_at.astimezone():%Y-%m-%d %H:%M:%S}"],
+            [f"batch {letter.batch_id}", letter.target],
+            ["-" if letter.position is None else json_text(letter.position)],
+            [letter.column_name or "-", letter.code, letter.message],
+            [row if len(row) <= _LONGEST_ROW else f"{row[:_LONGEST_ROW]}... (--json shows all)"],
+        )
+        table.add_row(*(Text("\n".join(map(one_line, cell))) for cell in cells))
+    return table

@@ -7,6 +7,7 @@ Pure: runs in the command ``pgonce``. Invariant: what is unknown reads ``?``, an
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import pairwise
 
 UNKNOWN = "?"
 _THOUSAND = 1000
@@ -85,6 +86,6 @@ def sparkline(values: tuple[float, ...] | list[float], width: int, *, ascii_only
     width = min(width, len(values))
     # Equal shares of the values, the oldest first.
     edges = [round(place * len(values) / width) for place in range(width + 1)]
-    sums = [sum(values[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    sums = [sum(values[start:end]) for start, end in pairwise(edges)]
     top = max(sums)
     return "".join(" " if value <= 0 else steps[max(int(value / top * len(steps)) - 1, 0)] for value in sums)

@@ -7,8 +7,11 @@ which kind of error it was, and no password is ever shown.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+from datetime import datetime, timezone
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import psycopg
 import typer
@@ -19,14 +22,15 @@ from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.status.stored import StoredJob
 
-from . import kafka, output, recover
+from . import kafka, output, recover, status
 from .check import check
 from .dead_letters import dead_letters
 from .doctor import doctor
 from .explain import explanation, headings, nearest, page_list, pages, under_heading
-from .kafka import KafkaConfig, Servers, kafka_options
-from .terms import EXIT_CODES, Application, ExitCode, Json, Query, Sink, Url
+from .tables import job_table
+from .terms import EXIT_CODES, Application, ExitCode, Json, Url
 
 app = Application(
     help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
@@ -36,54 +40,6 @@ app = Application(
     # A traceback with local variables would show connection strings.
     pretty_exceptions_enable=False,
 )
-
-
-@app.command()
-def status(url: Url = "", as_json: Json = False) -> None:
-    """Show where every query stands: its last batch, end offsets, lag, and how many replays were skipped."""
-    none = "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
-    known = OffsetsStore(url).status()
-    output.print_found(known, output.status_records, output.status_table, as_json=as_json, if_none=none)
-
-
-@app.command()
-def offsets(
-    query: Query,
-    *,
-    url: Url = "",
-    sink: Sink = None,
-    starting_offsets: Annotated[
-        bool, typer.Option("--starting-offsets", help="Print only the JSON for Kafka's startingOffsets.")
-    ] = False,
-    bootstrap_servers: Servers = None,
-    kafka_config: KafkaConfig = None,
-    as_json: Json = False,
-) -> None:
-    """Show where a query stands, by topic and partition; or where a new checkpoint of it must start."""
-    store, login = OffsetsStore(url), kafka_options(kafka_config) if bootstrap_servers else None
-    if starting_offsets:
-        # This is JSON for a program in any case, so --json changes nothing.
-        typer.echo(store.starting_offsets(query, sink, bootstrap_servers, login))
-        return
-    found = store.status_of(query, sink, bootstrap_servers, login)
-    if as_json:
-        output.print_json(output.offsets_records(found))
-        return
-    for writer, lag in found:
-        output.print_table(output.offsets_table(writer, lag))
-
-
-@app.command()
-def history(
-    query: Query,
-    url: Url = "",
-    sink: Sink = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many batches to show.")] = 20,
-    as_json: Json = False,
-) -> None:
-    """Show the newest published batches of a query: rows, offsets, run and time."""
-    batches = OffsetsStore(url).history(query, sink, limit)
-    output.print_found(batches, output.history_records, output.history_table, as_json=as_json)
 
 
 @app.command("batch-jobs")
@@ -99,7 +55,12 @@ def batch_jobs(
     """Show the newest published batch jobs (df.write): key, rows, time, and how often each was skipped since."""
     none = "No such batch job has been published."
     jobs = OffsetsStore(url).batch_jobs(sink, key, limit)
-    output.print_found(jobs, output.job_records, output.job_table, as_json=as_json, if_none=none)
+    now = datetime.now(timezone.utc)
+    output.print_found(jobs, _as_records, lambda found: job_table(found, now), as_json=as_json, if_none=none)
+
+
+def _as_records(jobs: Iterable[StoredJob]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(job) for job in jobs]
 
 
 @app.command()
@@ -172,6 +133,10 @@ def _root(
         raise typer.Exit(ExitCode.OK)
 
 
+app.command()(status.status)
+app.command()(status.health)
+app.command()(status.offsets)
+app.command()(status.history)
 app.command()(recover.recover)
 app.command()(recover.accept)
 app.command()(recover.retire)

@@ -8,9 +8,8 @@ The keys of the JSON are stable, and both forms show the same facts.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -18,12 +17,10 @@ from uuid import UUID
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.offsets import Offsets, is_kafka
-from pgonce.offsets_store.status.dead_letters import StoredLetter
-from pgonce.offsets_store.status.ends import Status, last_known_lag, total_lag
-from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
 
 _Found = TypeVar("_Found")
 
@@ -93,186 +90,6 @@ def _encode(value: object) -> str:
     raise TypeError(type(value).__name__)
 
 
-_WIDTH_FOR_WHOLE_IDS = 100
-_LONGEST_ROW = 400
-
-
-def status_records(status: Iterable[Status]) -> list[dict[str, Any]]:
-    """One object a writer."""
-    return [
-        {
-            **dataclasses.asdict(writer),
-            "lag": total_lag(lag),
-            "lag_measured_at": lag[0].measured_at if lag else None,
-        }
-        for writer, lag in status
-    ]
-
-
-# A checkpoint on a disk is read by Python itself, and the table says next to it that batches are judged by ids.
-_READ_BY = {"pyarrow": "offsets read by pyarrow", "spark": "offsets read by Spark"}
-
-
-def status_table(status: Sequence[Status]) -> Table:
-    """One row a writer."""
-    table = _table("Query, id, owner", "Sink", "Last batch", "End offsets", "Lag", "Replays")
-    for writer, lag in status:
-        old = writer.replaced_by is not None or writer.retired_at is not None
-        _add_row(
-            table,
-            _lines(
-                writer.query_name or "-",
-                writer.query_id,
-                f"run {text_of(writer.run_id)}",
-                *(["replaced by", writer.replaced_by] if writer.replaced_by else []),
-                f"retired {_time(writer.retired_at)}" if writer.retired_at else "",
-            ),
-            _lines(writer.sink_name, f"at {writer.target_change}" if writer.target_change else ""),
-            _lines(
-                text_of(writer.batch_id),
-                f"{_time(writer.updated_at)}, {writer.transport}" if writer.transport else _time(writer.updated_at),
-                *counts_text(writer.counts).split("\n"),
-                "judged by ids (weaker)" if writer.guarantee == "ids" else "",
-                _READ_BY.get(writer.offsets_read_by or "", ""),
-                f"{writer.disagreements} disagree" if writer.disagreements else "",
-            ),
-            offsets_text(writer.end_offsets).split("\n"),
-            _lag_text(lag),
-            str(writer.replays),
-            style="dim" if old else None,
-        )
-    return table
-
-
-def _lag_text(lag: Sequence[PartitionLag]) -> list[str]:
-    """The lag, and when it was measured; a lag that is too old is shown as the lag of that time."""
-    last, measured_at = last_known_lag(lag)
-    now = total_lag(lag)
-    when = f"at {_time(measured_at)}" if measured_at else ""
-    if now is None and last is not None:
-        return _lines(text_of(None), f"was {last}", when)
-    return _lines(text_of(now), when if now is not None else "")
-
-
-def offsets_records(status: Iterable[Status]) -> list[dict[str, Any]]:
-    """One object a writer; its ``positions`` have one object a topic and partition, or a source, with the lag."""
-    return [
-        {
-            **{name: getattr(writer, name) for name in _OFFSETS_KEYS},
-            "positions": [{key: getattr(row, key) for key in _POSITION_KEYS} for row in lag],
-        }
-        for writer, lag in status
-    ]
-
-
-_OFFSETS_KEYS = (
-    "query_id",
-    "query_name",
-    "sink_name",
-    "batch_id",
-    "end_offsets",
-    "guarantee",
-    "replaced_by",
-    "updated_at",
-)
-_POSITION_KEYS = ("source_id", "topic", "partition", "end_offset", "latest_offset", "lag", "measured_at")
-
-
-def offsets_table(writer: StoredWriter, lag: Iterable[PartitionLag]) -> Table:
-    """One row a topic and partition, or a source."""
-    lag = list(lag)
-    measured_at = lag[0].measured_at if lag else None
-    table = _table("Source", "Topic", "Partition", "End offset", f"Newest{_at(measured_at)}", "Lag")
-    table.title = one_line(
-        f"{writer.query_name or writer.query_id} into {writer.sink_name}, batch {text_of(writer.batch_id)}"
-    )
-    for row in lag:
-        _add_row(
-            table,
-            text_of(row.source_id),
-            row.topic or "-",
-            "-" if row.partition is None else str(row.partition),
-            json_text(row.end_offset),
-            json_text(row.latest_offset),
-            text_of(row.lag),
-        )
-    return table
-
-
-def _at(when: datetime | None) -> str:
-    return f" at {_time(when)}" if when else ""
-
-
-def history_records(batches: Iterable[StoredBatch]) -> list[dict[str, Any]]:
-    """One object a batch."""
-    return [dataclasses.asdict(batch) for batch in batches]
-
-
-def history_table(batches: Iterable[StoredBatch]) -> Table:
-    """One row a batch."""
-    table = _table("Batch, run", "Sink", "Rows", "From", "To", "Replays")
-    for batch in batches:
-        _add_row(
-            table,
-            _lines(
-                f"{batch.batch_id}" + (f" (generation {batch.generation})" if batch.generation else ""),
-                f"{_time(batch.committed_at)}, {batch.transport}",
-                f"run {batch.run_id}",
-            ),
-            batch.sink_name,
-            _lines(
-                str(batch.rows),
-                f"{batch.dropped_rows} dropped" if batch.dropped_rows else "",
-                *counts_text(batch.counts).split("\n"),
-                *tables_text(batch.tables).split("\n"),
-            ),
-            offsets_text(batch.start_offsets).split("\n"),
-            offsets_text(batch.end_offsets).split("\n"),
-            str(batch.replays),
-        )
-    return table
-
-
-def job_records(jobs: Iterable[StoredJob]) -> list[dict[str, Any]]:
-    """One object a batch job."""
-    return [dataclasses.asdict(job) for job in jobs]
-
-
-def job_table(jobs: Iterable[StoredJob]) -> Table:
-    """One row a batch job."""
-    table = _table("Key, run", "Sink", "Rows", "Skipped")
-    for job in jobs:
-        _add_row(
-            table,
-            _lines(job.batch_key, f"{_time(job.committed_at)}, {job.transport}", f"run {job.attempt}"),
-            job.sink_name,
-            _lines(str(job.rows), *counts_text(job.counts).split("\n"), "hashed" if job.content_hash else ""),
-            _lines(str(job.skips), f"last {_time(job.last_skipped_at)}" if job.last_skipped_at else ""),
-        )
-    return table
-
-
-def letter_records(letters: Iterable[StoredLetter]) -> list[dict[str, Any]]:
-    """One object a dead letter, with the whole row, which is the text of a JSON object."""
-    return [dataclasses.asdict(letter) for letter in letters]
-
-
-def letter_table(letters: Iterable[StoredLetter]) -> Table:
-    """One row a dead letter; a long row of the batch is cut."""
-    table = _table("Id, time", "Batch, target", "Position", "Column, code, message", "Row")
-    for letter in letters:
-        row = letter.row_data
-        _add_row(
-            table,
-            _lines(str(letter.dead_letter_id), _time(letter.made_at)),
-            _lines(f"batch {letter.batch_id}", letter.target),
-            "-" if letter.position is None else json_text(letter.position),
-            _lines(letter.column_name or "-", letter.code, letter.message),
-            row if len(row) <= _LONGEST_ROW else f"{row[:_LONGEST_ROW]}... (--json shows all)",
-        )
-    return table
-
-
 def print_found(
     found: Sequence[_Found],
     records: Callable[[Sequence[_Found]], object],
@@ -294,29 +111,44 @@ def print_table(table: Table) -> None:
     """A table on stdout; if that is not a terminal, as wide as it needs to be."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
+        table.expand = False
         unbounded = console.options.update(width=10_000)
         console.width = max(console.width, table.__rich_measure__(console, unbounded).maximum)
-    # People copy ids from the first column, so it is folded only if it would crop the others.
-    table.columns[0].no_wrap = console.width >= _WIDTH_FOR_WHOLE_IDS
     console.print(table)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(show_lines=True)
-    for name in columns:
-        table.add_column(name, overflow="fold")
+def columns(*names: str, numbers: Collection[str] = (), shortened: Collection[str] = ()) -> Table:
+    """
+    A table of one line a row, without lines around it.
+
+    :param numbers: the columns whose cells are numbers, which stand at the right.
+    :param shortened: the columns that may lose the end of a cell where the terminal is narrow; others never do.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=None)
+    for name in names:
+        is_short = name in shortened
+        table.add_column(
+            name,
+            justify="right" if name in numbers else "left",
+            overflow="ellipsis" if is_short else "fold",
+            no_wrap=is_short or name in numbers,
+            ratio=1 if is_short else None,
+        )
+    table.expand = bool(shortened)
     return table
 
 
-def _add_row(table: Table, *cells: str | list[str], style: str | None = None) -> None:
-    """A cell is one line, even if its text has line breaks, or a list of lines."""
-    lines = ([cell] if isinstance(cell, str) else cell for cell in cells)
-    table.add_row(*("\n".join(map(one_line, cell)) for cell in lines), style=style)
+def add_row(table: Table, *cells: str | tuple[str, str]) -> None:
+    """One line of a table. A cell is a text, or a text with its style."""
+    styled = ((cell, "") if isinstance(cell, str) else cell for cell in cells)
+    table.add_row(*(Text(one_line(text), style) for text, style in styled))
 
 
-def _lines(*parts: str) -> list[str]:
-    return [part for part in parts if part]
-
-
-def _time(when: datetime) -> str:
-    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and what is to be said of them, in two columns; a long text goes on in the next line."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(Text(name, "dim"), Text("\n".join(map(one_line, text.split("\n")))))
+    return table

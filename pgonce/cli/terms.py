@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -48,6 +49,7 @@ class ExitCode(IntEnum):
     UNREADABLE = 7
     RUNNING = 8
     NOT_FIT = 9
+    UNHEALTHY = 10
 
 
 EXIT_CODES = {
@@ -62,6 +64,7 @@ EXIT_CODES = {
     ExitCode.UNREADABLE: "there is no checkpoint, or it cannot be read or written",
     ExitCode.RUNNING: "the query seems to run",
     ExitCode.NOT_FIT: "check: a promise would not hold on this server",
+    ExitCode.UNHEALTHY: "health: something critical needs attention, or a query is beyond a bound that was given",
 }
 # The first family that an error belongs to says its exit code.
 BY_FAMILY: tuple[tuple[type[PgonceError], ExitCode], ...] = (
@@ -103,6 +106,24 @@ Wait = Annotated[
         min=0, help="Seconds to wait, at most, for Postgres to answer and for all signs of a running query to end."
     ),
 ]
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def at_least_seconds(text: str | None) -> float | None:
+    """
+    The seconds of a time span such as 90s, 5m, 2h or 1d; None if none was given.
+
+    :raises typer.BadParameter: for another form.
+    """
+    if text is None:
+        return None
+    found = _SPAN.fullmatch(text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a time span. Write 90s, 5m, 2h or 1d.")
+    return float(found[1]) * _SECONDS[found[2]]
+
 
 NOT_DONE = "Nothing was changed. Give --yes to do it."
 

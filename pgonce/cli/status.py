@@ -1,0 +1,314 @@
+"""
+The commands that say where queries stand: ``status``, ``health``, ``offsets`` and ``history``.
+
+Runs in a shell, without Spark. Invariant: they only read. Each answer is one snapshot of the ledger; what brokers are
+asked for besides is measured before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pgonce.offsets_store.errors import NotFoundError
+from pgonce.offsets_store.kafka.settings import brokers
+from pgonce.offsets_store.ledger.writers import is_meant
+from pgonce.offsets_store.status.ends import Status
+from pgonce.offsets_store.status.measure import measure
+from pgonce.offsets_store.status.states import ENDED, MeasuredLag, QueryState
+from pgonce.offsets_store.status.store import OffsetsStore
+
+from . import tables
+from .figures import age_text, count_text
+from .kafka import KafkaConfig, Servers, kafka_options
+from .output import print_json, print_lines, print_table, text_of
+from .terms import ExitCode, Json, Query, Sink, Url, at_least_seconds
+
+_FEW = 5
+_NONE = "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
+
+Sort = Enum("Sort", {name: name for name in tables.SORTS}, type=str)
+Wide = Annotated[bool, typer.Option("--wide", help="Show whole ids and everything else that makes lines long.")]
+OneQuery = Annotated[
+    str | None,
+    typer.Argument(help="Show all that is known of one query: its name, its id, the beginning of the id, or its sink."),
+]
+
+
+def status(
+    query: OneQuery = None,
+    *,
+    url: Url = "",
+    sink: Sink = None,
+    bootstrap_servers: Servers = None,
+    kafka_config: KafkaConfig = None,
+    sort: Annotated[Sort, typer.Option(help="The order of the lines.")] = Sort.name,  # type: ignore[valid-type]
+    wide: Wide = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show queries that were retired or replaced too.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until this is stopped.")] = False,
+    every: Annotated[float, typer.Option(min=0.5, help="With --watch, the seconds between two looks.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Show what every query does, one line each: its state, last batch and lag; or all that is known of one query."""
+
+    def show() -> None:
+        measured = _measured(url, bootstrap_servers, kafka_config)
+        store = OffsetsStore(url)
+        states = store.states(measured)
+        if query is None:
+            shown = states if everything else [one for one in states if one.state not in ENDED]
+            _show_all(store, tables.in_order(shown, sort.name), measured, wide=wide, as_json=as_json)  # type: ignore[attr-defined]
+        else:
+            login = kafka_options(kafka_config) if bootstrap_servers else None
+            found = _statuses(store, states, query, sink, bootstrap_servers, login)
+            _show_one(store, states, found, query, as_json=as_json)
+
+    _again_and_again(show, every if watch else None)
+
+
+def _measured(url: str, servers: str | None, config: Path | None) -> list[MeasuredLag]:
+    found = brokers(servers, kafka_options(config) if servers else None)
+    return measure(url, found) if found else []
+
+
+def _again_and_again(show: Callable[[], None], every: float | None) -> None:
+    if every is None:
+        show()
+        return
+    try:
+        while True:
+            typer.clear()
+            show()
+            time.sleep(every)
+    except KeyboardInterrupt:
+        pass
+
+
+def _show_all(
+    store: OffsetsStore, states: Sequence[QueryState], measured: Sequence[MeasuredLag], *, wide: bool, as_json: bool
+) -> None:
+    if as_json:
+        print_json(_records(states, store.status()))
+    elif not states:
+        typer.echo(_NONE)
+    else:
+        now = datetime.now(timezone.utc)
+        print_table(tables.states_table(states, now, wide=wide))
+        if found := store.health(measured):
+            typer.echo()
+            print_lines(tables.findings_lines(found, now, _FEW))
+
+
+def _records(states: Iterable[QueryState], writers: Iterable[Status]) -> list[dict[str, Any]]:
+    """One object a query and sink: what it does, and what is stored of it (null if it has published nothing yet)."""
+    stored = {(writer.query_id, writer.sink_name): dataclasses.asdict(writer) for writer, _ in writers}
+    return [
+        {**dict.fromkeys(_STORED), **stored.get((one.query_id, one.sink_name or ""), {}), **dataclasses.asdict(one)}
+        for one in states
+    ]
+
+
+_STORED = (
+    "checkpoint_location", "generation", "end_offsets", "guarantee", "disagreements", "replaces", "replaced_by",
+    "retired_at", "updated_at", "targets", "target_change", "counts", "offsets_read_by",
+)  # fmt: skip
+
+
+def _statuses(
+    store: OffsetsStore, states: Sequence[QueryState], query: str, sink: str | None, servers: str | None, login: Any
+) -> list[Status]:
+    """What is stored of the query; nothing if it is only known because it failed before it published anything."""
+    try:
+        return store.status_of(query, sink, servers, login)
+    except NotFoundError:
+        if any(is_meant(query, one.query_id, one.query_name) and one.batch_id is None for one in states):
+            return []
+        raise
+
+
+def _show_one(
+    store: OffsetsStore, states: Sequence[QueryState], found: Sequence[Status], query: str, *, as_json: bool
+) -> None:
+    stored = {(writer.query_id, writer.sink_name): (writer, lag) for writer, lag in found}
+    chosen = [
+        one
+        for one in states
+        if (one.query_id, one.sink_name) in stored or (not found and is_meant(query, one.query_id, one.query_name))
+    ]
+    if as_json:
+        print_json(
+            [
+                {**record, "positions": position_records(stored[key][1]) if (key := _key(record)) in stored else []}
+                for record in _records(chosen, found)
+            ]
+        )
+        return
+    now = datetime.now(timezone.utc)
+    for one in chosen:
+        print_lines([f"{tables.name_of(one)} into {text_of(one.sink_name)}"])
+        writer, lag = stored.get((one.query_id, one.sink_name), (None, []))
+        print_table(tables.query_facts(one, writer, now))
+        if lag:
+            typer.echo()
+            print_table(tables.offsets_table(lag))
+        if writer is not None and (batches := store.history(one.query_id, one.sink_name, _FEW)):
+            typer.echo()
+            print_table(tables.history_table(batches, now))
+        typer.echo()
+    print_lines(
+        line
+        for one in store.health()
+        if (one.query_id, one.sink_name) in {(each.query_id, each.sink_name) for each in chosen}
+        for line in tables.findings_lines([one], now, 1)
+    )
+
+
+def _key(record: dict[str, Any]) -> tuple[str, str]:
+    return record["query_id"], record["sink_name"]
+
+
+def health(
+    query: OneQuery = None,
+    *,
+    url: Url = "",
+    sink: Sink = None,
+    max_age: Annotated[
+        str | None,
+        typer.Option("--max-age", help="Its last batch may be this old: 90s, 5m, 2h. An idle query may rest."),
+    ] = None,
+    max_lag: Annotated[int | None, typer.Option("--max-lag", min=0, help="It may be this many records behind.")] = None,
+    bootstrap_servers: Servers = None,
+    kafka_config: KafkaConfig = None,
+    as_json: Json = False,
+) -> None:
+    """Say what needs attention, with an exit code for probes: all queries, or one, which may be given bounds."""
+    oldest = at_least_seconds(max_age)
+    measured = _measured(url, bootstrap_servers, kafka_config)
+    store = OffsetsStore(url)
+    found, now = store.health(measured), datetime.now(timezone.utc)
+    if query is not None:
+        states = store.states(measured)
+        stored = {(one.query_id, one.sink_name) for one, _ in _statuses(store, states, query, sink, None, None)}
+        chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _failed_at_once(one, query)]
+        found = [one for one in found if one.query_id in {each.query_id for each in chosen}]
+    else:
+        chosen = [one for one in store.states(measured) if one.state not in ENDED]
+    late = [(one, why) for one in chosen for why in _beyond(one, oldest, max_lag, now)]
+    is_ill = bool(late) or any(one.severity == "critical" for one in found)
+    if as_json:
+        print_json(
+            {
+                "healthy": not is_ill,
+                "findings": [dataclasses.asdict(one) for one in found],
+                "beyond_bounds": [
+                    {"query_id": one.query_id, "sink_name": one.sink_name, "what": why} for one, why in late
+                ],
+            }
+        )
+    else:
+        if query is not None:
+            print_lines(_one_line(one, [why for each, why in late if each is one], now) for one in chosen)
+        elif late:
+            print_lines(f"{tables.name_of(one)} into {text_of(one.sink_name)}: {why}" for one, why in late)
+        if found:
+            print_lines(tables.findings_lines(found, now, len(found)))
+        elif query is None and not late:
+            typer.echo(f"Nothing needs attention: {len(chosen)} queries.")
+    if is_ill:
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+def _failed_at_once(one: QueryState, query: str) -> bool:
+    return one.batch_id is None and is_meant(query, one.query_id, one.query_name)
+
+
+def _one_line(one: QueryState, beyond: Sequence[str], now: datetime) -> str:
+    batch = "no batch" if one.batch_id is None else f"batch {one.batch_id} {age_text(one.published_at, now)} ago"
+    said = f"{tables.name_of(one)} into {text_of(one.sink_name)}: {one.state}, {batch}, lag {count_text(one.lag)}"
+    return "; ".join([said, *beyond])
+
+
+def _beyond(one: QueryState, oldest: float | None, max_lag: int | None, now: datetime) -> Iterable[str]:
+    """Which bounds a query exceeds. What is unknown exceeds a bound, because nobody can say that it does not."""
+    if oldest is not None and one.state != "idle":
+        if one.published_at is None:
+            yield "nothing was published"
+        elif (now - one.published_at).total_seconds() > oldest:
+            yield f"the last batch is older than {oldest:g} s"
+    if max_lag is not None:
+        if one.lag is None:
+            yield "the lag is unknown (give --bootstrap-servers, or add a listener)"
+        elif one.lag > max_lag:
+            yield f"more than {max_lag} records behind"
+
+
+def offsets(
+    query: Query,
+    *,
+    url: Url = "",
+    sink: Sink = None,
+    starting_offsets: Annotated[
+        bool, typer.Option("--starting-offsets", help="Print only the JSON for Kafka's startingOffsets.")
+    ] = False,
+    bootstrap_servers: Servers = None,
+    kafka_config: KafkaConfig = None,
+    as_json: Json = False,
+) -> None:
+    """Show where a query stands, by topic and partition; or where a new checkpoint of it must start."""
+    store, login = OffsetsStore(url), kafka_options(kafka_config) if bootstrap_servers else None
+    if starting_offsets:
+        # This is JSON for a program in any case, so --json changes nothing.
+        typer.echo(store.starting_offsets(query, sink, bootstrap_servers, login))
+        return
+    found = store.status_of(query, sink, bootstrap_servers, login)
+    if as_json:
+        print_json(offsets_records(found))
+        return
+    now = datetime.now(timezone.utc)
+    for writer, lag in found:
+        when = f"batch {text_of(writer.batch_id)}, published {age_text(writer.updated_at, now)} ago"
+        measured = f", lag measured {age_text(lag[0].measured_at, now)} ago" if lag and lag[0].measured_at else ""
+        print_lines([f"{tables.name_of(writer)} into {writer.sink_name}: {when}{measured}"])
+        print_table(tables.offsets_table(lag))
+
+
+_OFFSETS_KEYS = (
+    "query_id", "query_name", "sink_name", "batch_id", "end_offsets", "guarantee", "replaced_by", "updated_at",
+)  # fmt: skip
+_POSITION_KEYS = ("source_id", "topic", "partition", "end_offset", "latest_offset", "lag", "measured_at")
+
+
+def offsets_records(found: Iterable[Status]) -> list[dict[str, Any]]:
+    """One object a writer; its ``positions`` have one object a topic and partition, or a source, with the lag."""
+    return [
+        {**{name: getattr(writer, name) for name in _OFFSETS_KEYS}, "positions": position_records(lag)}
+        for writer, lag in found
+    ]
+
+
+def position_records(lag: Iterable[Any]) -> list[dict[str, Any]]:
+    """One object a topic and partition, or a source."""
+    return [{key: getattr(row, key) for key in _POSITION_KEYS} for row in lag]
+
+
+def history(
+    query: Query,
+    url: Url = "",
+    sink: Sink = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many batches to show.")] = 20,
+    wide: Wide = False,
+    as_json: Json = False,
+) -> None:
+    """Show the newest published batches of a query, one line each: rows, time, run, and what became of the rows."""
+    batches = OffsetsStore(url).history(query, sink, limit)
+    if as_json:
+        print_json([dataclasses.asdict(batch) for batch in batches])
+    else:
+        print_table(tables.history_table(batches, datetime.now(timezone.utc), wide=wide))

@@ -1,0 +1,223 @@
+"""
+Tables of queries, offsets, batches and batch jobs: one line each, which fits 80 columns.
+
+Pure: runs in the command ``pgonce``. Invariant: a state is shown by its word, never by its colour alone; a name that is
+too long for its column ends in an ellipsis, and a number is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.table import Table
+
+from pgonce.offsets_store.status.states import STATES, Finding, QueryState
+from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
+
+from .figures import age_text, count_text, duration_text, time_text
+from .output import add_row, columns, counts_text, facts, json_text, offsets_text, tables_text, text_of
+
+STYLES: Mapping[str, str] = {
+    "refused": "bold red",
+    "expiring": "bold red",
+    "stuck": "bold red",
+    "gone": "bold red",
+    "waiting": "yellow",
+    "lagging": "yellow",
+    "running": "green",
+    "idle": "green",
+}
+"""How a state is shown where there are colours; states without an entry are dim."""
+_SHORT_ID = 8
+
+
+def name_of(query: QueryState | StoredWriter | Finding) -> str:
+    """The query's name; the beginning of its id if it has none."""
+    return query.query_name or query.query_id[:_SHORT_ID]
+
+
+_SORTS: dict[str, Callable[[QueryState], Any]] = {
+    "name": lambda query: (query.query_name is None, query.query_name or query.query_id, query.sink_name or ""),
+    "sink": lambda query: query.sink_name or "",
+    "state": lambda query: list(STATES).index(query.state),
+    "age": lambda query: -query.published_at.timestamp() if query.published_at else float("inf"),
+    "rate": lambda query: -(query.rows_per_minute or 0),
+    "lag": lambda query: -(query.lag if query.lag is not None else -1),
+}
+SORTS = tuple(_SORTS)
+"""By what the queries can be sorted; what needs attention most comes first, and names are in their order."""
+
+
+def in_order(queries: Iterable[QueryState], by: str) -> list[QueryState]:
+    """The queries, sorted by one of :data:`SORTS`, then by name."""
+    return sorted(queries, key=lambda query: (_SORTS[by](query), _SORTS["name"](query)))
+
+
+def states_table(queries: Sequence[QueryState], now: datetime, *, wide: bool = False) -> Table:
+    """One line a query and sink."""
+    knows_seconds = any(query.lag_seconds is not None for query in queries)
+    behind = ["BEHIND"] if knows_seconds else []
+    more = ["TRANSPORT", "QUERY-ID", "RUN-ID", "BECAUSE"] if wide else []
+    table = columns(
+        "QUERY", "SINK", "STATE", "BATCH", "AGE", "ROWS/MIN", "LAG", *behind, *more,
+        numbers=("BATCH", "AGE", "ROWS/MIN", "LAG", "BEHIND"),
+        shortened=("QUERY", "SINK"),
+    )  # fmt: skip
+    for query in queries:
+        add_row(
+            table,
+            name_of(query),
+            text_of(query.sink_name),
+            (query.state, STYLES.get(query.state, "dim")),
+            "-" if query.batch_id is None else str(query.batch_id),
+            age_text(query.published_at, now) if query.published_at else "-",
+            count_text(query.rows_per_minute) if query.published_at else "-",
+            count_text(query.lag),
+            *([duration_text(query.lag_seconds)] if knows_seconds else []),
+            *([query.transport or "-", query.query_id, query.run_id or "-", query.because] if wide else []),
+        )
+    return table
+
+
+def findings_lines(findings: Sequence[Finding], now: datetime, most: int) -> Iterable[str]:
+    """Two lines for each finding: what it is, and what to do; and how many more there are than ``most``."""
+    for one in findings[:most]:
+        since = f" since {time_text(one.since, now)}" if one.since else ""
+        sink = f" into {one.sink_name}" if one.sink_name else ""
+        yield f"{one.severity}: {name_of(one)}{sink} {is_what(one)}{since}: {one.what}."
+        yield f"  {one.help}"
+    if len(findings) > most:
+        yield f"There are {len(findings) - most} more: pgonce health"
+
+
+def is_what(finding: Finding) -> str:
+    """The finding as what is said of its query."""
+    return f"is {finding.finding}" if finding.finding in STATES else f"has {finding.finding}"
+
+
+def query_facts(query: QueryState, writer: StoredWriter | None, now: datetime) -> Table:
+    """All that is known of one query and sink, for people."""
+    rows = list(_facts_of_state(query, now))
+    if writer is not None:
+        rows += _facts_of_writer(writer)
+    return facts(rows)
+
+
+def _facts_of_state(query: QueryState, now: datetime) -> Iterable[tuple[str, str]]:
+    since = f", since {time_text(query.state_since, now)}" if query.state_since else ""
+    yield "State", f"{query.state}{since}: {query.because}"
+    if query.failure_message:
+        yield "Failed", f"{query.failure_message}\n{query.failures} times since {time_text(query.failing_since, now)}"
+    if query.batch_id is None:
+        yield "Last batch", "none has been published"
+    else:
+        rows = "" if query.rows is None else f", {query.rows} rows"
+        how = f", {query.transport}" if query.transport else ""
+        yield "Last batch", f"{query.batch_id}, published {time_text(query.published_at, now)}{rows}{how}"
+        usual = f", a batch every {duration_text(query.usual_interval_seconds)}" if query.usual_interval_seconds else ""
+        yield "Rate", f"{count_text(query.rows_per_minute)} rows a minute{usual}"
+    if query.lag is not None:
+        seconds = "" if query.lag_seconds is None else f", the oldest {duration_text(query.lag_seconds)} old"
+        yield "Lag", f"{query.lag} records{seconds}, measured {time_text(query.lag_measured_at, now)}"
+    if query.dead_letters:
+        yield "Dead letters", f"{query.dead_letters}: pgonce dead-letters {query.query_id}"
+    if query.replays:
+        yield "Replays", f"{query.replays} skipped"
+    yield "Query id", query.query_id
+    if query.run_id:
+        yield "Run id", query.run_id
+
+
+# A checkpoint on a disk is read by Python itself, and batches that are judged by ids are named as such.
+_READ_BY = {"pyarrow": "offsets are read by pyarrow", "spark": "offsets are read by Spark"}
+
+
+def _facts_of_writer(writer: StoredWriter) -> list[tuple[str, str]]:
+    judged = "by ids (weaker)" if writer.guarantee == "ids" else "by offsets"
+    found = [
+        ("Became of rows", counts_text(writer.counts).replace("\n", ", ")),
+        ("Checkpoint", writer.checkpoint_location or ""),
+        ("Replays judged", "; ".join(filter(None, [judged, _READ_BY.get(writer.offsets_read_by or "")]))),
+        ("Tables", ", ".join(writer.targets or {})),
+        ("Table changed", f"at {writer.target_change}" if writer.target_change else ""),
+        ("Disagreements", str(writer.disagreements) if writer.disagreements else ""),
+        ("Replaces", writer.replaces or ""),
+    ]
+    return [(name, text) for name, text in found if text]
+
+
+def offsets_table(lag: Sequence[PartitionLag]) -> Table:
+    """One line a topic and partition, in the words of Kafka's own tools; or one a source that is not Kafka."""
+    several = len({row.source_id for row in lag if row.source_id is not None}) > 1
+    is_kafka = any(row.topic is not None for row in lag)
+    names = [*(["SOURCE"] if several else []), *(["TOPIC", "PARTITION"] if is_kafka else [])]
+    numbers = ["PARTITION", "LAG", *(["CURRENT-OFFSET", "LOG-END-OFFSET"] if is_kafka else [])]
+    table = columns(*names, "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", numbers=numbers)
+    for row in lag:
+        place = ["-" if row.topic is None else row.topic, "-" if row.partition is None else str(row.partition)]
+        add_row(
+            table,
+            *([text_of(row.source_id)] if several else []),
+            *(place if is_kafka else []),
+            json_text(row.end_offset),
+            json_text(row.latest_offset),
+            text_of(row.lag),
+        )
+    return table
+
+
+def history_table(batches: Sequence[StoredBatch], now: datetime, *, wide: bool = False) -> Table:
+    """One line a batch."""
+    sinks = ["SINK"] if len({batch.sink_name for batch in batches}) > 1 else []
+    more = ["FROM", "TO"] if wide else []
+    table = columns(
+        "BATCH", "PUBLISHED", "AGE", "ROWS", *sinks, "TRANSPORT", "REPLAYS", "RUN", *more, "NOTES",
+        numbers=("BATCH", "AGE", "ROWS", "REPLAYS"),
+        shortened=(*sinks, "NOTES"),
+    )  # fmt: skip
+    for batch in batches:
+        ends = [offsets_text(batch.start_offsets), offsets_text(batch.end_offsets)]
+        add_row(
+            table,
+            f"{batch.batch_id}" + (f"/{batch.generation}" if batch.generation else ""),
+            f"{batch.committed_at.astimezone():%m-%d %H:%M:%S}",
+            age_text(batch.committed_at, now),
+            str(batch.rows),
+            *([batch.sink_name] if sinks else []),
+            batch.transport,
+            str(batch.replays),
+            batch.run_id if wide else batch.run_id[:_SHORT_ID],
+            *((end.replace("\n", "; ") for end in ends) if wide else ()),
+            _notes(batch),
+        )
+    return table
+
+
+def _notes(batch: StoredBatch) -> str:
+    dropped = f"{batch.dropped_rows} dropped" if batch.dropped_rows else ""
+    notes = [dropped, *counts_text(batch.counts).split("\n"), *tables_text(batch.tables).split("\n")]
+    return ", ".join(filter(None, notes))
+
+
+def job_table(jobs: Sequence[StoredJob], now: datetime) -> Table:
+    """One line a batch job."""
+    names = ("KEY", "SINK", "PUBLISHED", "AGE", "ROWS", "TRANSPORT", "SKIPPED", "RUN", "NOTES")
+    table = columns(*names, numbers=("AGE", "ROWS", "SKIPPED"), shortened=("SINK", "NOTES"))
+    for job in jobs:
+        skipped = f"{job.skips}" + (f", last {age_text(job.last_skipped_at, now)} ago" if job.last_skipped_at else "")
+        notes = [*counts_text(job.counts).split("\n"), "hashed" if job.content_hash else ""]
+        add_row(
+            table,
+            job.batch_key,
+            job.sink_name,
+            f"{job.committed_at.astimezone():%m-%d %H:%M:%S}",
+            age_text(job.committed_at, now),
+            str(job.rows),
+            job.transport,
+            skipped,
+            str(job.attempt)[:_SHORT_ID],
+            ", ".join(filter(None, notes)),
+        )
+    return table
