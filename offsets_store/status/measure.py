@@ -65,7 +65,8 @@ def _unread(rows: Iterable[PartitionLag]) -> Iterable[tuple[TopicPartition, int]
     """Where the first unread record of each partition that has one lies."""
     for row in rows:
         if row.lag and row.topic is not None and row.partition is not None:
-            yield (row.topic, row.partition), row.end_offset or 0
+            # A partition that was never read is read from its earliest offset.
+            yield (row.topic, row.partition), row.latest_offset - row.lag
 
 
 Times = Mapping[tuple[TopicPartition, int], float | None]

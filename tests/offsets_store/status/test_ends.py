@@ -55,13 +55,11 @@ class TestLag:
         assert [(row.lag, row.latest_offset) for row in rows] == [(None, 15), (None, 22)]
         assert {row.measured_at for row in rows} == {heard_at(url) - timedelta(hours=1)}
         assert total_lag(rows) is None
-        when = f"{(heard_at(url) - timedelta(hours=1)).astimezone():%Y-%m-%d %H:%M:%S}"
-        shown = pgonce("status").stdout
-        assert all(text in shown for text in ("?", "was 7", f"at {when}"))
-        assert f"Newest at {when}" in pgonce("offsets", "orders").stdout
+        shown = pgonce("offsets", "orders").stdout
+        assert "lag measured 1h ago" in shown
+        assert "15    ?" in shown
         (writer,) = json.loads(pgonce("status", "--json").stdout)
-        assert writer["lag"] is None
-        assert writer["lag_measured_at"].startswith(f"{heard_at(url) - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}")
+        assert (writer["lag"], writer["lag_measured_at"]) == (None, None)
 
 
 class TestStartingOffsets:

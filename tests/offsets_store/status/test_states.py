@@ -1,0 +1,334 @@
+"""
+What each query is said to do, what that is concluded from, and what needs attention.
+
+Covers: the views pgonce.queries and pgonce.health, offsets_store.status.states.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+import psycopg
+import pytest
+from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay, take_over
+
+from pgonce.offsets_store.commit.one_transaction import application_name
+from pgonce.offsets_store.errors import OldLedgerError
+from pgonce.offsets_store.ledger.migrations import MIGRATIONS
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.status.ends import total_lag
+from pgonce.offsets_store.status.states import STATES, MeasuredLag, QueryState, query_states
+
+MORE = {"0": {"t": {"0": 10, "1": 25}}}
+LATER_RUN = "bbbbbbbb-2222-4222-8222-222222222222"
+
+
+def only(store, measured=()) -> QueryState:
+    """The state of the only query."""
+    (state,) = store.states(measured)
+    return state
+
+
+def age(admin, seconds: float) -> None:
+    """Move what has been published into the past."""
+    admin.execute("UPDATE pgonce.batches SET committed_at = committed_at - make_interval(secs => %s)", [seconds])
+    admin.execute(
+        "UPDATE pgonce.writers SET updated_at = updated_at - make_interval(secs => %s), "
+        "created_at = created_at - make_interval(secs => %s)",
+        [seconds, seconds],
+    )
+
+
+def beat(admin, *, heard: float = 0, run_id: str = RUN, idle: float | None = None, ended: float | None = None) -> None:
+    """What a listener has written of a run, so many seconds ago."""
+    admin.execute(
+        "INSERT INTO pgonce.heartbeats (query_id, run_id, listener, started_at, heard_at, idle_since, ended_at) SELECT "
+        "%s, %s, 'driver pid 1', now() - make_interval(secs => 1000), now() - make_interval(secs => %s), "
+        "now() - make_interval(secs => %s), now() - make_interval(secs => %s)",
+        [QUERY, run_id, heard, idle, ended],
+    )
+
+
+def fail(admin, code: str = "NOT_NULL_VIOLATION", *, run_id: str | None = RUN, query_id: str = QUERY, **at) -> None:
+    """A failure, as the commit notes it; ``seconds`` ago."""
+    admin.execute(
+        "INSERT INTO pgonce.failures "
+        "(query_id, sink_name, run_id, batch_id, code, message, seen_by, attempts, first_at, last_at) "
+        "SELECT %s, 'public.orders', %s, 4, %s, 'Postgres refused the batch.', 'commit', %s, t, t "
+        "FROM (SELECT now() - make_interval(secs => %s)) AS t (t)",
+        [query_id, run_id, code, at.get("attempts", 1), at.get("seconds", 0)],
+    )
+
+
+class TestWithoutListener:
+    """Only the ledger and the sessions of the server tell something."""
+
+    def test_a_query_that_has_just_published_runs(self, url, store):
+        """A batch within the last minute is enough."""
+        publish(url, 3, KAFKA, rows=120)
+        state = only(store)
+        assert (state.state, state.because) == ("running", "it has published lately")
+        assert (state.query_name, state.sink_name, state.batch_id, state.rows) == ("orders", "public.orders", 3, 120)
+
+    def test_silence_is_not_called_an_end(self, url, store, admin):
+        """After that it is quiet: idle or gone, which nobody can tell apart."""
+        publish(url, 3, KAFKA)
+        age(admin, 3600)
+        state = only(store)
+        assert state.state == "quiet"
+        assert state.because.startswith("nothing shows whether")
+        assert state.state_since == state.published_at
+
+    def test_a_usual_pause_is_no_silence(self, url, store, admin):
+        """A query with a batch every ten minutes runs for half an hour after the last one."""
+        for batch_id in range(3):
+            publish(url, batch_id, KAFKA)
+            age(admin, 600)
+        assert only(store).usual_interval_seconds == pytest.approx(600, abs=5)
+        assert only(store).state == "running"
+        age(admin, 1500)
+        assert only(store).state == "quiet"
+
+    def test_records_that_wait_make_silence_serious(self, url, store, admin):
+        """A quiet query that is known to have unread records is stuck."""
+        publish(url, 3, KAFKA)
+        age(admin, 3600)
+        hear(url, MORE)
+        state = only(store)
+        assert (state.state, state.lag) == ("stuck", 5)
+
+    def test_a_session_shows_that_it_runs(self, url, store, admin):
+        """A session with the name of its run is a sign of life, however long the batch takes."""
+        publish(url, 3, KAFKA)
+        age(admin, 3600)
+        with psycopg.connect(url, application_name=application_name(RUN)) as session:
+            session.execute("SELECT 1")
+            assert only(store).state == "running"
+        with psycopg.connect(url, application_name=application_name(LATER_RUN)):
+            assert only(store).state == "quiet"
+
+    def test_whom_a_commit_waits_for(self, url, store, admin):
+        """A commit that waits for a lock is waiting, and the holder's session is named."""
+        publish(url, 3, KAFKA)
+        admin.execute("CREATE TABLE orders (id int)")
+        with (
+            psycopg.connect(url, application_name="a migration") as holder,
+            psycopg.connect(url, application_name=application_name(RUN)) as waiter,
+        ):
+            holder.execute("LOCK TABLE orders")
+            thread = threading.Thread(target=waiter.execute, args=("LOCK TABLE orders",))
+            thread.start()
+            state = next(found for _ in range(1000) if (found := only(store)).state == "waiting")
+            holder.rollback()
+            thread.join()
+        assert state.waits_for.startswith(f"pid {holder.info.backend_pid} (a migration, user ")
+
+
+class TestWithListener:
+    """The listener's heartbeats make it certain."""
+
+    def test_heard_idle_stopped_and_gone(self, url, store, admin):
+        """A run that is heard runs, or is idle; one that fell silent is gone; one that was heard to end is stopped."""
+        publish(url, 3, KAFKA)
+        age(admin, 3600)
+        beat(admin, heard=5)
+        assert only(store).state == "running"
+        admin.execute("UPDATE pgonce.heartbeats SET idle_since = now() - interval '10 min'")
+        assert (only(store).state, only(store).because) == (
+            "idle",
+            "its listener hears it, and Spark finds nothing to read",
+        )
+        admin.execute("UPDATE pgonce.heartbeats SET heard_at = now() - interval '2 min'")
+        assert only(store).state == "gone"
+        admin.execute("UPDATE pgonce.heartbeats SET ended_at = heard_at")
+        assert only(store).state == "stopped"
+
+    def test_a_listener_that_fell_silent_says_nothing_if_batches_come(self, url, store, admin):
+        """A query that goes on without its listener is not gone."""
+        publish(url, 3, KAFKA)
+        beat(admin, heard=600)
+        assert only(store).state == "running"
+        age(admin, 700)
+        assert only(store).state == "gone"
+
+    def test_a_lag_that_does_not_shrink(self, url, store, admin):
+        """Ten batches in a row that leave records behind, and no fewer at the end, are lagging."""
+        publish(url, 3, KAFKA)
+        for number in range(10):
+            hear(url, MORE, batch_id=number, seconds=number)
+        admin.execute("UPDATE pgonce.progress SET lag = 5 + batch_id")
+        assert (only(store).state, only(store).lag) == ("lagging", 5)
+        admin.execute("UPDATE pgonce.progress SET lag = 50 - batch_id")
+        assert only(store).state == "running"
+
+
+class TestLag:
+    def test_is_the_lag_of_the_python_api(self, url, store):
+        """The view computes from progress what OffsetsStore.lag computes."""
+        publish(url, 3, KAFKA)
+        hear(url, MORE)
+        assert only(store).lag == total_lag(store.lag("orders")) == 5
+
+    @pytest.mark.parametrize(
+        "latest",
+        [
+            pytest.param({"0": {"t": {"0": 9, "1": 25}}}, id="before-the-stored-end"),
+            pytest.param({"0": {"t": {"0": 10, "1": 25, "2": 4}}}, id="a-new-partition"),
+            pytest.param({"0": {"t": {"1": 25}}}, id="a-partition-is-missing"),
+        ],
+    )
+    def test_is_unknown_if_one_partition_is(self, url, store, latest):
+        """A sum that lacks a partition would be too small, so there is none."""
+        publish(url, 3, KAFKA)
+        hear(url, latest)
+        assert only(store).lag is total_lag(store.lag("orders")) is None
+
+    def test_what_was_measured_at_the_broker_counts_more(self, url, store, admin):
+        """A broker's lag takes the place of the listener's, and seconds and retention make states of their own."""
+        publish(url, 3, KAFKA)
+        hear(url, MORE)
+        now = only(store).published_at
+        assert only(store, [MeasuredLag(QUERY, "public.orders", 7, 3.0, 1.0, now)]).lag == 7
+        assert only(store, [MeasuredLag(QUERY, "public.orders", 7, 90.0, 1.0, now)]).state == "lagging"
+        assert only(store, [MeasuredLag(QUERY, "public.orders", 7, 90.0, 95.0, now)]).state == "expiring"
+        assert only(store, [MeasuredLag(OTHER, "public.orders", 7, 90.0, 95.0, now)]).lag == 5
+        admin.execute("INSERT INTO pgonce.measured_lag VALUES (%s, 'public.orders', 9, 90, 95, now())", [QUERY])
+        assert (only(store).state, only(store).lag) == ("expiring", 9)
+        admin.execute("UPDATE pgonce.measured_lag SET measured_at = now() - interval '11 min'")
+        assert (only(store).state, only(store).lag) == ("running", 5)
+
+
+class TestFailures:
+    def test_a_failure_is_shown_until_a_batch_is_published(self, url, store, admin):
+        """The query is refused, since the first failure, with the number of failures; a published batch ends it."""
+        publish(url, 3, KAFKA)
+        age(admin, 3600)
+        fail(admin, attempts=2, seconds=100)
+        fail(admin, run_id=LATER_RUN, attempts=3)
+        state = only(store)
+        assert (state.state, state.because) == ("refused", "NOT_NULL_VIOLATION at batch 4")
+        assert (state.failure_code, state.failed_batch_id, state.failures) == ("NOT_NULL_VIOLATION", 4, 5)
+        assert state.state_since == state.failing_since < state.published_at.now(state.published_at.tzinfo)
+        publish(url, 4, MORE)
+        assert (only(store).state, only(store).failure_code) == ("running", None)
+
+    def test_a_replay_that_is_skipped_ends_it_too(self, url, store, admin):
+        """A restart that finds its batch published has got past the failure."""
+        batch = publish(url, 3, KAFKA)
+        age(admin, 3600)
+        fail(admin, seconds=10)
+        replay(url, batch)
+        assert only(store).state == "quiet"
+
+    def test_a_later_run_that_is_heard_ends_it_too(self, url, store, admin):
+        """If the listener hears a run that began after the failure, the failure is over."""
+        publish(url, 3, KAFKA)
+        age(admin, 3600)
+        fail(admin, seconds=2000)
+        beat(admin, run_id=LATER_RUN)
+        assert only(store).state == "running"
+        fail(admin, run_id=LATER_RUN)
+        assert only(store).state == "refused"
+
+    def test_an_old_run_never_marks_its_successor(self, url, store, admin):
+        """What a run meets after another has published in its place says nothing of the other."""
+        publish(url, 3, KAFKA)
+        publish(url, 4, MORE, run_id=LATER_RUN)
+        fail(admin, "FENCED", run_id=str(uuid.uuid4()))
+        fail(admin, "LOCKED", run_id=RUN)
+        assert only(store).state == "running"
+        fail(admin, "LOCKED", run_id=LATER_RUN)
+        assert only(store).state == "refused"
+
+    def test_a_query_that_never_published_anything(self, store, admin):
+        """A query that fails at its first batch is listed, without a batch."""
+        fail(admin, "TARGET_MISSING", query_id=OTHER)
+        state = only(store)
+        assert (state.query_id, state.state, state.batch_id) == (OTHER, "refused", None)
+        (finding,) = store.health()
+        assert (finding.severity, finding.finding, finding.help) == (
+            "critical",
+            "refused",
+            "pgonce explain TARGET_MISSING",
+        )
+
+
+class TestEnded:
+    def test_retired_and_replaced(self, url, store, admin):
+        """Queries that publish no more are neither healthy nor ill."""
+        publish(url, 7, KAFKA)
+        take_over(url, publish(url, 0, KAFKA, query_id=OTHER), QUERY)
+        admin.execute("UPDATE pgonce.writers SET retired_at = now() WHERE query_id = %s", [OTHER])
+        fail(admin)
+        assert {one.query_id: one.state for one in store.states()} == {QUERY: "replaced", OTHER: "retired"}
+        assert store.health() == []
+
+
+class TestHealth:
+    def test_nothing_is_found_where_all_is_well(self, url, store):
+        """Health is empty then."""
+        publish(url, 3, KAFKA)
+        assert store.health() == []
+
+    def test_finds_what_the_states_do_not_show(self, url, store, admin):
+        """Dead letters, restarts, disagreements and old staging tables are findings with their own command."""
+        publish(url, 3, KAFKA)
+        admin.execute(
+            "INSERT INTO pgonce.dead_letters "
+            "(query_id, sink_name, batch_id, target, row_data, code, message, destination) "
+            "VALUES (%s, 'public.orders', 3, 'public.orders', '{}', '23502', 'no', '{}')",
+            [QUERY],
+        )
+        admin.execute(
+            "INSERT INTO pgonce.replays (writer_id, generation, batch_id, run_id, attempt) "
+            "SELECT writer_id, 0, 3, 'run ' || n, gen_random_uuid() FROM pgonce.writers, generate_series(1, 6) AS n"
+        )
+        hear(url, KAFKA, disagreement="batch 3 ended elsewhere")
+        admin.execute(
+            "INSERT INTO pgonce.staged_tables "
+            "VALUES ('staged_1', %s, 'public.orders', 'r', 3, now() - interval '2 days')",
+            [QUERY],
+        )
+        found = {one.finding: one for one in store.health()}
+        assert set(found) == {"dead letters", "restarts", "disagreement", "staging tables"}
+        assert store.health()[0].finding == "disagreement"
+        assert found["dead letters"].what == "1 rows were put aside within a day, the newest for 23502"
+        assert found["disagreement"].severity == "critical"
+
+
+def test_the_states_are_those_that_the_view_knows():
+    """Python's list of states and the view's are the same."""
+    decided = MIGRATIONS[1].ddl.split("CASE", 1)[1]
+    assert all(f"'{state}'" in decided for state in STATES)
+
+
+def test_activity_counts_rows_by_the_minute(url, store, admin):
+    """The oldest minute comes first, and what was published an hour ago is left out."""
+    publish(url, 1, KAFKA, rows=7)
+    age(admin, 3540)
+    publish(url, 2, KAFKA, rows=5)
+    age(admin, 120)
+    publish(url, 3, KAFKA, rows=3)
+    (found,) = store.activity()
+    assert (found.query_id, found.sink_name) == (QUERY, "public.orders")
+    assert found.rows[-1] == 3
+    assert found.rows[-3] == 5
+    assert sum(found.rows) == 8
+
+
+def test_a_ledger_that_lacks_the_views(url, store, admin):
+    """Commits work with such a ledger; who asks for states is told to bring it up to date."""
+    admin.execute("DROP VIEW pgonce.health, pgonce.queries; DELETE FROM pgonce.schema_version WHERE version > 100")
+    publish(url, 3, KAFKA)
+    with pytest.raises(OldLedgerError, match="pgonce init"):
+        store.states()
+    assert store.latest("orders").batch_id == 3
+
+
+def test_some_queries_only(url, store):
+    """A reader may ask for some ids in its own transaction."""
+    publish(url, 3, KAFKA)
+    with reading(url, whole=True) as connection:
+        assert [one.query_id for one in query_states(connection, [QUERY])] == [QUERY]
+        assert query_states(connection, [OTHER]) == []
