@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.progress import OffsetsListener
     from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
     from pgonce.offsets_store.status.dead_letters import StoredLetter
+    from pgonce.offsets_store.status.states import Activity, Finding, MeasuredLag, QueryState
     from pgonce.offsets_store.status.store import OffsetsStore
     from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
     from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
@@ -24,15 +25,19 @@ if TYPE_CHECKING:
 else:
     # Imported only when they are asked for: the command line works without Spark, and most of these do not.
     _MODULES = {
+        "Activity": "pgonce.offsets_store.status.states",
         "BatchTransaction": "pgonce.sink.foreach_batch.transactional_batch",
         "CurrentOffset": "pgonce.offsets_store.offsets",
+        "Finding": "pgonce.offsets_store.status.states",
         "Login": "pgonce.offsets_store.postgres.postgres_url",
+        "MeasuredLag": "pgonce.offsets_store.status.states",
         "OffsetsListener": "pgonce.offsets_store.progress",
         "OffsetsStore": "pgonce.offsets_store.status.store",
         "PartitionLag": "pgonce.offsets_store.status.stored",
         "PgonceError": "pgonce.offsets_store.errors",
         "PostgresBatchWriter": "pgonce.sink.foreach_batch.batch_writer",
         "PostgresUrl": "pgonce.offsets_store.postgres.postgres_url",
+        "QueryState": "pgonce.offsets_store.status.states",
         "Recovery": "pgonce.offsets_store.recovery.recover",
         "StoredBatch": "pgonce.offsets_store.status.stored",
         "StoredJob": "pgonce.offsets_store.status.stored",
@@ -58,15 +63,19 @@ else:
 
 
 __all__ = [
+    "Activity",
     "BatchTransaction",
     "CurrentOffset",
+    "Finding",
     "Login",
+    "MeasuredLag",
     "OffsetsListener",
     "OffsetsStore",
     "PartitionLag",
     "PgonceError",
     "PostgresBatchWriter",
     "PostgresUrl",
+    "QueryState",
     "Recovery",
     "StoredBatch",
     "StoredJob",

@@ -34,6 +34,7 @@ from .ends import (
     parse_records,
     starting_offsets_json,
 )
+from .measure import measure
 from .read_stored import newest_batches, newest_jobs, newest_progress, stored_writers, writers_of
 from .states import Activity, Finding, MeasuredLag, QueryState, activity, findings, query_states, use_measured
 from .stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, the_writer, where_to_resume
@@ -68,7 +69,7 @@ class OffsetsStore:
         """
         What every query is doing: one entry a query and sink, by name, also if it has published nothing yet.
 
-        :param measured: how far queries are behind, as :func:`~pgonce.offsets_store.kafka.lag.measure` says.
+        :param measured: what :meth:`measured_lag` has found; it counts for the states too.
         """
         with reading(self._url, whole=True) as connection:
             use_measured(connection, measured)
@@ -79,6 +80,17 @@ class OffsetsStore:
         with reading(self._url, whole=True) as connection:
             use_measured(connection, measured)
             return findings(connection)
+
+    def measured_lag(self, bootstrap_servers: str, kafka_options: Mapping[str, str] | None = None) -> list[MeasuredLag]:
+        """
+        How far queries are behind these brokers, in records, in seconds, and against the topic's retention.
+
+        Queries that read other brokers' topics, or something else than Kafka, are left out.
+
+        :raises ConfigurationError: NO_KAFKA_CLIENT.
+        """
+        kafka = brokers(bootstrap_servers, kafka_options)
+        return measure(self._url, kafka) if kafka else []
 
     def activity(self, minutes: int = 60) -> list[Activity]:
         """How many rows each query and sink have published in each of the last ``minutes``, the oldest first."""

@@ -18,10 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from pgonce.offsets_store.errors import NotFoundError
-from pgonce.offsets_store.kafka.settings import brokers
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.ends import Status
-from pgonce.offsets_store.status.measure import measure
 from pgonce.offsets_store.status.states import ENDED, MeasuredLag, QueryState
 from pgonce.offsets_store.status.store import OffsetsStore
 
@@ -59,8 +57,8 @@ def status(
     """Show what every query does, one line each: its state, last batch and lag; or all that is known of one query."""
 
     def show() -> None:
-        measured = _measured(url, bootstrap_servers, kafka_config)
         store = OffsetsStore(url)
+        measured = _measured(store, bootstrap_servers, kafka_config)
         states = store.states(measured)
         if query is None:
             shown = states if everything else [one for one in states if one.state not in ENDED]
@@ -73,9 +71,8 @@ def status(
     _again_and_again(show, every if watch else None)
 
 
-def _measured(url: str, servers: str | None, config: Path | None) -> list[MeasuredLag]:
-    found = brokers(servers, kafka_options(config) if servers else None)
-    return measure(url, found) if found else []
+def _measured(store: OffsetsStore, servers: str | None, config: Path | None) -> list[MeasuredLag]:
+    return store.measured_lag(servers, kafka_options(config)) if servers else []
 
 
 def _again_and_again(show: Callable[[], None], every: float | None) -> None:
@@ -190,8 +187,8 @@ def health(
 ) -> None:
     """Say what needs attention, with an exit code for probes: all queries, or one, which may be given bounds."""
     oldest = at_least_seconds(max_age)
-    measured = _measured(url, bootstrap_servers, kafka_config)
     store = OffsetsStore(url)
+    measured = _measured(store, bootstrap_servers, kafka_config)
     found, now = store.health(measured), datetime.now(timezone.utc)
     if query is not None:
         states = store.states(measured)
