@@ -1,0 +1,136 @@
+"""
+Lag that is measured at a real broker: records, the age of the oldest unread one, and what is left of its retention.
+
+Covers: offsets_store.status.measure, offsets_store.kafka.unread.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from support.ledger_history import OTHER, QUERY, publish, take_over
+
+from pgonce.cli.main import ExitCode
+
+pytestmark = pytest.mark.kafka
+
+HOUR_MS = 3_600_000
+
+
+def produce(kafka, topic: str, *, partition: int = 0, count: int = 1, seconds_ago: float = 0, transactional="") -> None:
+    """Records with a time in the past."""
+    settings = {"bootstrap.servers": kafka.bootstrap_servers}
+    producer = Producer({**settings, "transactional.id": transactional} if transactional else settings)
+    if transactional:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    for _ in range(count):
+        at = int((time.time() - seconds_ago) * 1000)
+        producer.produce(topic, b"row", partition=partition, timestamp=at)
+    if transactional:
+        producer.commit_transaction(30)
+    assert producer.flush(30) == 0
+
+
+def keep_for(kafka, topic: str, milliseconds: int) -> None:
+    """Set the topic's retention."""
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    resource.add_incremental_config(
+        ConfigEntry("retention.ms", str(milliseconds), incremental_operation=AlterConfigOpType.SET)
+    )
+    AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).incremental_alter_configs([resource])[resource].result(
+        30
+    )
+
+
+def the_only(store, kafka):
+    """What is measured of the only query."""
+    (found,) = store.measured_lag(kafka.bootstrap_servers)
+    return found
+
+
+def test_records_and_seconds(url, store, kafka, topic):
+    """The lag counts unread records of all partitions, and its age is that of the oldest of them."""
+    name = topic(partitions=2)
+    produce(kafka, name, count=3, seconds_ago=500)
+    produce(kafka, name, count=2, seconds_ago=90)
+    produce(kafka, name, partition=1, seconds_ago=20)
+    publish(url, 0, {"0": {name: {"0": 3, "1": 0}}})
+    found = the_only(store, kafka)
+    assert (found.query_id, found.sink_name, found.lag) == (QUERY, "public.orders", 3)
+    assert found.lag_seconds == pytest.approx(90, abs=15)
+
+
+def test_nothing_is_unread(url, store, kafka, topic):
+    """A query that has read everything is 0 records and 0 seconds behind; a partition without records as well."""
+    name = topic(partitions=2)
+    produce(kafka, name, seconds_ago=500)
+    publish(url, 0, {"0": {name: {"0": 1, "1": 0}}})
+    assert (the_only(store, kafka).lag, the_only(store, kafka).lag_seconds) == (0, 0)
+
+
+def test_the_end_of_a_transaction_is_no_record(url, store, kafka, topic):
+    """Kafka counts the marker of a commit among its offsets; nobody waits for it."""
+    name = topic(partitions=1)
+    produce(kafka, name, seconds_ago=500, transactional="t")
+    publish(url, 0, {"0": {name: {"0": 1}}})
+    assert (the_only(store, kafka).lag, the_only(store, kafka).lag_seconds) == (1, 0)
+
+
+def test_several_queries_of_one_topic(url, store, kafka, topic):
+    """Each has its own oldest record, although they read the same partition; replaced queries are left out."""
+    name = topic(partitions=1)
+    for seconds in (300, 200, 100):
+        produce(kafka, name, seconds_ago=seconds)
+    publish(url, 0, {"0": {name: {"0": 1}}}, sink_name="public.a")
+    publish(url, 0, {"0": {name: {"0": 2}}}, sink_name="public.b")
+    publish(url, 0, {"0": {name: {"0": 0}}}, sink_name="public.c")
+    take_over(url, publish(url, 0, {"0": {name: {"0": 3}}}, sink_name="public.c", query_id=OTHER), QUERY)
+    found = {one.sink_name: one for one in store.measured_lag(kafka.bootstrap_servers)}
+    assert {sink: one.lag for sink, one in found.items()} == {"public.a": 2, "public.b": 1, "public.c": 0}
+    assert found["public.a"].lag_seconds == pytest.approx(200, abs=15)
+    assert found["public.b"].lag_seconds == pytest.approx(100, abs=15)
+
+
+def test_other_brokers_and_other_sources_are_left_out(url, store, kafka):
+    """A topic that these brokers do not have says nothing of the query; nor do files."""
+    publish(url, 0, {"0": {"no-such-topic": {"0": 5}}}, sink_name="public.a")
+    publish(url, 0, {"0": {"logOffset": 5}}, sink_name="public.b")
+    assert store.measured_lag(kafka.bootstrap_servers) == []
+
+
+def test_retention(url, store, kafka, topic):
+    """The oldest unread record has used a share of its topic's retention; records that are gone count as all of it."""
+    name = topic(partitions=1)
+    keep_for(kafka, name, HOUR_MS)
+    produce(kafka, name, count=5, seconds_ago=3000)
+    publish(url, 0, {"0": {name: {"0": 1}}})
+    assert the_only(store, kafka).retention_used_percent == pytest.approx(83, abs=2)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    place = TopicPartition(name, 0, 3)
+    admin.delete_records([place])[place].result(30)
+    assert the_only(store, kafka).retention_used_percent >= 100
+    keep_for(kafka, name, -1)
+    publish(url, 1, {"0": {name: {"0": 4}}})
+    assert the_only(store, kafka).retention_used_percent is None
+
+
+def test_in_the_shell(url, pgonce, kafka, topic):
+    """With brokers, status shows the lag and how old it is, and retention that runs out is critical."""
+    name = topic(partitions=1)
+    keep_for(kafka, name, HOUR_MS)
+    produce(kafka, name, count=5, seconds_ago=3000)
+    publish(url, 0, {"0": {name: {"0": 1}}})
+    asked = ("--bootstrap-servers", kafka.bootstrap_servers)
+    header, line, *rest = pgonce("status", *asked).stdout.splitlines()
+    assert header.split()[-2:] == ["LAG", "BEHIND"]
+    assert line.split()[-2:] == ["4", "50m"]
+    assert "expiring" in line
+    assert any("retention.ms" in each for each in rest)
+    late = pgonce("health", "orders", "--max-lag", 3, "--json", *asked)
+    assert late.exit_code == ExitCode.UNHEALTHY
+    assert json.loads(late.stdout)["beyond_bounds"][0]["what"] == "more than 3 records behind"
