@@ -72,7 +72,9 @@ def _retention(topics: list[str], settings: dict[str, Any]) -> dict[str, float]:
     from confluent_kafka.admin import AdminClient, ConfigResource
 
     resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
-    answers = AdminClient(settings).describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
+    # Its own name, because the answers end with the client.
+    admin = AdminClient(settings)
+    answers = admin.describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
     kept = {}
     for resource, answer in answers.items():
         try:

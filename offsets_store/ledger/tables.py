@@ -196,9 +196,9 @@ failures = Table(
     Index(
         "failures_once",
         "query_id",
-        text("COALESCE(sink_name, ''::text)"),
-        text("COALESCE(run_id, ''::text)"),
-        text("COALESCE(batch_id, ('-1'::integer)::bigint)"),
+        text("COALESCE(sink_name, '')"),
+        text("COALESCE(run_id, '')"),
+        text("COALESCE(batch_id, '-1'::integer::bigint)"),
         "code",
         unique=True,
     ),

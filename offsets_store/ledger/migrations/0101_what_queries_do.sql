@@ -134,7 +134,7 @@ WITH measured AS (
            r.rows_per_minute, r.usual_interval, l.lag, l.lag_seconds, l.retention_used_percent, l.measured_at AS lag_measured_at,
            coalesce(h.ended_at IS NULL AND h.heard_at > statement_timestamp() - interval '1 minute', false) AS is_heard,
            s.run_id IS NOT NULL AS has_session,
-           coalesce(w.updated_at > statement_timestamp() - greatest(interval '1 minute', least(3 * r.usual_interval, interval '1 hour')), false) AS is_recent,
+           coalesce(w.updated_at > statement_timestamp() - greatest(interval '1 minute', r.patience), false) AS is_recent,
            coalesce(l.lag_seconds > 60 OR (l.lag > 0 AND l.lag_seconds IS NULL AND g.grows), false) AS is_behind
     FROM known AS w
     LEFT JOIN pgonce.batches AS b
@@ -163,7 +163,9 @@ WITH measured AS (
     LEFT JOIN LATERAL (
         SELECT coalesce(sum(n.rows) FILTER (WHERE n.committed_at > n.began), 0)
                    / nullif(extract(epoch FROM statement_timestamp() - n.began) / 60, 0) AS rows_per_minute,
-               (max(n.committed_at) - min(n.committed_at)) / nullif(count(*) - 1, 0) AS usual_interval
+               (max(n.committed_at) - min(n.committed_at)) / nullif(count(*) - 1, 0) AS usual_interval,
+               -- Null for a single batch: least() would ignore a null.
+               CASE WHEN count(*) > 1 THEN least(3 * (max(n.committed_at) - min(n.committed_at)) / (count(*) - 1), interval '1 hour') END AS patience
         FROM (
             SELECT n.*, greatest(statement_timestamp() - interval '10 minutes',
                                  CASE WHEN count(*) OVER () < 60 THEN w.created_at - interval '1 second' ELSE min(n.committed_at) OVER () END) AS began

@@ -42,9 +42,9 @@ def keep_for(kafka, topic: str, milliseconds: int) -> None:
     resource.add_incremental_config(
         ConfigEntry("retention.ms", str(milliseconds), incremental_operation=AlterConfigOpType.SET)
     )
-    AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).incremental_alter_configs([resource])[resource].result(
-        30
-    )
+    # The client has to live until the broker has answered.
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 def the_only(store, kafka):

@@ -117,12 +117,13 @@ class TestWithoutListener:
             psycopg.connect(url, application_name=application_name(RUN)) as waiter,
         ):
             holder.execute("LOCK TABLE orders")
+            holder_pid = holder.info.backend_pid
             thread = threading.Thread(target=waiter.execute, args=("LOCK TABLE orders",))
             thread.start()
             state = next(found for _ in range(1000) if (found := only(store)).state == "waiting")
             holder.rollback()
             thread.join()
-        assert state.waits_for.startswith(f"pid {holder.info.backend_pid} (a migration, user ")
+        assert state.waits_for.startswith(f"pid {holder_pid} (a migration, user ")
 
 
 class TestWithListener:
