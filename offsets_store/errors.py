@@ -7,7 +7,10 @@ because only the text survives the trip through Spark's JVM. It never contains a
 
 from __future__ import annotations
 
+import re
 import traceback
+from dataclasses import dataclass
+from typing import ClassVar
 
 from typing_extensions import Self
 
@@ -29,7 +32,14 @@ class PgonceError(Exception):
     :param remedy: what to do next; may be several sentences.
 
     All four are positional arguments, so that the error can be unpickled on the other side of a Spark worker.
+    ``kept`` says what happened without a value of any row, if ``what`` may show one; ``sink_name`` is the sink of the
+    batch that failed, if it was known.
     """
+
+    shows_no_values: ClassVar[bool] = False
+    """Whether sentences of this family are made of options, names, ids, files and offsets, and never of rows."""
+    kept: str | None = None
+    sink_name: str | None = None
 
     def __init__(self, code: str, what: str, data: str, remedy: str) -> None:
         # What happened often repeats what a user wrote, and a connection string can stand in any place by mistake.
@@ -42,15 +52,43 @@ class PgonceError(Exception):
 
     def beginning(self, where: str) -> Self:
         """The same error, with a sentence that begins by saying ``where`` it is."""
-        return type(self)(self.code, f"{where}: {self.what}", self.data, self.remedy)
+        error = type(self)(self.code, f"{where}: {self.what}", self.data, self.remedy)
+        error.kept, error.sink_name = self.kept, self.sink_name
+        return error
 
     def __str__(self) -> str:
         # One line, because it is logged by Spark too, and names in it may come from anywhere.
         return one_line(f"[{self.code}] {self.what} {self.data} Help: {self.remedy}")
 
 
+@dataclass(frozen=True)
+class Said:
+    """
+    What an error of ours has said, as far as its text tells.
+
+    ``sentences`` say what happened, and what it means for the data.
+    """
+
+    code: str
+    sentences: str
+    remedy: str
+
+
+# A traceback has the class before the text; where Spark hides it, the text follows words of Spark.
+_SAID = re.compile(r"\[([A-Z][A-Z0-9_]+)\] ((?:(?!\[[A-Z][A-Z0-9_]+\] ).)+?) Help: (.+)")
+_SAID_BY_US = re.compile(rf"\bpgonce\.[\w.]+: {_SAID.pattern}")
+
+
+def said_in(text: str) -> Said | None:
+    """What an error of ours has said, if ``text`` (Spark's, of an error that ended a query) has it; else None."""
+    found = _SAID_BY_US.search(text) or _SAID.search(text)
+    return Said(found[1], found[2], found[3].strip()) if found else None
+
+
 class ConfigurationError(PgonceError):
     """An option, an argument or a Spark setting that pgonce cannot work with."""
+
+    shows_no_values = True
 
 
 class NotInstalledError(ConfigurationError):
@@ -64,6 +102,8 @@ class ConnectError(PgonceError):
     :param may_pass: whether the same may succeed later, without a change to what this process was told.
     """
 
+    shows_no_values = True
+
     def __init__(self, code: str, what: str, data: str, remedy: str, *, may_pass: bool = False) -> None:
         super().__init__(code, what, data, remedy)
         self.may_pass = may_pass
@@ -72,6 +112,8 @@ class ConnectError(PgonceError):
 class CheckpointError(PgonceError):
     """Spark's checkpoint could not be read, or does not say what it must."""
 
+    shows_no_values = True
+
 
 class NoCheckpointError(CheckpointError):
     """There is no checkpoint of a query at this location."""
@@ -79,6 +121,8 @@ class NoCheckpointError(CheckpointError):
 
 class LedgerError(PgonceError):
     """The ledger (schema ``pgonce``) is missing, too new, or may not be written."""
+
+    shows_no_values = True
 
 
 class NoLedgerError(LedgerError):
@@ -95,6 +139,8 @@ class LockedLedgerError(LedgerError):
 
 class OffsetsError(PgonceError):
     """The stored offsets cannot answer the question."""
+
+    shows_no_values = True
 
 
 class NotFoundError(OffsetsError):
@@ -120,6 +166,8 @@ class GroupInUseError(GroupError):
 class RecoveryError(PgonceError):
     """A checkpoint that cannot be repaired from the ledger, or a command of a person that a writer does not allow."""
 
+    shows_no_values = True
+
 
 class RunningQueryError(RecoveryError):
     """The query seems to run, or another session is recovering it."""
@@ -131,6 +179,8 @@ class UnknownQueryError(RecoveryError):
 
 class RefusedBatch(PgonceError):
     """A batch that must not be published; ``code`` is the verdict's name."""
+
+    shows_no_values = True
 
 
 class TargetError(PgonceError):

@@ -7,12 +7,14 @@ The public names, in one place. ``format("pgonce")`` needs no import at all; ``p
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pgonce.cli.explained import explain
     from pgonce.offsets_store.errors import PgonceError
     from pgonce.offsets_store.offsets import CurrentOffset
     from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
-    from pgonce.offsets_store.progress import OffsetsListener
+    from pgonce.offsets_store.progress.listener import OffsetsListener, watch
     from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
     from pgonce.offsets_store.status.dead_letters import StoredLetter
+    from pgonce.offsets_store.status.failures import StoredFailure
     from pgonce.offsets_store.status.states import Activity, Finding, MeasuredLag, QueryState
     from pgonce.offsets_store.status.store import OffsetsStore
     from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
@@ -31,7 +33,7 @@ else:
         "Finding": "pgonce.offsets_store.status.states",
         "Login": "pgonce.offsets_store.postgres.postgres_url",
         "MeasuredLag": "pgonce.offsets_store.status.states",
-        "OffsetsListener": "pgonce.offsets_store.progress",
+        "OffsetsListener": "pgonce.offsets_store.progress.listener",
         "OffsetsStore": "pgonce.offsets_store.status.store",
         "PartitionLag": "pgonce.offsets_store.status.stored",
         "PgonceError": "pgonce.offsets_store.errors",
@@ -40,13 +42,16 @@ else:
         "QueryState": "pgonce.offsets_store.status.states",
         "Recovery": "pgonce.offsets_store.recovery.recover",
         "StoredBatch": "pgonce.offsets_store.status.stored",
+        "StoredFailure": "pgonce.offsets_store.status.failures",
         "StoredJob": "pgonce.offsets_store.status.stored",
         "StoredLetter": "pgonce.offsets_store.status.dead_letters",
         "StoredWriter": "pgonce.offsets_store.status.stored",
+        "explain": "pgonce.cli.explained",
         "pipeline_sink_options": "pgonce.sink.options.sink_options",
         "recover_and_start": "pgonce.sink.recover_and_start",
         "recover_checkpoint": "pgonce.offsets_store.recovery.recover",
         "transactional_batch": "pgonce.sink.foreach_batch.transactional_batch",
+        "watch": "pgonce.offsets_store.progress.listener",
     }
 
     def __getattr__(name: str) -> object:
@@ -78,11 +83,14 @@ __all__ = [
     "QueryState",
     "Recovery",
     "StoredBatch",
+    "StoredFailure",
     "StoredJob",
     "StoredLetter",
     "StoredWriter",
+    "explain",
     "pipeline_sink_options",
     "recover_and_start",
     "recover_checkpoint",
     "transactional_batch",
+    "watch",
 ]

@@ -13,6 +13,8 @@ from pgonce.offsets_store.errors import PgonceError
 class TypeMappingError(PgonceError):
     """A column of the frame has a type that Postgres cannot hold, or that its target column cannot take."""
 
+    shows_no_values = True
+
 
 class EncodingError(PgonceError):
     """A value in the rows cannot be written to Postgres as it is."""
@@ -24,6 +26,8 @@ class StagingError(PgonceError):
 
 class SparkError(PgonceError):
     """Spark is used in a way that cannot be exactly-once through pgonce."""
+
+    shows_no_values = True
 
 
 def without_data_sources() -> SparkError:

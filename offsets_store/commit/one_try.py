@@ -136,6 +136,7 @@ def _decided_transaction(
     with begun_transaction(settings, planned.run_id, name_sink, outcome, ask) as begun:
         connection, began = begun.connection, begun.state
         batch = planned.into(begun.sink.name, begun.sink.tables)
+        outcome.sink_name = batch.sink_name
         with outcome.asking_ledger(), watch.looking(began.backend_pid, may_end=True):
             try:
                 locked = lock_writer_in_tx(connection, batch, replaces, begun.asked, start_over=start_over)

@@ -31,6 +31,7 @@ from ..postgres.translate import (
     is_statement_pooling,
     ledger_error,
     passes,
+    without_values,
 )
 from ..verdict.decide import Verdict
 from ..verdict.facts import Batch, PlannedBatch
@@ -150,7 +151,11 @@ def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outc
         return _translated(error, settings.url, in_ledger=outcome.in_ledger)
 
     trying = f"{what.full}: trying again"
-    return patiently(work, settings.retry_timeout, log=_log, trying=trying, failed=failed, may_pass=may_pass)
+    try:
+        return patiently(work, settings.retry_timeout, log=_log, trying=trying, failed=failed, may_pass=may_pass)
+    except PgonceError as error:
+        error.sink_name = outcome.sink_name
+        raise
 
 
 def _translated(error: Exception, url: str, *, in_ledger: bool) -> Exception:
@@ -177,11 +182,11 @@ def _is_lock_timeout(error: Exception) -> bool:
 
 
 def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: LockWatch, outcome: Outcome) -> Exception:
-    seconds, reason = settings.retry_timeout, in_one_line(error)
+    seconds, reason, cause = settings.retry_timeout, in_one_line(error), driver_error(error)
     if _is_lock_timeout(error):
         # The first try waits for lock_timeout, however short the time for others is.
         waited = max(seconds, settings.lock_timeout)
-        return CommitError(
+        locked = CommitError(
             "LOCKED",
             f"{what.begins} waited {waited:g} s for a lock that is still held: {watch.holders} (the last "
             f"try: {reason}).",
@@ -189,14 +194,19 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
             f"End that session or wait for it, then {what.again}; lockTimeout and retryTimeout set how long a batch "
             "waits.",
         )
+        locked.kept = f"{what.begins} waited {waited:g} s for a lock that other sessions hold."
+        return locked
     if isinstance(error, ConnectError) or _will_be_promoted(error, settings.url):
         return _translated(error, settings.url, in_ledger=outcome.in_ledger)
-    return CommitError(
+    exhausted = CommitError(
         "RETRIES_EXHAUSTED",
         f"{what.begins} could not be committed within {seconds:g} s. The last error was: {reason}.",
         NOTHING,
         f"Repair the cause and {what.again}; retryTimeout sets for how long a batch is tried.",
     )
+    last = f" The last error was {without_values(cause)}." if cause else ""
+    exhausted.kept = f"{what.begins} could not be committed within {seconds:g} s.{last}"
+    return exhausted
 
 
 def _unknown(what: Named, error: Exception) -> UnknownOutcomeError:
@@ -210,10 +220,12 @@ def _unknown(what: Named, error: Exception) -> UnknownOutcomeError:
 
 def unknown_outcome(what: str, again: str = "start the query again") -> UnknownOutcomeError:
     """The error for a batch that may have been committed, while the ledger cannot be asked."""
-    return UnknownOutcomeError(
+    unknown = UnknownOutcomeError(
         "COMMIT_UNKNOWN",
         what,
         "Whether the batch was committed is unknown. Its rows and its offsets were committed together, or not at all.",
         f"When Postgres can be reached, {again}: the ledger shows whether the batch was committed, and no row is "
         "lost or doubled.",
     )
+    unknown.kept = "The COMMIT of the batch was not answered, and the ledger could not be asked afterwards."
+    return unknown

@@ -125,11 +125,12 @@ class Outcome:
     earlier transaction is over.
 
     ``in_ledger`` tells, when a try has failed, that it failed in a statement on the ledger. Otherwise an error of
-    Postgres is about the target or its rows.
+    Postgres is about the target or its rows. ``sink_name`` is the sink, once a try has found out.
     """
 
     unknown: bool = False
     in_ledger: bool = False
+    sink_name: str | None = None
 
     @contextmanager
     def on_ledger(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import psycopg
 
 from ..errors import NOTHING, PgonceError, TargetError
 from ..log_lines import scrub
-from .translate import PRIMARY_NEEDED, ledger_error
+from .translate import PRIMARY_NEEDED, ledger_error, without_values
 
 _AFTERWARDS = "Then start the query again: Spark runs the batch again from its source."
 
@@ -91,7 +91,9 @@ def target_error(error: psycopg.Error, what: str = "the batch") -> PgonceError:
         or _REMEDIES.get(sqlstate)
         or _REMEDIES.get(sqlstate[:2], _UNKNOWN)
     )
-    return TargetError(code, _sentence(error, what), NOTHING, f"{remedy} {_AFTERWARDS}")
+    refused = TargetError(code, _sentence(error, what), NOTHING, f"{remedy} {_AFTERWARDS}")
+    refused.kept = f"Postgres refused {what} with {without_values(error)}."
+    return refused
 
 
 def code_of(sqlstate: str) -> str:

@@ -139,8 +139,27 @@ def connect_error(error: psycopg.Error, *, was_let_in: bool = False, asked: bool
     return ConnectError(code, f"{what}: {text}.", "Nothing was written.", remedy, may_pass=was_let_in or not is_refused)
 
 
+def without_values(error: psycopg.Error) -> str:
+    """
+    What kind of error of Postgres it is, and of which table, column or constraint.
+
+    Postgres's own words are left out: they may repeat a value, a whole row, or a statement with values in it.
+    """
+    diag = error.diag
+    table = ".".join(name for name in (diag.schema_name, diag.table_name) if name)
+    names = {"table": table, "column": diag.column_name, "constraint": diag.constraint_name, "type": diag.datatype_name}
+    kind = f"SQLSTATE {error.sqlstate} ({type(error).__name__})" if error.sqlstate else type(error).__name__
+    return ", ".join([kind, *(f"{what} {name}" for what, name in names.items() if name)])
+
+
 def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
     """The error for a statement on the ledger that failed while ``doing`` something."""
+    found = _ledger_error(error, doing)
+    found.kept = f"While {doing}, Postgres or the connection to it failed with {without_values(error)}."
+    return found
+
+
+def _ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
     if is_statement_pooling(error):
         return _statement_pooling(error)
     if is_ledger_gone(error):

@@ -14,13 +14,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from ..checkpoint.reader import Checkpoint
 from ..checkpoint.writer import CheckpointWriter
 from ..commit.settings import RETRY_SECONDS
-from ..errors import LedgerError, OldLedgerError, RecoveryError
+from ..errors import (
+    LedgerError,
+    OldLedgerError,
+    PgonceError,
+    RecoveryError,
+    RunningQueryError,
+    UnknownQueryError,
+)
+from ..ledger.failures import Failed, keep_failure, kept_words
 from ..ledger.migrations import ensure_ledger
 from ..postgres.backoff import patiently
 from ..postgres.translate import driver_error, ledger_error, passes
@@ -105,7 +115,22 @@ def recover_checkpoint(
         wait_seconds=wait_seconds,
         approve=approve,
     )
-    return recovered(once, checkpoint_location, retry_timeout)
+    try:
+        return recovered(once, checkpoint_location, retry_timeout)
+    except (RunningQueryError, UnknownQueryError):
+        # Nothing is wrong with a query that runs, and an unknown one has nothing to recover.
+        raise
+    except PgonceError as error:
+        if not dry_run:
+            _keep_failure(checkpoint_location, url, error)
+        raise
+
+
+def _keep_failure(checkpoint_location: str, url: str, error: PgonceError) -> None:
+    # The checkpoint may be what cannot be read.
+    with suppress(Exception):
+        failed = Failed(seen_by="recovery", query_id=Checkpoint(checkpoint_location).query_id())
+        keep_failure(url, failed, error.code, kept_words(error))
 
 
 def _recover(

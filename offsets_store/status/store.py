@@ -34,6 +34,7 @@ from .ends import (
     parse_records,
     starting_offsets_json,
 )
+from .failures import StoredFailure, stored_failures
 from .measure import measure
 from .read_stored import newest_batches, newest_jobs, newest_progress, stored_writers, writers_of
 from .states import Activity, Finding, MeasuredLag, QueryState, activity, findings, query_states, use_measured
@@ -96,6 +97,15 @@ class OffsetsStore:
         """How many rows each query and sink have published in each of the last ``minutes``, the oldest first."""
         with reading(self._url) as connection:
             return activity(connection, minutes)
+
+    def failures(self, since: datetime | None = None, query: str | None = None) -> list[StoredFailure]:
+        """
+        What went wrong, across queries, the newest first: the newest hundred of each query are kept.
+
+        :param since: only what was seen at this time or later; a time without a zone is this machine's.
+        """
+        with reading(self._url, whole=True) as connection:
+            return stored_failures(connection, since.astimezone() if since else None, query)
 
     def latest(self, query: str, sink: str | None = None) -> StoredWriter:
         """Where a query stands; ``sink`` is needed if it has several."""

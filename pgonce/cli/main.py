@@ -28,6 +28,7 @@ from . import kafka, output, recover, status
 from .check import check
 from .dead_letters import dead_letters
 from .doctor import doctor
+from .errors import errors
 from .explain import explanation, headings, nearest, page_list, pages, under_heading
 from .tables import job_table
 from .terms import EXIT_CODES, Application, ExitCode, Json, Url
@@ -146,6 +147,7 @@ app.command()(recover.swap)
 app.command("export-group")(kafka.export)
 app.command()(check)
 app.command()(doctor)
+app.command()(errors)
 app.command("dead-letters")(dead_letters)
 
 

@@ -21,6 +21,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.ledger.failures import Failed, failures_kept
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -57,6 +58,21 @@ def commit_parcels(
     :raises PgonceError: if neither can be done.
     """
     origin, parcels = open_parcels(messages, batch_id)
+    failed = Failed(
+        seen_by="commit",
+        query_id=origin.query_id,
+        query_name=options.query_name,
+        run_id=origin.run_id,
+        batch_id=origin.batch_id,
+    )
+    # In whichever process the commit ran, its error ends here, and once. (An early try's does not.)
+    with failures_kept(options.commit.url, failed):
+        return _commit_of(options, columns, origin, parcels)
+
+
+def _commit_of(
+    options: SinkOptions, columns: tuple[EncodedColumn, ...], origin: Origin, parcels: Sequence[Parcel]
+) -> Verdict:
     promised, table = promise(parcels), staging_table(options, origin)
     receiver = next((parcel.receiver for parcel in parcels if parcel.receiver), None)
 

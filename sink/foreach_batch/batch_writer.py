@@ -8,6 +8,7 @@ Settings that cannot work are refused when they are made; nothing of them change
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
@@ -18,6 +19,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.kafka.settings import Brokers, brokers
+from pgonce.offsets_store.ledger.failures import Failed, failures_kept
 from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
@@ -74,6 +76,18 @@ class BatchSettings:
             batch = replace(batch, span=Span(batch.start or {}, batch.end or {}))
         return with_topic_ids(batch, self.brokers)
 
+    def failures_kept(self, batch: PlannedBatch, sink_name: str | None) -> AbstractContextManager[None]:
+        """Around all that is done for a batch once it is known: an error of ours is kept."""
+        failed = Failed(
+            seen_by="commit",
+            query_id=batch.query_id,
+            query_name=batch.query_name,
+            sink_name=sink_name,
+            run_id=batch.run_id,
+            batch_id=batch.batch_id,
+        )
+        return failures_kept(self.commit.url, failed)
+
     def checked(self, frame: DataFrame, work: Work[Batch]) -> Work[Batch]:
         """The work of a batch, as it is to be committed."""
         return as_long_as_planned(self.server, work) if is_connect(frame) else work
@@ -114,12 +128,13 @@ class PostgresBatchWriter:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Publish one batch, or skip it if it is proven to be published already; foreachBatch calls this."""
         batch = self._settings.batch_of(frame, batch_id)
-        self._look_first(batch, frame)
-        # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
-        with arriving_rows(frame, self._destination, self._settings.positions, batch) as rows:
-            work = work_into(self._sink_name, self._destination, rows)
-            commit_batch(self._settings.commit, batch, self._settings.checked(frame, work))
-            rows.count()
+        with self._settings.failures_kept(batch, self._sink_name):
+            self._look_first(batch, frame)
+            # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
+            with arriving_rows(frame, self._destination, self._settings.positions, batch) as rows:
+                work = work_into(self._sink_name, self._destination, rows)
+                commit_batch(self._settings.commit, batch, self._settings.checked(frame, work))
+                rows.count()
 
     def _look_first(self, batch: PlannedBatch, frame: DataFrame) -> None:
         positions, struct_type = self._settings.positions, reader_of(self._destination, frame.schema).struct_type

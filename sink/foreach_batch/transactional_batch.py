@@ -240,10 +240,11 @@ def transactional_batch(
                 )
 
             planned = settings.batch_of(frame, batch_id)
-            # Only the function knows which tables it writes to.
-            refuse_first_batch(settings.commit, planned, name, None)
-            work = settings.checked(frame, Work(lambda _: name, publish, sealed=True))
-            verdict = commit_batch(settings.commit, planned, work)
+            with settings.failures_kept(planned, name):
+                # Only the function knows which tables it writes to.
+                refuse_first_batch(settings.commit, planned, name, None)
+                work = settings.checked(frame, Work(lambda _: name, publish, sealed=True))
+                verdict = commit_batch(settings.commit, planned, work)
             if verdict in SKIP:
                 # A stateful query fails if a batch's frame is never run.
                 frame.write.format("noop").mode("overwrite").save()

@@ -12,7 +12,8 @@ from pgonce.offsets_store.postgres.connect import (
     KEPT_CONNECTIONS,
     parse_url,
 )
-from pgonce.offsets_store.progress import KEPT_A_QUERY, QUEUED_EVENTS
+from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
+from pgonce.offsets_store.progress.stored_progress import KEPT_A_QUERY
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
 from pgonce.sink.data_source.commit_parcels import SWEEP_SECONDS

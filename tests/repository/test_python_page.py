@@ -11,6 +11,7 @@ from support.pages import DOCS, quoted_names, sections, table_rows
 import pgonce
 from pgonce.offsets_store.recovery.recover import Recovery
 from pgonce.offsets_store.status.dead_letters import StoredLetter
+from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
 
@@ -19,6 +20,7 @@ PARTS = sections(TEXT, 2)
 RESULTS = sections(PARTS["What it returns"], 3)
 METHODS = {name: method for name, method in vars(OffsetsStore).items() if not name.startswith("_")}
 CALLED = [*METHODS.values(), pgonce.OffsetsStore, pgonce.OffsetsListener, pgonce.OffsetsListener.close,
+          pgonce.watch, pgonce.explain,
           pgonce.recover_checkpoint, pgonce.recover_and_start, pgonce.pipeline_sink_options]  # fmt: skip
 
 
@@ -57,7 +59,7 @@ def test_every_call_is_written_as_it_is(function):
     assert f"`{call_of(function)}`" in flat(TEXT).replace('""', "''")
 
 
-@pytest.mark.parametrize("kind", [StoredWriter, StoredBatch, StoredJob, StoredLetter, PartitionLag])
+@pytest.mark.parametrize("kind", [StoredWriter, StoredBatch, StoredJob, StoredLetter, StoredFailure, PartitionLag])
 def test_every_attribute_of_a_result_is_there(kind):
     """The table of each class has its attributes, and no others."""
     assert first_cells(RESULTS[kind.__name__]) == attributes_of(kind)

@@ -33,7 +33,8 @@ from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants, ledgers_seen, migrate
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import connect, engine_for
-from pgonce.offsets_store.progress import Heard, store_progress_in_tx
+from pgonce.offsets_store.progress.heard import Heard
+from pgonce.offsets_store.progress.stored_progress import store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination

@@ -31,7 +31,8 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql, ledg
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.ledger.session import recorded_attempt
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
-from pgonce.offsets_store.progress import Heard, store_progress_in_tx
+from pgonce.offsets_store.progress.heard import Heard
+from pgonce.offsets_store.progress.stored_progress import store_progress_in_tx
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict

@@ -8,7 +8,7 @@ from typing import Any
 
 from support.ledger_history import QUERY, RUN
 
-from pgonce.offsets_store.progress import Heard
+from pgonce.offsets_store.progress.heard import Heard
 
 
 def heard(*, batch_id: int = 0, end: Any = None, query_id: str = QUERY) -> Heard:

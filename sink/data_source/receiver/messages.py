@@ -78,6 +78,8 @@ def origin_from_message(words: Mapping[str, Any]) -> Origin:
 class ReceiverError(PgonceError):
     """The process on the driver that took the rows of a batch does not have them, or does not answer."""
 
+    shows_no_values = True
+
 
 class PerhapsCommittedError(ReceiverError):
     """The same, but the batch may have been committed: only the ledger can tell."""
@@ -124,18 +126,20 @@ def in_words(error: Exception) -> PgonceError:
     return PerhapsCommittedError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
 
 
-def error_as_message(error: Exception) -> list[str]:
+def error_as_message(error: Exception) -> dict[str, Any]:
     """``error`` in a form that goes over the line."""
     said = in_words(error)
-    return [type(said).__name__, said.code, said.what, said.data, said.remedy]
+    words = [said.code, said.what, said.data, said.remedy]
+    return {"kind": type(said).__name__, "words": words, "kept": said.kept, "sink_name": said.sink_name}
 
 
-def error_from_message(message: list[str]) -> PgonceError:
+def error_from_message(message: Mapping[str, Any]) -> PgonceError:
     """The error that was sent."""
-    name, *words = message
     # By name alone: two kinds of one name would be taken for each other.
     kinds = {kind.__name__: kind for kind in _kinds(PgonceError)}
-    return kinds.get(name, CommitError)(*words)
+    error = kinds.get(message["kind"], CommitError)(*message["words"])
+    error.kept, error.sink_name = message["kept"], message["sink_name"]
+    return error
 
 
 def _kinds(root: type[PgonceError]) -> Iterator[type[PgonceError]]:

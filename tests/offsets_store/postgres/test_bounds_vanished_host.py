@@ -30,7 +30,7 @@ from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.bounds import enter_in_tx, outlast_locks
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
-from pgonce.offsets_store.progress import OffsetsListener
+from pgonce.offsets_store.progress.listener import OffsetsListener
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.stager import Stager, stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder

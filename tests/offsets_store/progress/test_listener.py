@@ -8,11 +8,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from support.fixtures.driver import wait_until
 from support.patience import PATIENCE_SECONDS
 from support.progress_events import Event
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.progress import OffsetsListener
+from pgonce.offsets_store.progress.listener import OffsetsListener, code_of_end, watch
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 
@@ -197,7 +198,7 @@ class TestTrouble:
 
     def test_a_full_queue_drops_and_returns(self, url, monkeypatch):
         """With Postgres hanging and the queue full, a callback returns at once and counts."""
-        monkeypatch.setattr("pgonce.offsets_store.progress.QUEUED_EVENTS", 2)
+        monkeypatch.setattr("pgonce.offsets_store.progress.listener.QUEUED_EVENTS", 2)
         ensure_ledger(url)
         listener = OffsetsListener(url)
         with psycopg.connect(url) as blocking:
@@ -240,3 +241,113 @@ class TestTrouble:
         listener.onQueryProgress(Event(1))
         assert listener.close(30)
         assert (listener.dropped, listener.stored) == (1, 1)
+
+
+def states(url):
+    """What the view says, by query name."""
+    return {state.query_name: (state.state, state.failure_code) for state in OffsetsStore(url).states()}
+
+
+class TestLife:
+    def test_from_start_to_end(self, spark, url, listen, orders, inbox, checkpoint):
+        """A query that is heard is idle once it has read all, and stopped when it was stopped."""
+        ensure_ledger(url)
+        listen(url)
+        spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
+        try:
+            writer = files(spark, inbox(1)).writeStream.foreachBatch(orders).option("checkpointLocation", checkpoint)
+            query = writer.queryName("orders").trigger(processingTime="100 milliseconds").start()
+        finally:
+            spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+        assert wait_until(lambda: "orders" in states(url), PATIENCE_SECONDS)
+        assert states(url)["orders"][0] in ("running", "idle")
+        query.stop()
+        assert wait_until(lambda: states(url)["orders"] == ("stopped", None), PATIENCE_SECONDS)
+
+    def test_what_ended_a_query(self, spark, url, observer, listen, orders, inbox, checkpoint):
+        """An error that is not ours is kept with Spark's class for it, and without its words."""
+        listen(url)
+        run(files(spark, inbox(1)).writeStream.foreachBatch(orders), checkpoint)
+
+        def failing(frame, batch_id):
+            raise ValueError("the secret word")
+
+        again = files(spark, inbox(1)).writeStream.foreachBatch(failing).option("checkpointLocation", checkpoint)
+        query = again.queryName("orders").start()
+        with pytest.raises(Exception, match="the secret word"):
+            query.awaitTermination(PATIENCE_SECONDS)
+        assert wait_until(lambda: states(url)["orders"][0] == "refused", PATIENCE_SECONDS)
+        (failure,) = OffsetsStore(url).failures()
+        assert (failure.seen_by, failure.run_id) == ("listener", str(query.runId))
+        assert "secret" not in failure.code + failure.message
+        ended_by = observer.execute("SELECT ended_by FROM pgonce.heartbeats WHERE run_id = %s", [failure.run_id])
+        assert ended_by.fetchone() == (failure.code,)
+
+    def test_what_the_commit_has_kept_already(self, spark, url, admin, observer, listen, orders, inbox, checkpoint):
+        """A refused batch is listed once, by the commit; the run's end has the same code."""
+        admin.execute("ALTER TABLE orders ADD CHECK (id < 0)")
+        listen(url)
+        writer = files(spark, inbox(2)).writeStream.foreachBatch(orders).option("checkpointLocation", checkpoint)
+        query = writer.queryName("orders").start()
+        with pytest.raises(Exception, match="CHECK_VIOLATION"):
+            query.awaitTermination(PATIENCE_SECONDS)
+        ended = "SELECT ended_by FROM pgonce.heartbeats WHERE ended_at IS NOT NULL"
+        assert wait_until(lambda: observer.execute(ended).fetchall() == [("CHECK_VIOLATION",)], PATIENCE_SECONDS)
+        (failure,) = OffsetsStore(url).failures()
+        assert (failure.seen_by, failure.attempts, failure.batch_id) == ("commit", 1, 0)
+        assert states(url) == {"orders": ("refused", "CHECK_VIOLATION")}
+
+    def test_a_ledger_without_the_tables_for_it(self, url, admin, observer, caplog):
+        """Progress is stored as before, nothing else is, and nobody is warned."""
+        ensure_ledger(url)
+        admin.execute("""
+            DELETE FROM pgonce.schema_version WHERE version = 101; DROP VIEW pgonce.health, pgonce.queries;
+            DROP TABLE pgonce.heartbeats, pgonce.failures; ALTER TABLE pgonce.progress DROP COLUMN lag
+        """)
+        listener = OffsetsListener(url)
+        listener.onQueryProgress(Event(0))
+        assert listener.close(30)
+        assert (listener.stored, listener.dropped) == (1, 0)
+        assert observer.execute("SELECT count(*) FROM pgonce.progress").fetchone() == (1,)
+        assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+class TestCodes:
+    @pytest.mark.parametrize(
+        ("text", "error_class", "code"),
+        [
+            (None, None, None),
+            (
+                "x.Error: Trace\npgonce.offsets_store.errors.CommitError: [LOCKED] Held. Help: Wait.",
+                "A.B",
+                "LOCKED",
+            ),
+            ("[STREAM_FAILED] Query x: [LOCKED] Batch 1 waited. Help: Wait.\nMore", "STREAM_FAILED", "LOCKED"),
+            ("java.lang.OutOfMemoryError: Java heap space", "STREAM_FAILED", "STREAM_FAILED"),
+            ("java.lang.OutOfMemoryError: Java heap space", None, "java.lang.OutOfMemoryError"),
+            ("", None, "UNKNOWN_ERROR"),
+        ],
+    )
+    def test_what_ended_a_run(self, text, error_class, code):
+        """Our code if Spark's text has it, else the class that Spark gives, else that of the exception."""
+        assert code_of_end(text, error_class) == code
+
+
+class TestWatch:
+    def test_once_a_session_and_url(self, spark, url):
+        """The same listener is returned, until it is closed."""
+        listener = watch(spark, url)
+        try:
+            assert watch(spark, url) is listener
+            other = watch(spark, AWAY)
+            assert other is not listener
+            spark.streams.removeListener(other)
+            other.close(1)
+            assert watch(spark, url) is listener
+        finally:
+            spark.streams.removeListener(listener)
+            listener.close(5)
+        again = watch(spark, url)
+        assert again is not listener
+        spark.streams.removeListener(again)
+        again.close(5)

@@ -12,7 +12,7 @@ from support.progress_events import heard
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
-from pgonce.offsets_store.progress import store_progress_in_tx
+from pgonce.offsets_store.progress.stored_progress import store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 
 
@@ -59,7 +59,7 @@ class TestFilling:
     def test_old_rows_are_pruned(self, url, observer, monkeypatch):
         """The newest events of a query stay, those of other queries are not touched."""
         kept_a_query = 40
-        monkeypatch.setattr("pgonce.offsets_store.progress.KEPT_A_QUERY", kept_a_query)
+        monkeypatch.setattr("pgonce.offsets_store.progress.stored_progress.KEPT_A_QUERY", kept_a_query)
         ensure_ledger(url)
         store(url, heard(batch_id=3, query_id="another"))
         total = kept_a_query + 32

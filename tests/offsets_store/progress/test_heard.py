@@ -1,4 +1,4 @@
-"""Progress events are compared with the ledger."""
+"""Progress events are compared with the ledger, and tell how many records were left in Kafka."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.batches import make_writer
 from support.ledger_history import RUN
 from support.progress_events import heard
 
-from pgonce.offsets_store.progress import disagreement
+from pgonce.offsets_store.progress.heard import disagreement, left_by
 from pgonce.offsets_store.verdict.facts import Recorded
 
 
@@ -38,3 +38,23 @@ class TestDisagreement:
         assert disagreement(heard(batch_id=1), [(gone, None)]) is None
         assert "last one in sink 'public.events' is 0" in disagreement(heard(batch_id=1), [(short, None)])
         assert disagreement(heard(batch_id=1), [(pruned, None)]) is None
+
+
+class TestLeftBy:
+    @pytest.mark.parametrize(
+        ("end", "latest", "left"),
+        [
+            ({"0": {"t": {"0": 5, "1": 7}}}, {"0": {"t": {"0": 8, "1": 7}}}, 3),
+            ({"0": {"t": {"0": 5}}, "1": {"u": {"0": 1}}}, {"0": {"t": {"0": 5}}, "1": {"u": {"0": 3}}}, 2),
+            ({"0": {"t": {"0": 5}}}, {"0": {"t": {"0": 5}}}, 0),
+            ({"0": {"t": {"0": 5}}}, {"0": None}, None),
+            ({"0": {"t": {"0": 5}}}, {"0": {"t": {"0": 5, "1": 2}}}, None),
+            ({"0": {"t": {"0": 5}}}, {"0": {"t": {"0": 4}}}, None),
+            ({"0": {"t": {"0": 5}}, "1": {"logOffset": 3}}, {"0": {"t": {"0": 6}}, "1": None}, None),
+            ({"0": 3}, {"0": 4}, None),
+            ({}, {}, None),
+        ],
+    )
+    def test_records_that_were_left(self, end, latest, left):
+        """Over all sources, topics and partitions; unknown as soon as one of them is, and for other sources."""
+        assert left_by(end, latest) == left

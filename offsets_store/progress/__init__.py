@@ -1,0 +1,1 @@
+"""What Spark says of its queries while they run."""

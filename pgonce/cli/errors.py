@@ -1,0 +1,105 @@
+"""
+``pgonce errors``: what went wrong, across queries.
+
+Runs in a shell, without Spark. Invariant: it only reads, and each failure takes at most two lines of a terminal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pgonce.offsets_store.log_lines import one_line
+from pgonce.offsets_store.status.failures import StoredFailure
+from pgonce.offsets_store.status.store import OffsetsStore
+
+from . import output
+from .explain import entries, pages
+from .figures import age_text
+from .since import FORMS, parse_since
+from .terms import Json, Url
+
+_AGE_WIDTH = 9
+
+
+def since_of(text: str | None) -> datetime | None:
+    """
+    The time that ``--since`` means.
+
+    :raises typer.BadParameter: if it cannot be read.
+    """
+    try:
+        return None if text is None else parse_since(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--since") from None
+
+
+Since = Annotated[str | None, typer.Option("--since", help=f"Only what was seen since then: {FORMS}.")]
+
+
+def errors(
+    url: Url = "",
+    since: Since = None,
+    query: Annotated[
+        str | None, typer.Option("--query", help="Only this query: its name, its id, or the beginning of the id.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what went wrong, the newest first: refused batches, failed plans and recoveries, and queries that ended."""
+    found = OffsetsStore(url).failures(since_of(since), query)
+    if as_json:
+        output.print_json([dataclasses.asdict(failure) for failure in found])
+    else:
+        output.print_lines(_lines(found, datetime.now(timezone.utc), _width()) if found else [_nothing(since, query)])
+
+
+def _width() -> int | None:
+    console = Console()
+    return console.width if console.is_terminal else None
+
+
+def _nothing(since: str | None, query: str | None) -> str:
+    parts = (f" of query {query}" if query else "") + (f" since {since}" if since else "")
+    return f"No failure{parts} is in the ledger."
+
+
+def _lines(found: Sequence[StoredFailure], now: datetime, width: int | None) -> Iterator[str]:
+    for failure in found:
+        yield from (_cut(line, width) for line in failure_lines(failure, now))
+    yield ""
+    yield from next_lines(failure.code for failure in found)
+
+
+def failure_lines(failure: StoredFailure, now: datetime) -> tuple[str, str]:
+    """When it was seen last, and where; and what happened."""
+    where = [failure.query_name or failure.query_id]
+    if failure.batch_id is not None:
+        where.append(f"batch {failure.batch_id}")
+    if failure.attempts > 1:
+        where.append(f"{failure.attempts} times")
+    if failure.sink_name:
+        where.append(f"sink {failure.sink_name}")
+    age = f"{age_text(failure.last_at, now)} ago".ljust(_AGE_WIDTH)
+    return f"{age}{failure.code}: {', '.join(where)}", f"{'':{_AGE_WIDTH}}{failure.message}"
+
+
+def _cut(line: str, width: int | None) -> str:
+    line = one_line(line)
+    return line if width is None or len(line) <= width else f"{line[: width - 3]}..."
+
+
+_MOST_CODES = 3
+
+
+def next_lines(codes: Iterable[str]) -> list[str]:
+    """What to type next: what explains the codes of pgonce, the first ones."""
+    known = {entry.code for entry in entries(pages()["errors"])}
+    ours = [code for code in dict.fromkeys(codes) if re.fullmatch(r"[A-Z0-9_]+", code) and code in known]
+    explained = [f"Next: pgonce explain {code}" for code in ours[:_MOST_CODES]]
+    return explained or ["Next: read the driver's log. These errors are not pgonce's: Spark or the query raised them."]
