@@ -29,9 +29,9 @@ class Explanation(str):
         return str(self)
 
 
-def explain(what: StreamingQuery | BaseException | str) -> Explanation:
+def explain(what: StreamingQuery | BaseException | str) -> str:
     """
-    What went wrong, what it means for the data, and what to type.
+    What went wrong, what it means for the data, and what to type; a notebook shows the text as it reads.
 
     :param what: a query, whose exception is explained; an exception, of pgonce or one of Spark that has pgonce's text
         in it; the text of one; or a code, such as ``TYPE_MISMATCH``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pgonce.offsets_store.commit.commit_watch import WAIT_LOGGED_EVERY_SECONDS
+from pgonce.offsets_store.ledger import failures
 from pgonce.offsets_store.ledger.record import PRUNE_EVERY
 from pgonce.offsets_store.postgres.connect import (
     DEFAULT_MAX_CONNECTIONS,
@@ -12,6 +13,7 @@ from pgonce.offsets_store.postgres.connect import (
     KEPT_CONNECTIONS,
     parse_url,
 )
+from pgonce.offsets_store.progress.heartbeats import BEAT_SECONDS, KEPT_RUNS
 from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
 from pgonce.offsets_store.progress.stored_progress import KEPT_A_QUERY
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
@@ -45,7 +47,11 @@ NUMBERS = [
     ("more than 16 MiB", BEFORE_BEGIN_BYTES == 16 * MIB),
     ("32 MiB of them at most", COPY_BYTES == 32 * MIB),
     ("a thousand events wait", QUEUED_EVENTS == 1000),
-    ("newest 1,000 events", KEPT_A_QUERY == 1000),
+    ("newest 1,000 of each query", KEPT_A_QUERY == 1000),
+    ("the newest 100 rows of a query are kept", failures.KEPT_A_QUERY == 100),
+    ("within two seconds or not at all", failures.LONGEST_SECONDS == 2),
+    ("newest 20 runs of a query", KEPT_RUNS == 20),
+    ("It says so every 15 seconds", BEAT_SECONDS == 15),
     ("pruned at every sixteenth", PRUNE_EVERY == 16),
     ("younger than 5 seconds", QUIET_SECONDS == 5),
     ("`recover_checkpoint` waits 15 seconds", WAIT_SECONDS == 15),

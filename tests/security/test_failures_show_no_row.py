@@ -1,7 +1,7 @@
 """
 What is kept of a failure shows no value of a row, whatever refuses the row, and by every way in.
 
-Covers: `pgonce.offsets_store.ledger.failures`.
+Covers: `offsets_store.ledger.failures`.
 """
 
 from __future__ import annotations

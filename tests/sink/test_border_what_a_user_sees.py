@@ -1,7 +1,7 @@
 """
 How many lines a user sees before the sentence of an error, by each way in.
 
-Covers: `pgonce.offsets_store.progress.listener`.
+Covers: `offsets_store.progress.listener`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ import logging
 import socket
 import time
 from contextlib import closing
-from datetime import datetime, timedelta
-from itertools import pairwise
 from uuid import uuid4
 
 import psycopg
@@ -209,24 +207,3 @@ class TestStates:
         with writing(ledger) as connection:
             beats.store_in_tx(connection)
         assert state_of(ledger)[0] == "running"
-
-
-class TestAsking:
-    def test_by_time_and_query(self, ledger, admin):
-        """The newest come first, across queries; by a time, and by a query's name, id or the beginning of its id."""
-        for query, name in ((QUERY, "orders"), ("22222222-2222", "clicks")):
-            keep_failure(ledger, Failed(seen_by="commit", query_id=query, query_name=name), "LOCKED", "held")
-        admin.execute("UPDATE pgonce.failures SET last_at = last_at - interval '2 hours' WHERE query_name = 'orders'")
-        store = OffsetsStore(ledger)
-        assert [failure.query_name for failure in store.failures()] == ["clicks", "orders"]
-        assert all(a.last_at > b.last_at for a, b in pairwise(store.failures()))
-        an_hour_ago = datetime.now().astimezone() - timedelta(hours=1)
-        assert [failure.query_name for failure in store.failures(since=an_hour_ago)] == ["clicks"]
-        assert [failure.query_name for failure in store.failures(query=QUERY[:8])] == ["orders"]
-
-    def test_a_query_without_failures(self, ledger):
-        """It has none; a query that nobody knows is an error."""
-        publish(ledger, 0, {"0": 1})
-        assert OffsetsStore(ledger).failures(query="orders") == []
-        with pytest.raises(PgonceError, match="QUERY_NOT_FOUND"):
-            OffsetsStore(ledger).failures(query="orderz")

@@ -280,8 +280,9 @@ class TestLife:
         (failure,) = OffsetsStore(url).failures()
         assert (failure.seen_by, failure.run_id) == ("listener", str(query.runId))
         assert "secret" not in failure.code + failure.message
-        ended_by = observer.execute("SELECT ended_by FROM pgonce.heartbeats WHERE run_id = %s", [failure.run_id])
-        assert ended_by.fetchone() == (failure.code,)
+        ended = "SELECT ended_by FROM pgonce.heartbeats WHERE ended_at IS NOT NULL AND run_id = %s"
+        found = lambda: observer.execute(ended, [failure.run_id]).fetchall()  # noqa: E731
+        assert wait_until(lambda: found() == [(failure.code,)], PATIENCE_SECONDS)
 
     def test_what_the_commit_has_kept_already(self, spark, url, admin, observer, listen, orders, inbox, checkpoint):
         """A refused batch is listed once, by the commit; the run's end has the same code."""
