@@ -69,7 +69,7 @@ def retention_seconds(topics: Iterable[str], brokers: Brokers) -> dict[str, floa
 
 def _retention(topics: list[str], settings: dict[str, Any]) -> dict[str, float]:
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient, ConfigResource
+    from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 
     resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
     # Its own name, because the answers end with the client.

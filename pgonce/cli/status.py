@@ -11,17 +11,18 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from pgonce.offsets_store.errors import NotFoundError
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.ends import Status
 from pgonce.offsets_store.status.states import ENDED, MeasuredLag, QueryState
 from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.status.stored import PartitionLag, StoredWriter
 
 from . import tables
 from .figures import age_text, count_text
@@ -32,7 +33,6 @@ from .terms import ExitCode, Json, Query, Sink, Url, at_least_seconds
 _FEW = 5
 _NONE = "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
 
-Sort = Enum("Sort", {name: name for name in tables.SORTS}, type=str)
 Wide = Annotated[bool, typer.Option("--wide", help="Show whole ids and everything else that makes lines long.")]
 OneQuery = Annotated[
     str | None,
@@ -47,7 +47,7 @@ def status(
     sink: Sink = None,
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
-    sort: Annotated[Sort, typer.Option(help="The order of the lines.")] = Sort.name,  # type: ignore[valid-type]
+    sort: Annotated[tables.Sort, typer.Option(help="The order of the lines.")] = tables.Sort.NAME,
     wide: Wide = False,
     everything: Annotated[bool, typer.Option("--all", help="Show queries that were retired or replaced too.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until this is stopped.")] = False,
@@ -62,7 +62,7 @@ def status(
         states = store.states(measured)
         if query is None:
             shown = states if everything else [one for one in states if one.state not in ENDED]
-            _show_all(store, tables.in_order(shown, sort.name), measured, wide=wide, as_json=as_json)  # type: ignore[attr-defined]
+            _show_all(store, tables.in_order(shown, sort), measured, wide=wide, as_json=as_json)
         else:
             login = kafka_options(kafka_config) if bootstrap_servers else None
             found = _statuses(store, states, query, sink, bootstrap_servers, login)
@@ -81,7 +81,7 @@ def _again_and_again(show: Callable[[], None], every: float | None) -> None:
         return
     try:
         while True:
-            typer.clear()
+            Console().clear()
             show()
             time.sleep(every)
     except KeyboardInterrupt:
@@ -133,7 +133,9 @@ def _statuses(
 def _show_one(
     store: OffsetsStore, states: Sequence[QueryState], found: Sequence[Status], query: str, *, as_json: bool
 ) -> None:
-    stored = {(writer.query_id, writer.sink_name): (writer, lag) for writer, lag in found}
+    stored: dict[tuple[str, str | None], tuple[StoredWriter | None, list[PartitionLag]]] = {
+        (writer.query_id, writer.sink_name): (writer, lag) for writer, lag in found
+    }
     chosen = [
         one
         for one in states
@@ -142,7 +144,7 @@ def _show_one(
     if as_json:
         print_json(
             [
-                {**record, "positions": position_records(stored[key][1]) if (key := _key(record)) in stored else []}
+                {**record, "positions": position_records(stored.get(_key(record), (None, []))[1])}
                 for record in _records(chosen, found)
             ]
         )
@@ -155,7 +157,7 @@ def _show_one(
         if lag:
             typer.echo()
             print_table(tables.offsets_table(lag))
-        if writer is not None and (batches := store.history(one.query_id, one.sink_name, _FEW)):
+        if batches := store.history(one.query_id, one.sink_name, _FEW) if writer else []:
             typer.echo()
             print_table(tables.history_table(batches, now))
         typer.echo()
@@ -167,7 +169,7 @@ def _show_one(
     )
 
 
-def _key(record: dict[str, Any]) -> tuple[str, str]:
+def _key(record: dict[str, Any]) -> tuple[str, str | None]:
     return record["query_id"], record["sink_name"]
 
 

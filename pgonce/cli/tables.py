@@ -7,9 +7,9 @@ too long for its column ends in an ellipsis, and a number is never cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from enum import Enum
 
 from rich.table import Table
 
@@ -38,21 +38,34 @@ def name_of(query: QueryState | StoredWriter | Finding) -> str:
     return query.query_name or query.query_id[:_SHORT_ID]
 
 
-_SORTS: dict[str, Callable[[QueryState], Any]] = {
-    "name": lambda query: (query.query_name is None, query.query_name or query.query_id, query.sink_name or ""),
-    "sink": lambda query: query.sink_name or "",
-    "state": lambda query: list(STATES).index(query.state),
-    "age": lambda query: -query.published_at.timestamp() if query.published_at else float("inf"),
-    "rate": lambda query: -(query.rows_per_minute or 0),
-    "lag": lambda query: -(query.lag if query.lag is not None else -1),
-}
-SORTS = tuple(_SORTS)
-"""By what the queries can be sorted; what needs attention most comes first, and names are in their order."""
+class Sort(str, Enum):
+    """By what queries can be sorted."""
+
+    NAME = "name"
+    SINK = "sink"
+    STATE = "state"
+    AGE = "age"
+    RATE = "rate"
+    LAG = "lag"
 
 
-def in_order(queries: Iterable[QueryState], by: str) -> list[QueryState]:
-    """The queries, sorted by one of :data:`SORTS`, then by name."""
-    return sorted(queries, key=lambda query: (_SORTS[by](query), _SORTS["name"](query)))
+def in_order(queries: Iterable[QueryState], by: Sort) -> list[QueryState]:
+    """The queries, those first that need attention most (names and sinks from A to Z), then by name."""
+    return sorted(queries, key=lambda query: (_rank(query, by), query.query_name or "~", query.query_id))
+
+
+def _rank(query: QueryState, by: Sort) -> tuple[str, float]:
+    if by is Sort.SINK:
+        return query.sink_name or "", 0
+    if by is Sort.STATE:
+        return "", list(STATES).index(query.state)
+    if by is Sort.AGE:
+        return "", query.published_at.timestamp() if query.published_at else 0
+    if by is Sort.RATE:
+        return "", -(query.rows_per_minute or 0)
+    if by is Sort.LAG:
+        return "", -(query.lag if query.lag is not None else -1)
+    return "", 0
 
 
 def states_table(queries: Sequence[QueryState], now: datetime, *, wide: bool = False) -> Table:
