@@ -142,7 +142,7 @@ def _say_once(url: str) -> None:
         )
 
 
-# Nobody waits for this: not for standbys, and not for the disk.
+# This does not wait for standbys or for the disk.
 _BEGIN = (
     "SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; SET LOCAL statement_timeout = 1500; "
     f"SET LOCAL lock_timeout = 1000; SET LOCAL synchronous_commit = off; {SET_OURS}"

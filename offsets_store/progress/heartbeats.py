@@ -75,7 +75,7 @@ class Heartbeats:
             run = replace(self._heard(query_id, run_id, None), ended_at=self._clock(), ended_by=ended_by)
             self._runs[run_id] = run
             self._has_news = True
-            # While Postgres is away, ends would pile up.
+            # While Postgres is unavailable, ends would pile up.
             if len(self._runs) > _MOST_RUNS:
                 oldest = next((each for each in self._runs.values() if each.ended_at is not None), run)
                 del self._runs[oldest.run_id]

@@ -46,7 +46,7 @@ QUEUED_EVENTS = 1000
 _WARN_EVERY_SECONDS = 60.0
 # Long enough not to overwhelm a server that is starting, and so short that the queue does not fill up meanwhile.
 _PAUSE_AFTER_FAILURE_SECONDS = 1.0
-# A ledger without the tables for it is asked again after this time: somebody may have run `pgonce init`.
+# A ledger without the tables for it is asked again after this time: an administrator may have run `pgonce init`.
 _ASK_AGAIN_SECONDS = 600.0
 # Spark tells of the end of a query a moment after awaitTermination has returned.
 _LAST_EVENTS_SECONDS = 0.5

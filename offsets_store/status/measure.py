@@ -77,7 +77,7 @@ def _ages(rows: Iterable[PartitionLag], times: Times, now: datetime) -> dict[Top
     ages: dict[TopicPartition, float | None] = {}
     for place, end in _unread(rows):
         when = times.get((place, end))
-        # Without a record there is only the end of a transaction, which nobody waits for.
+        # Without a record there is only the end of a transaction, and no row will come of it.
         ages[place] = max(0.0, now.timestamp() - when) if when is not None else 0.0 if (place, end) in times else None
     return ages
 

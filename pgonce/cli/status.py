@@ -235,7 +235,7 @@ def _one_line(one: QueryState, beyond: Sequence[str], now: datetime) -> str:
 
 
 def _beyond(one: QueryState, oldest: float | None, max_lag: int | None, now: datetime) -> Iterable[str]:
-    """Which bounds a query exceeds. What is unknown exceeds a bound, because nobody can say that it does not."""
+    """Which bounds a query exceeds. What is unknown exceeds a bound, because it may."""
     if oldest is not None and one.state != "idle":
         if one.published_at is None:
             yield "nothing was published"

@@ -65,7 +65,7 @@ def commit_parcels(
         run_id=origin.run_id,
         batch_id=origin.batch_id,
     )
-    # In whichever process the commit ran, its error ends here, and once. (An early try's does not.)
+    # The error of a commit ends here once, in the driver or in a receiver. (That of an early try does not.)
     with failures_kept(options.commit.url, failed):
         return _commit_of(options, columns, origin, parcels)
 
