@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ENVIRONMENT := $(VENV)/.environment-stamp
 WHEEL := $(VENV)/.wheel-stamp
 # The directories too: a file that went away changes nothing else.
-PACKED := pyproject.toml README.md LICENSE pyspark_pgonce.py $(wildcard docs/*.md) \
+PACKED := pyproject.toml README.md LICENSE pyspark_pgonce.py $(wildcard docs/*.md docs/*.1) \
 	$(shell find sink offsets_store pgonce -name __pycache__ -prune -o -print)
 
 # What runs is the installed wheel, in this process and in Spark's Python workers: without PYTHONSAFEPATH they would put
@@ -102,8 +102,9 @@ package: setup ## build sdist and wheel into dist/, and check what an index woul
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
-docs: setup ## write the table of docs/options.md from the table of options
+docs: setup ## write the table of docs/options.md from the table of options, and the manual page from the commands
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.options_page
+	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.manual_page
 
 check: lint test ## lint, then test
 

@@ -23,6 +23,7 @@ from pgonce.offsets_store.status.store import OffsetsStore
 
 from .output import counts_text, json_text, print_error, print_found, print_lines
 from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes, needing_pyspark
+from .waiting import at_work
 
 if TYPE_CHECKING:
     from pgonce.sink.dead_letters.replay import Group
@@ -68,7 +69,8 @@ def dead_letters(
     elif each:
         _replay_each(choice, url, reason, yes=yes)
     else:
-        groups = _replay(choice, url, reason, yes=yes)
+        with at_work("Replaying dead letters" if yes else "Trying to replay dead letters"):
+            groups = _replay(choice, url, reason, yes=yes)
         letters = [letter for group in groups for letter in group.letters]
         kept = [one for group in groups for one in group.kept]
         done = f"Replayed {len(letters) - len(kept)} of {len(letters)}." if kept else "Replayed."
@@ -137,15 +139,20 @@ def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> 
     """Replay each letter by itself, and go on after those that are refused."""
     letters = found_letters(url, choice)
     left = 0
-    for letter in letters:
-        try:
-            groups = _replay(dataclasses.replace(choice, ids=frozenset({letter.dead_letter_id})), url, reason, yes=yes)
-        except (TargetError, RecoveryError) as error:
-            left += 1
-            print_error(f"Dead letter {letter.dead_letter_id}: {error}")
-        else:
-            left += sum(len(group.kept) for group in groups)
-            print_lines([*_replayed(groups), *_kept(groups, yes=yes)])
+    with at_work("Replaying dead letters" if yes else "Trying to replay dead letters", len(letters)) as work:
+        for letter in letters:
+            one = dataclasses.replace(choice, ids=frozenset({letter.dead_letter_id}))
+            try:
+                groups = _replay(one, url, reason, yes=yes)
+            except (TargetError, RecoveryError) as error:
+                left += 1
+                with work.aside():
+                    print_error(f"Dead letter {letter.dead_letter_id}: {error}")
+            else:
+                left += sum(len(group.kept) for group in groups)
+                with work.aside():
+                    print_lines([*_replayed(groups), *_kept(groups, yes=yes)])
+            work.advance()
     print_lines([_done(f"Replayed {len(letters) - left} of {len(letters)}.", letters, yes=yes)])
     if left:
         raise typer.Exit(ExitCode.FAILED)

@@ -51,17 +51,32 @@ def doctor(
     Exit code 0: they agree; 5: `pgonce recover` repairs it; 6: a person must decide, or it depends on what is not
     written down anywhere; 7: the checkpoint cannot be read.
     """
-    found = examine(checkpoint, url, sink=sink, query_name=query_name)
-    tables = _tables(url, found.query_id)
-    refused = [(each.table, each.refused) for each in tables if each.refused]
-    if refused:
-        found = _refused(found, *refused[0])
+    found, tables = _examined(checkpoint, url, sink=sink, query_name=query_name)
     if as_json:
         shown = ("sink_name", "table", "code", "says")
         print_json({**found.record(), "tables": [{key: getattr(each, key) for key in shown} for each in tables]})
     else:
         print_lines(_lines(found, tables))
     raise typer.Exit(_EXIT_CODES[found.finding])
+
+
+def doctor_says(checkpoint: str, url: str, query_id: str) -> list[str] | None:
+    """
+    The same in lines, for a screen; None if what is at this place, as seen from here, is not this query's checkpoint.
+
+    :raises PgonceError: as :func:`~pgonce.offsets_store.recovery.doctor.examine` does.
+    """
+    found, tables = _examined(checkpoint, url)
+    return _lines(found, tables) if found.query_id == query_id else None
+
+
+def _examined(
+    checkpoint: str, url: str, *, sink: str | None = None, query_name: str | None = None
+) -> tuple[Diagnosis, list[Looked]]:
+    found = examine(checkpoint, url, sink=sink, query_name=query_name)
+    tables = _tables(url, found.query_id)
+    refused = [(each.table, each.refused) for each in tables if each.refused]
+    return (_refused(found, *refused[0]) if refused else found), tables
 
 
 _BOUNDS = (

@@ -144,7 +144,7 @@ def _own_mentions(word: re.Pattern[str], section: Section) -> int:
 
 def pages() -> dict[str, str]:
     """The documents, by their names without ``.md``."""
-    found = (files("pgonce") / "docs").iterdir()
+    found = [file for file in (files("pgonce") / "docs").iterdir() if file.name.endswith(".md")]
     return {page.name.removesuffix(".md"): page.read_text(encoding="utf-8") for page in found}
 
 

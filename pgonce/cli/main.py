@@ -24,7 +24,7 @@ from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import StoredJob
 
-from . import kafka, output, recover, status
+from . import completion, kafka, output, recover, status
 from .check import check
 from .dead_letters import dead_letters
 from .doctor import doctor
@@ -32,12 +32,13 @@ from .errors import errors
 from .explain import explanation, headings, nearest, page_list, pages, under_heading
 from .tables import job_table
 from .terms import EXIT_CODES, Application, ExitCode, Json, Url
+from .waiting import at_work
+from .watch.command import watch
 
 app = Application(
     help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
     epilog="Exit codes: " + "; ".join(f"{int(code)}: {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
     no_args_is_help=True,
-    add_completion=False,
     # A traceback with local variables would show connection strings.
     pretty_exceptions_enable=False,
 )
@@ -77,7 +78,8 @@ def init(
     if sql:
         typer.echo(init_sql(role), nl=False)
         return
-    applied = _init(url, role)
+    with at_work("Preparing the ledger"):
+        applied = _init(url, role)
     if as_json:
         output.print_json({"applied": applied, "role": role})
         return
@@ -88,7 +90,11 @@ def init(
 @app.command()
 def explain(
     name: Annotated[
-        str, typer.Argument(help="An error's code (TYPE_MISMATCH), a page (types), a heading, or a word (upsert).")
+        str,
+        typer.Argument(
+            help="An error's code (TYPE_MISMATCH), a page (types), a heading, or a word (upsert).",
+            autocompletion=completion.explained,
+        ),
     ] = "",
     heading: Annotated[str, typer.Argument(help='A heading of that page ("starting over"), or a part of one.')] = "",
 ) -> None:
@@ -149,6 +155,7 @@ app.command()(check)
 app.command()(doctor)
 app.command()(errors)
 app.command("dead-letters")(dead_letters)
+app.command()(watch)
 
 
 def main() -> None:

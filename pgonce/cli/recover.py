@@ -26,6 +26,7 @@ from pgonce.offsets_store.recovery.stopped_query import no_checkpoint
 
 from .output import print_json, print_lines
 from .terms import NOT_DONE, Json, Query, QuietFor, Sink, Url, Wait, Yes
+from .waiting import at_work
 
 CheckpointPath = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation.")]
 
@@ -44,7 +45,8 @@ def recover(
 ) -> None:
     """Make a stopped query's checkpoint agree with the ledger, forward or back. What it replaces is kept."""
     work = undo_recovery if undo else recover_checkpoint
-    done = work(checkpoint, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait)
+    with at_work("Comparing the checkpoint with the ledger" if not yes else "Repairing the checkpoint"):
+        done = work(checkpoint, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait)
     if done.query_id is None:
         raise no_checkpoint(read_checkpoint(open_location(checkpoint)))
     if as_json:
@@ -76,7 +78,8 @@ def new_checkpoint(
     yes: Yes = False,
 ) -> None:
     """Write a checkpoint from the ledger for a stateless query that has lost its own: same query id, same batch."""
-    plan = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
+    with at_work("Writing the checkpoint" if yes else "Reading the ledger"):
+        plan = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
     lines = [f"Query {plan.query_id}: {plan.does}, at {path}.", *(f"  write      {name}" for name, _ in plan.files)]
     lines.append("Done. Start the query with this checkpointLocation." if yes else NOT_DONE)
     print_lines(lines)
@@ -201,9 +204,10 @@ def swap(
 ) -> None:
     """Exchange two tables in one transaction: readers of a name see the old rows, or the new ones, and never none."""
     allowed = Allowed(caught_up=caught_up, despite_differences=despite_differences, back=back)
-    found = swap_tables(
-        table, new_table, url, reason=reason, allowed=allowed, dry_run=not yes, lock_seconds=lock_seconds
-    )
+    with at_work(f"Exchanging {table} and {new_table}" if yes else f"Comparing {table} and {new_table}"):
+        found = swap_tables(
+            table, new_table, url, reason=reason, allowed=allowed, dry_run=not yes, lock_seconds=lock_seconds
+        )
     print_lines([*_swap_lines(found), "Exchanged." if yes else NOT_DONE])
 
 

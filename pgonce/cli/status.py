@@ -24,7 +24,7 @@ from pgonce.offsets_store.status.states import ENDED, MeasuredLag, QueryState
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import PartitionLag, StoredWriter
 
-from . import tables
+from . import completion, tables
 from .figures import age_text, count_text
 from .kafka import KafkaConfig, Servers, kafka_options
 from .output import print_json, print_lines, print_table, text_of
@@ -36,7 +36,10 @@ _NONE = "No streaming query is in the ledger: it is empty, or has batch jobs onl
 Wide = Annotated[bool, typer.Option("--wide", help="Show whole ids and everything else that makes lines long.")]
 OneQuery = Annotated[
     str | None,
-    typer.Argument(help="Show all that is known of one query: its name, its id, the beginning of the id, or its sink."),
+    typer.Argument(
+        help="Show all that is known of one query: its name, its id, the beginning of the id, or its sink.",
+        autocompletion=completion.queries,
+    ),
 ]
 
 

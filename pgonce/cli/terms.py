@@ -33,6 +33,7 @@ from pgonce.offsets_store.errors import (
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
+from . import completion
 from .output import print_error
 
 
@@ -91,9 +92,14 @@ Url = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, for programs.")]
 Query = Annotated[
     str,
-    typer.Argument(help="The name of the query, its id, or the beginning of the id, as `pgonce status` shows them."),
+    typer.Argument(
+        help="The name of the query, its id, or the beginning of the id, as `pgonce status` shows them.",
+        autocompletion=completion.queries,
+    ),
 ]
-Sink = Annotated[str | None, typer.Option(help="The name of the sink, if the query has several.")]
+Sink = Annotated[
+    str | None, typer.Option(help="The name of the sink, if the query has several.", autocompletion=completion.sinks)
+]
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this option, only show what would be done.")]
 QuietFor = Annotated[

@@ -66,7 +66,8 @@ def test_source_archive_and_wheel_hold_the_same_files(tmp_path):
     indirect = build("wheel", unpacked, tmp_path / "indirect")
     assert contents(indirect) == contents(direct)
     top = {Path(name).parts[0] for name in contents(direct)}
-    assert {name for name in top if not name.endswith(".dist-info")} == {"pgonce", "pyspark_pgonce.py"}
+    # What is in .data goes to share/man.
+    assert {name for name in top if not name.endswith((".dist-info", ".data"))} == {"pgonce", "pyspark_pgonce.py"}
 
 
 def contents(wheel):

@@ -1,0 +1,95 @@
+"""
+The command ``pgonce watch``: look once, then open the screen.
+
+Runs in a terminal, without Spark. Invariant: what would fail at once (a url that cannot work, a ledger that is not
+there, no terminal) is said as every command says it, and no screen opens.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from pgonce.offsets_store.errors import CheckpointError, NotInstalledError, PgonceError
+from pgonce.offsets_store.postgres.connect import parse_url
+from pgonce.offsets_store.status.store import OffsetsStore
+
+from ..doctor import doctor_says
+from ..terms import Url
+from .lines import Marks, is_ascii_only
+from .poller import Reader
+
+_NOTHING = "Nothing was read or written."
+
+
+def watch(
+    *,
+    url: Url = "",
+    every: Annotated[float, typer.Option(min=0.5, max=3600, help="Seconds between two looks at the ledger.")] = 2,
+    ascii_only: Annotated[
+        bool, typer.Option("--ascii", help="Draw with ASCII only; so it is without a locale that has UTF-8.")
+    ] = False,
+) -> None:
+    """Keep one screen open: what every query is doing, with the last hour, its lag, and what needs attention."""
+    try:
+        from .screen import WatchApp
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "textual":
+            raise
+        raise NotInstalledError(
+            "NO_TEXTUAL",
+            "`pgonce watch` draws its screen with Textual, which is not installed here.",
+            _NOTHING,
+            "pip install 'pgonce[watch]'; or use `pgonce status --watch`, which needs nothing more.",
+        ) from error
+    # Textual draws on stderr.
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        raise typer.BadParameter(
+            "it needs a terminal. For a file or a program there is `pgonce status --json`, and `pgonce health` with an "
+            "exit code."
+        )
+    reader = Reader(url)
+    first = reader.look()
+    marks = Marks(ascii_only=ascii_only or is_ascii_only())
+    app = WatchApp(reader, first, place=_place(url), every=every, examine=partial(doctor_of, url), marks=marks)
+    # Without the mouse: a person selects text with it, such as an id, as in any other program.
+    app.run(mouse=False)
+
+
+def _place(url: str) -> str:
+    """Where the ledger is, as far as url says: never with a password."""
+    parameters = parse_url(url)
+    host, port = parameters.get("host") or parameters.get("hostaddr"), parameters.get("port")
+    where = f"{host}:{port}" if host and port else host
+    return f"{parameters.get('dbname') or 'the default database'}{f' at {where}' if where else ''}"
+
+
+def doctor_of(url: str, query_id: str, sink_name: str | None) -> list[str]:
+    """What ``pgonce doctor`` says of this query; where the checkpoint cannot be read from here, what to type there."""
+    return list(_doctor(url, query_id, sink_name))
+
+
+def _doctor(url: str, query_id: str, sink_name: str | None) -> Iterator[str]:
+    location = ""
+    try:
+        location = OffsetsStore(url).latest(query_id, sink_name).checkpoint_location or ""
+        if not location:
+            yield "The ledger does not know where the checkpoint of this query is."
+            yield "To type where it can be read: pgonce doctor CHECKPOINT"
+            return
+        said = doctor_says(location, url, query_id)
+        if said is not None:
+            yield from said
+            return
+        yield f"On this host, {location} does not have the checkpoint of this query."
+    except CheckpointError as error:
+        yield str(error)
+    except PgonceError as error:
+        yield str(error)
+        return
+    yield f"To type where it can be read: pgonce doctor {shlex.quote(location)}"

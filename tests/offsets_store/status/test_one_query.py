@@ -1,0 +1,116 @@
+"""All that the ledger has of one query and sink, in one statement."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import psycopg
+from support.ledger_history import KAFKA, QUERY, hear, publish, replay
+from support.watched import fail
+
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.status.one_query import one_query
+from pgonce.offsets_store.status.states import query_states
+
+
+def known(url, query_id=QUERY, sink_name="public.orders", **others):
+    """What is known of this query."""
+    with reading(url) as connection:
+        return one_query(connection, query_id, sink_name, **others)
+
+
+def test_batches(url, store):
+    """The newest first, as many as asked for, with what became of their rows and how often they were skipped."""
+    for batch_id in range(3):
+        batch = publish(url, batch_id, KAFKA, counts={"written": 5}, rows=batch_id)
+    replay(url, batch)
+    found = known(url, newest=2)
+    assert found.checkpoint_location == "/checkpoints/orders"
+    assert [(one.batch_id, one.rows, one.replays, one.counts) for one in found.batches] == [
+        (2, 2, 1, {"written": 5}),
+        (1, 1, 0, {"written": 5}),
+    ]
+    assert [one.committed_at for one in found.batches] == [one.committed_at for one in store.history("orders", limit=2)]
+
+
+def test_offsets_and_lag_by_partition(url):
+    """The lag adds up to that of the view; a partition that was added since has no stored end."""
+    publish(url, 0, KAFKA)
+    hear(url, {"0": {"t": {"0": 15, "1": 20, "2": 7}}})
+    found = known(url)
+    assert [(at.topic, at.partition, at.end_offset, at.latest_offset, at.lag) for at in found.positions] == [
+        ("t", 0, 10, 15, 5),
+        ("t", 1, 20, 20, 0),
+        ("t", 2, None, 7, None),
+    ]
+    hear(url, {"0": {"t": {"0": 15, "1": 21}}}, batch_id=1, seconds=1)
+    found = known(url)
+    with reading(url) as connection:
+        (state,) = query_states(connection)
+    assert sum(at.lag for at in found.positions) == state.lag == 6
+
+
+def test_a_lag_that_was_measured_long_ago_is_unknown(url, admin):
+    """After ten minutes, as in the view."""
+    publish(url, 0, KAFKA)
+    hear(url, {"0": {"t": {"0": 15, "1": 20}}})
+    admin.execute("UPDATE pgonce.progress SET progress_at = now() - interval '11 minutes'")
+    assert [(at.latest_offset, at.lag) for at in known(url).positions] == [(15, None), (20, None)]
+
+
+def test_a_source_that_is_not_kafka(url):
+    """Its own offset is shown, with the newest one that was heard of; nothing is subtracted."""
+    publish(url, 0, {"0": {"logOffset": 3}})
+    hear(url, {"0": {"logOffset": 4}})
+    (at,) = known(url).positions
+    assert (at.topic, at.end_offset, at.latest_offset, at.lag) == (None, {"logOffset": 3}, {"logOffset": 4}, None)
+
+
+def test_failures_and_dead_letters(url, admin):
+    """Those of this sink, and failures of the whole query; the row of a dead letter is not read."""
+    publish(url, 0, KAFKA)
+    publish(url, 0, KAFKA, sink_name="public.totals")
+    fail(url, "orders")
+    admin.execute("UPDATE pgonce.failures SET sink_name = NULL WHERE sink_name = 'public.totals'")
+    admin.execute(
+        "INSERT INTO pgonce.dead_letters (query_id, sink_name, batch_id, target, row_data, code, message, destination) "
+        "SELECT %s, 'public.orders', b, 'public.orders', '{}', '22003', 'out of range', '{}' "
+        "FROM generate_series(1, 3) AS b",
+        [QUERY],
+    )
+    found = known(url)
+    assert [one.code for one in found.failures] == ["TYPE_MISMATCH"] * 2
+    assert [one.batch_id for one in found.dead_letters] == [3, 2, 1]
+    assert [one.code for one in known(url, sink_name="public.totals").failures] == ["TYPE_MISMATCH"]
+    assert known(url, sink_name="public.totals").dead_letters == ()
+
+
+def test_who_holds_the_lock_for_which_it_waits(url):
+    """The session, without its statement, which may have values of rows."""
+    batch = publish(url, 0, KAFKA)
+    with (
+        psycopg.connect(url, application_name="a person") as holder,
+        closing(psycopg.connect(url, application_name=f"pgonce {batch.run_id}")) as waiter,
+        psycopg.connect(url, autocommit=True) as observer,
+    ):
+        holder.execute("LOCK TABLE pgonce.batch_jobs")
+        waiter.pgconn.send_query(b"BEGIN; LOCK TABLE pgonce.batch_jobs")
+        pid = waiter.info.backend_pid
+        while not observer.execute("SELECT pg_blocking_pids(%s)", [pid]).fetchone()[0]:
+            pass
+        (one,) = known(url).lock_holders
+        assert (one.pid, one.application) == (holder.info.backend_pid, "a person")
+        assert one.state == "idle in transaction"
+        assert one.since is not None
+        holder.rollback()
+
+
+def test_a_query_that_the_ledger_does_not_know(url, store):
+    """Nothing is known of it; one that failed before it published anything has its failures only."""
+    assert known(url, "no such query") == known(url, "no such query", None)
+    assert known(url, "no such query").batches == ()
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "INSERT INTO pgonce.failures (query_id, code, message, seen_by) VALUES ('new', 'NO_TABLE', 'x', 'planner')"
+        )
+    assert [one.code for one in known(url, "new", None).failures] == ["NO_TABLE"]
