@@ -30,6 +30,7 @@ from .dead_letters import dead_letters
 from .doctor import doctor
 from .errors import errors
 from .explain import explanation, headings, nearest, page_list, pages, under_heading
+from .serve import serve
 from .tables import job_table
 from .terms import EXIT_CODES, Application, ExitCode, Json, Url
 from .waiting import at_work
@@ -155,7 +156,11 @@ app.command()(check)
 app.command()(doctor)
 app.command()(errors)
 app.command("dead-letters")(dead_letters)
+<<<<<<< HEAD
 app.command()(watch)
+=======
+app.command()(serve)
+>>>>>>> 27d7b5f (wip)
 
 
 def main() -> None:

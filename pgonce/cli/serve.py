@@ -1,0 +1,128 @@
+"""
+The command ``pgonce serve``: a page, metrics, checks of health and JSON, from one process.
+
+Runs in a shell or under a supervisor, without Spark. Invariant: it listens on this host alone unless it is told
+otherwise, and what it needs in addition to pgonce is imported here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+from psycopg.conninfo import conninfo_to_dict
+
+from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, bad_option
+from pgonce.offsets_store.kafka.settings import brokers
+
+from .explain import entries, pages
+from .kafka import KafkaConfig, Servers, kafka_options
+from .terms import Url
+
+_PARTS = ("starlette", "uvicorn", "jinja2", "prometheus_client", "markupsafe")
+_LISTEN = re.compile(r"(?:(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]*):)?(\d{1,5})")
+_HIGHEST_PORT = 65535
+
+
+def serve(
+    url: Url = "",
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT to listen on. Others can read what is shown there: there is no login.")
+    ] = "127.0.0.1:9847",
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks at the ledger.")] = 5.0,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", help="A host name under which it is reached, in addition to addresses and localhost."),
+    ] = None,
+    root_path: Annotated[str, typer.Option(help="The path under which a proxy shows it, such as /pgonce.")] = "",
+    hide_rows: Annotated[bool, typer.Option("--hide-rows", help="Do not show the rows of dead letters.")] = False,
+    gone_after: Annotated[
+        float, typer.Option(min=0, help="Hours after which a query that has ended leaves the metrics.")
+    ] = 24.0,
+    bootstrap_servers: Servers = None,
+    kafka_config: KafkaConfig = None,
+) -> None:
+    """Show all queries in a browser, and to Prometheus, probes and programs, until it is stopped."""
+    host, port = listening(listen)
+    kafka = brokers(bootstrap_servers, kafka_options(kafka_config) if bootstrap_servers else None)
+    needed_parts()
+    import uvicorn
+
+    from pgonce.serve.app import Settings, application
+    from pgonce.serve.lag import BrokerLag
+    from pgonce.serve.reader import Reader
+
+    lag = BrokerLag(url, kafka) if kafka is not None else None
+    reader = Reader(url, every, lag.measured if lag else tuple)
+    known = {entry.code: (entry.meaning, entry.remedy) for entry in entries(pages()["errors"])}
+    settings = Settings(
+        database=database_of(url),
+        names=tuple(allow_host or ()),
+        root_path=("/" + root_path.strip("/")) if root_path.strip("/") else "",
+        with_rows=not hide_rows,
+        gone_after=gone_after * 3600,
+        explained=known.get,
+    )
+    config = uvicorn.Config(
+        application(reader, settings),
+        host=host.strip("[]"),
+        port=port,
+        root_path=settings.root_path,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=2,
+    )
+    if lag:
+        lag.start()
+    typer.echo(f"pgonce serve: http://{host}:{port}{settings.root_path}/ (Ctrl-C ends it)", err=True)
+    try:
+        uvicorn.Server(config).run()
+    finally:
+        if lag:
+            lag.stop()
+
+
+def listening(text: str) -> tuple[str, int]:
+    """
+    The host and the port of ``HOST:PORT``; a port alone is one of this host.
+
+    :raises ConfigurationError: BAD_OPTION.
+    """
+    found = _LISTEN.fullmatch(text)
+    if found is None or int(found[2]) > _HIGHEST_PORT:
+        raise bad_option(
+            "BAD_OPTION", f"--listen {text!r} is not HOST:PORT.", "Write 127.0.0.1:9847, [::1]:9847 or 0.0.0.0:9847."
+        )
+    return found[1] or "127.0.0.1", int(found[2])
+
+
+def needed_parts() -> None:
+    """
+    Import what the extra ``pgonce[serve]`` brings.
+
+    :raises ConfigurationError: NO_WEB_PARTS.
+    """
+    import importlib
+
+    for name in _PARTS:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise NotInstalledError(
+                "NO_WEB_PARTS",
+                f"pgonce serve needs the package {name}, which is not installed here.",
+                UNCHANGED,
+                "Install what it needs: pip install 'pgonce[serve]'.",
+            ) from error
+
+
+def database_of(url: str) -> str:
+    """The name of the database and its host, for people; nothing else of the connection string."""
+    found: dict[str, Any] = conninfo_to_dict(url)
+    name = found.get("dbname") or found.get("service") or ""
+    host = str(found.get("host") or "")
+    where = "" if not host or host.startswith("/") else host
+    return " at ".join(part for part in (str(name), where) if part) or "Postgres"

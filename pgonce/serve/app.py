@@ -1,0 +1,226 @@
+"""
+Answer each path: the list, one query, events, metrics, health and JSON.
+
+Runs in ``pgonce serve``. Invariant: whatever Postgres and Kafka do, there is an answer, from what was seen last. All
+text in a page is escaped by the templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.writers import is_meant
+from pgonce.offsets_store.status.states import QueryState
+
+from . import api, health, metrics, pages
+from .events import Events
+from .reader import Reader
+from .security import Guard
+
+_PAGE = Path(__file__).parent / "page"
+# The page's script asks for the part that is live by this header.
+PART = "x-pgonce-part"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    How it is served.
+
+    ``names`` are the host names under which it is reached, next to addresses and localhost. ``root_path`` is the path
+    under which a proxy shows it. ``with_rows`` tells whether the rows of dead letters are shown. ``gone_after`` is in
+    seconds. ``explained`` gives the meaning and the remedy of an error's code, if it has an entry.
+    """
+
+    database: str
+    names: tuple[str, ...] = ()
+    root_path: str = ""
+    with_rows: bool = True
+    gone_after: float = 86_400.0
+    explained: Callable[[str], tuple[str, str] | None] = lambda _: None
+
+
+def application(reader: Reader, settings: Settings) -> ASGIApp:
+    """The ASGI application. The reader looks while it runs."""
+    site = _Site(reader, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        reader.start()
+        yield
+        site.is_ending = True
+        reader.stop()
+
+    inside = Starlette(
+        routes=[
+            Route("/", site.list_page),
+            Route("/queries/{query_id:path}", site.query_page),
+            Route("/events", site.events),
+            Route("/metrics", site.metrics),
+            Route("/healthz", site.healthz),
+            Route("/api/queries", site.api_queries),
+            Route("/api/queries/{query_id:path}", site.api_query),
+            Route("/api/health", site.api_health),
+            Route("/api/failures", site.api_failures),
+            Mount("/page", StaticFiles(directory=_PAGE / "static")),
+        ],
+        middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)],
+        exception_handlers={404: site.not_found, PgonceError: site.refused},  # type: ignore[dict-item]
+        lifespan=lifespan,
+    )
+    # Around all of it, so that an answer to an error of ours has the headers too.
+    return Guard(inside, settings.names)
+
+
+class _Site:
+    def __init__(self, reader: Reader, settings: Settings) -> None:
+        self._reader = reader
+        self._settings = settings
+        self.is_ending = False
+        self._events = Events(reader, lambda: self.is_ending)
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(_PAGE),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        shown = (pages.number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.name_of)
+        self._templates.filters.update({function.__name__: function for function in shown})
+        self._templates.globals.update(
+            root=settings.root_path,
+            database=settings.database,
+            version=version("pgonce"),
+            query_link=pages.query_link,
+            explained=settings.explained,
+            tones=pages.TONES,
+        )
+
+    def _page(self, request: Request, name: str, status: int = 200, **context: Any) -> Response:
+        snapshot = self._reader.snapshot
+        # Only its live part, if the page's script asks.
+        shown = f"_{name}" if request.headers.get(PART) else name
+        text = self._templates.get_template(shown).render(
+            snapshot=snapshot, now=datetime.now(timezone.utc), every=self._reader.every, **context
+        )
+        return HTMLResponse(text, status, {"vary": PART})
+
+    def list_page(self, request: Request) -> Response:
+        """All queries, or those that the query string asks for."""
+        asked, snapshot = request.query_params, self._reader.snapshot
+        view = pages.view_of(asked.get("q", ""), asked.getlist("state"), asked.get("sort", ""))
+        return self._page(
+            request,
+            "list.html",
+            view=view,
+            rows=pages.rows_of(snapshot, view),
+            chips=pages.chips_of(snapshot, view),
+            findings=pages.findings_of(snapshot, view),
+        )
+
+    def query_page(self, request: Request) -> Response:
+        """One query and sink."""
+        asked, snapshot = request.query_params, self._reader.snapshot
+        state = self._state(request.path_params["query_id"], asked.get("sink"))
+        if state is None:
+            return self._page(request, "missing.html", 404, what="No query has this id in the ledger.")
+        if "sink" not in asked and state.sink_name is not None:
+            return RedirectResponse(self._settings.root_path + pages.query_link(state.query_id, state.sink_name), 302)
+        code = asked.get("code") or None
+        found, trouble = None, None
+        try:
+            found = self._reader.query(state.query_id, state.sink_name, code)
+        except PgonceError as error:
+            trouble = error
+        lag = snapshot.lag_by_minute.get((state.query_id, state.sink_name or ""), ())
+        return self._page(
+            request,
+            "query.html",
+            state=state,
+            others=[one for one in snapshot.states if one.query_id == state.query_id and one != state],
+            failures=api.failures_of(snapshot, state),
+            found=found,
+            trouble=trouble,
+            charts=pages.charts_of(found, lag) if found else [],
+            says=pages.ledger_says(found, state) if found else [],
+            code=code,
+            with_rows=self._settings.with_rows,
+        )
+
+    def _state(self, query_id: str, sink: str | None) -> QueryState | None:
+        snapshot = self._reader.snapshot
+        found = snapshot.state_of(query_id, sink)
+        meant = {state.query_id for state in snapshot.states if is_meant(query_id, state.query_id, state.query_name)}
+        return snapshot.state_of(meant.pop(), sink) if found is None and len(meant) == 1 else found
+
+    async def events(self, _: Request) -> Response:
+        """The stream of events."""
+        return self._events.response()
+
+    def metrics(self, _: Request) -> Response:
+        """Prometheus's text."""
+        found = metrics.text(self._reader.snapshot, self._settings.gone_after)
+        return Response(found, headers={"content-type": metrics.CONTENT_TYPE})
+
+    def healthz(self, request: Request) -> Response:
+        """One line, with 200 if all is well and 503 if not."""
+        asked, now, snapshot = request.query_params, datetime.now(timezone.utc), self._reader.snapshot
+        max_age = health.parse_span(asked["max_age"]) if asked.get("max_age") else None
+        max_lag = health.parse_count(asked["max_lag"]) if asked.get("max_lag") else None
+        found = health.of_process(snapshot, now, self._reader.every)
+        if found.is_well and asked.get("query"):
+            found = health.of_query(snapshot, now, asked["query"], asked.get("sink"), max_age, max_lag)
+        return PlainTextResponse(found.line + "\n", 200 if found.is_well else 503)
+
+    def api_queries(self, _: Request) -> Response:
+        """All queries."""
+        return api.answer(api.queries(self._reader.snapshot))
+
+    def api_query(self, request: Request) -> Response:
+        """One query and sink."""
+        asked = request.query_params
+        state = self._state(request.path_params["query_id"], asked.get("sink"))
+        if state is None:
+            return api.answer({"error": "No query has this id or name in the ledger."}, 404)
+        found = self._reader.query(state.query_id, state.sink_name, asked.get("code") or None)
+        return api.answer(api.one_query(self._reader.snapshot, state, found, with_rows=self._settings.with_rows))
+
+    def api_health(self, _: Request) -> Response:
+        """What needs attention."""
+        return api.answer(api.health(self._reader.snapshot))
+
+    def api_failures(self, request: Request) -> Response:
+        """What went wrong."""
+        asked = request.query_params
+        since = None
+        if asked.get("since"):
+            # No older ones are kept than those of a day.
+            seconds = min(health.parse_span(asked["since"]), 2 * 86_400.0)
+            since = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+        return api.answer(api.failures(self._reader.snapshot, asked.get("query") or None, since))
+
+    def not_found(self, request: Request, _: Exception) -> Response:
+        """There is no such path."""
+        return self._page(request, "missing.html", 404, what="There is no such page.")
+
+    def refused(self, _: Request, error: PgonceError) -> Response:
+        """What was asked cannot be read, or Postgres cannot be."""
+        status = 400 if error.code == "BAD_OPTION" else 503
+        return api.answer({"error": error.what, "code": error.code, "help": error.remedy}, status)

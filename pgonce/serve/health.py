@@ -1,0 +1,112 @@
+"""
+Say in one line whether all is well: of the whole process, or of one query.
+
+Pure: runs in ``pgonce serve``, for probes and sensors. Invariant: what was asked and is unknown is not well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pgonce.offsets_store.errors import bad_option
+from pgonce.offsets_store.ledger.writers import is_meant
+from pgonce.offsets_store.log_lines import one_line
+from pgonce.offsets_store.status.states import ENDED, Finding, QueryState
+
+from .pages import number, span
+from .reader import Snapshot
+
+_OLDEST_LOOK_SECONDS = 30.0
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether all is well, and the line that says so."""
+
+    is_well: bool
+    line: str
+
+
+def parse_span(text: str) -> float:
+    """
+    A time span in seconds: a number with ``s``, ``m``, ``h`` or ``d``.
+
+    >>> parse_span("5m"), parse_span("90")
+    (300.0, 90.0)
+
+    :raises ConfigurationError: BAD_OPTION.
+    """
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd]?)", text)
+    if found is None:
+        raise bad_option("BAD_OPTION", f"{text[:50]!r} is not a time span.", "Write 90s, 5m, 2h or 1d.")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def parse_count(text: str) -> int:
+    """
+    A number of records.
+
+    :raises ConfigurationError: BAD_OPTION.
+    """
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
+        raise bad_option("BAD_OPTION", f"{text[:50]!r} is not a number of records.", "Write a whole number.")
+    return int(text)
+
+
+def of_process(snapshot: Snapshot, now: datetime, every: float) -> Health:
+    """Whether the ledger is being read."""
+    trouble = snapshot.trouble
+    if trouble is not None:
+        return _not_well(f"the ledger cannot be read since {trouble.since:%H:%M:%S} UTC: [{trouble.code}] {trouble.text}")
+    if snapshot.at is None:
+        return _not_well("the ledger was not read yet")
+    age = (now - snapshot.at).total_seconds()
+    if age > max(_OLDEST_LOOK_SECONDS, 3 * every):
+        return _not_well(f"the ledger was last read {span(age)} ago")
+    return Health(True, f"ok: {len(snapshot.states)} queries, read {span(age)} ago")
+
+
+def of_query(
+    snapshot: Snapshot, now: datetime, query: str, sink: str | None, max_age: float | None, max_lag: int | None
+) -> Health:
+    """
+    Whether nothing critical was found of a query, and it keeps within these bounds, as ``pgonce health`` says it.
+
+    :param max_age: seconds since its last batch; a query that is heard to be idle may be older.
+    :param max_lag: records that are not published yet.
+    """
+    meant = [state for state in snapshot.states if is_meant(query, state.query_id, state.query_name)]
+    found = [state for state in meant if state.query_id == query] or meant
+    found = [state for state in found if sink is None or state.sink_name == sink]
+    # A query that was replaced usually has the name of the one that took its place.
+    found = [state for state in found if state.state not in ENDED] or found
+    if not found:
+        return _not_well(f"no query is called {query!r}" + (f" with sink {sink!r}" if sink is not None else ""))
+    critical = [one for one in snapshot.findings if one.severity == "critical"]
+    judged = [_judge(state, critical, now, max_age, max_lag) for state in found]
+    return next((one for one in judged if not one.is_well), judged[0])
+
+
+def _judge(
+    state: QueryState, critical: Sequence[Finding], now: datetime, max_age: float | None, max_lag: int | None
+) -> Health:
+    called = f"{state.query_name or state.query_id} into {state.sink_name or '?'} is {state.state}"
+    for one in critical:
+        if one.query_id == state.query_id and one.sink_name in (None, state.sink_name):
+            return _not_well(f"{called}: {one.what}")
+    age = None if state.published_at is None else (now - state.published_at).total_seconds()
+    if max_age is not None and state.state != "idle" and (age is None or age > max_age):
+        return _not_well(f"{called}, and its last batch is {span(age)} old")
+    if max_lag is not None and (state.lag is None or state.lag > max_lag):
+        lag = "unknown" if state.lag is None else f"{number(state.lag)} records"
+        return _not_well(f"{called}, and its lag is {lag}")
+    lag = "" if state.lag is None else f", lag {number(state.lag)}"
+    return Health(True, one_line(f"ok: {called}, batch {number(state.batch_id)} {span(age)} ago{lag}"))
+
+
+def _not_well(line: str) -> Health:
+    return Health(False, one_line(line[0].upper() + line[1:]))

@@ -1,0 +1,139 @@
+"""
+Write the metrics as Prometheus reads them.
+
+Runs in ``pgonce serve``, once for each scrape, from what was seen last. Invariants: nothing is asked of Postgres for a
+scrape; while the ledger cannot be read, what was true then is not shown as if it were true now; labels have a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pgonce.offsets_store.status.states import ENDED, STATES, QueryState
+
+from .reader import Snapshot
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SERIES = ("query_id", "query", "sink")
+# Queries in these states vanish after a while; the others still run, or need a person.
+_AT_REST = ("stopped", "quiet", *ENDED)
+
+
+def text(snapshot: Snapshot, gone_after: float) -> bytes:
+    """
+    All metrics.
+
+    :param gone_after: seconds after which a query that has ended, or may have, is left out.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Seen(snapshot, gone_after, datetime.now(timezone.utc)))
+    return generate_latest(registry)
+
+
+class _Seen(Collector):
+    def __init__(self, snapshot: Snapshot, gone_after: float, now: datetime) -> None:
+        self._snapshot = snapshot
+        self._is_current = snapshot.at is not None and snapshot.trouble is None
+        self._states = [state for state in snapshot.states if not _is_gone(state, gone_after, now)]
+        self._names = {state.query_id: state.query_name or "" for state in self._states}
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics, each with all its series."""
+        yield _gauge("pgonce_up", "Whether the ledger could be read at the last look.", (), [((), self._is_current)])
+        looks = CounterMetricFamily("pgonce_looks", "How often the ledger was read since pgonce serve started.")
+        looks.add_metric((), self._snapshot.looks)
+        yield looks
+        seconds = self._snapshot.look_seconds
+        yield _gauge("pgonce_look_seconds", "How long it took to read the ledger last.", (), [((), seconds)])
+        yield from self._counters()
+        if self._is_current:
+            yield from self._gauges()
+
+    def _counters(self) -> Iterator[Metric]:
+        counts = self._snapshot.counts
+        sinks = [(state.query_id, state.sink_name) for state in self._states if state.sink_name is not None]
+        for name, what, found in (
+            ("pgonce_batches", "Batches that were published since pgonce serve started.", counts.batches),
+            ("pgonce_rows", "Rows that were published since pgonce serve started.", counts.rows),
+            ("pgonce_replays", "Replays that were skipped since pgonce serve started.", counts.replays),
+        ):
+            family = CounterMetricFamily(name, what, labels=_SERIES)
+            for query_id, sink in sinks:
+                family.add_metric((query_id, self._names[query_id], sink), found.get((query_id, sink), 0))
+            yield family
+        failures = CounterMetricFamily(
+            "pgonce_failures", "Failures that were seen since pgonce serve started.", labels=(*_SERIES, "code")
+        )
+        for (query_id, sink_name, code), count in sorted(counts.failures.items(), key=str):
+            if query_id in self._names:
+                failures.add_metric((query_id, self._names[query_id], sink_name or "", code), count)
+        yield failures
+        took = HistogramMetricFamily(
+            "pgonce_batch_seconds",
+            "How long batches took, by Spark's addBatch: reading, computing and committing. Needs a listener.",
+            labels=_SERIES[:2],
+        )
+        for query_id, (buckets, total) in counts.batch_seconds.items():
+            if query_id in self._names:
+                took.add_metric((query_id, self._names[query_id]), buckets, total)
+        yield took
+
+    def _gauges(self) -> Iterator[Metric]:
+        states = self._states
+        kinds = ((state, kind) for state in states for kind in STATES)
+        yield _gauge(
+            "pgonce_state",
+            "1 for the state that the query is in, 0 for the others.",
+            (*_SERIES, "state"),
+            [((*_labels(state), kind), float(state.state == kind)) for state, kind in kinds],
+        )
+        yield _gauge(
+            "pgonce_last_batch_timestamp_seconds",
+            "When the newest batch was published.",
+            _SERIES,
+            [(_labels(state), state.published_at.timestamp()) for state in states if state.published_at is not None],
+        )
+        yield _gauge(
+            "pgonce_dead_letters",
+            "Rows that were put aside and are there still; at most 10000 are counted.",
+            _SERIES,
+            [(_labels(state), state.dead_letters) for state in states],
+        )
+        yield _gauge(
+            "pgonce_lag_records",
+            "Kafka records that are not published yet.",
+            _SERIES,
+            [(_labels(state), state.lag) for state in states if state.lag is not None],
+        )
+        yield _gauge(
+            "pgonce_lag_seconds",
+            "The age of the oldest Kafka record that is not published yet.",
+            _SERIES,
+            [(_labels(state), state.lag_seconds) for state in states if state.lag_seconds is not None],
+        )
+
+
+def _labels(state: QueryState) -> tuple[str, str, str]:
+    return state.query_id, state.query_name or "", state.sink_name or ""
+
+
+def _gauge(
+    name: str, what: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, what, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, float(value))
+    return family
+
+
+def _is_gone(state: QueryState, gone_after: float, now: datetime) -> bool:
+    if state.state not in _AT_REST:
+        return False
+    last = max((when for when in (state.published_at, state.heard_at, state.state_since) if when), default=None)
+    return last is None or (now - last).total_seconds() > gone_after

@@ -1,0 +1,128 @@
+// The one script: theme, keys, the filter as it is typed, and what is new without a reload.
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const remembered = () => { try { return localStorage.getItem("pgonce-theme"); } catch { return null; } };
+  if (remembered()) root.dataset.theme = remembered();
+
+  document.addEventListener("DOMContentLoaded", () => {
+    const live = document.getElementById("live");
+    const state = document.getElementById("live-state");
+    const keys = document.getElementById("keys");
+    const input = document.getElementById("q");
+    const title = document.title;
+    let selected = "";
+    let asked = 0;
+
+    const rows = () => [...live.querySelectorAll("tr.row")];
+    const select = (row) => {
+      live.querySelector("tr.selected")?.classList.remove("selected");
+      selected = row ? row.id : "";
+      row?.classList.add("selected");
+      row?.scrollIntoView({ block: "nearest" });
+    };
+    const open = (row) => row?.querySelector("a")?.click();
+
+    const localTimes = () => {
+      for (const time of live.querySelectorAll("time[title]")) time.title = new Date(time.dateTime).toLocaleString();
+    };
+
+    // The server makes the markup; a selection of text is left alone until it is gone.
+    const refresh = async () => {
+      const mine = ++asked;
+      let answer;
+      try {
+        answer = await fetch(location.href, { headers: { "x-pgonce-part": "live" } });
+      } catch {
+        return;
+      }
+      const text = await answer.text();
+      if (mine !== asked || (!window.getSelection().isCollapsed && live.contains(window.getSelection().anchorNode))) return;
+      const opened = [...live.querySelectorAll("details[open][id]")].map((one) => one.id);
+      const focused = live.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+      const parsed = new DOMParser().parseFromString(text, "text/html");
+      live.replaceChildren(...parsed.body.childNodes);
+      for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
+      if (focused) [...live.querySelectorAll("a")].find((one) => one.getAttribute("href") === focused)?.focus({ preventScroll: true });
+      if (selected) document.getElementById(selected)?.classList.add("selected");
+      localTimes();
+    };
+
+    let source = null;
+    const listen = () => {
+      if (source || document.hidden) return;
+      source = new EventSource(document.body.dataset.events);
+      source.addEventListener("look", (event) => {
+        const told = JSON.parse(event.data);
+        state.className = told.unreadable_since ? "live-state off" : "live-state on";
+        state.textContent = told.unreadable_since ? "Postgres cannot be read" : "live";
+        document.title = (told.critical ? `(${told.critical}) ` : "") + title;
+        refresh();
+      });
+      source.onerror = () => {
+        state.className = "live-state off";
+        state.textContent = "pgonce serve does not answer";
+        if (source.readyState === EventSource.CLOSED) { source = null; setTimeout(listen, 5000); }
+      };
+    };
+    // A browser has few connections to one host: pages that nobody sees give theirs back.
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) { source?.close(); source = null; } else listen();
+    });
+
+    const theme = () => {
+      const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+      root.dataset.theme = dark ? "light" : "dark";
+      try { localStorage.setItem("pgonce-theme", root.dataset.theme); } catch { /* for this page alone */ }
+    };
+    document.getElementById("theme").addEventListener("click", theme);
+    document.getElementById("help").addEventListener("click", () => keys.showModal());
+
+    let typed = 0;
+    const filter = () => {
+      const place = new URL(location.href);
+      if (input.value.trim()) place.searchParams.set("q", input.value.trim()); else place.searchParams.delete("q");
+      history.replaceState(null, "", place);
+      refresh();
+    };
+    input?.addEventListener("input", () => { clearTimeout(typed); typed = setTimeout(filter, 120); });
+    document.getElementById("filter")?.addEventListener("submit", (event) => {
+      event.preventDefault();
+      clearTimeout(typed);
+      filter();
+      input.blur();
+      select(rows()[0]);
+    });
+
+    live.addEventListener("click", (event) => {
+      const row = event.target.closest("tr.row");
+      if (row && !event.target.closest("a") && window.getSelection().isCollapsed) open(row);
+    });
+
+    document.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || keys.open) return;
+      if (event.target === input) {
+        if (event.key === "Escape") { input.value = ""; filter(); input.blur(); }
+        return;
+      }
+      const all = rows();
+      const at = all.findIndex((row) => row.id === selected);
+      const act = {
+        j: () => select(all[Math.min(at + 1, all.length - 1)]),
+        k: () => select(all[Math.max(at - 1, 0)]),
+        Enter: () => { if (document.activeElement === document.body) open(all[at]); },
+        "/": () => { event.preventDefault(); if (input) { input.focus(); input.select(); } else location.href = document.body.dataset.home; },
+        Escape: () => {
+          if (!input) document.getElementById("back")?.click();
+          else if (input.value) { input.value = ""; filter(); } else select(null);
+        },
+        t: theme,
+        "?": () => keys.showModal(),
+      }[event.key];
+      act?.();
+    });
+
+    localTimes();
+    listen();
+  });
+})();

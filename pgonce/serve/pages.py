@@ -1,0 +1,300 @@
+"""
+Make what the templates show: which queries, in which order, and numbers and times in few characters.
+
+Pure: runs in ``pgonce serve``. Invariants: what is unknown reads ``?``, never 0; a link holds the whole view, so that it
+can be sent to others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from markupsafe import Markup
+
+from pgonce.offsets_store.status.states import ENDED, STATES, Finding, QueryState
+
+from .charts import bars, sparkline
+from .look import SeenFailure
+from .one_query import OneQuery
+from .reader import Snapshot
+
+UNKNOWN = "?"
+TONES = {
+    "refused": "bad", "expiring": "bad", "stuck": "bad", "gone": "bad", "waiting": "warn", "lagging": "warn",
+    "running": "good", "idle": "calm", "quiet": "still", "stopped": "still", "retired": "over", "replaced": "over",
+}  # fmt: skip
+"""How each state looks; its word is always there too."""
+_ORDER = {state: place for place, state in enumerate(STATES)}
+ATTENTION = "attention"
+_NEED_ATTENTION = tuple(state for state, tone in TONES.items() if tone in ("bad", "warn"))
+_MOST_FINDINGS = 50
+
+
+def number(count: float | None) -> str:
+    """
+    A whole number with separators.
+
+    >>> number(1234567), number(None)
+    ('1,234,567', '?')
+    """
+    return UNKNOWN if count is None else f"{count:,.0f}"
+
+
+def rate(rows_per_minute: float | None) -> str:
+    """
+    Rows a second.
+
+    >>> rate(90), rate(0), rate(60000), rate(0.1), rate(None)
+    ('1.5', '0', '1,000', '<0.1', '?')
+    """
+    if rows_per_minute is None:
+        return UNKNOWN
+    rows = rows_per_minute / 60
+    if 0 < rows < 0.1:  # noqa: PLR2004 (the least that one digit shows)
+        return "<0.1"
+    return f"{rows:.1f}".removesuffix(".0") if rows < 10 else f"{rows:,.0f}"  # noqa: PLR2004
+
+
+def span(seconds: float | None) -> str:
+    """
+    A time span, in its largest unit.
+
+    >>> span(0.4), span(59), span(200), span(7300), span(500_000), span(None)
+    ('0 s', '59 s', '3 min', '2 h', '5 d', '?')
+    """
+    if seconds is None:
+        return UNKNOWN
+    seconds = max(seconds, 0)
+    for least, size, unit in ((172_800, 86_400, "d"), (3600, 3600, "h"), (60, 60, "min")):
+        if seconds >= least:
+            return f"{int(seconds / size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def ago(when: datetime | None, now: datetime) -> str:
+    """How long ago that was."""
+    return UNKNOWN if when is None else span((now - when).total_seconds())
+
+
+def clock(when: datetime) -> Markup:
+    """A time, which the page's script shows in the browser's time zone when the pointer rests on it."""
+    return Markup('<time datetime="{}">{:%Y-%m-%d %H:%M:%S} UTC</time>').format(when.isoformat(), when)
+
+
+def since(when: datetime | None, now: datetime) -> Markup:
+    """How long ago that was, with the time itself as its title."""
+    if when is None:
+        return Markup('<span class="unknown">?</span>')
+    return Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M:%S} UTC">{}</time>').format(
+        when.isoformat(), when, ago(when, now)
+    )
+
+
+@dataclass(frozen=True)
+class View:
+    """What of the list is shown: a text to look for, states, and an order."""
+
+    text: str = ""
+    states: tuple[str, ...] = ()
+    sort: str = ""
+
+    def link(self, **changes: Any) -> str:
+        """The query string of this view with ``changes``; empty values are left out."""
+        values = {"q": self.text, "state": self.states, "sort": self.sort, **changes}
+        found = urlencode({name: value for name, value in values.items() if value}, doseq=True)
+        return f"?{found}" if found else "?"
+
+    def sorted_by(self, column: str) -> str:
+        """The query string that sorts by a column, or the other way round if it is sorted by that already."""
+        return self.link(sort=f"-{column}" if self.sort == column else column)
+
+
+def view_of(text: str, states: Iterable[str], sort: str) -> View:
+    """The view that a query string asks for; what it misspells is left out."""
+    known = (*STATES, ATTENTION)
+    chosen = tuple(dict.fromkeys(state for state in states if state in known))
+    return View(text.strip()[:200], chosen, sort if sort.removeprefix("-") in _SORTS else "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the list."""
+
+    state: QueryState
+    name: str
+    tone: str
+    link: str
+    course: Markup
+
+
+@dataclass(frozen=True)
+class Chip:
+    """How many queries are in a state, and the link that shows them alone."""
+
+    word: str
+    tone: str
+    count: int
+    link: str
+    is_chosen: bool
+
+
+def name_of(one: QueryState | Finding | SeenFailure) -> str:
+    """The query's name, or the beginning of its id."""
+    return one.query_name or one.query_id[:8]
+
+
+def query_link(query_id: str, sink: str | None) -> str:
+    """The path of a query's page."""
+    return f"/queries/{quote(query_id, safe='')}" + (f"?{urlencode({'sink': sink})}" if sink is not None else "")
+
+
+def rows_of(snapshot: Snapshot, view: View) -> list[Row]:
+    """The lines of the list, in the order that the view asks for."""
+    wanted = {each for state in view.states for each in (_NEED_ATTENTION if state == ATTENTION else (state,))}
+    found = [
+        state
+        for state in snapshot.states
+        if (state.state in wanted if wanted else state.state not in ENDED)
+        if _has_text(view.text, state.query_name, state.sink_name, state.failure_code, query_id=state.query_id)
+    ]
+    key, is_reverse = _SORTS.get(view.sort.removeprefix("-"), _by_attention), view.sort.startswith("-")
+    found.sort(key=name_of)
+    known = [state for state in found if key(state) is not None]
+    known.sort(key=key, reverse=is_reverse)
+    # What is unknown stands at the end, in either order.
+    return [_row(state, snapshot) for state in [*known, *(state for state in found if key(state) is None)]]
+
+
+def _row(state: QueryState, snapshot: Snapshot) -> Row:
+    course = snapshot.rows_by_minute.get((state.query_id, state.sink_name or ""), ())
+    return Row(
+        state,
+        name_of(state),
+        TONES.get(state.state, "still"),
+        query_link(state.query_id, state.sink_name),
+        sparkline(course) if any(course) else Markup(""),
+    )
+
+
+def _has_text(text: str, *values: str | None, query_id: str) -> bool:
+    wanted = text.casefold()
+    return query_id.startswith(text) or any(wanted in value.casefold() for value in values if value)
+
+
+def _by_attention(state: QueryState) -> Any:
+    return _ORDER.get(state.state, len(_ORDER))
+
+
+# Ascending first where that shows the least, descending first where a person looks for the most.
+_SORTS: dict[str, Callable[[QueryState], Any]] = {
+    "name": lambda state: name_of(state).casefold(),
+    "sink": lambda state: (state.sink_name or "").casefold(),
+    "state": _by_attention,
+    "batch": lambda state: None if state.batch_id is None else -state.batch_id,
+    "age": lambda state: None if state.published_at is None else -state.published_at.timestamp(),
+    "rate": lambda state: None if state.rows_per_minute is None else -state.rows_per_minute,
+    "lag": lambda state: None if state.lag is None else -state.lag,
+}
+
+
+def chips_of(snapshot: Snapshot, view: View) -> list[Chip]:
+    """One chip for each state that there is, those that need attention first."""
+    counts = Counter(state.state for state in snapshot.states)
+    chips = []
+    for state in STATES:
+        if counts[state] or state in view.states:
+            is_chosen = state in view.states
+            states = tuple(each for each in view.states if each != state) if is_chosen else (*view.states, state)
+            chips.append(Chip(state, TONES[state], counts[state], view.link(state=states), is_chosen))
+    return chips
+
+
+def findings_of(snapshot: Snapshot, view: View) -> list[Finding]:
+    """What needs attention, of the queries that the view's text names."""
+    return [
+        one
+        for one in snapshot.findings
+        if _has_text(view.text, one.query_name, one.sink_name, one.what, query_id=one.query_id)
+    ][:_MOST_FINDINGS]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture of the newest batches, the oldest first, with the greatest value and the ids at both ends."""
+
+    title: str
+    most: str
+    first: str
+    last: str
+    picture: Markup
+
+
+def charts_of(found: OneQuery, lag: Sequence[int | None]) -> list[Chart]:
+    """Rows and seconds of the newest batches, and the lag of the last hour."""
+    batches = list(reversed(found.batches))
+    charts = []
+    if batches:
+        ends = f"batch {batches[0].batch_id}", f"batch {batches[-1].batch_id}"
+        rows = [batch.rows for batch in batches]
+        titles = [
+            f"batch {batch.batch_id}: {number(batch.rows)} rows, {batch.committed_at:%Y-%m-%d %H:%M:%S} UTC"
+            + (f", replayed {batch.replays} times" if batch.replays else "")
+            for batch in batches
+        ]
+        replayed = [batch.replays > 0 for batch in batches]
+        charts.append(Chart("Rows a batch", number(max(rows)), *ends, bars(rows, titles, replayed)))
+        took: list[float | None] = [found.seconds.get((batch.run_id, batch.batch_id)) for batch in batches]
+        title, what = "Seconds a batch took, as Spark says", "took"
+        if not any(took):
+            pairs = zip(batches, batches[1:], strict=False)
+            took = [None, *(max((b.committed_at - a.committed_at).total_seconds(), 0.0) for a, b in pairs)]
+            title, what = "Seconds since the batch before", "came after"
+        titles = [
+            f"batch {batch.batch_id} {what} {UNKNOWN if seconds is None else f'{seconds:,.1f}'} s"
+            for batch, seconds in zip(batches, took, strict=True)
+        ]
+        most = max((seconds for seconds in took if seconds is not None), default=0.0)
+        charts.append(Chart(title, f"{most:,.1f} s", *ends, bars(took, titles, kind="seconds")))
+    known = [value for value in lag if value is not None]
+    if known:
+        titles = [f"{len(lag) - 1 - place} min ago: {number(value)} records" for place, value in enumerate(lag)]
+        charts.append(
+            Chart("Lag in records, last hour", number(max(known)), "1 h ago", "now", bars(lag, titles, kind="lag"))
+        )
+    return charts
+
+
+def ledger_says(found: OneQuery, state: QueryState) -> list[str]:
+    """What the ledger alone tells of the next start, as sentences; the checkpoint may say otherwise."""
+    writer = found.writer
+    if writer is None:
+        return ["It has published nothing yet, so its next start begins with the first batch of its checkpoint."]
+    if writer.replaced_by is not None:
+        return [f"Query {writer.replaced_by} has taken its place: if it is started again, its batches are refused."]
+    if writer.retired_at is not None:
+        return ["It was retired: if it is started again, its batches are refused."]
+    said = [
+        f"Its last batch is {number(writer.batch_id)}. If it is started on its own checkpoint, it goes on after that "
+        "batch; if Spark runs that batch again, it is skipped."
+    ]
+    if writer.guarantee == "ids":
+        said.append("Its batches are judged by their ids alone, which is weaker than by their offsets.")
+    elif writer.end_offsets is None:
+        said.append("Where the last batch ended is not known.")
+    if writer.disagreements:
+        said.append(f"{number(writer.disagreements)} progress events of Spark disagree with the ledger.")
+    if writer.target_change:
+        said.append(f"Its table has changed: {writer.target_change}.")
+    if state.state == "refused":
+        said.append("If nothing changes, its next start runs into the same failure.")
+    return said
+
+
+def by_source(found: OneQuery) -> Mapping[str, int]:
+    """How many partitions or sources are listed, and how many of them have a known lag."""
+    return {"all": len(found.partitions), "known": sum(row.lag is not None for row in found.partitions)}
