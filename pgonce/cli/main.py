@@ -156,11 +156,8 @@ app.command()(check)
 app.command()(doctor)
 app.command()(errors)
 app.command("dead-letters")(dead_letters)
-<<<<<<< HEAD
 app.command()(watch)
-=======
 app.command()(serve)
->>>>>>> 27d7b5f (wip)
 
 
 def main() -> None:
