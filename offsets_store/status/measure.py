@@ -7,7 +7,8 @@ topics that these brokers do not have is left out, and what is unknown is None.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from ..kafka.broker import TopicPartition, ends_of
@@ -23,9 +24,32 @@ from .stored import PartitionLag, StoredWriter
 _WHOLE = 100.0
 
 
+@dataclass(frozen=True)
+class Measured:
+    """
+    What was measured of one query and sink: in all, and by partition.
+
+    ``ages`` has the age in seconds of the first unread record of each partition that has one; None if it is unknown.
+    """
+
+    total: MeasuredLag
+    partitions: Sequence[PartitionLag]
+    ages: Mapping[TopicPartition, float | None]
+
+
 def measure(url: str, kafka: Brokers) -> list[MeasuredLag]:
     """
     One entry for each living query and sink that reads topics of these brokers, and nothing else.
+
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
+    """
+    return [one.total for one in measure_partitions(url, kafka)]
+
+
+def measure_partitions(url: str, kafka: Brokers) -> list[Measured]:
+    """
+    The same, with what was measured of each partition.
 
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
@@ -47,7 +71,13 @@ def measure(url: str, kafka: Brokers) -> list[MeasuredLag]:
         unread -= set(asked.items())
     kept = retention_seconds({place[0] for place, _ in times}, kafka)
     return [
-        MeasuredLag(*key, total_lag(rows), _age(rows, times, now), _retention_used(rows, times, kept, ends, now), now)
+        Measured(
+            MeasuredLag(
+                *key, total_lag(rows), _age(rows, times, now), _retention_used(rows, times, kept, ends, now), now
+            ),
+            rows,
+            _ages(rows, times, now),
+        )
         for key, rows in behind.items()
     ]
 
