@@ -50,7 +50,7 @@ PROSE := sink offsets_store pgonce docs README.md ARCHITECTURE.md CONTRIBUTING.m
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale matrix nightly picture release-check soak clean
+.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale bench-serve matrix nightly picture release-check soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -152,6 +152,9 @@ bench-upserts: setup ## statements that upsert gathered rows, in Postgres alone
 
 bench-newer: setup ## statements that apply changes of which only newer ones count, in Postgres alone
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/newer_statements.py
+
+bench-serve: setup ## what `pgonce serve` costs Postgres, and how soon its page is there
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests:$(CURDIR)/benchmarks $(BIN)/python benchmarks/serve.py
 
 bench-bad-rows: setup ## commits with dead letters; PART=many: one bad row in a thousand, PART=constraints: each kind
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/bad_rows.py $(if $(PART),--part $(PART))

@@ -7,14 +7,16 @@ otherwise, and what it needs in addition to pgonce is imported here and nowhere 
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated
 
 import typer
-from psycopg.conninfo import conninfo_to_dict
 
 from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, bad_option
 from pgonce.offsets_store.kafka.settings import brokers
+from pgonce.offsets_store.postgres.connect import parse_url
 
 from .explain import entries, pages
 from .kafka import KafkaConfig, Servers, kafka_options
@@ -33,7 +35,9 @@ def serve(
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks at the ledger.")] = 5.0,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", help="A host name under which it is reached, in addition to addresses and localhost."),
+        typer.Option(
+            "--allow-host", help="A host name under which it is reached, in addition to addresses and localhost."
+        ),
     ] = None,
     root_path: Annotated[str, typer.Option(help="The path under which a proxy shows it, such as /pgonce.")] = "",
     hide_rows: Annotated[bool, typer.Option("--hide-rows", help="Do not show the rows of dead letters.")] = False,
@@ -50,11 +54,11 @@ def serve(
     import uvicorn
 
     from pgonce.serve.app import Settings, application
-    from pgonce.serve.lag import BrokerLag
+    from pgonce.serve.lag import PartitionLags
     from pgonce.serve.reader import Reader
 
-    lag = BrokerLag(url, kafka) if kafka is not None else None
-    reader = Reader(url, every, lag.measured if lag else tuple)
+    lag = PartitionLags(url, kafka)
+    reader = Reader(url, every, lag.measured)
     known = {entry.code: (entry.meaning, entry.remedy) for entry in entries(pages()["errors"])}
     settings = Settings(
         database=database_of(url),
@@ -65,7 +69,7 @@ def serve(
         explained=known.get,
     )
     config = uvicorn.Config(
-        application(reader, settings),
+        application(reader, settings, lag),
         host=host.strip("[]"),
         port=port,
         root_path=settings.root_path,
@@ -75,14 +79,16 @@ def serve(
         proxy_headers=False,
         timeout_graceful_shutdown=2,
     )
-    if lag:
-        lag.start()
-    typer.echo(f"pgonce serve: http://{host}:{port}{settings.root_path}/ (Ctrl-C ends it)", err=True)
-    try:
-        uvicorn.Server(config).run()
-    finally:
-        if lag:
-            lag.stop()
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            # Pages that listen for events would keep the server for as long as it lets them.
+            reader.end()
+            super().handle_exit(sig, frame)
+
+    where = f"http://{host}:{port}{settings.root_path}/"
+    typer.echo(f"pgonce serve: {where} (Ctrl-C ends it)", err=True)
+    Server(config).run()
 
 
 def listening(text: str) -> tuple[str, int]:
@@ -121,8 +127,8 @@ def needed_parts() -> None:
 
 def database_of(url: str) -> str:
     """The name of the database and its host, for people; nothing else of the connection string."""
-    found: dict[str, Any] = conninfo_to_dict(url)
-    name = found.get("dbname") or found.get("service") or ""
-    host = str(found.get("host") or "")
+    found = parse_url(url)
+    name = found.get("dbname") or os.environ.get("PGDATABASE") or found.get("service") or ""
+    host = str(found.get("host") or os.environ.get("PGHOST") or "")
     where = "" if not host or host.startswith("/") else host
     return " at ".join(part for part in (str(name), where) if part) or "Postgres"

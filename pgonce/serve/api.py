@@ -1,8 +1,8 @@
 """
 Answer programs with JSON, with the same facts as the page.
 
-Runs in ``pgonce serve``. Invariant: the keys are stable: they are the fields of what ``OffsetsStore`` returns, and those
-of docs/serve.md; what is unknown is null.
+Runs in ``pgonce serve``. Invariant: the keys are stable: they are the fields of what ``OffsetsStore`` returns, and
+those of docs/serve.md; what is unknown is null.
 """
 
 from __future__ import annotations

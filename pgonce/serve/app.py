@@ -31,6 +31,7 @@ from pgonce.offsets_store.status.states import QueryState
 
 from . import api, health, metrics, pages
 from .events import Events
+from .lag import PartitionLags
 from .reader import Reader
 from .security import Guard
 
@@ -57,15 +58,16 @@ class Settings:
     explained: Callable[[str], tuple[str, str] | None] = lambda _: None
 
 
-def application(reader: Reader, settings: Settings) -> ASGIApp:
-    """The ASGI application. The reader looks while it runs."""
-    site = _Site(reader, settings)
+def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIApp:
+    """The ASGI application. The reader and the lag look while it runs."""
+    site = _Site(reader, settings, lag)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        lag.start()
         reader.start()
         yield
-        site.is_ending = True
+        lag.stop()
         reader.stop()
 
     inside = Starlette(
@@ -90,11 +92,11 @@ def application(reader: Reader, settings: Settings) -> ASGIApp:
 
 
 class _Site:
-    def __init__(self, reader: Reader, settings: Settings) -> None:
+    def __init__(self, reader: Reader, settings: Settings, lag: PartitionLags) -> None:
         self._reader = reader
         self._settings = settings
-        self.is_ending = False
-        self._events = Events(reader, lambda: self.is_ending)
+        self._lag = lag
+        self._events = Events(reader)
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_PAGE),
             autoescape=True,
@@ -176,7 +178,7 @@ class _Site:
 
     def metrics(self, _: Request) -> Response:
         """Prometheus's text."""
-        found = metrics.text(self._reader.snapshot, self._settings.gone_after)
+        found = metrics.text(self._reader.snapshot, self._lag.partitions(), self._settings.gone_after)
         return Response(found, headers={"content-type": metrics.CONTENT_TYPE})
 
     def healthz(self, request: Request) -> Response:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
@@ -26,9 +26,8 @@ _MOST_LISTENERS = 200
 class Events:
     """The browsers that listen."""
 
-    def __init__(self, reader: Reader, is_ending: Callable[[], bool]) -> None:
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._is_ending = is_ending
         self._listeners = 0
 
     def response(self) -> Response:
@@ -43,7 +42,7 @@ class Events:
         try:
             yield "retry: 2000\n\n"
             last, spoke_at = -1, time.monotonic()
-            while not self._is_ending():
+            while not self._reader.is_stopped:
                 snapshot = self._reader.snapshot
                 if snapshot.revision != last:
                     last, spoke_at = snapshot.revision, time.monotonic()

@@ -61,7 +61,9 @@ def of_process(snapshot: Snapshot, now: datetime, every: float) -> Health:
     """Whether the ledger is being read."""
     trouble = snapshot.trouble
     if trouble is not None:
-        return _not_well(f"the ledger cannot be read since {trouble.since:%H:%M:%S} UTC: [{trouble.code}] {trouble.text}")
+        return _not_well(
+            f"the ledger cannot be read since {trouble.since:%H:%M:%S} UTC: [{trouble.code}] {trouble.text}"
+        )
     if snapshot.at is None:
         return _not_well("the ledger was not read yet")
     age = (now - snapshot.at).total_seconds()

@@ -1,7 +1,7 @@
 """
-Measure at Kafka's brokers, every half a minute, how far queries are behind.
+Know the lag of each partition: measured at Kafka's brokers, or as progress events told it.
 
-Runs in ``pgonce serve``, in a thread of its own, if it was told where the brokers are. Invariants: no page waits for a
+Runs in ``pgonce serve``, in a thread of its own, every half a minute. Invariants: no page and no scrape waits for a
 broker; what was measured is used by this process, and stored for others in ``pgonce.measured_lag`` if the role may.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, func
 from sqlalchemy.dialects.postgresql import insert
@@ -19,48 +21,96 @@ from pgonce.offsets_store.errors import LedgerError, PgonceError, without_its_wo
 from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.tables import measured_lag
-from pgonce.offsets_store.status.measure import measure
+from pgonce.offsets_store.status.measure import Measured, measure_partitions
 from pgonce.offsets_store.status.states import MeasuredLag
+from pgonce.offsets_store.status.store import OffsetsStore
+
+from .look import Key
 
 _log = logging.getLogger("pgonce")
-EVERY_SECONDS = 30.0
+_EVERY_SECONDS = 30.0
+# Without brokers, it is read for scrapes alone, and no longer than they come.
+_WANTED_SECONDS = 300.0
 
 
-class BrokerLag:
-    """Asks the brokers from :meth:`start` to :meth:`stop`."""
+@dataclass(frozen=True)
+class PartitionBehind:
+    """How far one partition is behind; ``lag_seconds`` is None unless a broker told it."""
 
-    def __init__(self, url: str, brokers: Brokers) -> None:
+    topic: str
+    partition: int
+    lag: int
+    lag_seconds: float | None
+
+
+class PartitionLags:
+    """
+    Reads the lag from :meth:`start` to :meth:`stop`.
+
+    :param brokers: whom to ask; None to read what progress events told.
+    """
+
+    def __init__(self, url: str, brokers: Brokers | None) -> None:
         self._url = url
         self._brokers = brokers
         self._measured: Sequence[MeasuredLag] = ()
+        self._partitions: Mapping[Key, Sequence[PartitionBehind]] = {}
+        self._wanted_at: float | None = None
         self._stores = True
         self._said = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pgonce-lag", daemon=True)
 
     def measured(self) -> Sequence[MeasuredLag]:
-        """What was measured last; the views leave out what is older than ten minutes."""
+        """What the brokers told last; the views leave out what is older than ten minutes."""
         return self._measured
 
+    def partitions(self) -> Mapping[Key, Sequence[PartitionBehind]]:
+        """The partitions of each query and sink whose lag is known."""
+        self._wanted_at = time.monotonic()
+        return self._partitions
+
     def start(self) -> None:
-        """Begin to ask."""
+        """Begin to read."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Read no more."""
         self._stopping.set()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._measured = measure(self._url, self._brokers)
-                self._store()
+                self.refresh()
                 self._say("")
             except PgonceError as error:
+                self._partitions = {}
                 self._say(str(error))
             except Exception as error:  # noqa: BLE001 (nothing that happens here may end the thread)
+                self._partitions = {}
                 self._say(without_its_words(error).splitlines()[0])
-            self._stopping.wait(EVERY_SECONDS)
+            self._stopping.wait(_EVERY_SECONDS)
+
+    def refresh(self) -> None:
+        """
+        Read once.
+
+        :raises PgonceError: if the brokers or the ledger cannot be asked.
+        """
+        if self._brokers is not None:
+            found = measure_partitions(self._url, self._brokers)
+            self._measured = [one.total for one in found]
+            self._partitions = {(one.total.query_id, one.total.sink_name): tuple(_behind(one)) for one in found}
+            self._store()
+        elif self._wanted_at is not None and time.monotonic() - self._wanted_at < _WANTED_SECONDS:
+            self._partitions = {
+                (writer.query_id, writer.sink_name): tuple(
+                    PartitionBehind(row.topic, row.partition, row.lag, None)
+                    for row in rows
+                    if row.topic is not None and row.partition is not None and row.lag is not None
+                )
+                for writer, rows in OffsetsStore(self._url).status()
+            }
 
     def _store(self) -> None:
         if not self._stores or not self._measured:
@@ -77,6 +127,13 @@ class BrokerLag:
         if text and text != self._said:
             _log.warning("the lag cannot be measured: %s", text)
         self._said = text
+
+
+def _behind(one: Measured) -> Iterable[PartitionBehind]:
+    for row in one.partitions:
+        if row.topic is not None and row.partition is not None and row.lag is not None:
+            age = one.ages.get((row.topic, row.partition)) if row.lag else 0.0
+            yield PartitionBehind(row.topic, row.partition, row.lag, age)
 
 
 def store_in_tx(connection: Connection, measured: Sequence[MeasuredLag]) -> None:

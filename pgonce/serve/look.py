@@ -1,8 +1,8 @@
 """
 Look at the ledger once: what all queries are doing, and what has happened since the look before.
 
-Runs in ``pgonce serve``. Invariant: two statements in one snapshot, however many queries there are. The second one reads
-only what is new: each writer's batches by their key, each query's progress events by their index.
+Runs in ``pgonce serve``. Invariant: two statements in one snapshot, however many queries there are. The second one
+reads only what is new: each writer's batches by their key, each query's progress events by their index.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, text
 
 from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.states import (
     Activity,
     Finding,
@@ -40,21 +41,10 @@ _OVERLAP = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
-class SeenFailure:
-    """One row of ``pgonce.failures``."""
+class SeenFailure(StoredFailure):
+    """A failure with its key, by which it is known again."""
 
     failure_id: int
-    query_id: str
-    query_name: str | None
-    sink_name: str | None
-    run_id: str | None
-    batch_id: int | None
-    code: str
-    message: str
-    seen_by: str
-    attempts: int
-    first_at: datetime
-    last_at: datetime
 
 
 @dataclass(frozen=True)
@@ -114,7 +104,7 @@ UNION ALL SELECT 'state', to_jsonb(q) FROM pgonce.queries AS q
 UNION ALL SELECT 'finding', to_jsonb(h) FROM pgonce.health AS h
 """)
 
-# A writer that was not known at the look before has all its batches read. The first look reads none: it begins to count.
+# A writer that was not known at the look before has all its batches read. The first look reads none: counting begins.
 _SINCE = text("""
 WITH known AS (
     SELECT * FROM unnest(CAST(:writer_ids AS bigint[]), CAST(:generations AS integer[]), CAST(:batch_ids AS bigint[]))
@@ -133,7 +123,8 @@ FROM pgonce.writers AS w
 LEFT JOIN known AS k USING (writer_id)
 CROSS JOIN LATERAL (
     SELECT b.rows, b.committed_at FROM pgonce.batches AS b
-    WHERE b.writer_id = w.writer_id AND (b.generation, b.batch_id) > (coalesce(k.generation, -1), coalesce(k.batch_id, -1))
+    WHERE b.writer_id = w.writer_id
+        AND (b.generation, b.batch_id) > (coalesce(k.generation, -1), coalesce(k.batch_id, -1))
 ) AS b
 WHERE CAST(:counts AS boolean)
 UNION ALL
@@ -204,7 +195,9 @@ def _parameters(known: Known, *, counts: bool) -> dict[str, Any]:
 
 
 def _found(connection: Connection, statement: Any, parameters: Mapping[str, Any]) -> dict[str, list[Any]]:
-    kinds: dict[str, list[Any]] = {kind: [] for kind in ("at", "state", "finding", "place", "batch", "event", "failure")}
+    kinds: dict[str, list[Any]] = {
+        kind: [] for kind in ("at", "state", "finding", "place", "batch", "event", "failure")
+    }
     for kind, found in connection.execute(statement, parameters):
         kinds[kind].append(found)
     return kinds

@@ -7,7 +7,7 @@ scrape; while the ledger cannot be read, what was true then is not shown as if i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,7 +17,11 @@ from prometheus_client.registry import Collector
 
 from pgonce.offsets_store.status.states import ENDED, STATES, QueryState
 
+from .lag import PartitionBehind
+from .look import Key
 from .reader import Snapshot
+
+Partitions = Mapping[Key, Sequence[PartitionBehind]]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SERIES = ("query_id", "query", "sink")
@@ -25,20 +29,22 @@ _SERIES = ("query_id", "query", "sink")
 _AT_REST = ("stopped", "quiet", *ENDED)
 
 
-def text(snapshot: Snapshot, gone_after: float) -> bytes:
+def text(snapshot: Snapshot, partitions: Partitions, gone_after: float) -> bytes:
     """
     All metrics.
 
+    :param partitions: the lag of each partition of each query and sink, where it is known.
     :param gone_after: seconds after which a query that has ended, or may have, is left out.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Seen(snapshot, gone_after, datetime.now(timezone.utc)))
+    registry.register(_Seen(snapshot, partitions, gone_after, datetime.now(timezone.utc)))
     return generate_latest(registry)
 
 
 class _Seen(Collector):
-    def __init__(self, snapshot: Snapshot, gone_after: float, now: datetime) -> None:
+    def __init__(self, snapshot: Snapshot, partitions: Partitions, gone_after: float, now: datetime) -> None:
         self._snapshot = snapshot
+        self._partitions = partitions
         self._is_current = snapshot.at is not None and snapshot.trouble is None
         self._states = [state for state in snapshot.states if not _is_gone(state, gone_after, now)]
         self._names = {state.query_id: state.query_name or "" for state in self._states}
@@ -117,6 +123,30 @@ class _Seen(Collector):
             _SERIES,
             [(_labels(state), state.lag_seconds) for state in states if state.lag_seconds is not None],
         )
+        yield from self._as_of_consumer_groups()
+
+    def _as_of_consumer_groups(self) -> Iterator[Metric]:
+        """
+        The lag under the names that exporters of consumer groups use, with the query in the place of the group.
+
+        Of several sinks, the one that is furthest behind counts.
+        """
+        records: dict[tuple[str, ...], float] = {}
+        seconds: dict[tuple[str, ...], float] = {}
+        for state in self._states:
+            if state.state in ENDED:
+                continue
+            for row in self._partitions.get((state.query_id, state.sink_name or ""), ()):
+                place = (state.query_name or state.query_id, row.topic, str(row.partition), state.query_id)
+                records[place] = max(row.lag, records.get(place, 0))
+                if row.lag_seconds is not None:
+                    seconds[place] = max(row.lag_seconds, seconds.get(place, 0.0))
+        labels = ("group", "topic", "partition", "query_id")
+        for name, what, found in (
+            ("kafka_consumergroup_group_lag", "Kafka records of a partition that are not published yet.", records),
+            ("kafka_consumergroup_group_lag_seconds", "The age of the oldest of them.", seconds),
+        ):
+            yield _gauge(name, what, labels, found.items())
 
 
 def _labels(state: QueryState) -> tuple[str, str, str]:

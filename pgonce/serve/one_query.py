@@ -1,8 +1,8 @@
 """
 Read one query for its page: its batches, partitions, sessions and dead letters.
 
-Runs in ``pgonce serve``, while somebody looks at the page. Invariant: it only reads, in one snapshot, and each list has
-a bound.
+Runs in ``pgonce serve``, while a browser shows the page. Invariant: it only reads, in one snapshot, and each list has a
+bound.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """
 Make what the templates show: which queries, in which order, and numbers and times in few characters.
 
-Pure: runs in ``pgonce serve``. Invariants: what is unknown reads ``?``, never 0; a link holds the whole view, so that it
-can be sent to others.
+Pure: runs in ``pgonce serve``. Invariants: what is unknown reads ``?``, never 0; a link holds the whole view, so that
+it can be sent to others.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ TONES = {
 _ORDER = {state: place for place, state in enumerate(STATES)}
 ATTENTION = "attention"
 _NEED_ATTENTION = tuple(state for state, tone in TONES.items() if tone in ("bad", "warn"))
-_MOST_FINDINGS = 50
+# How many queries a finding names before it counts the rest.
+_NAMED = 4
 
 
 def number(count: float | None) -> str:
@@ -214,13 +216,48 @@ def chips_of(snapshot: Snapshot, view: View) -> list[Chip]:
     return chips
 
 
-def findings_of(snapshot: Snapshot, view: View) -> list[Finding]:
-    """What needs attention, of the queries that the view's text names."""
-    return [
-        one
-        for one in snapshot.findings
-        if _has_text(view.text, one.query_name, one.sink_name, one.what, query_id=one.query_id)
-    ][:_MOST_FINDINGS]
+@dataclass(frozen=True)
+class Group:
+    """
+    Findings that ask for the same: all of them are counted, and the ``first`` are named.
+
+    ``what`` and ``help`` are those of all; ``since`` is that of the oldest, and ``link`` shows them all.
+    """
+
+    severity: str
+    finding: str
+    first: Sequence[Finding]
+    count: int
+    what: str
+    since: datetime | None
+    help: str
+    link: str
+
+
+def findings_of(snapshot: Snapshot, view: View) -> list[Group]:
+    """What needs attention, of the queries that the view's text names: what is critical first, the oldest first."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in snapshot.findings:
+        if _has_text(view.text, one.query_name, one.sink_name, one.what, query_id=one.query_id):
+            # Some commands name the query.
+            asks = one.help.replace(one.query_id, "")
+            groups.setdefault((one.severity, one.finding, asks), []).append(one)
+    return [_group(view, *key, found) for key, found in groups.items()]
+
+
+def _group(view: View, severity: str, finding: str, asks: str, found: Sequence[Finding]) -> Group:
+    is_same = len({one.what for one in found}) == 1
+    link = view.link(state=(finding,)) if finding in STATES else view.link(state=(), sort="state")
+    return Group(
+        severity,
+        finding,
+        found[:_NAMED],
+        len(found),
+        found[0].what if is_same else asks.rpartition(" ")[2] if finding == "refused" else "",
+        min((one.since for one in found if one.since), default=None),
+        found[0].help if len(found) == 1 else asks.strip(),
+        link,
+    )
 
 
 @dataclass(frozen=True)
@@ -251,7 +288,7 @@ def charts_of(found: OneQuery, lag: Sequence[int | None]) -> list[Chart]:
         took: list[float | None] = [found.seconds.get((batch.run_id, batch.batch_id)) for batch in batches]
         title, what = "Seconds a batch took, as Spark says", "took"
         if not any(took):
-            pairs = zip(batches, batches[1:], strict=False)
+            pairs = itertools.pairwise(batches)
             took = [None, *(max((b.committed_at - a.committed_at).total_seconds(), 0.0) for a, b in pairs)]
             title, what = "Seconds since the batch before", "came after"
         titles = [
@@ -261,7 +298,7 @@ def charts_of(found: OneQuery, lag: Sequence[int | None]) -> list[Chart]:
         most = max((seconds for seconds in took if seconds is not None), default=0.0)
         charts.append(Chart(title, f"{most:,.1f} s", *ends, bars(took, titles, kind="seconds")))
     known = [value for value in lag if value is not None]
-    if known:
+    if any(known):
         titles = [f"{len(lag) - 1 - place} min ago: {number(value)} records" for place, value in enumerate(lag)]
         charts.append(
             Chart("Lag in records, last hour", number(max(known)), "1 h ago", "now", bars(lag, titles, kind="lag"))

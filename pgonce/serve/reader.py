@@ -2,8 +2,8 @@
 Look at the ledger every few seconds, and keep what was seen for all who ask.
 
 Runs in ``pgonce serve``, in a thread of its own. Invariants: what is asked of Postgres does not depend on how many
-browsers look on; what was seen last stays while Postgres is away, with the time since when it could not be read; no
-error ends the thread.
+browsers look on; what was seen last stays while Postgres is unavailable, with the time since when it could not be
+read; no error ends the thread.
 """
 
 from __future__ import annotations
@@ -83,13 +83,22 @@ class Reader:
         """What was seen last; it never changes, the next look makes another one."""
         return self._snapshot
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing new will come."""
+        return self._stopping.is_set()
+
     def start(self) -> None:
         """Begin to look."""
         self._thread.start()
 
+    def end(self) -> None:
+        """Look no more, and let those who wait for more go."""
+        self._stopping.set()
+
     def stop(self) -> None:
         """Look no more. A look that is under way may go on for a moment."""
-        self._stopping.set()
+        self.end()
         self._thread.join(timeout=2)
 
     def query(self, query_id: str, sink: str | None, code: str | None) -> OneQuery:
@@ -145,6 +154,4 @@ class Reader:
     def _fail(self, code: str, text: str) -> None:
         before = self._snapshot
         since = before.trouble.since if before.trouble else datetime.now(timezone.utc)
-        self._snapshot = dataclasses.replace(
-            before, revision=before.revision + 1, trouble=Trouble(since, code, text)
-        )
+        self._snapshot = dataclasses.replace(before, revision=before.revision + 1, trouble=Trouble(since, code, text))

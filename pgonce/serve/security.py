@@ -87,5 +87,7 @@ class Guard:
                 "This name is not answered. Start pgonce serve with --allow-host NAME to allow it.\n", 421
             )
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("Only GET is answered: nothing can be changed here.\n", 405, {"allow": "GET, HEAD"})
+            return PlainTextResponse(
+                "Only GET is answered: nothing can be changed here.\n", 405, {"allow": "GET, HEAD"}
+            )
         return None

@@ -127,7 +127,7 @@ class Tally:
         return code if code in own or len(own) < _MOST_CODES else _OTHER
 
     def _forget(self, look: Look, now: int) -> None:
-        """Drop what nobody asks for: minutes before the last hour, failures of yesterday, queries without a record."""
+        """Drop what is no longer shown: minutes before the last hour, old failures, queries without a record."""
         there: set[Key] = {(state.query_id, state.sink_name) for state in look.states if state.sink_name is not None}
         for kept in (self._minutes, self._lag):
             for key in kept.keys() - there:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("offsets_store", "sink", "pgonce/cli")
+PRODUCT = ("offsets_store", "sink", "pgonce/cli", "pgonce/serve")
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 

@@ -65,7 +65,7 @@
         if (source.readyState === EventSource.CLOSED) { source = null; setTimeout(listen, 5000); }
       };
     };
-    // A browser has few connections to one host: pages that nobody sees give theirs back.
+    // A browser has few connections to one host: pages in the background give theirs back.
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) { source?.close(); source = null; } else listen();
     });

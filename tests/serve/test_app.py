@@ -1,0 +1,346 @@
+"""
+What `pgonce serve` answers: the list, a query's page, JSON and events, from a real server and a real ledger.
+
+Covers: pgonce.serve.api, pgonce.serve.events, pgonce.serve.one_query, pgonce.serve.charts.
+"""
+
+from __future__ import annotations
+
+import doctest
+import http.client
+import json
+import re
+import threading
+import time
+from html.parser import HTMLParser
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+from support.dead_letters import put_aside
+from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay
+from support.many_queries import fill
+from support.served import served
+
+from pgonce.offsets_store.commit.one_transaction import application_name
+from pgonce.serve import charts
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
+AHEAD = {"0": {"t": {"0": 15, "1": 25}}}
+
+
+def fail(admin, code="NOT_NULL_VIOLATION", message="Postgres refused the batch.", **fields) -> None:
+    """A failure, as the commit notes it."""
+    known = {"query_id": QUERY, "sink_name": "public.orders", "run_id": RUN, "batch_id": 4, **fields}
+    names, places = ", ".join(known), ", ".join(f"%({name})s" for name in known)
+    insert = f"INSERT INTO pgonce.failures ({names}, code, message, seen_by) VALUES ({places}, %(c)s, %(m)s, 'commit')"
+    admin.execute(insert.encode(), {**known, "c": code, "m": message})
+
+
+def until_waiting(site) -> None:
+    """Look until the only query waits."""
+    while site.look().states[0].state != "waiting":
+        pass
+
+
+class Markup(HTMLParser):
+    """The elements and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+
+class TestList:
+    def test_a_query_has_its_line(self, url, store):
+        """Name, sink, state in a word, batch and lag."""
+        publish(url, 3, KAFKA)
+        hear(url, AHEAD, batch_id=3)
+        with served(url) as site:
+            page = site.get("/")
+        assert page.status == 200
+        row = re.search(r'<tr class="row good".*?</tr>', page.text, re.DOTALL)[0]
+        for shown in (
+            ">orders<",
+            ">public.orders<",
+            "</i>running",
+            ">3<",
+            ">10<",
+            f"/queries/{QUERY}?sink=public.orders",
+        ):
+            assert shown in row
+
+    def test_what_needs_attention_stands_on_top(self, url, store, admin):
+        """A refused query is a finding, with what says more; the list begins with it."""
+        publish(url, 3, KAFKA)
+        publish(url, 3, KAFKA, query_id=OTHER, sink_name="public.customers", query_name="a customer")
+        fail(admin)
+        with served(url) as site:
+            text = site.get("/").text
+        finding = re.search(r'<article class="finding critical">.*?</article>', text, re.DOTALL)[0]
+        assert ">orders</a>" in finding
+        assert "NOT_NULL_VIOLATION at batch 4" in finding
+        assert "<code>pgonce explain NOT_NULL_VIOLATION</code>" in finding
+        assert text.index(">orders</a></td>") < text.index(">a customer</a></td>")
+
+    def test_the_query_string_filters_and_sorts(self, url, store, admin):
+        """A link holds the whole view; what it misspells is left out."""
+        for number, name in enumerate(("orders", "clicks", "returns")):
+            publish(url, number, KAFKA, query_id=f"{number}1111111", query_name=name, sink_name=f"public.{name}")
+        fail(admin, query_id="21111111", sink_name="public.returns")
+        with served(url) as site:
+
+            def shown(query_string: str) -> list[str]:
+                return re.findall(r'<td class="name"><a [^>]*>([^<]*)</a>', site.get(f"/?{query_string}").text)
+
+            assert shown("sort=name") == ["clicks", "orders", "returns"]
+            assert shown("sort=-name") == ["returns", "orders", "clicks"]
+            assert shown("sort=nonsense") == ["returns", "clicks", "orders"]
+            assert shown("sort=batch") == ["returns", "clicks", "orders"]
+            assert shown("q=CLI") == ["clicks"]
+            assert shown("q=0111") == ["orders"]
+            assert shown("q=not_null") == ["returns"]
+            assert shown("state=refused") == ["returns"]
+            assert shown("state=attention&q=public.") == ["returns"]
+            assert shown("state=nonsense&sort=name") == ["clicks", "orders", "returns"]
+            assert "No query is like this" in site.get("/?q=nothing").text
+
+    def test_an_empty_ledger_and_none(self, url, ledger, postgres_server):
+        """An empty ledger says what brings a query there; a database without one is a trouble with its remedy."""
+        with served(url) as site:
+            assert "No streaming query is in the ledger yet" in site.get("/").text
+        with served(postgres_server.url("postgres")) as site:
+            text = site.get("/").text
+            assert "The ledger cannot be read since" in text
+            assert "NO_LEDGER" in text
+            assert site.get("/healthz").status == 503
+
+    def test_three_hundred_queries_load_in_a_second(self, url, ledger):
+        """The page is made of what was seen, so only its own markup takes time."""
+        fill(url, 300, batches=20)
+        with served(url, every=2) as site:
+            site.get("/")
+            began = time.monotonic()
+            page = site.get("/")
+            took = time.monotonic() - began
+            assert page.text.count('<tr class="row') == 300
+            assert took < 1
+
+
+class TestQuery:
+    def test_its_page(self, url, store, admin):
+        """State, batches, offsets with lag, failures with their help, dead letters, and the next start."""
+        replay(url, publish(url, 2, KAFKA, rows=7))
+        publish(url, 3, KAFKA, rows=12345)
+        hear(url, AHEAD, batch_id=3)
+        fail(admin)
+        put_aside(admin, {"id": 7, "name": "too long"})
+        with served(url, explained={"NOT_NULL_VIOLATION": ("A column lacks its value.", "Give it one.")}.get) as site:
+            text = site.query(QUERY).text
+        for shown in (
+            "<h1>orders</h1>", "</i>refused", "A column lacks its value.", "Give it one.", "batch 3: 12,345 rows",
+            "replayed 1 times", "value too long for type character varying(5)", "too long", "Its last batch is 3.",
+            "pgonce doctor /checkpoints/orders", "No session of this query is in Postgres now.",
+        ):  # fmt: skip
+            assert shown in text, shown
+        cells = re.findall(r"<tr><td>t</td>(.*?)</tr>", text, re.DOTALL)
+        assert [re.findall(r'class="n">([^<]*)<', cell) for cell in cells] == [
+            ["0", "10", "15", "5"],
+            ["1", "20", "25", "5"],
+        ]
+
+    def test_the_commit_that_is_under_way_and_whom_it_waits_for(self, url, store, admin):
+        """The session of the query's run, and the session that holds what it wants; not what they run."""
+        publish(url, 3, KAFKA)
+        admin.execute("CREATE TABLE wanted (id int)")
+        with (
+            psycopg.connect(url, application_name="a backup") as holder,
+            psycopg.connect(url, application_name=application_name(RUN), autocommit=True) as commit,
+        ):
+            holder.execute("LOCK TABLE wanted")
+            waiting = threading.Thread(target=lambda: commit.execute("INSERT INTO wanted VALUES (42)"))
+            waiting.start()
+            try:
+                with served(url) as site:
+                    until_waiting(site)
+                    text, found = site.query(QUERY).text, site.get(f"/api/queries/{QUERY}").json
+            finally:
+                holder.rollback()
+                waiting.join()
+            pids = holder.info.backend_pid, commit.info.backend_pid
+        assert f"for pid {pids[0]}, a backup, user" in text
+        assert "</i>waiting" in text
+        assert "VALUES (42)" not in text
+        assert [session["pid"] for session in found["sessions"]] == [pids[1]]
+
+    def test_dead_letters_of_one_code(self, url, store, admin):
+        """The filter is in the link; it shows letters of that code alone."""
+        publish(url, 3, KAFKA)
+        put_aside(admin, {"id": 1, "name": "first"})
+        put_aside(admin, {"id": 2, "name": "second"}, code="23514", message="it violates a check")
+        with served(url) as site:
+            both, one = site.query(QUERY).text, site.query(QUERY, more="&code=23514").text
+        assert "first" in both
+        assert "second" in both
+        assert "second" in one
+        assert "first" not in one.partition("Dead letters")[2].partition("</table>")[0]
+        assert "?sink=public.orders&amp;code=22001" in one
+
+    def test_rows_can_be_hidden(self, url, store, admin):
+        """With --hide-rows neither the page nor the JSON has what is in a dead letter."""
+        publish(url, 3, KAFKA)
+        put_aside(admin, {"id": 1, "name": "Erika Mustermann"})
+        with served(url, with_rows=False) as site:
+            assert "Mustermann" not in site.query(QUERY).text
+            told = site.get(f"/api/queries/{QUERY}")
+        assert "Mustermann" not in told.text
+        assert "row_data" not in told.json["dead_letters"][0]
+
+    def test_other_ways_to_name_it(self, url, store):
+        """A name or the beginning of an id leads to the page; an unknown one is a page that says so."""
+        publish(url, 3, KAFKA)
+        publish(url, 3, KAFKA, sink_name="a/b?c=d&e#f")
+        with served(url) as site:
+            moved = site.get("/queries/orders")
+            assert (moved.status, moved.headers["location"]) == (302, f"/queries/{QUERY}?sink=a%2Fb%3Fc%3Dd%26e%23f")
+            assert "a/b?c=d&amp;e#f" in site.get(moved.headers["location"]).text
+            missing = site.get("/queries/nothing")
+            assert (missing.status, "No query has this id" in missing.text) == (404, True)
+            assert site.get("/nothing").status == 404
+
+    def test_a_query_that_failed_before_it_published(self, url, ledger, admin):
+        """It has a page too."""
+        fail(admin, query_id=OTHER, sink_name=None, batch_id=None, query_name="newcomer")
+        with served(url) as site:
+            assert "newcomer" in site.get("/").text
+            text = site.get(f"/queries/{OTHER}").text
+        assert "<h1>newcomer</h1>" in text
+        assert "It has published nothing yet" in text
+
+
+class TestHostileText:
+    """Nothing that came from outside becomes markup, wherever it stands."""
+
+    @pytest.fixture
+    def pages(self, url, store, admin):
+        """Every page of a ledger in which each text is hostile."""
+        publish(url, 3, {"0": {EVIL: {"0": 10}}}, query_name=EVIL, sink_name=EVIL, checkpoint_location=EVIL)
+        admin.execute("UPDATE pgonce.writers SET run_id = %s", [EVIL])
+        hear(url, {"0": {EVIL: {"0": 15}}}, batch_id=3, disagreement=EVIL)
+        fail(admin, code=EVIL, message=EVIL, sink_name=EVIL, query_name=EVIL)
+        put_aside(
+            admin, {EVIL: EVIL}, sink_name=EVIL, code=EVIL, message=EVIL, column_name=EVIL, target=EVIL,
+            position=Jsonb({EVIL: EVIL}),
+        )  # fmt: skip
+        with served(url) as site:
+            yield [
+                site.get("/"),
+                site.get(f"/?q={EVIL.replace(' ', '+')}"),
+                site.query(QUERY, EVIL),
+                site.query(QUERY, EVIL, "&code=" + EVIL.replace(" ", "+")),
+                site.get("/nothing/" + EVIL.replace(" ", "+")),
+            ]
+
+    def test_no_element_and_no_attribute_is_theirs(self, pages):
+        """The only script is ours, no attribute is a handler or a style, and templates are not run on values."""
+        for page in pages:
+            found = Markup(page.text)
+            assert found.elements.count("script") == 1
+            assert "img" not in found.elements
+            assert not [name for name, _ in found.attributes if name.startswith("on") or name == "style"]
+            assert all(
+                not value.lower().startswith("javascript:") for name, value in found.attributes if name == "href"
+            )
+            assert "{{49}}" not in page.text
+            assert ">49<" not in page.text
+
+    def test_their_text_is_there(self, pages):
+        """It is shown as it is, not left out."""
+        assert all("&lt;script&gt;alert(1)" in page.text for page in pages[:4])
+
+
+class TestJson:
+    def test_stable_keys(self, url, store, admin):
+        """What programs read has these keys; what is unknown is null."""
+        publish(url, 3, KAFKA)
+        fail(admin)
+        put_aside(admin, {"id": 1})
+        with served(url) as site:
+            queries, health = site.get("/api/queries"), site.get("/api/health").json
+            failures, one = site.get("/api/failures").json, site.get("/api/queries/orders").json
+        assert queries.headers["content-type"] == "application/json"
+        assert set(queries.json) == {"read_at", "trouble", "queries"}
+        (query,) = queries.json["queries"]
+        assert query["state"] == "refused"
+        assert query["lag"] is None
+        assert len(query["rows_by_minute"]) == 60
+        assert set(query) == {
+            "query_id", "query_name", "sink_name", "state", "because", "state_since", "batch_id", "published_at",
+            "rows", "transport", "rows_per_minute", "usual_interval_seconds", "lag", "lag_seconds",
+            "retention_used_percent", "lag_measured_at", "failure_code", "failure_message", "failed_batch_id",
+            "failures", "failing_since", "waits_for", "run_id", "created_at", "heard_at", "dead_letters", "replays",
+            "rows_by_minute",
+        }  # fmt: skip
+        assert set(health) == {"read_at", "trouble", "findings"}
+        assert {finding["finding"] for finding in health["findings"]} == {"refused", "dead letters"}
+        assert set(failures) == {"read_at", "trouble", "failures"}
+        assert failures["failures"][0]["code"] == "NOT_NULL_VIOLATION"
+        assert set(one) == {
+            "read_at", "trouble", "query", "ledger_says", "batches", "partitions", "sessions", "failures",
+            "dead_letters", "dead_letter_codes",
+        }  # fmt: skip
+        assert one["batches"][0]["rows"] == 10
+
+    def test_failures_of_one_query_since_a_time(self, url, store, admin):
+        """Both bounds count; a span that is none is refused with a code."""
+        fail(admin)
+        fail(admin, code="GAP", query_id=OTHER)
+        admin.execute("UPDATE pgonce.failures SET last_at = now() - interval '3 hours' WHERE code = 'GAP'")
+        with served(url) as site:
+
+            def codes(query_string: str) -> list[str]:
+                return [one["code"] for one in site.get(f"/api/failures?{query_string}").json["failures"]]
+
+            assert codes("since=999999d") == ["NOT_NULL_VIOLATION", "GAP"]
+            assert codes("since=1h") == ["NOT_NULL_VIOLATION"]
+            assert codes(f"query={OTHER[:6]}") == ["GAP"]
+            refused = site.get("/api/failures?since=yesterday")
+            assert (refused.status, refused.json["code"]) == (400, "BAD_OPTION")
+
+    def test_an_unknown_query(self, url, store):
+        """It is a 404 with a sentence."""
+        with served(url) as site:
+            told = site.get("/api/queries/nothing")
+        assert (told.status, list(told.json)) == (404, ["error"])
+
+
+def test_browsers_hear_that_there_is_something_new(url, store):
+    """Each look is an event, with numbers alone; the page's script then asks for the live part only."""
+    publish(url, 3, KAFKA)
+    with served(url) as site:
+        line = http.client.HTTPConnection("127.0.0.1", site.port, timeout=10)
+        line.request("GET", "/events", headers={"Host": f"127.0.0.1:{site.port}"})
+        answer = line.getresponse()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = []
+        while len(events) < 2:
+            text = answer.readline().decode()
+            if text.startswith("data: "):
+                events.append(json.loads(text.removeprefix("data: ")))
+        line.close()
+        part = site.get("/", x_pgonce_part="live").text
+    assert events[1]["revision"] > events[0]["revision"]
+    assert set(events[0]) == {"revision", "read_at", "unreadable_since", "critical", "warnings"}
+    assert "<html" not in part
+    assert '<tr class="row' in part
+
+
+def test_examples_in_docstrings():
+    """What the docstrings of the pictures show is so."""
+    assert doctest.testmod(charts).failed == 0

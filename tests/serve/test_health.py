@@ -1,0 +1,82 @@
+"""What /healthz says in one line, for probes."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+from support.ledger_history import KAFKA, OTHER, QUERY, hear, publish
+from support.served import served
+
+from pgonce.serve import health
+
+
+@pytest.fixture
+def site(url, store, admin):
+    """A query that runs, 10 records behind, and one that fails."""
+    publish(url, 3, KAFKA)
+    hear(url, {"0": {"t": {"0": 15, "1": 25}}}, batch_id=3)
+    publish(url, 7, KAFKA, query_id=OTHER, query_name="payments", sink_name="public.payments")
+    admin.execute(
+        "INSERT INTO pgonce.failures (query_id, sink_name, batch_id, code, message, seen_by) "
+        "VALUES (%s, 'public.payments', 8, 'GAP', 'a gap', 'commit')",
+        [OTHER],
+    )
+    with served(url) as site:
+        yield site
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "line"),
+    [
+        ("", 200, "ok: 2 queries, read 0 s ago"),
+        ("query=orders", 200, "ok: orders into public.orders is running, batch 3 0 s ago, lag 10"),
+        (f"query={QUERY}&max_age=5m&max_lag=10", 200, "ok: orders"),
+        (f"query={QUERY[:8]}&max_lag=9", 503, "Orders into public.orders is running, and its lag is 10 records"),
+        ("query=orders&max_age=0s", 503, "Orders into public.orders is running, and its last batch is"),
+        ("query=payments", 503, "Payments into public.payments is refused: GAP at batch 8"),
+        ("query=orders&sink=public.orders", 200, "ok: orders"),
+        ("query=orders&sink=elsewhere", 503, "No query is called 'orders' with sink 'elsewhere'"),
+        ("query=nothing", 503, "No query is called 'nothing'"),
+        ("query=orders&max_age=soon", 400, "'soon' is not a time span."),
+        ("query=orders&max_lag=-1", 400, "'-1' is not a number of records."),
+    ],
+)
+def test_the_line_and_the_status(site, asked, status, line):
+    """200 if all is well and 503 if not; what cannot be read is a 400."""
+    found = site.get(f"/healthz?{asked}")
+    assert (found.status, found.text.count("\n")) == (status, 1)
+    assert line in found.text
+
+
+def test_an_unknown_lag_exceeds_every_bound(url, store):
+    """Nobody can say that it does not."""
+    publish(url, 3, KAFKA)
+    with served(url) as site:
+        found = site.get("/healthz?query=orders&max_lag=1000000")
+    assert (found.status, found.text) == (503, "Orders into public.orders is running, and its lag is unknown\n")
+
+
+def test_an_idle_query_may_rest(url, store, admin):
+    """A listener that hears it and finds nothing to read is enough."""
+    publish(url, 3, KAFKA)
+    admin.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 hour'")
+    admin.execute(
+        "INSERT INTO pgonce.heartbeats (query_id, run_id, listener, idle_since) "
+        "SELECT query_id, run_id, 'driver pid 1', now() FROM pgonce.writers"
+    )
+    with served(url) as site:
+        assert site.get("/healthz?query=orders&max_age=5m").status == 200
+
+
+def test_a_name_with_line_breaks_is_one_line(url, store):
+    """What a probe's log shows cannot be forged."""
+    publish(url, 3, KAFKA, query_name="a\nok: b")
+    with served(url) as site:
+        assert site.get("/healthz?query=a%0Aok:%20b").text.count("\n") == 1
+        assert site.get("/healthz?query=c%0Ad").text.count("\n") == 1
+
+
+def test_examples_in_docstrings():
+    """What the docstrings show is so."""
+    assert doctest.testmod(health).failed == 0

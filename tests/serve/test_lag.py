@@ -1,0 +1,72 @@
+"""How the lag is known: from progress events, or from a real broker, and what is stored for others."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from support.ledger_history import KAFKA, OTHER, QUERY, hear, publish
+
+from pgonce.offsets_store.kafka.settings import brokers
+from pgonce.serve.lag import PartitionBehind, PartitionLags
+
+KEY = QUERY, "public.orders"
+
+
+class TestWithoutBrokers:
+    def test_progress_events_tell_it(self, url, store):
+        """By partition, in records; nothing is stored."""
+        publish(url, 3, KAFKA)
+        hear(url, {"0": {"t": {"0": 15, "1": 20}}}, batch_id=3)
+        lag = PartitionLags(url, None)
+        assert lag.partitions() == {}
+        lag.refresh()
+        assert lag.partitions() == {KEY: (PartitionBehind("t", 0, 5, None), PartitionBehind("t", 1, 0, None))}
+        assert lag.measured() == ()
+
+    def test_it_is_read_only_while_someone_scrapes(self, url, store):
+        """A page alone does not need it."""
+        publish(url, 3, KAFKA)
+        hear(url, KAFKA, batch_id=3)
+        lag = PartitionLags(url, None)
+        lag.refresh()
+        assert lag.partitions() == {}
+
+
+@pytest.mark.kafka
+class TestBrokers:
+    @pytest.fixture
+    def behind(self, url, store, kafka, topic):
+        """A query that is three records behind."""
+        name = topic(partitions=2)
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+        for _ in range(3):
+            producer.produce(name, b"row", partition=1)
+        assert producer.flush(30) == 0
+        publish(url, 3, {"0": {name: {"0": 0, "1": 0}}})
+        publish(url, 3, {"0": {"elsewhere": {"0": 0}}}, query_id=OTHER, sink_name="public.others")
+        return brokers(kafka.bootstrap_servers)
+
+    def test_they_tell_records_and_seconds(self, url, behind, admin):
+        """What was measured counts here, and is stored for others; a second measurement takes its place."""
+        lag = PartitionLags(url, behind)
+        lag.refresh()
+        lag.refresh()
+        (total,) = lag.measured()
+        assert (total.query_id, total.lag) == (QUERY, 3)
+        none, three = lag.partitions()[KEY]
+        assert (none.lag, none.lag_seconds, three.lag) == (0, 0.0, 3)
+        assert 0 <= three.lag_seconds < 120
+        stored = admin.execute("SELECT query_id, sink_name, lag FROM pgonce.measured_lag").fetchall()
+        assert stored == [(*KEY, 3)]
+
+    def test_a_role_that_may_not_write(self, url, behind, admin, login):
+        """It has the lag for itself, and says once that it is not stored."""
+        role = psycopg.sql.Identifier(login.user)
+        admin.execute(psycopg.sql.SQL("GRANT USAGE ON SCHEMA pgonce TO {0}").format(role))
+        admin.execute(psycopg.sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA pgonce TO {0}").format(role))
+        lag = PartitionLags(login.url, behind)
+        lag.refresh()
+        lag.refresh()
+        assert [one.lag for one in lag.measured()] == [3]
+        assert admin.execute("SELECT count(*) FROM pgonce.measured_lag").fetchone() == (0,)
