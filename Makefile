@@ -102,9 +102,10 @@ package: setup ## build sdist and wheel into dist/, and check what an index woul
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
-docs: setup ## write the table of docs/options.md from the table of options, and the manual page from the commands
+docs: setup ## write the table of docs/options.md from the table of options, the manual page from the commands, and the picture of pgonce watch
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.options_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.manual_page
+	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.watch_picture
 
 check: lint test ## lint, then test
 

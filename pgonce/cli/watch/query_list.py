@@ -172,7 +172,8 @@ def query_line(
         (marks.fit(name_of(query), columns.name, cut="middle") + columns.gap, plain or "bold"),
         # The schema gives way, because the table's name says more.
         (marks.fit(query.sink_name or UNKNOWN, columns.sink, cut="start") + columns.gap, plain),
-        (marks.fit(query.state, _STATE), plain or role_of(query.state)),
+        # In its own colour under the cursor too: the line of a query that is refused is the one that is looked at.
+        (marks.fit(query.state, _STATE), role_of(query.state)),
         (columns.gap + columns.gap.join(figures), plain),
     )
 

@@ -36,7 +36,7 @@ Examine = Callable[[str, "str | None"], Sequence[str]]
 """What ``pgonce doctor`` says of a query and sink, in lines."""
 
 # Names of the terminal's own colours, so that its theme decides what they are.
-_STYLES: dict[Role, Style] = {
+STYLES: dict[Role, Style] = {
     "": Style(),
     "bold": Style(bold=True),
     "dim": Style(dim=True),
@@ -46,6 +46,7 @@ _STYLES: dict[Role, Style] = {
     "head": Style(bold=True, underline=True),
     "cursor": Style(reverse=True),
 }
+"""How the parts of a line look."""
 _KEYS = {
     "Enter": "open the query under the cursor: its failures, locks, offsets, dead letters and batches",
     "Esc": "back; in the list: take the filter away",
@@ -66,6 +67,7 @@ _HINTS = {
 _SHORT_HINTS = "Enter  / filter  s sort  ? help  q quit"
 # Without an answer for this many looks, the picture counts as old.
 _LATE = 3
+_MOST_OF_OUTAGE = 3
 _WORDS = 12
 
 
@@ -182,7 +184,7 @@ class WatchApp(App[None]):
     def _draw(self) -> None:
         """Make all lines, and have those painted that are not on the screen yet."""
         width, height = self.size
-        lines = self._all_lines(width, height)
+        lines = self.all_lines(width, height)
         lines = (lines + [()] * height)[:height]
         old, self.lines = self.lines, lines
         canvas = self.query_one(_Canvas)
@@ -193,7 +195,8 @@ class WatchApp(App[None]):
         if changed:
             canvas.refresh(*changed)
 
-    def _all_lines(self, width: int, height: int) -> list[Line]:
+    def all_lines(self, width: int, height: int) -> list[Line]:
+        """The whole screen, if it has this size."""
         now = self.picture.taken_at
         self._rows = listed(self.picture.queries, self.view)
         top = [self._first_line(width), *self._outage_lines(width)]
@@ -235,15 +238,18 @@ class WatchApp(App[None]):
     def _outage_lines(self, width: int) -> list[Line]:
         now = datetime.now(timezone.utc)
         old = (now - self.picture.taken_at).total_seconds()
+        why = ""
         if self.outage is not None:
             ago = duration_text((now - self.outage.since).total_seconds())
-            said = f"No answer since {_clock(self.outage.since)} ({ago} ago). {self.outage.why}"
+            said, why = f"No answer since {_clock(self.outage.since)} ({ago} ago).", self.outage.why
         elif old > _LATE * self._every + 1:
             said = f"Postgres has not answered for {duration_text(old)}."
         else:
             return []
-        said = f"{said} This is the picture of {_clock(self.picture.taken_at)}."
-        return wrapped(said, width, self._marks, role="bad")
+        said += f" This is the picture of {_clock(self.picture.taken_at)}."
+        # libpq says the same of each address of a host, and the list is to stay nearly where it is.
+        whole = [*wrapped(said, width, self._marks, role="bad"), *wrapped(why, width, self._marks, role="bad")]
+        return whole[:_MOST_OF_OUTAGE] if why else whole[:1]
 
     def _text_lines(self, width: int) -> list[Line]:
         key = self.view.cursor
@@ -284,4 +290,4 @@ class WatchApp(App[None]):
     def strip_of(self, place: int) -> Strip:
         """One line, as Textual paints it; never wider than the screen."""
         line = self.lines[place] if place < len(self.lines) else ()
-        return Strip([Segment(text, _STYLES[role]) for text, role in line if text]).adjust_cell_length(self.size.width)
+        return Strip([Segment(text, STYLES[role]) for text, role in line if text]).adjust_cell_length(self.size.width)
