@@ -6,6 +6,7 @@ Runs on the driver, in Spark's workers and on the command line. Invariant: this 
 only its listener needs pyspark.
 """
 
-from .log_lines import keep_lines_whole
+from .log_lines import keep_lines_whole, write_to_stderr
 
 keep_lines_whole()
+write_to_stderr()

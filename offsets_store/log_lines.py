@@ -2,14 +2,16 @@
 Show text that came from outside in one line: in a terminal, in an error, and in pgonce's log.
 
 Runs in every process that imports pgonce. Invariants: nothing in the text makes a terminal obey or hide anything, and
-a name can forge neither a line of an answer nor one of a log. No handler and no level is set; if the user's process has
-a handler, the user decides how a line looks. Without a handler, as in Spark's Python workers, Python writes only the
-text of a warning to stderr, so the time is put before it.
+a name can forge neither a line of an answer nor one of a log. A handler and a level are set only if PGONCE_LOG asks for
+them; if the user's process has a handler, the user decides how a line looks. Without a handler, as in Spark's Python
+workers, Python writes only the text of a warning to stderr, so the time is put before it.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
 from datetime import datetime, timezone
 
@@ -57,10 +59,69 @@ def _has_text(arg: object) -> bool:
 
 def _dated(record: logging.LogRecord) -> bool:
     if not logging.getLogger(record.name).hasHandlers():
-        at = (
-            datetime.fromtimestamp(record.created, timezone.utc)
-            .isoformat(timespec="milliseconds")
-            .replace("+00:00", "Z")
-        )
-        record.msg = f"{at} {record.msg}"
+        record.msg = f"{_time_of(record)} {record.msg}"
     return True
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, timezone.utc)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def write_to_stderr() -> None:
+    """
+    Write the log to stderr if the environment variable PGONCE_LOG says ``info``, ``debug`` or ``json``.
+
+    For processes that the user cannot configure, such as Spark's Python workers.
+    """
+    asked = os.environ.get("PGONCE_LOG", "").strip().lower()
+    if not asked:
+        return
+    logger = logging.getLogger("pgonce")
+    if asked not in _LEVELS:
+        logger.warning("PGONCE_LOG=%s has no meaning: it may be %s", asked, ", ".join(_LEVELS))
+        return
+    handler = _WhereThereIsNoOther()
+    handler.setFormatter(_Json() if asked == "json" else _Text())
+    logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(_LEVELS[asked])
+
+
+_LEVELS = {"info": logging.INFO, "debug": logging.DEBUG, "json": logging.INFO}
+
+
+class _WhereThereIsNoOther(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to stderr, as long as no handler of the user's gets the line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Asked for each line, because the user may configure logging after the import.
+        ours = logging.getLogger("pgonce")
+        if ours.handlers == [self] and not (ours.propagate and logging.getLogger().handlers):
+            super().emit(record)
+
+
+class _Text(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002
+        return _time_of(record)
+
+
+# What every record has. What else stands in one was given by its caller, or by who collects lines.
+_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        said = {
+            "time": _time_of(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **{key: value for key, value in vars(record).items() if key not in _USUAL},
+        }
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said, default=str)

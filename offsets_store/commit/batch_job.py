@@ -34,7 +34,7 @@ from .notification import notify_in_tx
 from .one_transaction import begun_transaction, committing, send_commit
 from .retrying import tried
 from .settings import CommitSettings
-from .work import Named, Outcome, Work
+from .work import Done, Named, Outcome, Work
 
 _log = logging.getLogger("pgonce")
 
@@ -67,15 +67,12 @@ def commit_job(settings: CommitSettings, job: Job, work: Work[None]) -> Committe
     def once(watch: LockWatch, outcome: Outcome) -> CommittedJob:
         return _publish_or_skip(settings, job, work, watch, outcome)
 
-    committed = tried(settings, _named(job), once, Outcome())
-    if committed.verdict is not JobVerdict.SKIPPED:
-        _log.info("%s: %s", _named(job).full, committed.verdict.value)
-    return committed
+    return tried(settings, _named(job), once, Outcome())
 
 
 def _named(job: Job) -> Named:
     name = f"batch job {job.batch_key!r}"
-    return Named(name, name, "run the job again")
+    return Named(name, name, "run the job again", {"batch_key": job.batch_key})
 
 
 def _publish_or_skip(
@@ -92,18 +89,24 @@ def _publish_or_skip(
             recorded = claim_in_tx(connection, sink_name, job)
         if recorded is None:
             with watch.looking(began.backend_pid, may_end=False):
-                published = work.publish_in_tx(connection, None, None)
+                published = outcome.sent = work.publish_in_tx(connection, None, None)
                 with committing(settings.url, connection, began, _named(job), outcome):
                     _record_in_tx(settings, connection, sink_name, job, published)
-            return CommittedJob(JobVerdict.PUBLISHED, sink_name)
+            return _noted(JobVerdict.PUBLISHED, sink_name, outcome)
         if recorded.attempt == job.attempt:
-            return CommittedJob(JobVerdict.LANDED, sink_name)
+            return _noted(JobVerdict.LANDED, sink_name, outcome)
         with outcome.on_ledger():
             _skip_in_tx(connection, sink_name, job, recorded)
         send_commit(settings.url, connection, began.backend_pid, _named(job), outcome)
     # A warning, because Spark shows nothing less of its Python workers, and save() returns as if rows were written.
     _log.warning("%s", _skipped(sink_name, job, recorded))
-    return CommittedJob(JobVerdict.SKIPPED, sink_name)
+    return _noted(JobVerdict.SKIPPED, sink_name, outcome)
+
+
+def _noted(verdict: JobVerdict, sink_name: str, outcome: Outcome) -> CommittedJob:
+    is_skipped = verdict is JobVerdict.SKIPPED
+    outcome.done = Done(verdict.name, sink_name, None if is_skipped else outcome.sent, is_skipped)
+    return CommittedJob(verdict, sink_name)
 
 
 def _record_in_tx(

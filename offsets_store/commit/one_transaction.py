@@ -187,6 +187,7 @@ def begun_transaction(
                 asked_sink(name_sink, connection).read()
             raise
         state = _state_in(begin)
+        outcome.database = driver_connection(connection).info.dbname
         keep_prepared(driver_connection(connection), settings.url, state.backend_pid)
         refuse_lost_on_crash(state)
         yield Begun(connection, sink.read(), state, asked)

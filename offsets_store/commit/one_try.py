@@ -21,7 +21,6 @@ steps, with a key in place of the writer's row; what is the same within a step i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -64,9 +63,7 @@ from .one_transaction import (
     committing,
 )
 from .settings import CommitSettings
-from .work import NameSink, Outcome, Work, named
-
-_log = logging.getLogger("pgonce")
+from .work import Done, NameSink, Outcome, Work, named
 
 
 @dataclass(frozen=True)
@@ -96,9 +93,10 @@ def publish_or_skip(
             with watch.looking(transaction.began.backend_pid, may_end=False):
                 stored = _stored_positions(transaction)
                 published, tables = _publish_in_tx(transaction, work, stored, outcome)
+                outcome.sent = published
                 with committing(settings.url, transaction.connection, transaction.began, named(planned), outcome):
                     _record_in_tx(transaction, published, tables, stored)
-            _note_commit(transaction)
+            _note_commit(transaction, outcome)
         else:
             _skip(transaction, outcome)
     return transaction.verdict
@@ -226,15 +224,14 @@ def _skip(transaction: Try, outcome: Outcome) -> None:
         _skip_in_tx(transaction)
     url, what = transaction.settings.url, named(transaction.batch)
     one_transaction.send_commit(url, transaction.connection, transaction.began.backend_pid, what, outcome)
-    _note_commit(transaction)
+    _note_commit(transaction, outcome)
 
 
-def _note_commit(transaction: Try) -> None:
-    url, batch = transaction.settings.url, transaction.batch
+def _note_commit(transaction: Try, outcome: Outcome) -> None:
+    url, batch, verdict = transaction.settings.url, transaction.batch, transaction.verdict
     _done[url, batch.query_id, batch.sink_name] = batch.batch_id
-    _log.info(
-        "batch %s of query %s into %s: %s", batch.batch_id, batch.query_id, batch.sink_name, transaction.verdict.name
-    )
+    is_skipped = verdict in SKIP and verdict is not Verdict.LANDED
+    outcome.done = Done(verdict.name, batch.sink_name, None if is_skipped else outcome.sent, is_skipped)
 
 
 # The last batch that this process has committed, by connection string, query and sink.

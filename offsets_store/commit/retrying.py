@@ -36,8 +36,9 @@ from ..postgres.translate import (
 from ..verdict.decide import Verdict
 from ..verdict.facts import Batch, PlannedBatch
 from .one_try import ask_or_skip, has_committed, publish_or_skip
+from .report import reported
 from .settings import CommitSettings
-from .work import Named, NameSink, Outcome, Work, named
+from .work import Named, NameSink, NotNowError, Outcome, Work, named
 
 _log = logging.getLogger("pgonce")
 
@@ -82,10 +83,6 @@ def what_became_of(settings: CommitSettings, planned: PlannedBatch, name_sink: N
 
 
 _BEGINS_AGAIN = "batch %s begins again when all its rows have arrived: %s"
-
-
-class NotNowError(Exception):
-    """Raised by the work of an early transaction whose rows are missing, or are not those that were wanted."""
 
 
 @dataclass
@@ -151,11 +148,12 @@ def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outc
         return _translated(error, settings.url, in_ledger=outcome.in_ledger)
 
     trying = f"{what.full}: trying again"
-    try:
-        return patiently(work, settings.retry_timeout, log=_log, trying=trying, failed=failed, may_pass=may_pass)
-    except PgonceError as error:
-        error.sink_name = outcome.sink_name
-        raise
+    with reported(what, outcome):
+        try:
+            return patiently(work, settings.retry_timeout, log=_log, trying=trying, failed=failed, may_pass=may_pass)
+        except PgonceError as error:
+            error.sink_name = outcome.sink_name
+            raise
 
 
 def _translated(error: Exception, url: str, *, in_ledger: bool) -> Exception:

@@ -96,12 +96,13 @@ class Named:
     How errors and log lines name what is committed.
 
     ``short`` is for a sentence (``batch 7``), ``full`` for a line of the log (``batch 7 of query ...``), and ``again``
-    says how it is started once more.
+    says how it is started once more. ``keys`` name it for machines.
     """
 
     short: str
     full: str
     again: str
+    keys: Mapping[str, str | int] = field(default_factory=dict)
 
     @property
     def begins(self) -> str:
@@ -112,7 +113,31 @@ class Named:
 def named(batch: PlannedBatch) -> Named:
     """The names of a micro-batch."""
     short = f"batch {batch.batch_id}"
-    return Named(short, f"{short} of query {batch.query_id}", "start the query again")
+    keys: dict[str, str | int] = {
+        "query": batch.query_name or batch.query_id,
+        "query_id": batch.query_id,
+        "batch": batch.batch_id,
+    }
+    return Named(short, f"{short} of query {batch.query_id}", "start the query again", keys)
+
+
+@dataclass(frozen=True)
+class Done:
+    """
+    What became of a batch, or a batch job: the name of its verdict, its sink, and what was put into the target.
+
+    ``published`` is None if nothing was written now (``is_skipped``), or if an earlier try has written it and it is
+    not known any more how many rows these were.
+    """
+
+    verdict: str
+    sink_name: str
+    published: Published | None
+    is_skipped: bool = False
+
+
+class NotNowError(Exception):
+    """Raised by the work of an early transaction whose rows are missing, or are not those that were wanted."""
 
 
 @dataclass
@@ -125,12 +150,18 @@ class Outcome:
     earlier transaction is over.
 
     ``in_ledger`` tells, when a try has failed, that it failed in a statement on the ledger. Otherwise an error of
-    Postgres is about the target or its rows. ``sink_name`` is the sink, once a try has found out.
+    Postgres is about the target or its rows. ``sink_name`` is the sink, once a try has found out, and ``database`` the
+    one to which the last try was connected.
+
+    ``sent`` is what the last COMMIT that was sent would publish, and ``done`` what became of the batch.
     """
 
     unknown: bool = False
     in_ledger: bool = False
     sink_name: str | None = None
+    database: str | None = None
+    sent: Published | None = None
+    done: Done | None = None
 
     @contextmanager
     def on_ledger(self) -> Iterator[None]:

@@ -59,6 +59,7 @@ def arriving_rows(
     :param destination: says how rows tell what is to be done.
     :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION for a row that
         has none, and POSITION_OUTSIDE for one that is not in the range of ``batch``.
+    :param batch: the batch whose rows they are; Spark's own page names it.
     :raises TypeMappingError: before any job runs, for a type that Postgres cannot hold.
     :raises ConfigurationError: POSITION_COLUMNS, before any job runs.
     """
@@ -66,13 +67,18 @@ def arriving_rows(
     if positions:
         positions.check(reader.struct_type)
     written = written_type(reader.struct_type, positions, destination)
-    arriving = ArrivingBatches(frame)
+    arriving = ArrivingBatches(frame, _title(batch, destination))
     try:
         arriving.wait()
         yield _Frame(arriving, reader, written, positions, batch, destination.dead_letters).rows()
     except BaseException:
         arriving.close()
         raise
+
+
+def _title(batch: PlannedBatch | None, destination: Destination | Routes) -> str | None:
+    into = destination.sink_name if isinstance(destination, Routes) else destination.table
+    return f"pgonce: batch {batch.batch_id} into {into}" if batch else None
 
 
 @dataclass(frozen=True)
@@ -148,17 +154,17 @@ class ArrivingBatches:
     """
     The record batches of a frame, in the order in which tasks end; iterate over them as often as needed.
 
-    Creating one runs the frame. Iterating waits for the rows that are still to come, and raises what Spark raised if
-    its job has failed.
+    Creating one runs the frame, in a job of this ``title`` on Spark's own page. Iterating waits for the rows that are
+    still to come, and raises what Spark raised if its job has failed.
     """
 
-    def __init__(self, frame: DataFrame) -> None:
+    def __init__(self, frame: DataFrame, title: str | None = None) -> None:
         self._changed = threading.Condition()
         self._arrived = Spool(IN_MEMORY_BYTES)
         self._rows = 0
         self._at_end = False
         self._error: BaseException | None = None
-        self._coming = _rows_of(frame)
+        self._coming = _rows_of(frame, title)
         threading.Thread(target=self._take, name="pgonce-arriving-rows", daemon=True).start()
 
     def wait(self) -> None:
@@ -218,13 +224,14 @@ class ArrivingBatches:
             self._changed.notify_all()
 
 
-def _rows_of(frame: DataFrame) -> JvmRows | _ServerRows:
+def _rows_of(frame: DataFrame, title: str | None) -> JvmRows | _ServerRows:
     if is_connect(frame):
+        # A Connect client cannot name a job.
         return _ServerRows(frame)
     # Needs a JVM in this process, which a client of a Connect server lacks.
     from .jvm_rows import JvmRows
 
-    return JvmRows(frame)
+    return JvmRows(frame, title)
 
 
 class _ServerRows:

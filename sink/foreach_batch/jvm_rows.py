@@ -7,10 +7,11 @@ waits for the rows.
 
 from __future__ import annotations
 
+import html
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import pyarrow as pa
@@ -23,18 +24,24 @@ try:
 except ImportError:  # PySpark 3.5
     from pyspark.java_gateway import local_connect_and_auth  # type: ignore[attr-defined, no-redef, unused-ignore]
 
+_DESCRIPTION = "spark.job.description"
+
 
 class JvmRows:
-    """The job that makes a frame's rows, and the socket on which they come; creating it starts the job."""
+    """
+    The job that makes a frame's rows, and the socket on which they come; creating it starts the job.
 
-    def __init__(self, frame: DataFrame) -> None:
+    :param title: what Spark's own page says of the job, before what it would say by itself.
+    """
+
+    def __init__(self, frame: DataFrame, title: str | None = None) -> None:
         running = cast("Any", frame)
         self._context = running._sc
         self._tag = f"pgonce-{uuid.uuid4()}"
         # As Spark's own _collect_as_arrow does, up to the point where it would wait for the last row.
         self._context.addJobTag(self._tag)
         try:
-            with SCCallSiteSync(self._context):
+            with SCCallSiteSync(self._context), _described(self._context, title):
                 address, secret, self._server = running._jdf.collectAsArrowToPython()
         finally:
             self._context.removeJobTag(self._tag)
@@ -67,3 +74,18 @@ class JvmRows:
         with suppress(OSError):
             # A socket that is only closed would not wake the thread that reads from it.
             self._socket.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def _described(context: Any, title: str | None) -> Iterator[None]:
+    """Put the title before the description that jobs have which this thread starts."""
+    if title is None:
+        yield
+        return
+    before = context.getLocalProperty(_DESCRIPTION)
+    # The page reads it as HTML, and a table's name may look like a tag.
+    context.setLocalProperty(_DESCRIPTION, "; ".join(filter(None, (html.escape(title, quote=False), before))))
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)

@@ -168,7 +168,7 @@ class BatchTransaction:
     def _write(self, frame: DataFrame, where: Destination | Routes) -> int:
         if isinstance(where, Destination):
             where = replace(where, may_be_temporary=True)
-        with arriving_rows(frame, where) as rows:
+        with arriving_rows(frame, where, batch=self._batch) as rows:
             published = write_batch_in_tx(driver_connection(self._connection), where, rows, self._batch)
         # What went into a temporary table, and goes away with the batch, is not published.
         if published.targets or isinstance(where, Routes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -17,18 +19,29 @@ from pgonce.offsets_store.log_lines import LOGGERS, one_line
 ROOT = Path(__file__).parents[2]
 
 
-def lines_of(setup=""):
-    """What a new process writes to stderr for a warning of each logger."""
+def lines_of(setup="", level="warning", asked=""):
+    """What a new process, with PGONCE_LOG as ``asked``, writes to stderr for a line of each logger."""
     code = (
         f"import logging, pgonce.offsets_store\n{setup}\n"
         f"for name in {LOGGERS!r}:\n"
-        "    logging.getLogger(name).warning('query %s: %.1f s', 'a\\nCRITICAL \\x1b[2J all lost', 1.25)"
+        f"    logging.getLogger(name).{level}(\n"
+        "        'query %s: %.1f s', 'a\\nCRITICAL \\x1b[2J all lost', 1.25, extra=dict(rows=7)\n"
+        "    )"
     )
-    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=True)
+    environment = {**os.environ, "PGONCE_LOG": asked}
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=True, env=environment)
     return done.stderr.splitlines()
 
 
+# A handler at our logger alone, whose lines nobody else gets.
+MINE = (
+    "handler = logging.StreamHandler()\n"
+    "handler.setFormatter(logging.Formatter('mine: %(message)s'))\n"
+    "logging.getLogger('pgonce').addHandler(handler)\n"
+    "logging.getLogger('pgonce').propagate = False"
+)
 # Line ends and terminal sequences in what is said of somebody else's name forge no line; numbers stay numbers.
+DATE = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
 SAID = "query a\\nCRITICAL \\x1b[2J all lost: 1.2 s"
 
 
@@ -36,12 +49,48 @@ def test_a_line_has_its_time_where_nobody_has_configured_logging():
     """In Spark's Python workers Python itself writes warnings, without a time; a name forges no line."""
     lines = lines_of()
     assert len(lines) == len(LOGGERS)
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z " + re.escape(SAID), line) for line in lines)
+    assert all(re.fullmatch(DATE + re.escape(SAID), line) for line in lines)
 
 
 def test_a_line_is_the_users_to_lay_out_where_there_is_a_handler():
     """A user's own layout gets the text, in which a name forges no line either."""
     assert lines_of("logging.basicConfig(format='mine: %(message)s')") == [f"mine: {SAID}"] * len(LOGGERS)
+
+
+def test_lines_below_a_warning_are_shown_if_the_environment_asks_for_them():
+    """Where nobody can configure logging, PGONCE_LOG does, and says how much."""
+    assert lines_of(level="info") == []
+    shown = lines_of(level="info", asked="info")
+    assert len(shown) == len(LOGGERS)
+    assert all(re.fullmatch(f"{DATE}INFO {re.escape(SAID)}", line) for line in shown)
+    assert lines_of(level="debug", asked="info") == []
+    assert len(lines_of(level="debug", asked=" DEBUG ")) == len(LOGGERS)
+
+
+def test_lines_are_json_if_the_environment_asks_for_it():
+    """Each line is an object with the keys that its caller gave, and a traceback stays in the line."""
+    lines = [json.loads(line) for line in lines_of(level="info", asked="json")]
+    assert [line["logger"] for line in lines] == list(LOGGERS)
+    for line in lines:
+        assert re.fullmatch(DATE.strip(), line.pop("time"))
+        assert line == {"level": "INFO", "logger": line["logger"], "message": SAID, "rows": 7}
+    failing = "try: 1 / 0\nexcept Exception: logging.getLogger('pgonce').exception('no')\n"
+    first = json.loads(lines_of(failing, asked="json")[0])
+    assert first["message"] == "no"
+    assert first["traceback"].endswith("ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("setup", ["logging.basicConfig(format='mine: %(message)s')", MINE])
+def test_the_environment_takes_nothing_from_a_users_handler(setup):
+    """A line that a handler of the user's gets is not written a second time, whatever PGONCE_LOG says."""
+    assert lines_of(setup, level="info", asked="json") == [f"mine: {SAID}"] * len(LOGGERS)
+
+
+def test_a_word_that_the_environment_variable_does_not_have_is_said():
+    """A mistake in it fails no query, and is told once."""
+    first, *others = lines_of(asked="loud")
+    assert first.endswith("PGONCE_LOG=loud has no meaning: it may be info, debug, json")
+    assert len(others) == len(LOGGERS)
 
 
 def test_all_loggers_are_known():

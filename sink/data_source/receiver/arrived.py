@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pgonce.offsets_store.commit.retrying import NotNowError
+from pgonce.offsets_store.commit.work import NotNowError
 
 from ...encoding.encoded_types import EncodedColumn
 from ...positions import EncodedRows

@@ -17,8 +17,8 @@ from uuid import UUID
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError
-from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.commit.retrying import EarlyTry
+from pgonce.offsets_store.commit.work import NotNowError, Work
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict

@@ -265,7 +265,8 @@ def test_a_job_that_is_skipped_says_so_in_the_log(admin, url, caplog):
         for has in (3, None, 5):
             caplog.clear()
             commit_job(settings(url), replace(job(), rows=has), writing(1, 2, 3))
-            (line,) = caplog.records
+            line, told = caplog.records
+            assert told.getMessage().startswith("skipped batch_key=monday sink=public.events verdict=SKIPPED rows=0")
             said = line.getMessage()
             assert line.levelname == "WARNING"
             assert said.startswith("batch job 'monday' into public.events: skipped, and nothing was written")
@@ -282,4 +283,4 @@ def test_a_job_that_is_tried_again_has_its_name_in_the_log(admin, url, proxy, ca
     with caplog.at_level("INFO", logger="pgonce"):
         commit_job(settings(proxy.url), replace(job(), batch_key="2026-11-20"), writing(1))
     assert "batch job '2026-11-20': trying again in" in caplog.text
-    assert "batch job '2026-11-20': its rows had been written by an earlier try" in caplog.text
+    assert "published batch_key=2026-11-20 sink=public.events verdict=LANDED rows=1" in caplog.text

@@ -7,8 +7,8 @@ import pytest
 from support.batches import make_batch
 from support.committed_rows import TABLE, appending, ids, settings
 
-from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError, commit_batch
-from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.commit.retrying import EarlyTry, commit_batch
+from pgonce.offsets_store.commit.work import NotNowError, Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 
