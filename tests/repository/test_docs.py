@@ -195,7 +195,7 @@ def commands_in(document: Path) -> set[tuple[str, str]]:
     """The commands that a file names, in backticks or in a shell block: ``("pgonce", "status")``."""
     text = document.read_text()
     quoted = [*re.findall(r"`([^`\n]+)`", text), *"\n".join(blocks(document, "sh")).splitlines()]
-    return {match.groups() for line in quoted if (match := re.match(r"(pgonce|make) ([a-z-]+)\b", line))}
+    return {match.groups() for line in quoted if (match := re.match(r"(pgonce|make) ([a-z][a-z-]+)\b", line))}
 
 
 def test_every_command_that_is_named_exists():
