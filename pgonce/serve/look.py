@@ -104,6 +104,7 @@ UNION ALL SELECT 'state', to_jsonb(q) FROM pgonce.queries AS q
 UNION ALL SELECT 'finding', to_jsonb(h) FROM pgonce.health AS h
 """)
 
+# OFFSET 0 has each writer's rows read by their index; without it, Postgres 18 read all batches of all writers.
 # A writer that was not known at the look before has all its batches read. The first look reads none: counting begins.
 _SINCE = text("""
 WITH known AS (
@@ -125,8 +126,9 @@ CROSS JOIN LATERAL (
     SELECT b.rows, b.committed_at FROM pgonce.batches AS b
     WHERE b.writer_id = w.writer_id
         AND (b.generation, b.batch_id) > (coalesce(k.generation, -1), coalesce(k.batch_id, -1))
+    OFFSET 0
 ) AS b
-WHERE CAST(:counts AS boolean)
+WHERE CAST(:counts AS boolean) AND (w.generation, w.last_batch_id) IS DISTINCT FROM (k.generation, k.batch_id)
 UNION ALL
 SELECT 'event', jsonb_build_object(
     'query_id', w.query_id, 'progress_at', p.progress_at,
@@ -136,6 +138,7 @@ LEFT JOIN heard AS h USING (query_id)
 CROSS JOIN LATERAL (
     SELECT p.progress_at, p.durations_ms FROM pgonce.progress AS p
     WHERE p.query_id = w.query_id AND p.progress_at > coalesce(h.progress_at, CAST(:began_at AS timestamptz))
+    OFFSET 0
 ) AS p
 WHERE CAST(:counts AS boolean)
 UNION ALL

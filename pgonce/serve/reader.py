@@ -26,6 +26,8 @@ from .tally import Counts, Tally
 
 _KEPT_PAGES = 64
 _PAGES_AT_A_TIME = 2
+# It rests for this many times as long as a look took, so that a slow server is looked at less often.
+_REST = 4
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ class Reader:
         while not self._stopping.is_set():
             began = time.monotonic()
             self.refresh()
-            self._stopping.wait(max(self.every - (time.monotonic() - began), self.every / 4))
+            took = time.monotonic() - began
+            self._stopping.wait(max(self.every - took, _REST * took))
 
     def refresh(self) -> None:
         """Look once; what goes wrong becomes the snapshot's trouble."""
