@@ -24,7 +24,7 @@ from pgonce.offsets_store.ledger.migrations import require_ledger
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
 from pgonce.offsets_store.postgres.connect import driver_connection, lone
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
-from pgonce.offsets_store.status.one_query import OneQuery, one_query
+from pgonce.offsets_store.status.details import QueryDetails, query_details
 from pgonce.offsets_store.status.states import Finding, QueryState, activity, findings, query_states
 
 from .view import Key
@@ -53,7 +53,7 @@ class Picture:
     findings: tuple[Finding, ...] = ()
     activity: dict[Key, tuple[int, ...]] = field(default_factory=dict)
     known_of: Key | None = None
-    known: OneQuery | None = None
+    known: QueryDetails | None = None
 
 
 class Reader:
@@ -107,7 +107,7 @@ class Reader:
             picture = replace(last, taken_at=now, queries=tuple(query_states(connection)))
             is_due = self._activity_at is None or seconds - self._activity_at >= ACTIVITY_SECONDS
             if opened is not None and (last.known_of != opened or not is_due):
-                return replace(picture, known_of=opened, known=one_query(connection, *opened))
+                return replace(picture, known_of=opened, known=query_details(connection, *opened))
             if is_due and self._is_begun:
                 self._activity_at = seconds
                 course: dict[Key, tuple[int, ...]] = {

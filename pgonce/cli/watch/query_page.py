@@ -11,7 +11,7 @@ from datetime import datetime
 
 from rich.cells import cell_len
 
-from pgonce.offsets_store.status.one_query import LockHolder, OneQuery
+from pgonce.offsets_store.status.details import LockHolder, QueryDetails
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState
 
 from ..figures import UNKNOWN, age_text, count_text, duration_text, sparkline, time_text
@@ -27,7 +27,7 @@ _EMPTY: Line = ()
 
 def query_page(
     query: QueryState | None,
-    known: OneQuery | None,
+    known: QueryDetails | None,
     findings: Sequence[Finding],
     activity: Sequence[float],
     now: datetime,
@@ -67,7 +67,7 @@ def _top(query: QueryState, findings: Sequence[Finding], now: datetime, width: i
 
 
 def _facts(
-    query: QueryState, known: OneQuery | None, activity: Sequence[float], now: datetime, width: int, marks: Marks
+    query: QueryState, known: QueryDetails | None, activity: Sequence[float], now: datetime, width: int, marks: Marks
 ) -> Iterator[Line]:
     old = f", the oldest record is {duration_text(query.lag_seconds)} old" if query.lag_seconds else ""
     course = sparkline(list(activity), min(_LONGEST_COURSE, width - _LABELS - 2), ascii_only=marks.ascii_only)
@@ -91,7 +91,7 @@ def _facts(
 class _Page:
     """The parts below the facts, each with an empty line and a heading before it."""
 
-    def __init__(self, query: QueryState, known: OneQuery, now: datetime, width: int, marks: Marks) -> None:
+    def __init__(self, query: QueryState, known: QueryDetails, now: datetime, width: int, marks: Marks) -> None:
         self._query, self._known, self._now, self._width, self._marks = query, known, now, width, marks
 
     def failures(self) -> Iterator[Line]:

@@ -10,10 +10,10 @@ from support.watched import NOW, finding, state, text_of
 
 from pgonce.cli.watch.lines import Marks, width_of
 from pgonce.cli.watch.query_page import query_page
-from pgonce.offsets_store.status.one_query import (
+from pgonce.offsets_store.status.details import (
     LockHolder,
-    OneQuery,
     Position,
+    QueryDetails,
     RecentBatch,
     RecentFailure,
     RecentLetter,
@@ -24,7 +24,7 @@ ANY = st.text(max_size=120)
 
 def known(text="x"):
     """All that can be known of a query, with this text wherever something from outside may stand."""
-    return OneQuery(
+    return QueryDetails(
         f"/checkpoints/{text}",
         NOW - timedelta(seconds=30),
         (
@@ -72,7 +72,9 @@ def test_failures_say_what_to_type():
 
 def test_an_error_that_is_not_ours_is_not_explained():
     """No page has the name of a class of Spark's errors, so no command is shown for it."""
-    told = OneQuery(None, None, failures=(RecentFailure("java.lang.Error", "Spark.", None, "listener", 1, NOW, NOW),))
+    told = QueryDetails(
+        None, None, failures=(RecentFailure("java.lang.Error", "Spark.", None, "listener", 1, NOW, NOW),)
+    )
     text = "\n".join(page(told=told))
     assert "java.lang.Error  " in text
     assert "pgonce explain" not in text
@@ -95,7 +97,7 @@ def test_locks_name_their_holder_and_how_to_end_it():
 
 def test_a_wait_without_a_holder():
     """Standbys, say: the view tells for what the commit waits."""
-    text = "\n".join(page(state(state="waiting", waits_for="synchronous standbys"), OneQuery(None, None)))
+    text = "\n".join(page(state(state="waiting", waits_for="synchronous standbys"), QueryDetails(None, None)))
     assert "Waits for" in text
     assert "synchronous standbys" in text
 
@@ -106,7 +108,7 @@ def test_batches_and_dead_letters():
     assert ["12", "12s", "1", "234", "567", "1", "inline", "3", "dropped,", "5", "written"] in map(str.split, lines)
     assert ["7", "0s", "12", "22003", "amount", "out", "of", "range", "x"] in map(str.split, lines)
     assert "    To type: pgonce dead-letters 11111111" in lines
-    told = OneQuery(None, None, batches=(RecentBatch(1, 0, 5, 0, "inline", None, 0, NOW),))
+    told = QueryDetails(None, None, batches=(RecentBatch(1, 0, 5, 0, "inline", None, 0, NOW),))
     (header,) = (line for line in page(told=told) if "BATCH" in line)
     assert header.split() == ["BATCH", "AGE", "ROWS", "TRANSPORT"]
 

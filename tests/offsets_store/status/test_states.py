@@ -1,7 +1,7 @@
 """
 What each query is said to do, what that is concluded from, and what needs attention.
 
-Covers: the views pgonce.queries and pgonce.health, offsets_store.status.states.
+Covers: offsets_store.status.states, and the views on which it stands.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from support.ledger_history import KAFKA, QUERY, hear, publish, replay
 from support.watched import fail
 
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.status.one_query import one_query
+from pgonce.offsets_store.status.details import query_details
 from pgonce.offsets_store.status.states import query_states
 
 
 def known(url, query_id=QUERY, sink_name="public.orders", **others):
     """What is known of this query."""
     with reading(url) as connection:
-        return one_query(connection, query_id, sink_name, **others)
+        return query_details(connection, query_id, sink_name, **others)
 
 
 def test_batches(url, store):

@@ -81,7 +81,7 @@ class LockHolder:
 
 
 @dataclass(frozen=True)
-class OneQuery:
+class QueryDetails:
     """All that is known of one query and sink, the newest first; ``measured_at`` is when the latest offsets were."""
 
     checkpoint_location: str | None
@@ -145,7 +145,7 @@ LEFT JOIN LATERAL (
 """)
 
 
-def one_query(connection: Connection, query_id: str, sink_name: str | None, newest: int = 10) -> OneQuery:
+def query_details(connection: Connection, query_id: str, sink_name: str | None, newest: int = 10) -> QueryDetails:
     """
     All that is known of this query and sink; empty if nothing is.
 
@@ -154,7 +154,7 @@ def one_query(connection: Connection, query_id: str, sink_name: str | None, newe
     """
     asked = {"query_id": query_id, "sink_name": sink_name, "newest": newest}
     row = connection.execute(_EVERYTHING, asked).mappings().one()
-    return OneQuery(
+    return QueryDetails(
         row["checkpoint_location"],
         row["measured_at"],
         _parts(RecentBatch, row["batches"]),
