@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +32,7 @@ from pgonce.offsets_store.status.states import QueryState
 from . import api, health, metrics, pages
 from .events import Events
 from .lag import PartitionLags
+from .one_query import OneQuery
 from .reader import Reader
 from .security import Guard
 
@@ -148,7 +149,7 @@ class _Site:
         code = asked.get("code") or None
         found, trouble = None, None
         try:
-            found = self._reader.query(state.query_id, state.sink_name, code)
+            found = self._read(state, code)
         except PgonceError as error:
             trouble = error
         lag = snapshot.lag_by_minute.get((state.query_id, state.sink_name or ""), ())
@@ -165,6 +166,12 @@ class _Site:
             code=code,
             with_rows=self._settings.with_rows,
         )
+
+    def _read(self, state: QueryState, code: str | None) -> OneQuery:
+        found = self._reader.query(state.query_id, state.sink_name, code)
+        # What the brokers told is newer than what the listener heard, and is there without one.
+        rows = self._lag.rows_of(state.query_id, state.sink_name)
+        return replace(found, partitions=rows) if rows else found
 
     def _state(self, query_id: str, sink: str | None) -> QueryState | None:
         snapshot = self._reader.snapshot
@@ -201,7 +208,7 @@ class _Site:
         state = self._state(request.path_params["query_id"], asked.get("sink"))
         if state is None:
             return api.answer({"error": "No query has this id or name in the ledger."}, 404)
-        found = self._reader.query(state.query_id, state.sink_name, asked.get("code") or None)
+        found = self._read(state, asked.get("code") or None)
         return api.answer(api.one_query(self._reader.snapshot, state, found, with_rows=self._settings.with_rows))
 
     def api_health(self, _: Request) -> Response:

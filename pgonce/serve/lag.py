@@ -24,6 +24,7 @@ from pgonce.offsets_store.ledger.tables import measured_lag
 from pgonce.offsets_store.status.measure import Measured, measure_partitions
 from pgonce.offsets_store.status.states import MeasuredLag
 from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.status.stored import PartitionLag
 
 from .look import Key
 
@@ -55,6 +56,7 @@ class PartitionLags:
         self._brokers = brokers
         self._measured: Sequence[MeasuredLag] = ()
         self._partitions: Mapping[Key, Sequence[PartitionBehind]] = {}
+        self._rows: Mapping[Key, Sequence[PartitionLag]] = {}
         self._wanted_at: float | None = None
         self._stores = True
         self._said = ""
@@ -70,6 +72,10 @@ class PartitionLags:
         self._wanted_at = time.monotonic()
         return self._partitions
 
+    def rows_of(self, query_id: str, sink_name: str | None) -> Sequence[PartitionLag]:
+        """What the brokers told of each partition of a query and sink; empty if they were not asked."""
+        return self._rows.get((query_id, sink_name or ""), ())
+
     def start(self) -> None:
         """Begin to read."""
         self._thread.start()
@@ -84,10 +90,10 @@ class PartitionLags:
                 self.refresh()
                 self._say("")
             except PgonceError as error:
-                self._partitions = {}
+                self._partitions, self._rows = {}, {}
                 self._say(str(error))
             except Exception as error:  # noqa: BLE001 (nothing that happens here may end the thread)
-                self._partitions = {}
+                self._partitions, self._rows = {}, {}
                 self._say(without_its_words(error).splitlines()[0])
             self._stopping.wait(_EVERY_SECONDS)
 
@@ -101,6 +107,7 @@ class PartitionLags:
             found = measure_partitions(self._url, self._brokers)
             self._measured = [one.total for one in found]
             self._partitions = {(one.total.query_id, one.total.sink_name): tuple(_behind(one)) for one in found}
+            self._rows = {(one.total.query_id, one.total.sink_name): one.partitions for one in found}
             self._store()
         elif self._wanted_at is not None and time.monotonic() - self._wanted_at < _WANTED_SECONDS:
             self._partitions = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -330,8 +330,3 @@ def ledger_says(found: OneQuery, state: QueryState) -> list[str]:
     if state.state == "refused":
         said.append("If nothing changes, its next start runs into the same failure.")
     return said
-
-
-def by_source(found: OneQuery) -> Mapping[str, int]:
-    """How many partitions or sources are listed, and how many of them have a known lag."""
-    return {"all": len(found.partitions), "known": sum(row.lag is not None for row in found.partitions)}
