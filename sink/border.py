@@ -5,7 +5,9 @@ Runs where Spark calls us: in the planner's worker, in tasks, in the commit work
 error's text stays as it is, and so do the frames of the user's own code and those of unexpected errors; our frames go
 to the log, at DEBUG.
 
-Spark puts the whole traceback into the text of its own error, and PySpark shows it twice more.
+Spark puts the whole traceback into the text of its own error, and PySpark shows it twice more. On the driver it also
+has frames of py4j and PySpark, which are added only after an error has left us; but the cause of an error is printed
+before them, and so the error is its own cause there.
 """
 
 from __future__ import annotations
@@ -76,6 +78,8 @@ def _shorten(error: PgonceError, code: CodeType | None) -> None:
     ours = next((n for n, entry in enumerate(frames) if _is_ours(entry)), len(frames))
     # A bare raise keeps these frames, and does not add its own.
     error.__traceback__ = _joined(frames[:ours])
+    if not _is_sparks_worker():
+        error.__cause__ = type(error)(error.code, error.what, error.data, error.remedy)
 
 
 def _is_sparks_worker() -> bool:

@@ -13,6 +13,7 @@ import atexit
 import logging
 import queue
 import re
+import sys
 import threading
 import time
 from collections import deque
@@ -162,6 +163,10 @@ class OffsetsListener(StreamingQueryListener):
         while self._heartbeats.has_living() and time.monotonic() < deadline:
             time.sleep(0.02)
         self.close(_AT_EXIT_SECONDS)
+        # An error that ended the program has been printed by now, with Spark's plan of the query behind the sentence.
+        printed = said_in(str(getattr(sys, "last_value", None) or ""))
+        if printed is not None:
+            _log.error("[%s] %s Help: %s", printed.code, printed.sentences, printed.remedy)
 
     def _store_all(self) -> None:
         while not self._abandoned.is_set():

@@ -1,5 +1,5 @@
 """
-How many lines a user sees before the sentence of an error, by each way in.
+How many lines a user sees before the sentence of an error, by each way in, and that it is the last line.
 
 Covers: `offsets_store.progress.listener`.
 """
@@ -14,19 +14,32 @@ from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import spark_settings
 
 JOB = Path(__file__).parents[1] / "support" / "failing_job.py"
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+SENTENCE = "[CHECK_VIOLATION] Postgres refused the batch"
+# In the log: what Spark says of its write, of the query, and the first line of its error. In a notebook: the frames of
+# PySpark and py4j around awaitTermination, and for foreachBatch also those that PySpark takes out of the error's text.
+MOST_IN_LOG = {"sink": 3, "writer": 1, "function": 1}
+MOST_IN_NOTEBOOK = {"sink": 11, "writer": 19, "function": 22}
 
 
-def seen(start_driver, tmp_path, url, way, ends, *, watches=False):
-    """All that a job has printed since it started its query."""
-    given = {
-        "url": url,
-        "checkpoint": str(tmp_path / "checkpoint"),
-        "way": way,
-        "watches": watches,
-        "ends": ends,
-        "spark": spark_settings(tmp_path, kafka=False),
-    }
+def before(lines):
+    """The lines before the first one that has the sentence."""
+    return lines[: next(number for number, line in enumerate(lines) if SENTENCE in line)]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["sink", "writer", "function"])
+def test_lines_before_the_sentence(start_driver, tmp_path, url, admin, way):
+    """In the log they are Spark's own, in a notebook Spark's frames; explained, there are none; and it ends the log."""
+    admin.execute("CREATE TABLE events (value bigint CHECK (value < 0))")
+    settings = {**spark_settings(tmp_path, kafka=False), "spark.ui.showConsoleProgress": "false"}
+    given = {"url": url, "checkpoint": str(tmp_path / "checkpoint"), "way": way, "spark": settings}
     driver = start_driver(JOB, json.dumps(given), env=with_tests_on_path())
-    assert driver.wait() == (1 if ends == "script" else 0), driver.output()
-    return driver.output().rpartition("BEGINS\n")[2].splitlines()
+    assert driver.wait() == 1, driver.output()
+    printed = driver.output().partition("BEGINS\n")[2].replace("EXPLAINED\n", "SHOWN\n")
+    log, shown, explained = (text.splitlines() for text in printed.split("SHOWN\n"))
+    assert len([line for line in before(log) if " WARN " not in line]) <= MOST_IN_LOG[way]
+    assert len(before(shown)) <= MOST_IN_NOTEBOOK[way]
+    assert explained[0].startswith("[CHECK_VIOLATION] ")
+    assert SENTENCE in explained[-1]
+    assert " Help: " in explained[-1]
