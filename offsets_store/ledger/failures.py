@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -87,7 +87,22 @@ def keep_failure(
     :param sink_name: the sink, if the error knows it and ``failed`` does not.
     :param is_ours: whether the error is one of pgonce. Another one is kept only of a query that has published.
     """
-    row = {
+    row = row_of(failed, code, message, sink_name, is_ours=is_ours)
+    # In a thread, because a connection may take longer to be made, or its password to be fetched.
+    keeping = threading.Thread(target=_keep, args=[url, row], name="pgonce-failure", daemon=True)
+    try:
+        keeping.start()
+    except RuntimeError as error:
+        _log.info(_NOT_KEPT, error)
+        return
+    keeping.join(LONGEST_SECONDS)
+
+
+def row_of(
+    failed: Failed, code: str, message: str, sink_name: str | None = None, *, is_ours: bool = True
+) -> dict[str, object]:
+    """What :func:`keep_in_tx` stores; the arguments are those of :func:`keep_failure`."""
+    return {
         "query_id": failed.query_id,
         "query_name": _text(failed.query_name),
         "sink_name": _text(failed.sink_name or sink_name),
@@ -98,14 +113,16 @@ def keep_failure(
         "seen_by": failed.seen_by,
         "is_ours": is_ours,
     }
-    # In a thread, because a connection may take longer to be made, or its password to be fetched.
-    keeping = threading.Thread(target=_keep, args=[url, row], name="pgonce-failure", daemon=True)
-    try:
-        keeping.start()
-    except RuntimeError as error:
-        _log.info(_NOT_KEPT, error)
-        return
-    keeping.join(LONGEST_SECONDS)
+
+
+def keep_in_tx(session: psycopg.Connection, row: Mapping[str, object]) -> None:
+    """
+    Store a failure, or count it once more, and drop old ones of its query; our search_path must be in force.
+
+    :raises psycopg.Error: what Postgres says.
+    """
+    session.execute(_KEEP, row)
+    session.execute(_PRUNE, {"query_id": row["query_id"], "kept": KEPT_A_QUERY})
 
 
 def _text(text: str | None) -> str | None:
@@ -119,8 +136,7 @@ def _keep(url: str, row: dict[str, object]) -> None:
     try:
         with connect(url, connect_timeout=2) as session:
             session.execute(_BEGIN)
-            session.execute(_KEEP, row)
-            session.execute(_PRUNE, {"query_id": row["query_id"], "kept": KEPT_A_QUERY})
+            keep_in_tx(session, row)
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.InsufficientPrivilege):
         _say_once(url)
     except psycopg.Error as error:

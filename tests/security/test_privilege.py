@@ -30,13 +30,18 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.ledger.failures import Failed, keep_in_tx, row_of
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants, ledgers_seen, migrate
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import connect, engine_for
+from pgonce.offsets_store.ledger.session import writing
+from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
 from pgonce.offsets_store.progress.heard import Heard
+from pgonce.offsets_store.progress.heartbeats import Heartbeats
 from pgonce.offsets_store.progress.stored_progress import store_progress_in_tx
+from pgonce.offsets_store.status.states import MeasuredLag
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.serve.lag import store_in_tx as store_measured_in_tx
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
 
@@ -140,6 +145,23 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
     with connect(url) as connection:
         connection.execute("SELECT * FROM pgonce.current_offsets, pgonce.replays_skipped, pgonce.dead_letters")
     store_progress(url, f"{query_id} 0")
+    tell_states(url, f"{query_id} 0")
+
+
+def tell_states(url: str, query_id: str) -> None:
+    """Keep a failure, say that a run is alive and how far it is behind, and look at what all this means."""
+    failed = Failed(seen_by="commit", query_id=query_id, run_id="run 1")
+    runs = Heartbeats()
+    runs.start(query_id, "run 1", None)
+    lag = MeasuredLag(query_id, "sales.orders", 3, 0.5, 1.0, datetime.now(timezone.utc))
+    with writing(url) as connection:
+        keep_in_tx(driver_connection(connection), row_of(failed, "LOCKED", "It was held."))
+        runs.store_in_tx(connection)
+        store_measured_in_tx(connection, [lag])
+    store = OffsetsStore(url)
+    assert store.failures() != []
+    store.states()
+    store.health()
 
 
 CHANGES = t.StructType([
@@ -220,7 +242,7 @@ GRANTS = [*granted_in_the_document("streamer"), *single_grants(grants("streamer"
 
 def test_every_grant_is_needed_and_its_absence_is_named(streamer):
     """Without any one of them something fails, with a code, and the text names the object that lacks it."""
-    assert len(GRANTS) == 13 + 2 + 12 + 16 + 6 + 10 + 3
+    assert len(GRANTS) == 13 + 2 + 15 + 24 + 6 + 10 + 5
     unexplained = []
     for number, grant in enumerate(GRANTS):
         with streamer.without(grant):
