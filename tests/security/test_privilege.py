@@ -17,7 +17,6 @@ from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
 from support.dead_letters import put_aside as put_letter_aside
 from support.ledger_history import publish_job
-from support.pages import sql_blocks
 from support.recoveries import history
 from support.sent_rows import publish
 from support.stopped_query import entries, write_checkpoint
@@ -46,7 +45,6 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
-LEDGER_PAGE = DOCUMENT.with_name("ledger.md")
 TABLES = """
 CREATE SCHEMA sales;
 CREATE TABLE sales.orders (id bigint, name text);
@@ -419,12 +417,12 @@ def test_doctor_needs_the_interventions(looked_at):
 
 
 def test_dead_letters_can_be_counted_without_being_read(looked_at):
-    """With the grant on some columns the alert's query runs, and the rows that were put aside stay hidden."""
+    """With the grant on some columns a query that counts them runs, and the rows that were put aside stay hidden."""
     viewer, _ = looked_at
     [columns] = re.findall(r"`(GRANT SELECT \([^`]+)`", " ".join(DOCUMENT.read_text().split()))
     viewer.grant([*granted_in_the_document("viewer")[:-1], f"{columns} TO viewer"])
-    [alert] = [query for query in sql_blocks(LEDGER_PAGE.read_text()) if "pgonce.dead_letters" in query]
+    count = "SELECT query_id, sink_name, target, code, count(*) FROM pgonce.dead_letters GROUP BY 1, 2, 3, 4"
     with psycopg.connect(viewer.url, autocommit=True) as connection:
-        assert connection.execute(alert.encode()).fetchall() != []
+        assert connection.execute(count).fetchall() != []
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("SELECT row_data FROM pgonce.dead_letters")
