@@ -68,7 +68,7 @@ def _lines(found: Sequence[Finding]) -> Iterator[str]:
 def _summary(found: Sequence[Finding]) -> str:
     broken = [finding.name for finding in found if finding.holds is Holds.NO]
     if broken:
-        return f"Not all promises would hold here: {', '.join(broken)}."
+        return f"Not all promises would hold here: {', '.join(broken)}. Do what Help says, and run this again."
     open_ones = [finding.name for finding in found if finding.holds is Holds.UNKNOWN]
     return (
         "All promises would hold here."

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pgonce.sink.dead_letters.replay import Group
 
 _MOST_IDS_SHOWN = 20
+_SHORT_ID = 8
 
 
 def dead_letters(
@@ -61,6 +62,13 @@ def dead_letters(
     if not replay and not discard:
         letters = OffsetsStore(url).dead_letters(query, sink, limit, code=code, ids=ids or (), table=table)
         print_found(letters, letter_records, letter_table, as_json=as_json, if_none="No such dead letter is there.")
+        if letters and not as_json:
+            print_lines(
+                [
+                    "To write them after all, repair row_data (pgonce explain dead-letters repair), and type:",
+                    f"  pgonce dead-letters {letters[0].query_id[:_SHORT_ID]} --replay",
+                ]
+            )
         return
     choice = chosen_letters(url, query, sink, table=table, ids=ids or (), code=code)
     if discard:

@@ -52,6 +52,11 @@ class TestList:
         for text in (str(one), "batch 3", "public.events", '"offset": 7', "name", "22001", "value too long", '"xxx'):
             assert text in shown.stdout
         assert "x" * 500 not in shown.stdout.replace("\n", "")
+        # What to type next: the query goes by the beginning of its id.
+        command_shown = shown.stdout.splitlines()[-1].strip()
+        assert command_shown.startswith("pgonce dead-letters ")
+        assert command_shown.endswith(" --replay")
+        assert command_shown.split()[2] != "orders"
 
         (letter,) = json.loads(command("--json").stdout)
         assert set(letter) == {
