@@ -39,6 +39,7 @@ from .security import Guard
 _PAGE = Path(__file__).parent / "page"
 # The page's script asks for the part that is live by this header.
 PART = "x-pgonce-part"
+_KEPT_LISTS = 64
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class _Site:
         self._settings = settings
         self._lag = lag
         self._events = Events(reader)
+        self._lists: tuple[int, dict[tuple[str, pages.View], str]] = (-1, {})
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_PAGE),
             autoescape=True,
@@ -117,26 +119,34 @@ class _Site:
         )
 
     def _page(self, request: Request, name: str, status: int = 200, **context: Any) -> Response:
-        snapshot = self._reader.snapshot
-        # Only its live part, if the page's script asks.
-        shown = f"_{name}" if request.headers.get(PART) else name
-        text = self._templates.get_template(shown).render(
-            snapshot=snapshot, now=datetime.now(timezone.utc), every=self._reader.every, **context
+        return HTMLResponse(self._rendered(_part_of(request, name), **context), status, {"vary": PART})
+
+    def _rendered(self, name: str, **context: Any) -> str:
+        snapshot, now = self._reader.snapshot, datetime.now(timezone.utc)
+        return self._templates.get_template(name).render(
+            {"snapshot": snapshot, "now": now, "every": self._reader.every, **context}
         )
-        return HTMLResponse(text, status, {"vary": PART})
 
     def list_page(self, request: Request) -> Response:
         """All queries, or those that the query string asks for."""
         asked, snapshot = request.query_params, self._reader.snapshot
         view = pages.view_of(asked.get("q", ""), asked.getlist("state"), asked.get("sort", ""))
-        return self._page(
-            request,
-            "list.html",
-            view=view,
-            rows=pages.rows_of(snapshot, view),
-            chips=pages.chips_of(snapshot, view),
-            findings=pages.findings_of(snapshot, view),
-        )
+        name = _part_of(request, "list.html")
+        # Ten people who look at the same list have it rendered once.
+        revision, lists = self._lists
+        if revision != snapshot.revision or len(lists) >= _KEPT_LISTS:
+            self._lists = revision, lists = snapshot.revision, {}
+        text = lists.get((name, view))
+        if text is None:
+            text = lists[name, view] = self._rendered(
+                name,
+                snapshot=snapshot,
+                view=view,
+                rows=pages.rows_of(snapshot, view),
+                chips=pages.chips_of(snapshot, view),
+                findings=pages.findings_of(snapshot, view),
+            )
+        return HTMLResponse(text, headers={"vary": PART})
 
     def query_page(self, request: Request) -> Response:
         """One query and sink."""
@@ -233,3 +243,8 @@ class _Site:
         """What was asked cannot be read, or Postgres cannot be."""
         status = 400 if error.code == "BAD_OPTION" else 503
         return api.answer({"error": error.what, "code": error.code, "help": error.remedy}, status)
+
+
+def _part_of(request: Request, name: str) -> str:
+    """The template of a page, or that of its live part alone, if the page's script asks."""
+    return f"_{name}" if request.headers.get(PART) else name
