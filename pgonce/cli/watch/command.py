@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from pgonce.offsets_store.errors import CheckpointError, NotInstalledError, PgonceError
+from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.connect import parse_url
 from pgonce.offsets_store.status.store import OffsetsStore
 
@@ -92,4 +93,7 @@ def _doctor(url: str, query_id: str, sink_name: str | None) -> Iterator[str]:
     except PgonceError as error:
         yield str(error)
         return
+    # The screen goes on, whatever is wrong with the place of a checkpoint.
+    except Exception as error:  # noqa: BLE001
+        yield scrub(f"{type(error).__name__}: {error}")
     yield f"To type where it can be read: pgonce doctor {shlex.quote(location)}"

@@ -21,6 +21,7 @@ from sqlalchemy import Connection
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import require_ledger
+from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
 from pgonce.offsets_store.postgres.connect import driver_connection, lone
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
@@ -69,7 +70,8 @@ class Reader:
         self._connection: Connection | None = None
         self._last = Picture(datetime.now(timezone.utc))
         self._activity_at: float | None = None
-        self._is_begun = False
+        # Never twice in a row, however long the pauses are: the rest has to be read too.
+        self._is_begun, self._was_activity = False, False
 
     def look(self, opened: Key | None = None) -> Picture:
         """
@@ -105,17 +107,20 @@ class Reader:
             now = datetime.now(timezone.utc)
             last, seconds = self._last, time.monotonic()
             picture = replace(last, taken_at=now, queries=tuple(query_states(connection)))
-            is_due = self._activity_at is None or seconds - self._activity_at >= ACTIVITY_SECONDS
+            is_due = self._is_begun and not self._was_activity and self._is_old(seconds)
+            self._is_begun, self._was_activity = True, False
             if opened is not None and (last.known_of != opened or not is_due):
                 return replace(picture, known_of=opened, known=query_details(connection, *opened))
-            if is_due and self._is_begun:
-                self._activity_at = seconds
+            if is_due:
+                self._activity_at, self._was_activity = seconds, True
                 course: dict[Key, tuple[int, ...]] = {
                     (one.query_id, one.sink_name): one.rows for one in activity(connection)
                 }
                 return replace(picture, activity=course)
-            self._is_begun = True
             return replace(picture, findings=tuple(findings(connection)), known_of=None, known=None)
+
+    def _is_old(self, seconds: float) -> bool:
+        return self._activity_at is None or seconds - self._activity_at >= ACTIVITY_SECONDS
 
     def close(self) -> None:
         """Close the connection; the next look makes another."""
@@ -184,7 +189,12 @@ class Poller:
         try:
             picture = self._reader.look(opened)
         except PgonceError as error:
-            self._failing_since = self._failing_since or datetime.now(timezone.utc)
-            return Outage(self._failing_since, error.what)
-        self._failing_since = None
-        return picture
+            why = error.what
+        # The thread goes on, whatever was wrong with one look.
+        except Exception as error:  # noqa: BLE001
+            why = scrub(f"{type(error).__name__}: {error}")
+        else:
+            self._failing_since = None
+            return picture
+        self._failing_since = self._failing_since or datetime.now(timezone.utc)
+        return Outage(self._failing_since, why)

@@ -224,7 +224,8 @@ class WatchApp(App[None]):
 
     def _why_empty(self, living: Sequence[QueryState]) -> str:
         if living:
-            return f"None of the {len(living)} queries has {self.view.filter!r} in its name, sink, id or state."
+            words = self._marks.clean(self.view.filter)
+            return f"None of the {len(living)} queries has '{words}' in its name, sink, id or state."
         return "No streaming query is in the ledger yet."
 
     def _first_line(self, width: int) -> Line:

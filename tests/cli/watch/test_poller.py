@@ -110,9 +110,16 @@ class TestReader:
             for _ in range(5):
                 reader.look()
             assert len(read) == 1
+            # With pauses of more than a minute it is always due, and takes turns with the rest.
             monkeypatch.setattr(poller, "ACTIVITY_SECONDS", 0)
-            reader.look()
-            assert len(read) == 2
+            fail(url, "query_1")
+            looks = [reader.look() for _ in range(4)]
+            assert len(read) == 3
+            assert [found.finding for found in looks[-1].findings] == ["refused"]
+            key = (looks[-1].queries[0].query_id, looks[-1].queries[0].sink_name)
+            fail(url, "query_1", code="ANOTHER")
+            assert [len(reader.look(key).known.failures) for _ in range(3)] == [2, 2, 2]
+            assert len(read) == 4
 
     def test_what_cannot_be_read(self, url, proxy):
         """A missing ledger and a server that is away are errors as everywhere else."""
@@ -136,6 +143,20 @@ class TestPoller:
             proxy.start()
             assert first(told, Picture).taken_at > picture.taken_at
             assert proxy.connections == 2
+
+    def test_it_goes_on_whatever_goes_wrong(self, url, monkeypatch):
+        """What nobody has thought of is said on the screen too, and the next look is made."""
+        fill(url, 1)
+
+        def broken(connection):
+            raise ValueError("password=secret")
+
+        with polling(url) as (_, told):
+            first(told, Picture)
+            monkeypatch.setattr(poller, "query_states", broken)
+            assert first(told, Outage).why == "ValueError: password=***"
+            monkeypatch.undo()
+            first(told, Picture)
 
     def test_it_looks_at_once_when_it_is_asked(self, url):
         """However long its pauses are; and at the query that is open."""
