@@ -107,7 +107,9 @@ class _Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        shown = (pages.number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.name_of)
+        shown = (
+            pages.number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.marked, pages.name_of,
+        )  # fmt: skip
         self._templates.filters.update({function.__name__: function for function in shown})
         self._templates.globals.update(
             root=settings.root_path,

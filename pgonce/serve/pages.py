@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from pgonce.offsets_store.status.states import ENDED, STATES, Finding, QueryState
 
@@ -81,6 +81,19 @@ def span(seconds: float | None) -> str:
 def ago(when: datetime | None, now: datetime) -> str:
     """How long ago that was."""
     return UNKNOWN if when is None else span((now - when).total_seconds())
+
+
+def marked(text: str) -> Markup:
+    """
+    A text of the documents, with what stands between backticks as code.
+
+    >>> print(marked("Run `pgonce recover` & wait."))
+    Run <code>pgonce recover</code> &amp; wait.
+    """
+    parts = text.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
+    )
 
 
 def clock(when: datetime) -> Markup:

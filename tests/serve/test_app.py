@@ -141,10 +141,12 @@ class TestQuery:
         hear(url, AHEAD, batch_id=3)
         fail(admin)
         put_aside(admin, {"id": 7, "name": "too long"})
-        with served(url, explained={"NOT_NULL_VIOLATION": ("A column lacks its value.", "Give it one.")}.get) as site:
+        with served(
+            url, explained={"NOT_NULL_VIOLATION": ("A column lacks its value.", "`pgonce <x>` says which.")}.get
+        ) as site:
             text = site.query(QUERY).text
         for shown in (
-            "<h1>orders</h1>", "</i>refused", "A column lacks its value.", "Give it one.", "batch 3: 12,345 rows",
+            "<h1>orders</h1>", "</i>refused", "A column lacks its value.", "<code>pgonce &lt;x&gt;</code> says which.", "batch 3: 12,345 rows",
             "replayed 1 times", "value too long for type character varying(5)", "too long", "Its last batch is 3.",
             "pgonce doctor /checkpoints/orders", "No session of this query is in Postgres now.",
         ):  # fmt: skip
