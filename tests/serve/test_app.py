@@ -146,8 +146,9 @@ class TestQuery:
         ) as site:
             text = site.query(QUERY).text
         for shown in (
-            "<h1>orders</h1>", "</i>refused", "A column lacks its value.", "<code>pgonce &lt;x&gt;</code> says which.",
-            "batch 3: 12,345 rows", "replayed 1 times", "value too long for type character varying(5)", "too long", "Its last batch is 3.",
+            "<h1>orders</h1>", "</i>refused", "A column lacks its value.",
+            "<code>pgonce &lt;x&gt;</code> says which.", "batch 3: 12,345 rows", "replayed 1 times",
+            "value too long for type character varying(5)", "too long", "Its last batch is 3.",
             "pgonce doctor /checkpoints/orders", "No session of this query is in Postgres now.",
         ):  # fmt: skip
             assert shown in text, shown
