@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import psycopg
 from support.terminal import Terminal
+
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
 
 _PROGRAM = """
 import time
@@ -44,6 +47,18 @@ def test_without_a_total():
     terminal = run(total=None)
     assert b"Replaying" in terminal.written
     assert b"0:00:0" in terminal.written
+    terminal.close()
+
+
+def test_a_command_that_waits(url):
+    """`pgonce init` behind a session that has locked the ledger shows that it is at work, and then its answer."""
+    ensure_ledger(url)
+    with psycopg.connect(url) as holder:
+        holder.execute("LOCK TABLE pgonce.schema_version")
+        terminal = Terminal("-m", "pgonce", "init", "--url", url)
+        terminal.read_until(lambda written: b"Preparing the ledger" in written)
+    assert terminal.wait() == 0
+    assert terminal.written.endswith(b"The ledger (schema pgonce) was up to date already.\r\n")
     terminal.close()
 
 

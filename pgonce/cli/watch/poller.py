@@ -45,8 +45,8 @@ class Picture:
     """
     What the ledger said at ``taken_at``.
 
-    ``known`` has all of the query that is open, which ``known_of`` names. ``findings`` and ``activity`` may be of a
-    look before this one.
+    ``known`` has all of the query that is open, which ``known_of`` names; meanwhile the others are as they were in the
+    look before it was opened. ``findings`` and ``activity`` may be of a look before this one.
     """
 
     taken_at: datetime
@@ -106,7 +106,7 @@ class Reader:
                 require_ledger(driver, whole=True)
             now = datetime.now(timezone.utc)
             last, seconds = self._last, time.monotonic()
-            picture = replace(last, taken_at=now, queries=tuple(query_states(connection)))
+            picture = replace(last, taken_at=now, queries=_read_states(connection, last, opened))
             is_due = self._is_begun and not self._was_activity and self._is_old(seconds)
             self._is_begun, self._was_activity = True, False
             if opened is not None and (last.known_of != opened or not is_due):
@@ -129,6 +129,14 @@ class Reader:
         # What a broken connection says when it is closed is of no interest any more.
         with suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
             left.close()
+
+
+def _read_states(connection: Connection, last: Picture, opened: Key | None) -> tuple[QueryState, ...]:
+    """What all queries do; while one is open, only that is read, and the others stay as they were."""
+    if opened is None:
+        return tuple(query_states(connection))
+    others = (one for one in last.queries if one.query_id != opened[0])
+    return (*others, *query_states(connection, [opened[0]]))
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,11 @@ class TestReader:
             assert opened.known_of == key
             assert [failure.code for failure in opened.known.failures] == ["TYPE_MISMATCH"]
             assert opened.findings == picture.findings
+            # The others stay as they were, and this one is read: it alone costs little among hundreds.
+            fail(url, "query_1")
+            fail(url, "query_2", code="ANOTHER")
+            states = {query.query_name: query for query in reader.look(key).queries}
+            assert (states["query_1"].state, states["query_2"].failures) == ("running", 2)
             assert reader.look().known is None
 
     def test_the_last_hour_is_read_once_a_minute(self, url, monkeypatch):
