@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -65,11 +65,13 @@ def kept_words(error: PgonceError) -> str:
 
 
 @contextmanager
-def failures_kept(url: str, failed: Failed) -> Iterator[None]:
+def failures_kept(url: str, failed: Failed | Callable[[], Failed]) -> Iterator[None]:
     """
     Keep an error of ours that leaves the block.
 
     Other errors are not kept: a query that a person stops in the middle of a batch raises them as well.
+
+    :param failed: what failed; or a function that finds it out, as by reading a checkpoint, within the same bounds.
     """
     try:
         yield
@@ -79,16 +81,27 @@ def failures_kept(url: str, failed: Failed) -> Iterator[None]:
 
 
 def keep_failure(
-    url: str, failed: Failed, code: str, message: str, sink_name: str | None = None, *, is_ours: bool = True
+    url: str,
+    failed: Failed | Callable[[], Failed],
+    code: str,
+    message: str,
+    sink_name: str | None = None,
+    *,
+    is_ours: bool = True,
 ) -> None:
     """
     Keep a failure, as far as it can be done in :data:`LONGEST_SECONDS`; nothing is raised.
 
+    :param failed: as in :func:`failures_kept`.
     :param sink_name: the sink, if the error knows it and ``failed`` does not.
     :param is_ours: whether the error is one of pgonce. Another one is kept only of a query that has published.
     """
-    row = row_of(failed, code, message, sink_name, is_ours=is_ours)
-    # In a thread, because a connection may take longer to be made, or its password to be fetched.
+
+    def row() -> dict[str, object]:
+        found = failed if isinstance(failed, Failed) else failed()
+        return row_of(found, code, message, sink_name, is_ours=is_ours)
+
+    # In a thread, because connecting, fetching a password or reading a checkpoint may take longer.
     keeping = threading.Thread(target=_keep, args=[url, row], name="pgonce-failure", daemon=True)
     try:
         keeping.start()
@@ -132,11 +145,12 @@ def _text(text: str | None) -> str | None:
 _NOT_KEPT = "a failure could not be kept in pgonce.failures: %s"
 
 
-def _keep(url: str, row: dict[str, object]) -> None:
+def _keep(url: str, row: Callable[[], Mapping[str, object]]) -> None:
     try:
+        described = row()
         with connect(url, connect_timeout=2) as session:
             session.execute(_BEGIN)
-            keep_in_tx(session, row)
+            keep_in_tx(session, described)
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.InsufficientPrivilege):
         _say_once(url)
     except psycopg.Error as error:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -122,15 +121,12 @@ def recover_checkpoint(
         raise
     except PgonceError as error:
         if not dry_run:
-            _keep_failure(checkpoint_location, url, error)
+            keep_failure(url, lambda: _what_failed(checkpoint_location), error.code, kept_words(error))
         raise
 
 
-def _keep_failure(checkpoint_location: str, url: str, error: PgonceError) -> None:
-    # The checkpoint may be what cannot be read.
-    with suppress(Exception):
-        failed = Failed(seen_by="recovery", query_id=Checkpoint(checkpoint_location).query_id())
-        keep_failure(url, failed, error.code, kept_words(error))
+def _what_failed(checkpoint_location: str) -> Failed:
+    return Failed(seen_by="recovery", query_id=Checkpoint(checkpoint_location).query_id())
 
 
 def _recover(

@@ -8,16 +8,14 @@ Invariant: what is found here proves nothing for the commit, which looks again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from uuid import uuid4
 
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.failures import Failed, keep_failure, kept_words
+from pgonce.offsets_store.ledger.failures import Failed, failures_kept
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..changes import reader_of
@@ -46,32 +44,20 @@ def plan_batch(
     options = parse_options(raw, overwrite=overwrite)
     if not looks:
         return _planned(options, frame_type, looks=False)
-    with _failures_kept(options):
+    with failures_kept(options.commit.url, lambda: _failed(options)):
         return _planned(options, frame_type, looks=True)
 
 
-@contextmanager
-def _failures_kept(options: SinkOptions) -> Iterator[None]:
-    try:
-        yield
-    except PgonceError as error:
-        # The checkpoint may be what cannot be read.
-        with suppress(Exception):
-            _keep_failure(options, error)
-        raise
-
-
-def _keep_failure(options: SinkOptions, error: PgonceError) -> None:
-    """Keep the failure of a query whose checkpoint says which one it is."""
+def _failed(options: SinkOptions) -> Failed:
+    """The batch that could not be planned, of a query whose checkpoint says which one it is."""
     checkpoint = Checkpoint(options.checkpoint_location)
     query_id, newest = checkpoint.query_id(), checkpoint.newest_offset_entry()
-    failed = Failed(
+    return Failed(
         seen_by="planner",
         query_id=query_id,
         query_name=options.query_name,
         batch_id=newest.batch_id if newest else None,
     )
-    keep_failure(options.commit.url, failed, error.code, kept_words(error))
 
 
 def _planned(options: SinkOptions, frame_type: StructType, *, looks: bool) -> tuple[SinkOptions, TaskWriter]:
