@@ -27,7 +27,7 @@ def reported(what: Named, outcome: Outcome) -> Iterator[None]:
     # The line is written inside the span, so that what collects lines finds the span that it belongs to.
     with traced(what, outcome):
         yield
-        if outcome.done:
+        if outcome.done and _log.isEnabledFor(logging.INFO):
             _say(what, outcome.done, time.monotonic() - began)
 
 

@@ -11,9 +11,11 @@ known form is left out: it proves nothing.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,6 +31,8 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError
 from .from_checkpoint import Origin, batch_of_query, describe_batch, refuse_other_query, rewritten
+
+_log = logging.getLogger("pgonce")
 
 _MICRO_BATCH = "MicroBatchExecution"
 _ASYNCHRONOUS = "AsyncProgressTrackingMicroBatchExecution"
@@ -127,7 +131,16 @@ def _run(frame: DataFrame, query_id: str, job_group: str | None) -> RunningQuery
         if not _is_active(other):
             _runs.pop(other.run_id, None)
     _runs[run.run_id] = run
+    _say_where_it_is_shown(frame, run)
     return run
+
+
+def _say_where_it_is_shown(frame: DataFrame, run: RunningQuery) -> None:
+    # For people only, and no page is no reason to refuse a batch.
+    with suppress(Py4JError):
+        if page := frame.sparkSession.sparkContext.uiWebUrl:
+            shown = f"{page}/StreamingQuery/statistics/?id={run.run_id}"
+            _log.info("Spark shows query %s at %s", run.name or run.query_id, shown)
 
 
 def _is_active(run: RunningQuery) -> bool:

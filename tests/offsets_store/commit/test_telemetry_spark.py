@@ -1,7 +1,7 @@
 """
 What is seen of a query's batches from outside: traces, the log, and Spark's own page, for each way in.
 
-Covers: offsets_store.commit.report, sink.foreach_batch.jvm_rows.
+Covers: offsets_store.commit.report, sink.foreach_batch.jvm_rows, sink.identity.from_running_query.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from opentelemetry.instrumentation import auto_instrumentation
@@ -24,13 +25,15 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 @pytest.mark.spark
 def test_batches_are_seen_by_every_way_in(start_driver, admin, url, tmp_path):
     """
-    A commit is a span and a line of the log, in the driver and in Spark's workers; Spark's page names the batch.
+    A commit is a span and a line of the log, in the driver and in Spark's workers; Spark's page names the batch,
+    and the log has the page of each query.
 
     A caller's own span is the parent; otherwise it is the one in the environment, which workers inherit.
     """
     for table in ('"<i>events"', "by_function", "by_format", "by_job"):
         admin.execute(f"CREATE TABLE {table} (id bigint)".encode())
-    told = {"url": url, "settings": spark_settings(tmp_path, kafka=False), "folder": str(tmp_path)}
+    page = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
+    told = {"url": url, "settings": {**spark_settings(tmp_path, kafka=False), **page}, "folder": str(tmp_path)}
     paths = with_tests_on_path()["PYTHONPATH"]
     with collecting() as collector:
         environment = {
@@ -59,6 +62,11 @@ def test_batches_are_seen_by_every_way_in(start_driver, admin, url, tmp_path):
         ("by_format", sinks[2], 2),
         (None, sinks[3], 2),
     ]
+
+    links = [line["message"].partition(" at ") for line in lines if "Spark shows query" in line["message"]]
+    assert [shown for shown, *_ in links] == ["Spark shows query in_a_span", "Spark shows query by_function"]
+    with urlopen(links[0][2]) as answer:
+        assert "in_a_span" in answer.read().decode()
 
     (said,) = [line for line in driver.output().splitlines() if line.startswith("JOBS ")]
     described = json.loads(said.removeprefix("JOBS "))
