@@ -183,7 +183,7 @@ def test_three_hundred_queries(url, size):
         started = time.monotonic()
         for key in ("end", "home", "pagedown", "down", "s", "s"):
             await pilot.press(key)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 5
         await pilot.press("end")
         assert "of 300" in shown(app)
         await pilot.press("slash", *"query_299")
