@@ -22,6 +22,7 @@ import pytest
 from free_ports import free_port
 from psycopg.conninfo import make_conninfo
 from support.ledger_history import KAFKA, publish, replay
+from support.patience import PATIENCE_SECONDS
 from support.prometheus import MONITORING, Prometheus, program, wait_for
 from support.query_runs import assert_refused, finish, rewind
 from support.served import served
@@ -35,7 +36,7 @@ PANELS = DASHBOARD["panels"]
 VARIABLES = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
 ALERTS = re.findall(r"^  - alert: (\w+)$", (MONITORING / "alerts.yml").read_text(), re.MULTILINE)
 # What Grafana puts there if the interval of its graph is short.
-RATE_INTERVAL = "15s"
+RATE_INTERVAL = "30s"
 
 
 class TestPromtool:
@@ -150,7 +151,7 @@ def test_each_panel_shows_a_real_stream(spark, kafka, messages, url, admin, tmp_
             place = stack.enter_context(serving(url, kafka.bootstrap_servers))
             prometheus = stack.enter_context(Prometheus(tmp_path / "prometheus", [place]))
             # Until the broker was asked, it is what the listener heard.
-            wait_for(lambda: prometheus.ask('pgonce_lag_records{query="orders"} == 11'), 120)
+            wait_for(lambda: prometheus.ask('pgonce_lag_records{query="orders"} == 11'))
             # Scraped with 0 before they count.
             wait_for(lambda: prometheus.ask('pgonce_failures_total{code="CHECK_VIOLATION"} == 0'))
             query = orders.trigger(processingTime="1 second").start()
@@ -168,7 +169,7 @@ def test_each_panel_shows_a_real_stream(spark, kafka, messages, url, admin, tmp_
                     if not (found := prometheus.ask(text)) or any(labels - one.labels.keys() for one in found)
                 ]
 
-            until = time.monotonic() + 120
+            until = time.monotonic() + PATIENCE_SECONDS
             while missing := empty():
                 assert time.monotonic() < until, missing
             query.processAllAvailable()
@@ -181,7 +182,7 @@ def test_each_panel_shows_a_real_stream(spark, kafka, messages, url, admin, tmp_
             assert [one.value for one in prometheus.ask('pgonce_dead_letters{query="orders"}')] == [1]
             assert prometheus.ask('pgonce_failures_total{query="refused", code="CHECK_VIOLATION"}')[0].value >= 1
             for name, choices in (("instance", [place]), ("query", ["orders", "refused"])):
-                asked = VARIABLES[name]["definition"].replace("$instance", place)
+                asked = VARIABLES[name]["query"]["query"].replace("$instance", place)
                 selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", asked).groups()
                 assert prometheus.values_of(label, selector) == choices
     finally:
