@@ -7,7 +7,7 @@ The public names, in one place. ``format("pgonce")`` needs no import at all; ``p
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pgonce.cli.explained import explain
+    from pgonce.cli.explain import explain
     from pgonce.offsets_store.errors import PgonceError
     from pgonce.offsets_store.offsets import CurrentOffset
     from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
@@ -46,7 +46,7 @@ else:
         "StoredJob": "pgonce.offsets_store.status.stored",
         "StoredLetter": "pgonce.offsets_store.status.dead_letters",
         "StoredWriter": "pgonce.offsets_store.status.stored",
-        "explain": "pgonce.cli.explained",
+        "explain": "pgonce.cli.explain",
         "pipeline_sink_options": "pgonce.sink.options.sink_options",
         "recover_and_start": "pgonce.sink.recover_and_start",
         "recover_checkpoint": "pgonce.offsets_store.recovery.recover",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Result, desc, func, select, true
@@ -99,8 +100,10 @@ def _as_stored(rows: Result[Any]) -> list[StoredWriter]:
     return found
 
 
-def newest_batches(connection: Connection, chosen: Sequence[StoredWriter], limit: int) -> list[StoredBatch]:
-    """The newest ``limit`` batches that the chosen writers of one query have published, the newest first."""
+def newest_batches(
+    connection: Connection, chosen: Sequence[StoredWriter], limit: int, since: datetime | None = None
+) -> list[StoredBatch]:
+    """The newest ``limit`` batches that the chosen writers of one query have published (``since``), newest first."""
     # Each writer's batches by their key: that is quick however many there are. There is no index on the time.
     newest = (
         select(batches)
@@ -139,6 +142,8 @@ def newest_batches(connection: Connection, chosen: Sequence[StoredWriter], limit
         .order_by(desc(newest.c.committed_at), desc(newest.c.batch_id))
         .limit(limit)
     )
+    if since is not None:
+        found = found.where(newest.c.committed_at >= since)
     return [StoredBatch(**checked(row)) for row in connection.execute(found).mappings()]
 
 

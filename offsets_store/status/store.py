@@ -112,10 +112,16 @@ class OffsetsStore:
         with reading(self._url) as connection:
             return the_writer(writers_of(connection, query, sink), query)
 
-    def history(self, query: str, sink: str | None = None, limit: int = 20) -> list[StoredBatch]:
-        """The newest ``limit`` published batches of a query, newest first: of all its sinks, or of ``sink``."""
+    def history(
+        self, query: str, sink: str | None = None, limit: int = 20, since: datetime | None = None
+    ) -> list[StoredBatch]:
+        """
+        The newest ``limit`` published batches of a query, newest first: of all its sinks, or of ``sink``.
+
+        :param since: only batches that were published since then, with a zone.
+        """
         with reading(self._url) as connection:
-            return newest_batches(connection, writers_of(connection, query, sink), limit)
+            return newest_batches(connection, writers_of(connection, query, sink), limit, since)
 
     def batch_jobs(self, sink: str | None = None, batch_key: str | None = None, limit: int = 20) -> list[StoredJob]:
         """The newest ``limit`` batch jobs that were published; of one sink, or under one key, if these are given."""

@@ -25,8 +25,8 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
 from pgonce.sink.writing.table.lock import lock_table
 
+from .answers.output import print_json, print_lines
 from .doctor import Looked, look_again
-from .output import print_json, print_lines
 from .terms import ExitCode, Json, Url, needing_pyspark
 
 _OWN = "pg_temp.pgonce_target"

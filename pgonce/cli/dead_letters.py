@@ -21,9 +21,9 @@ from pgonce.offsets_store.recovery.dead_letters import Choice, chosen_letters, d
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
 
-from .output import counts_text, json_text, print_error, print_found, print_lines
+from .answers.output import counts_text, json_text, print_error, print_found, print_lines
+from .answers.waiting import at_work
 from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes, needing_pyspark
-from .waiting import at_work
 
 if TYPE_CHECKING:
     from pgonce.sink.dead_letters.replay import Group

@@ -20,7 +20,7 @@ from pgonce.offsets_store.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.offsets_store.recovery.next_start import ANY_SINK
 from pgonce.offsets_store.status.read_stored import LastWritten, last_written
 
-from .output import offsets_text, print_json, print_lines, text_of
+from .answers.output import offsets_text, print_json, print_lines, text_of
 from .recover import CheckpointPath
 from .terms import ExitCode, Json, Url, needing_pyspark
 

@@ -19,10 +19,9 @@ from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.store import OffsetsStore
 
-from . import output
+from .answers import output
+from .answers.times import FORMS, age_text, parse_since
 from .explain import entries, pages
-from .figures import age_text
-from .since import FORMS, parse_since
 from .terms import Json, Url
 
 _AGE_WIDTH = 9

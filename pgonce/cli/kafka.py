@@ -29,7 +29,7 @@ from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.translate import passes
 from pgonce.offsets_store.recovery.export_group import Exported, export_group
 
-from .output import print_error, print_json, print_lines
+from .answers.output import print_error, print_json, print_lines
 from .terms import Json, Query, Sink, Url
 
 Servers = Annotated[

@@ -24,16 +24,17 @@ from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import StoredJob
 
-from . import completion, kafka, output, recover, status
+from . import completion, kafka, recover, status
+from .answers import output
+from .answers.tables import job_table
+from .answers.waiting import at_work
 from .check import check
 from .dead_letters import dead_letters
 from .doctor import doctor
 from .errors import errors
 from .explain import explanation, headings, nearest, page_list, pages, under_heading
 from .serve import serve
-from .tables import job_table
 from .terms import EXIT_CODES, Application, ExitCode, Json, Url
-from .waiting import at_work
 from .watch.command import watch
 
 app = Application(

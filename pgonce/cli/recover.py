@@ -24,9 +24,9 @@ from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint, undo_recovery
 from pgonce.offsets_store.recovery.stopped_query import no_checkpoint
 
-from .output import print_json, print_lines
+from .answers.output import print_json, print_lines
+from .answers.waiting import at_work
 from .terms import NOT_DONE, Json, Query, QuietFor, Sink, Url, Wait, Yes
-from .waiting import at_work
 
 CheckpointPath = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation.")]
 

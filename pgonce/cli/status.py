@@ -24,11 +24,13 @@ from pgonce.offsets_store.status.states import ENDED, MeasuredLag, QueryState
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import PartitionLag, StoredWriter
 
-from . import completion, tables
-from .figures import age_text, count_text
+from . import completion
+from .answers import tables
+from .answers.figures import count_text
+from .answers.output import print_json, print_lines, print_table, text_of
+from .answers.times import FORMS, age_text, parse_since, parse_span
 from .kafka import KafkaConfig, Servers, kafka_options
-from .output import print_json, print_lines, print_table, text_of
-from .terms import ExitCode, Json, Query, Sink, Url, at_least_seconds
+from .terms import ExitCode, Json, Query, Sink, Url
 
 _FEW = 5
 _NONE = "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
@@ -191,7 +193,7 @@ def health(
     as_json: Json = False,
 ) -> None:
     """Say what needs attention, with an exit code for probes: all queries, or one, which may be given bounds."""
-    oldest = at_least_seconds(max_age)
+    oldest = None if max_age is None else _span(max_age)
     store = OffsetsStore(url)
     measured = _measured(store, bootstrap_servers, kafka_config)
     found, now = store.health(measured), datetime.now(timezone.utc)
@@ -225,6 +227,20 @@ def health(
             typer.echo(f"Nothing needs attention: {len(chosen)} queries.")
     if is_ill:
         raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return parse_since(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _span(text: str) -> float:
+    try:
+        return parse_span(text).total_seconds()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _failed_at_once(one: QueryState, query: str) -> bool:
@@ -305,11 +321,12 @@ def history(
     url: Url = "",
     sink: Sink = None,
     limit: Annotated[int, typer.Option(min=1, help="How many batches to show.")] = 20,
+    since: Annotated[str | None, typer.Option(help=f"Only batches since then: {FORMS}.")] = None,
     wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Show the newest published batches of a query, one line each: rows, time, run, and what became of the rows."""
-    batches = OffsetsStore(url).history(query, sink, limit)
+    batches = OffsetsStore(url).history(query, sink, limit, None if since is None else _moment(since))
     if as_json:
         print_json([dataclasses.asdict(batch) for batch in batches])
     else:

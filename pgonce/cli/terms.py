@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -34,7 +33,7 @@ from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
 from . import completion
-from .output import print_error
+from .answers.output import print_error
 
 
 class ExitCode(IntEnum):
@@ -112,24 +111,6 @@ Wait = Annotated[
         min=0, help="Seconds to wait, at most, for Postgres to answer and for all signs of a running query to end."
     ),
 ]
-
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def at_least_seconds(text: str | None) -> float | None:
-    """
-    The seconds of a time span such as 90s, 5m, 2h or 1d; None if none was given.
-
-    :raises typer.BadParameter: for another form.
-    """
-    if text is None:
-        return None
-    found = _SPAN.fullmatch(text.strip())
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not a time span. Write 90s, 5m, 2h or 1d.")
-    return float(found[1]) * _SECONDS[found[2]]
-
 
 NOT_DONE = "Nothing was changed. Give --yes to do it."
 

@@ -1,7 +1,7 @@
 """
 The command ``pgonce``: its answers, its exit codes, and what it must not say.
 
-Covers: pgonce.cli.output, pgonce.cli.terms.
+Covers: pgonce.cli.answers.output, pgonce.cli.terms.
 """
 
 from __future__ import annotations

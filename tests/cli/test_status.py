@@ -1,7 +1,7 @@
 """
 The commands that say where queries stand: one line each, pages about one, exit codes for probes.
 
-Covers: pgonce.cli.status, pgonce.cli.tables, pgonce.cli.figures, offsets_store.status.stored.
+Covers: pgonce.cli.status, pgonce.cli.answers.tables, pgonce.cli.answers.figures, offsets_store.status.stored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay, take_over
 
-from pgonce.cli import figures
+from pgonce.cli.answers import figures, times
 from pgonce.cli.main import ExitCode
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -268,6 +268,21 @@ class TestHistory:
             "dropped_rows", "transport", "replays", "committed_at", "counts", "tables",
         }  # fmt: skip
 
+    def test_since(self, url, pgonce, admin):
+        """--since leaves out older batches, and takes what people write."""
+        publish(url, 1, KAFKA)
+        admin.execute("UPDATE pgonce.batches SET committed_at = now() - interval '2 hours'")
+        publish(url, 2, KAFKA)
+
+        def ids(since: str) -> list[int]:
+            return [
+                one["batch_id"] for one in json.loads(pgonce("history", "orders", "--since", since, "--json").stdout)
+            ]
+
+        assert ids("1h") == [2]
+        assert ids("3h") == [2, 1]
+        assert pgonce("history", "orders", "--since", "lately").exit_code == ExitCode.USAGE
+
     def test_shows_the_rows_of_each_table_and_what_became_of_them(self, url, pgonce):
         """A table stands there only if there are several; rows that were passed over are counted."""
         publish(url, 0, KAFKA, tables={"public.a": 3})
@@ -282,15 +297,15 @@ class TestHistory:
 class TestFigures:
     def test_the_examples_hold(self):
         """The docstrings say what numbers and times look like."""
-        assert doctest.testmod(figures).failed == 0
+        assert doctest.testmod(figures).failed == doctest.testmod(times).failed == 0
 
     def test_times_of_other_days_have_their_date(self):
         """A time of today has no date, because it is read at a glance."""
-        assert figures.time_text(NOW - timedelta(minutes=2), NOW).endswith(" (2m ago)")
-        assert len(figures.time_text(NOW - timedelta(minutes=2), NOW).split()[0]) == len("11:58:00")
-        assert figures.time_text(NOW - timedelta(days=3), NOW).startswith("2026-11-23 ")
-        assert figures.time_text(None, NOW) == figures.age_text(None, NOW) == "?"
+        assert times.time_text(NOW - timedelta(minutes=2), NOW).endswith(" (2m ago)")
+        assert len(times.time_text(NOW - timedelta(minutes=2), NOW).split()[0]) == len("11:58:00")
+        assert times.time_text(NOW - timedelta(days=3), NOW).startswith("2026-11-23 ")
+        assert times.time_text(None, NOW) == times.age_text(None, NOW) == "?"
 
     def test_a_clock_that_is_behind(self):
         """A time that seems to lie ahead is now."""
-        assert figures.age_text(NOW + timedelta(seconds=3), NOW) == "0s"
+        assert times.age_text(NOW + timedelta(seconds=3), NOW) == "0s"

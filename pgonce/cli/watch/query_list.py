@@ -16,8 +16,9 @@ from rich.cells import cell_len
 
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState
 
-from ..figures import UNKNOWN, age_text, count_text, duration_text, sparkline
-from ..tables import STYLES, name_of
+from ..answers.figures import UNKNOWN, count_text, sparkline
+from ..answers.tables import STYLES, name_of
+from ..answers.times import age_text, duration_text
 from .lines import Line, Marks, Role
 from .view import Key, View, key_of
 

@@ -14,9 +14,10 @@ from rich.cells import cell_len
 from pgonce.offsets_store.status.details import LockHolder, QueryDetails
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState
 
-from ..figures import UNKNOWN, age_text, count_text, duration_text, sparkline, time_text
-from ..output import counts_text, json_text
-from ..tables import name_of
+from ..answers.figures import UNKNOWN, count_text, sparkline
+from ..answers.output import counts_text, json_text
+from ..answers.tables import name_of
+from ..answers.times import age_text, duration_text, time_text
 from .lines import Line, Marks, clipped, wrapped
 from .query_list import role_of
 

@@ -13,7 +13,7 @@ from enum import Enum
 
 from pgonce.offsets_store.status.states import ENDED, QueryState
 
-from ..tables import Sort, in_order
+from ..answers.tables import Sort, in_order
 
 Key = tuple[str, str | None]
 """A query's id and the name of its sink."""

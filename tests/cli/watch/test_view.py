@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.watched import state
 
-from pgonce.cli.tables import Sort
+from pgonce.cli.answers.tables import Sort
 from pgonce.cli.watch.view import Effect, Page, View, key_of, listed, pressed, settled
 
 A, B, C = (state(name, query_id=name * 8, sink_name=f"public.{name}") for name in "abc")

@@ -12,7 +12,7 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 
 _PROGRAM = """
 import time
-from pgonce.cli import waiting
+from pgonce.cli.answers import waiting
 waiting.AFTER_SECONDS = {after}
 with waiting.at_work("Replaying [red]dead[/red] letters", {total}) as work:
     for number in range(3):

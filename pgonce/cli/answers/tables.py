@@ -16,8 +16,9 @@ from rich.table import Table
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
 
-from .figures import age_text, count_text, duration_text, time_text
+from .figures import count_text
 from .output import add_row, columns, counts_text, facts, json_text, offsets_text, tables_text, text_of
+from .times import age_text, duration_text, time_text
 
 STYLES: Mapping[str, str] = {
     "refused": "bold red",

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from pgonce.cli.since import parse_since
+from pgonce.cli.answers.times import parse_since
 
 
 @pytest.fixture

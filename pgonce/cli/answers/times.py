@@ -1,0 +1,110 @@
+"""
+Read times and time spans as people write them (``3h``, ``03:00``, ``2026-11-26``), and show them in few characters.
+
+Pure. Invariant: a time that is read has a zone, that of this machine unless the text says another, and is not in the
+future. What is unknown reads ``?``.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, time, timedelta
+
+from .figures import UNKNOWN
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_SPAN = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
+_OF_THE_DAY = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
+FORMS = "90s, 5m, 3h or 2d (so long ago), 03:00 (the last time it was that late here), or 2026-11-26"
+
+
+def parse_since(text: str, now: datetime | None = None) -> datetime:
+    """
+    The time that ``text`` means.
+
+    :param now: the present, with a zone.
+    :raises ValueError: if it has none of :data:`FORMS`, or is in the future; the text of the error is a sentence.
+    """
+    text, now = text.strip(), (now or datetime.now().astimezone()).astimezone()
+    try:
+        found = _ago(text, now) or _of_the_day(text, now) or _dated(text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not a time. Write {FORMS}.") from None
+    if found > now:
+        raise ValueError(f"{text!r} is in the future.")
+    return found
+
+
+def parse_span(text: str) -> timedelta:
+    """
+    A time span such as ``90s``, ``5m``, ``2h`` or ``1d``.
+
+    :raises ValueError: for another form; the text of the error is a sentence.
+    """
+    found = _span(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a time span. Write 90s, 5m, 2h or 1d.")
+    return found
+
+
+def _span(text: str) -> timedelta | None:
+    match = _SPAN.fullmatch(text)
+    return timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else None
+
+
+def _ago(text: str, now: datetime) -> datetime | None:
+    span = _span(text)
+    return None if span is None else now - span
+
+
+def _of_the_day(text: str, now: datetime) -> datetime | None:
+    match = _OF_THE_DAY.fullmatch(text)
+    if match is None:
+        return None
+    at = time(int(match[1]), int(match[2]), int(match[3] or 0))
+    # A time without a zone is one of this machine's clock, whose distance from UTC changes twice a year.
+    today, yesterday = (datetime.combine(now.date() - timedelta(days=days), at).astimezone() for days in (0, 1))
+    return today if today <= now else yesterday
+
+
+def _dated(text: str) -> datetime:
+    # Python 3.10 does not read the Z of UTC.
+    return datetime.fromisoformat(re.sub(r"(?<=\d)[zZ]$", "+00:00", text)).astimezone()
+
+
+def duration_text(seconds: float | None) -> str:
+    """
+    A time span in at most four characters.
+
+    >>> duration_text(0.2), duration_text(59), duration_text(200), duration_text(7300), duration_text(500_000)
+    ('0s', '59s', '3m', '2h', '5d')
+    """
+    if seconds is None:
+        return UNKNOWN
+    # A clock here may be a little behind the server's.
+    seconds = max(seconds, 0)
+    if seconds < _MINUTE:
+        return f"{int(seconds)}s"
+    if seconds < _HOUR:
+        return f"{int(seconds / _MINUTE)}m"
+    # A day and a half says more in hours.
+    if seconds < 2 * _DAY:
+        return f"{int(seconds / _HOUR)}h"
+    return f"{int(seconds / _DAY)}d"
+
+
+def age_text(when: datetime | None, now: datetime) -> str:
+    """How long ago that was, in at most four characters; ``?`` if it is unknown."""
+    return duration_text(None if when is None else (now - when).total_seconds())
+
+
+def time_text(when: datetime | None, now: datetime) -> str:
+    """
+    A time as a person says it, absolute and relative: ``03:12:44 (12m ago)``; with the date if it was another day.
+    """
+    if when is None:
+        return UNKNOWN
+    local, today = when.astimezone(), now.astimezone()
+    clock = f"{local:%H:%M:%S}" if local.date() == today.date() else f"{local:%Y-%m-%d %H:%M:%S}"
+    return f"{clock} ({age_text(when, now)} ago)"
