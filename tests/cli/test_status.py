@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import re
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -189,7 +190,8 @@ class TestHealth:
         assert pgonce("health").exit_code == ExitCode.OK
         assert "Nothing needs attention: 1 queries." in pgonce("health").stdout
         one = pgonce("health", "orders")
-        assert (one.exit_code, one.stdout) == (0, "orders into public.orders: running, batch 3 0s ago, lag ?\n")
+        assert one.exit_code == ExitCode.OK
+        assert re.fullmatch(r"orders into public\.orders: running, batch 3 \d+s ago, lag \?\n", one.stdout)
         refuse(admin)
         assert pgonce("health").exit_code == pgonce("health", "orders").exit_code == ExitCode.UNHEALTHY
         assert json.loads(pgonce("health", "--json").stdout)["healthy"] is False
