@@ -21,12 +21,13 @@ def count_text(count: float | None) -> str:
     """
     if count is None:
         return UNKNOWN
-    if count < _THOUSAND:
+    # By what is shown: 999.6 is 1.0k and not 1000, which would be a character more.
+    if round(count) < _THOUSAND:
         return f"{count:.0f}" if count >= 1 or count == 0 else "<1"
     for unit in ("k", "M", "G", "T"):
         count /= _THOUSAND
-        if count < _THOUSAND:
-            return f"{count:.1f}{unit}" if count < _THOUSAND / 10 else f"{count:.0f}{unit}"
+        if round(count) < _THOUSAND:
+            return f"{count:.1f}{unit}" if round(count, 1) < _THOUSAND / 10 else f"{count:.0f}{unit}"
     return f"{count:.0f}T"
 
 
