@@ -164,8 +164,9 @@ class OffsetsListener(StreamingQueryListener):
             time.sleep(0.02)
         self.close(_AT_EXIT_SECONDS)
         # An error that ended the program has been printed by now, with Spark's plan of the query behind the sentence.
+        # (At a prompt, the last error did not end it.)
         printed = said_in(str(getattr(sys, "last_value", None) or ""))
-        if printed is not None:
+        if printed is not None and not hasattr(sys, "ps1"):
             _log.error("[%s] %s Help: %s", printed.code, printed.sentences, printed.remedy)
 
     def _store_all(self) -> None:

@@ -135,7 +135,7 @@ class TestEveryRefusal:
 
 
 class TestEveryWayIn:
-    @pytest.fixture(params=["sink", "staged", "writer", "function"])
+    @pytest.fixture(params=["sink", "staged", "received", "writer", "function"])
     def start(self, request, spark, url, checkpoint):
         """Start a query by one way in, over a frame."""
 
@@ -148,6 +148,8 @@ class TestEveryWayIn:
                 return writer.foreachBatch(name(lambda batch, tx: tx.append(batch, "events"))).start()
             if request.param == "staged":
                 writer = writer.option("inlineBytes", "0").option("receiver", "off")
+            if request.param == "received":
+                writer = writer.option("inlineBytes", "0")
             return writer.format("pgonce").option("url", url).option("table", "events").start()
 
         return start

@@ -29,7 +29,7 @@ def before(lines):
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["sink", "writer", "function"])
-def test_lines_before_the_sentence(start_driver, tmp_path, url, admin, way):
+def test_lines_before_the_sentence(start_driver, tmp_path, url, admin, observer, way):
     """In the log they are Spark's own, in a notebook Spark's frames; explained, there are none; and it ends the log."""
     admin.execute("CREATE TABLE events (value bigint CHECK (value < 0))")
     settings = {**spark_settings(tmp_path, kafka=False), "spark.ui.showConsoleProgress": "false"}
@@ -43,3 +43,6 @@ def test_lines_before_the_sentence(start_driver, tmp_path, url, admin, way):
     assert explained[0].startswith("[CHECK_VIOLATION] ")
     assert SENTENCE in explained[-1]
     assert " Help: " in explained[-1]
+    # The program has ended at once, and what Spark said last is stored all the same.
+    ends = observer.execute("SELECT ended_at IS NOT NULL, ended_by FROM pgonce.heartbeats").fetchall()
+    assert ends == [(True, "CHECK_VIOLATION")]

@@ -298,6 +298,20 @@ class TestLife:
         assert (failure.seen_by, failure.attempts, failure.batch_id) == ("commit", 1, 0)
         assert states(url) == {"orders": ("refused", "CHECK_VIOLATION")}
 
+    def test_what_the_planner_has_kept_already(self, spark, url, observer, listen, inbox, checkpoint):
+        """A table that is missing is found before rows are computed, and listed once."""
+        ensure_ledger(url)
+        listen(url)
+        writer = files(spark, inbox(1)).writeStream.format("pgonce").option("url", url).option("table", "missing")
+        query = writer.option("checkpointLocation", checkpoint).queryName("orders").start()
+        with pytest.raises(Exception, match="TARGET_MISSING"):
+            query.awaitTermination(PATIENCE_SECONDS)
+        ended = "SELECT ended_by FROM pgonce.heartbeats WHERE ended_at IS NOT NULL"
+        assert wait_until(lambda: observer.execute(ended).fetchall() == [("TARGET_MISSING",)], PATIENCE_SECONDS)
+        (failure,) = OffsetsStore(url).failures()
+        assert (failure.seen_by, failure.attempts, failure.batch_id) == ("planner", 1, 0)
+        assert (failure.query_id, failure.query_name, failure.run_id) == (str(query.id), "orders", None)
+
     def test_a_ledger_without_the_tables_for_it(self, url, admin, observer, caplog):
         """Progress is stored as before, nothing else is, and nobody is warned."""
         ensure_ledger(url)
@@ -335,6 +349,20 @@ class TestCodes:
 
 
 class TestWatch:
+    def test_a_client_of_spark_connect(self, connect, url, observer):
+        """Its session is watched as well: events come to the client."""
+        listener = watch(connect, url)
+        try:
+            assert watch(connect, url) is listener
+            query = connect.readStream.format("rate").load().writeStream.format("noop").queryName("far").start()
+            names = "SELECT query_name FROM pgonce.heartbeats"
+            ensure_ledger(url)
+            assert wait_until(lambda: observer.execute(names).fetchall() == [("far",)], PATIENCE_SECONDS)
+            query.stop()
+        finally:
+            connect.streams.removeListener(listener)
+            listener.close(5)
+
     def test_once_a_session_and_url(self, spark, url):
         """The same listener is returned, until it is closed."""
         listener = watch(spark, url)

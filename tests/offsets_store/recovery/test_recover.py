@@ -23,6 +23,7 @@ from pgonce.offsets_store.errors import CheckpointError, LedgerError, RecoveryEr
 from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
+from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 
 
@@ -129,6 +130,22 @@ class TestRecover:
         (checkpoint / "state/0/3/right-keyToNumValues/7.delta").touch()
         with pytest.raises(RecoveryError, match="only batches after 5 can have made"):
             recover_at_once(checkpoint, url)
+
+    def test_a_refusal_is_kept(self, url, tmp_path):
+        """A recovery that a person must decide is a failure of the query; a look, and a query that runs, are not."""
+        history(url, 5, stateful=True)
+        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(3, 4), (3, 4))
+        (checkpoint / "state/0/3/right-keyToNumValues").mkdir(parents=True)
+        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING"):
+            recover_checkpoint(str(checkpoint), url, quiet_seconds=3600, wait_seconds=0)
+        (checkpoint / "state/0/3/right-keyToNumValues/7.delta").touch()
+        with pytest.raises(RecoveryError, match="only batches after 5 can have made"):
+            recover_checkpoint(str(checkpoint), url, dry_run=True)
+        assert OffsetsStore(url).failures() == []
+        with pytest.raises(RecoveryError, match="only batches after 5 can have made") as refused:
+            recover_at_once(checkpoint, url)
+        (failure,) = OffsetsStore(url).failures()
+        assert (failure.seen_by, failure.code, failure.query_name) == ("recovery", refused.value.code, "orders")
 
     def test_a_first_entry_half_written(self, url, tmp_path, observer):
         """What is left of it is taken aside, from a query that nobody knows yet; undone, it is back."""
