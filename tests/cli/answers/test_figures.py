@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgonce.cli.figures import count_text
+from pgonce.cli.answers.figures import count_text
 
 
 @pytest.mark.parametrize(
