@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Annotated
@@ -70,7 +71,8 @@ def _nothing(since: str | None, query: str | None) -> str:
 
 def _lines(found: Sequence[StoredFailure], now: datetime, width: int | None) -> Iterator[str]:
     for failure in found:
-        yield from (_cut(line, width) for line in failure_lines(failure, now))
+        first, what = failure_lines(failure, now)
+        yield from (*_wrapped(first, width), *_wrapped(what, width))
     yield ""
     yield from next_lines(failure.code for failure in found)
 
@@ -88,9 +90,13 @@ def failure_lines(failure: StoredFailure, now: datetime) -> tuple[str, str]:
     return f"{age}{failure.code}: {', '.join(where)}", f"{'':{_AGE_WIDTH}}{failure.message}"
 
 
-def _cut(line: str, width: int | None) -> str:
+def _wrapped(line: str, width: int | None) -> list[str]:
+    """The line, which goes on below where its text begins if the terminal is too narrow for it."""
     line = one_line(line)
-    return line if width is None or len(line) <= width else f"{line[: width - 3]}..."
+    if width is None or len(line) <= width:
+        return [line]
+    indent = " " * _AGE_WIDTH
+    return textwrap.wrap(line, width, subsequent_indent=indent, drop_whitespace=True, break_on_hyphens=False)
 
 
 _MOST_CODES = 3

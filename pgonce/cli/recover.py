@@ -97,7 +97,7 @@ def accept(
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Let one refused batch through, once, if nothing can prove or repair it. Rows may be lost or doubled."""
+    """Publish once a batch that is refused for its offsets, such as GAP. Rows may be lost or doubled."""
     found = accept_batch(query, batch, url, reason=reason, sink=sink, checkpoint_location=checkpoint, dry_run=not yes)
     stands_at, end = found.sink.last_batch_id, found.sink.end_offsets
     print_lines(

@@ -28,7 +28,7 @@ from . import completion
 from .answers import tables
 from .answers.figures import count_text
 from .answers.output import print_json, print_lines, print_table, text_of
-from .answers.times import FORMS, age_text, parse_since, parse_span
+from .answers.times import FORMS, age_text, duration_text, parse_since, parse_span
 from .kafka import KafkaConfig, Servers, kafka_options
 from .terms import ExitCode, Json, Query, Sink, Url
 
@@ -52,7 +52,7 @@ def status(
     sink: Sink = None,
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
-    sort: Annotated[tables.Sort, typer.Option(help="The order of the lines.")] = tables.Sort.NAME,
+    sort: Annotated[tables.Sort, typer.Option(help="The order of the lines.")] = tables.Sort.STATE,
     wide: Wide = False,
     everything: Annotated[bool, typer.Option("--all", help="Show queries that were retired or replaced too.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until this is stopped.")] = False,
@@ -259,10 +259,10 @@ def _beyond(one: QueryState, oldest: float | None, max_lag: int | None, now: dat
         if one.published_at is None:
             yield "nothing was published"
         elif (now - one.published_at).total_seconds() > oldest:
-            yield f"the last batch is older than {oldest:g} s"
+            yield f"the last batch is older than {duration_text(oldest)}"
     if max_lag is not None:
         if one.lag is None:
-            yield "the lag is unknown (give --bootstrap-servers, or add a listener)"
+            yield "the lag is unknown (--bootstrap-servers asks the brokers)"
         elif one.lag > max_lag:
             yield f"more than {max_lag} records behind"
 

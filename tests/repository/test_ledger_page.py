@@ -39,9 +39,9 @@ def described() -> dict[str, list[str]]:
     return found
 
 
-def alerts() -> list[str]:
-    """The queries of the page that find what needs attention."""
-    return sql_blocks(sections(PAGE.read_text(), 2)["Alerts"])
+def of_watching() -> list[str]:
+    """The queries of docs/watching.md: all states, all findings, and the writers that do not move."""
+    return sql_blocks(sections((DOCS / "watching.md").read_text(), 2)["In SQL"])
 
 
 def test_the_page_has_what_the_ledger_has(ledger):
@@ -58,16 +58,16 @@ def test_the_page_has_what_the_ledger_has(ledger):
     assert ours - columns == OUR_TABLES
 
 
-def test_every_query_runs_and_is_quiet_where_nothing_is_wrong(ledger, url):
-    """On a ledger whose only query has just published, no alert finds anything."""
+def test_the_queries_of_watching_run_and_are_quiet_where_nothing_is_wrong(ledger, url):
+    """On a ledger whose only query has just published, it runs, and nothing needs attention."""
     publish(url, 0, {"0": 1})
-    queries = alerts()
-    assert len(queries) == 6
-    for query in queries:
-        assert ledger.execute(query.encode()).fetchall() == [], query
+    states, findings, still = of_watching()
+    assert [row[2] for row in ledger.execute(states.encode())] == ["running"]
+    assert ledger.execute(findings.encode()).fetchall() == []
+    assert ledger.execute(still.encode()).fetchall() == []
 
 
-def test_each_alert_finds_what_it_is_for(ledger, url):
+def test_each_thing_that_needs_attention_is_found(ledger, url):
     """A writer that stands still, replays within a run and by restarts, a disagreement, a staging table, a letter."""
     batches = [publish(url, number, {"0": number}) for number in range(7)]
     for batch in batches[:3]:
@@ -82,7 +82,8 @@ def test_each_alert_finds_what_it_is_for(ledger, url):
     old = datetime.now(timezone.utc) - timedelta(days=2)
     ledger.execute("INSERT INTO pgonce.staged_tables VALUES ('staged_x', 'q', 's', 'r', 0, %s)", [old])
     put_aside(ledger, {"id": 1})
-    found = [ledger.execute(query.encode()).fetchall() for query in alerts()]
-    assert [len(rows) for rows in found] == [1] * 6
-    assert found[1][0][4] == 3
-    assert found[2][0][3] == 7
+    found = dict(ledger.execute("SELECT finding, what FROM pgonce.health").fetchall())
+    assert set(found) == {"replays", "restarts", "disagreement", "staging tables", "dead letters"}
+    assert found["replays"].startswith("one run has skipped 3 batches")
+    assert found["restarts"].startswith("7 runs have begun")
+    assert len(ledger.execute(of_watching()[2].encode()).fetchall()) == 1

@@ -135,6 +135,7 @@ WITH measured AS (
            coalesce(h.ended_at IS NULL AND h.heard_at > statement_timestamp() - interval '1 minute', false) AS is_heard,
            s.run_id IS NOT NULL AS has_session,
            coalesce(w.updated_at > statement_timestamp() - greatest(interval '1 minute', r.patience), false) AS is_recent,
+           g.lagging_since,
            coalesce(l.lag_seconds > 60 OR (l.lag > 0 AND l.lag_seconds IS NULL AND g.grows), false) AS is_behind
     FROM known AS w
     LEFT JOIN pgonce.batches AS b
@@ -198,7 +199,8 @@ WITH measured AS (
         WHERE l.lag IS NOT NULL ORDER BY l.place LIMIT 1
     ) AS l ON true
     LEFT JOIN LATERAL (
-        SELECT count(*) = 10 AND min(g.lag) > 0 AND (array_agg(g.lag ORDER BY g.progress_at DESC))[1] >= (array_agg(g.lag ORDER BY g.progress_at))[1] AS grows
+        SELECT count(*) = 10 AND min(g.lag) > 0 AND (array_agg(g.lag ORDER BY g.progress_at DESC))[1] >= (array_agg(g.lag ORDER BY g.progress_at))[1] AS grows,
+               min(g.progress_at) AS lagging_since
         FROM (
             SELECT g.lag, g.progress_at FROM pgonce.progress AS g
             WHERE g.query_id = w.query_id AND g.progress_at > statement_timestamp() - interval '1 hour'
@@ -245,6 +247,7 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
            WHEN 'refused' THEN j.failing_since
            WHEN 'waiting' THEN j.session_began_at
            WHEN 'stopped' THEN j.ended_at
+           WHEN 'lagging' THEN coalesce(statement_timestamp() - make_interval(secs => j.lag_seconds), j.lagging_since)
            WHEN 'idle' THEN j.idle_since
            WHEN 'gone' THEN j.heard_at
            WHEN 'stuck' THEN j.updated_at
@@ -295,7 +298,8 @@ SELECT CASE WHEN q.state IN ('refused', 'expiring', 'gone', 'stuck') THEN 'criti
            WHEN 'waiting' THEN 'End that session, or wait for it.'
            WHEN 'expiring' THEN 'Make the query faster, or set retention.ms of the topic higher at once.'
            WHEN 'lagging' THEN 'pgonce explain performance'
-           ELSE 'Start the query again; pgonce doctor CHECKPOINT shows first what the start will do.'
+           ELSE 'Start the query again. First see what the start will do: pgonce doctor '
+               || coalesce((SELECT w.checkpoint_location FROM pgonce.writers AS w WHERE w.query_id = q.query_id AND w.sink_name = q.sink_name), 'CHECKPOINT')
        END AS help
 FROM pgonce.queries AS q
 WHERE q.state IN ('refused', 'expiring', 'gone', 'stuck', 'lagging')
@@ -317,6 +321,15 @@ WHERE r.skipped_at > statement_timestamp() - interval '1 day' AND w.retired_at I
 GROUP BY w.writer_id
 HAVING count(DISTINCT r.run_id) > 5
 UNION ALL
+-- A restart runs at most the last two batches again.
+SELECT 'warning', 'replays', w.query_id, w.query_name, w.sink_name,
+       'one run has skipped ' || count(*) || ' batches that were published, within a day', min(r.skipped_at),
+       'pgonce history ' || w.query_id
+FROM pgonce.replays AS r JOIN pgonce.writers AS w USING (writer_id)
+WHERE r.skipped_at > statement_timestamp() - interval '1 day' AND w.retired_at IS NULL AND w.replaced_by IS NULL
+GROUP BY w.writer_id, r.run_id
+HAVING count(*) > 2
+UNION ALL
 SELECT 'critical', 'disagreement', p.query_id, max(p.query_name), NULL,
        'batch ' || max(p.batch_id) || ': ' || (array_agg(p.disagreement ORDER BY p.received_at DESC))[1], min(p.received_at),
        'pgonce explain recovering'
@@ -331,7 +344,7 @@ WHERE s.created_at < statement_timestamp() - interval '1 day'
 GROUP BY s.query_id, s.sink_name;
 COMMENT ON VIEW pgonce.health IS 'What needs attention: one row for each finding, with its severity (critical or warning) and what to do. Empty if all is well.';
 COMMENT ON COLUMN pgonce.health.severity IS 'critical or warning.';
-COMMENT ON COLUMN pgonce.health.finding IS 'The state of a query that needs attention, or: dead letters, restarts, disagreement, staging tables.';
+COMMENT ON COLUMN pgonce.health.finding IS 'The state of a query that needs attention, or: dead letters, restarts, replays, disagreement, staging tables.';
 COMMENT ON COLUMN pgonce.health.query_id IS 'The query.';
 COMMENT ON COLUMN pgonce.health.query_name IS 'Its name.';
 COMMENT ON COLUMN pgonce.health.sink_name IS 'The sink; null if it is about all of them.';

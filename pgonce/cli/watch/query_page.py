@@ -55,7 +55,8 @@ def _top(query: QueryState, findings: Sequence[Finding], now: datetime, width: i
         (query.state, role_of(query.state)),
         (since, ""),
     )
-    because = f"{STATES.get(query.state, query.state)} ({query.because})."
+    means = STATES.get(query.state, query.state)
+    because = f"{means}." if query.because == means else f"{means} ({query.because})."
     yield from wrapped(because[0].upper() + because[1:], width, marks, indent="  ")
     for finding in findings:
         if finding.query_id == query.query_id and finding.sink_name in (None, query.sink_name):
