@@ -84,8 +84,11 @@ def _in_time(read: Callable[[], list[tuple[str | None, str, str]]]) -> list[tupl
             return
 
     logging.disable()
-    # A daemon, so that the shell does not wait for a server that does not answer.
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_SECONDS)
+    try:
+        # A daemon, so that the shell does not wait for a server that does not answer.
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(_SECONDS)
+    finally:
+        logging.disable(logging.NOTSET)
     return found[0] if found else None

@@ -179,7 +179,8 @@ FORGED = "n\nReplayed.\x1b[2K\u202e"
 
 
 @pytest.mark.parametrize(
-    "arguments", [["dead-letters", "orders"], ["dead-letters", "orders", "--replay"], ["status"], ["history", "orders"]]
+    "arguments",
+    [["dead-letters", "orders"], ["dead-letters", "orders", "--replay"], ["status", "orders"], ["history", "orders"]],
 )
 def test_what_it_writes_forges_no_line_of_an_answer(url, admin, role, arguments):
     """Messages, names and values are shown in one line, and no terminal obeys them."""

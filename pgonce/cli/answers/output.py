@@ -144,11 +144,12 @@ def add_row(table: Table, *cells: str | tuple[str, str]) -> None:
     table.add_row(*(Text(one_line(text), style) for text, style in styled))
 
 
-def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and what is to be said of them, in two columns; a long text goes on in the next line."""
+def facts(rows: Iterable[tuple[str, str | list[str]]]) -> Table:
+    """Names and what is to be said of them, in one line or several; a long line goes on in the next one."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(Text(name, "dim"), Text("\n".join(map(one_line, text.split("\n")))))
+    for name, said in rows:
+        lines = [said] if isinstance(said, str) else said
+        table.add_row(Text(name, "dim"), Text("\n".join(map(one_line, lines))))
     return table

@@ -119,11 +119,11 @@ def query_facts(query: QueryState, writer: StoredWriter | None, now: datetime) -
     return facts(rows)
 
 
-def _facts_of_state(query: QueryState, now: datetime) -> Iterable[tuple[str, str]]:
+def _facts_of_state(query: QueryState, now: datetime) -> Iterable[tuple[str, str | list[str]]]:
     since = f", since {time_text(query.state_since, now)}" if query.state_since else ""
     yield "State", f"{query.state}{since}: {query.because}"
     if query.failure_message:
-        yield "Failed", f"{query.failure_message}\n{query.failures} times since {time_text(query.failing_since, now)}"
+        yield "Failed", [query.failure_message, f"{query.failures} times since {time_text(query.failing_since, now)}"]
     if query.batch_id is None:
         yield "Last batch", "none has been published"
     else:
