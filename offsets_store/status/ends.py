@@ -119,7 +119,7 @@ def living_writers(found: Sequence[StoredWriter], query: str) -> list[StoredWrit
 
     :raises OffsetsError: REPLACED, NO_LIVING_SINK.
     """
-    living = [writer for writer in found if writer.replaced_by is None and writer.retired_at is None]
+    living = [writer for writer in found if writer.is_living]
     if living:
         return living
     successor = found[0].replaced_by

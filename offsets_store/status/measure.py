@@ -22,19 +22,19 @@ from .states import MeasuredLag
 from .stored import PartitionLag, StoredWriter
 
 _WHOLE = 100.0
+Ages = Mapping[TopicPartition, float | None]
+"""The age in seconds of the first unread record of each partition that has one; None if it is unknown."""
+Ends = Mapping[TopicPartition, tuple[int | None, int]]
+"""Each partition's earliest offset, and the one that its next record will get."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """
-    What was measured of one query and sink: in all, and by partition.
-
-    ``ages`` has the age in seconds of the first unread record of each partition that has one; None if it is unknown.
-    """
+    """What was measured of one query and sink: in all, and by partition."""
 
     total: MeasuredLag
     partitions: Sequence[PartitionLag]
-    ages: Mapping[TopicPartition, float | None]
+    ages: Ages
 
 
 def measure(url: str, kafka: Brokers) -> list[MeasuredLag]:
@@ -55,7 +55,7 @@ def measure_partitions(url: str, kafka: Brokers) -> list[Measured]:
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
     with reading(url) as connection:
-        known = [writer for writer in stored_writers(connection) if not (writer.replaced_by or writer.retired_at)]
+        known = [writer for writer in stored_writers(connection) if writer.is_living]
     topics = {topic for writer in known for topic in kafka_topics(writer.end_offsets or {})}
     ends = ends_of(topics, kafka)
     now = datetime.now(timezone.utc)
@@ -70,23 +70,26 @@ def measure_partitions(url: str, kafka: Brokers) -> list[Measured]:
         times |= {(place, asked[place]): when for place, when in found.items()}
         unread -= set(asked.items())
     kept = retention_seconds({place[0] for place, _ in times}, kafka)
-    return [
-        Measured(
-            MeasuredLag(
-                *key, total_lag(rows), _age(rows, times, now), _retention_used(rows, times, kept, ends, now), now
-            ),
-            rows,
-            _ages(rows, times, now),
-        )
-        for key, rows in behind.items()
-    ]
+    return [_measured(key, rows, _ages(rows, times, now), kept, ends, now) for key, rows in behind.items()]
+
+
+def _measured(
+    key: tuple[str, str],
+    rows: Sequence[PartitionLag],
+    ages: Ages,
+    kept: Mapping[str, float],
+    ends: Ends,
+    now: datetime,
+) -> Measured:
+    total = MeasuredLag(*key, total_lag(rows), _oldest(ages), _retention_used(rows, ages, kept, ends), now)
+    return Measured(total, rows, ages)
 
 
 def _key(writer: StoredWriter) -> tuple[str, str]:
     return writer.query_id, writer.sink_name
 
 
-def _newest(writer: StoredWriter, ends: Mapping[TopicPartition, tuple[int | None, int]], now: datetime) -> Newest:
+def _newest(writer: StoredWriter, ends: Ends, now: datetime) -> Newest:
     topics = set(kafka_topics(writer.end_offsets or {}))
     return Newest({place: end for place, end in ends.items() if place[0] in topics}, {}, now)
 
@@ -112,24 +115,13 @@ def _ages(rows: Iterable[PartitionLag], times: Times, now: datetime) -> dict[Top
     return ages
 
 
-def _age(rows: Iterable[PartitionLag], times: Times, now: datetime) -> float | None:
-    ages = list(_ages(rows, times, now).values())
-    return None if None in ages else max((age for age in ages if age is not None), default=0.0)
+def _oldest(ages: Ages) -> float | None:
+    known = [age for age in ages.values() if age is not None]
+    return max(known, default=0.0) if len(known) == len(ages) else None
 
 
-def _retention_used(
-    rows: Iterable[PartitionLag],
-    times: Times,
-    kept: Mapping[str, float],
-    ends: Mapping[TopicPartition, tuple[int | None, int]],
-    now: datetime,
-) -> float | None:
+def _retention_used(rows: Sequence[PartitionLag], ages: Ages, kept: Mapping[str, float], ends: Ends) -> float | None:
     """Percent of the retention that the oldest unread record has used; at least 100 if records are gone already."""
-    rows = list(rows)
-    used = [
-        age / kept[place[0]] * _WHOLE
-        for place, age in _ages(rows, times, now).items()
-        if age is not None and kept.get(place[0])
-    ]
+    used = [age / kept[place[0]] * _WHOLE for place, age in ages.items() if age is not None and kept.get(place[0])]
     gone = any(end < (ends[place][0] or 0) for place, end in _unread(rows) if place in ends)
     return max([*used, *([_WHOLE] if gone else [])], default=None)

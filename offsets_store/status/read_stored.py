@@ -175,7 +175,7 @@ def who_feeds(url: str, table: str, sink_name: str | None = None) -> list[Stored
     return [
         writer
         for writer in known
-        if writer.batch_id is not None and writer.replaced_by is None and writer.retired_at is None
+        if writer.batch_id is not None and writer.is_living
         if writer.sink_name == sink_name
         or any(name == table or name.endswith(f".{table}") for name in (writer.sink_name, *(writer.targets or {})))
     ]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, column, func, literal_column, select, table, text
 
@@ -76,8 +76,53 @@ STATES = {
     "replaced": "another query has taken its place",
 }
 """What each state means; those that need attention most come first."""
+TONES: Mapping[str, str] = {
+    "refused": "bad", "expiring": "bad", "stuck": "bad", "gone": "bad", "waiting": "warn", "lagging": "warn",
+    "running": "good", "idle": "calm", "quiet": "still", "stopped": "still", "retired": "over", "replaced": "over",
+}  # fmt: skip
+"""How serious each state is: bad, warn, good, calm (good, and nothing to do), still (unknown or at rest), or over."""
+_PLACES = {state: place for place, state in enumerate(STATES)}
 ENDED = ("retired", "replaced")
 """The states of queries that publish no more."""
+
+
+def tone_of(state: str) -> str:
+    """How serious a state is, as in :data:`TONES`; one that a newer ledger has and this code does not know is still."""
+    return TONES.get(state, "still")
+
+
+def place_of(state: str) -> int:
+    """The place of a state among all: those that need attention most come first, and unknown ones last."""
+    return _PLACES.get(state, len(_PLACES))
+
+
+class OfQuery(Protocol):
+    """What is about a query."""
+
+    @property
+    def query_id(self) -> str:
+        """The id in its checkpoint."""
+
+    @property
+    def query_name(self) -> str | None:
+        """Its name, if it has one."""
+
+
+def name_of(one: OfQuery) -> str:
+    """The name of its query; the beginning of the query's id if it has none."""
+    return one.query_name or one.query_id[:8]
+
+
+def is_too_old(query: QueryState, most_seconds: float, now: datetime) -> bool:
+    """Whether its last batch is older than that, or there is none; an idle query may rest."""
+    if query.state == "idle":
+        return False
+    return query.published_at is None or (now - query.published_at).total_seconds() > most_seconds
+
+
+def is_too_far_behind(query: QueryState, most_records: int) -> bool:
+    """Whether more records than that are not published yet. An unknown lag is too much, because it may be."""
+    return query.lag is None or query.lag > most_records
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,11 @@ class StoredWriter:
     transport: str | None = None
 
     @property
+    def is_living(self) -> bool:
+        """Whether it may publish more: it was neither replaced nor retired."""
+        return self.replaced_by is None and self.retired_at is None
+
+    @property
     def positions(self) -> list[CurrentOffset]:
         """One row a topic and partition for Kafka, or one a source otherwise; none if the offsets are unknown."""
         return as_current(self.end_offsets or {})
@@ -209,9 +214,7 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
             f"Give the id of one of them: {'; '.join(map(_described, candidates))}.",
         )
     if not ids:
-        into = [
-            writer for writer in writers if _is_sink(name, writer) and not (writer.replaced_by or writer.retired_at)
-        ]
+        into = [writer for writer in writers if _is_sink(name, writer) and writer.is_living]
         if len(into) == 1:
             return into
         raise _not_found(writers, name, into)

@@ -18,7 +18,7 @@ import typer
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
-from .explain import entries, pages
+from .explain import error_entries, pages
 
 _SECONDS = 2.0
 _PLAIN = re.compile(r"[\w.:@+=/][\w.:@+=/-]*")
@@ -51,7 +51,7 @@ def sinks(context: typer.Context, incomplete: str) -> list[str]:
 
 def explained(incomplete: str) -> list[str]:
     """Codes and pages of the documents that begin so, in either case."""
-    names = [*(entry.code for entry in entries(pages()["errors"])), *sorted(pages())]
+    names = [*error_entries(), *sorted(pages())]
     return [name for name in names if name.lower().startswith(incomplete.lower())]
 
 

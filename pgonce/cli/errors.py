@@ -1,7 +1,8 @@
 """
 ``pgonce errors``: what went wrong, across queries.
 
-Runs in a shell, without Spark. Invariant: it only reads, and each failure takes at most two lines of a terminal.
+Runs in a shell, without Spark. Invariant: it only reads, and no sentence is cut: where the terminal is narrow, it goes
+on in the next line.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import output
 from .answers.times import FORMS, age_text, parse_since
-from .explain import entries, pages
+from .explain import error_entries
 from .terms import Json, Url
 
 _AGE_WIDTH = 9
@@ -104,7 +105,7 @@ _MOST_CODES = 3
 
 def next_lines(codes: Iterable[str]) -> list[str]:
     """What to type next: what explains the codes of pgonce, the first ones."""
-    known = {entry.code for entry in entries(pages()["errors"])}
+    known = error_entries()
     ours = [code for code in dict.fromkeys(codes) if re.fullmatch(r"[A-Z0-9_]+", code) and code in known]
     explained = [f"Next: pgonce explain {code}" for code in ours[:_MOST_CODES]]
     return explained or ["Next: read the driver's log. These errors are not pgonce's: Spark or the query raised them."]

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -24,6 +24,7 @@ from pgonce.offsets_store.postgres.refused_rows import code_of
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+_DOCS = files("pgonce") / "docs"
 # How many headings, and how many codes, are listed for a word.
 _MOST_HEADINGS = 12
 _MOST_CODES = 8
@@ -121,7 +122,7 @@ def _by_heading_or_word(name: str) -> str | None:
     if len(called) == 1:
         return called[0].text
     word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
-    codes = [entry.code for entry in entries(pages()["errors"]) if word.search(f"{entry.meaning} {entry.remedy}")]
+    codes = [code for code, entry in error_entries().items() if word.search(f"{entry.meaning} {entry.remedy}")]
     counted = [(_own_mentions(word, section), section) for section in everywhere if section.page != "errors"]
     found = sorted(
         (each for each in counted if each[0] or word.search(each[1].heading)),
@@ -150,12 +151,16 @@ def _own_mentions(word: re.Pattern[str], section: Section) -> int:
 
 def pages() -> dict[str, str]:
     """The documents, by their names without ``.md``."""
-    found = [file for file in (files("pgonce") / "docs").iterdir() if file.name.endswith(".md")]
+    found = [file for file in _DOCS.iterdir() if file.name.endswith(".md")]
     return {page.name.removesuffix(".md"): page.read_text(encoding="utf-8") for page in found}
 
 
-def entries(errors: str) -> Iterator[Entry]:
-    """The rows of docs/errors.md."""
+def error_entries() -> dict[str, Entry]:
+    """The rows of docs/errors.md, by their codes, in the order of the page."""
+    return {entry.code: entry for entry in _entries((_DOCS / "errors.md").read_text(encoding="utf-8"))}
+
+
+def _entries(errors: str) -> Iterator[Entry]:
     section = ""
     for line in errors.splitlines():
         if line.startswith("## "):
@@ -170,7 +175,7 @@ def explanation(name: str) -> str | None:
 
     None if there is none of these.
     """
-    found = {entry.code: str(entry) for entry in entries(pages()["errors"])}
+    found = {code: str(entry) for code, entry in error_entries().items()}
     code = name.upper().strip("[]")
     return found.get(code) or pages().get(name.lower()) or _sqlstate(code, found) or _by_heading_or_word(name)
 
@@ -190,8 +195,7 @@ def _sqlstate(sqlstate: str, found: Mapping[str, str]) -> str | None:
 
 def nearest(name: str) -> list[str]:
     """Codes, pages and headings that are like this one; all pages if there are none."""
-    codes = [entry.code for entry in entries(pages()["errors"])]
-    near = difflib.get_close_matches(name.upper(), codes) + difflib.get_close_matches(name.lower(), pages())
+    near = difflib.get_close_matches(name.upper(), error_entries()) + difflib.get_close_matches(name.lower(), pages())
     return near or sorted(pages())
 
 
@@ -259,7 +263,7 @@ def _of_name(name: str) -> Explanation:
 
 def _explained(said: Said) -> Explanation:
     parts = [f"[{said.code}]", _wrapped(said.sentences), f"What to do:\n{_wrapped(said.remedy)}"]
-    entry: Any = next((entry for entry in entries(pages()["errors"]) if entry.code == said.code), None)
+    entry = error_entries().get(said.code)
     if entry is not None:
         parts[0] += f" {entry.section}"
         parts.append(f"What it means in general:\n{_wrapped(entry.meaning)}")

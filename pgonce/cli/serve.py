@@ -18,7 +18,7 @@ from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, bad_option
 from pgonce.offsets_store.kafka.settings import brokers
 from pgonce.offsets_store.postgres.connect import parse_url
 
-from .explain import entries, pages
+from .explain import error_entries
 from .kafka import KafkaConfig, Servers, kafka_options
 from .terms import Url
 
@@ -59,7 +59,7 @@ def serve(
 
     lag = PartitionLags(url, kafka)
     reader = Reader(url, every, lag.measured)
-    known = {entry.code: (entry.meaning, entry.remedy) for entry in entries(pages()["errors"])}
+    known = {code: (entry.meaning, entry.remedy) for code, entry in error_entries().items()}
     settings = Settings(
         database=database_of(url),
         names=tuple(allow_host or ()),

@@ -1,8 +1,8 @@
 """
 The commands that say where queries stand: ``status``, ``health``, ``offsets`` and ``history``.
 
-Runs in a shell, without Spark. Invariant: they only read. Each answer is one snapshot of the ledger; what brokers are
-asked for besides is measured before.
+Runs in a shell, without Spark. Invariant: they only read. What is asked of brokers is measured before the ledger is
+read, and counts in all that an answer says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from rich.console import Console
 from pgonce.offsets_store.errors import NotFoundError
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.ends import Status
-from pgonce.offsets_store.status.states import ENDED, MeasuredLag, QueryState
+from pgonce.offsets_store.status.states import (
+    ENDED,
+    MeasuredLag,
+    QueryState,
+    is_too_far_behind,
+    is_too_old,
+    name_of,
+)
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import PartitionLag, StoredWriter
 
@@ -28,7 +35,8 @@ from . import completion
 from .answers import tables
 from .answers.figures import count_text
 from .answers.output import print_json, print_lines, print_table, text_of
-from .answers.times import FORMS, age_text, duration_text, parse_since, parse_span
+from .answers.times import FORMS, age_text, duration_text, parse_span
+from .errors import since_of
 from .kafka import KafkaConfig, Servers, kafka_options
 from .terms import ExitCode, Json, Query, Sink, Url
 
@@ -71,7 +79,7 @@ def status(
         else:
             login = kafka_options(kafka_config) if bootstrap_servers else None
             found = _statuses(store, states, query, sink, bootstrap_servers, login)
-            _show_one(store, states, found, query, as_json=as_json)
+            _show_one(store, states, found, query, measured, as_json=as_json)
 
     _again_and_again(show, every if watch else None)
 
@@ -130,13 +138,19 @@ def _statuses(
     try:
         return store.status_of(query, sink, servers, login)
     except NotFoundError:
-        if any(is_meant(query, one.query_id, one.query_name) and one.batch_id is None for one in states):
+        if any(_failed_at_once(one, query) for one in states):
             return []
         raise
 
 
 def _show_one(
-    store: OffsetsStore, states: Sequence[QueryState], found: Sequence[Status], query: str, *, as_json: bool
+    store: OffsetsStore,
+    states: Sequence[QueryState],
+    found: Sequence[Status],
+    query: str,
+    measured: Sequence[MeasuredLag],
+    *,
+    as_json: bool,
 ) -> None:
     stored: dict[tuple[str, str | None], tuple[StoredWriter | None, list[PartitionLag]]] = {
         (writer.query_id, writer.sink_name): (writer, lag) for writer, lag in found
@@ -156,7 +170,7 @@ def _show_one(
         return
     now = datetime.now(timezone.utc)
     for one in chosen:
-        print_lines([f"{tables.name_of(one)} into {text_of(one.sink_name)}"])
+        print_lines([f"{name_of(one)} into {text_of(one.sink_name)}"])
         writer, lag = stored.get((one.query_id, one.sink_name), (None, []))
         print_table(tables.query_facts(one, writer, now))
         if lag:
@@ -168,7 +182,7 @@ def _show_one(
         typer.echo()
     print_lines(
         line
-        for one in store.health()
+        for one in store.health(measured)
         if (one.query_id, one.sink_name) in {(each.query_id, each.sink_name) for each in chosen}
         for line in tables.findings_lines([one], now, 1)
     )
@@ -220,20 +234,13 @@ def health(
         if query is not None:
             print_lines(_one_line(one, [why for each, why in late if each is one], now) for one in chosen)
         elif late:
-            print_lines(f"{tables.name_of(one)} into {text_of(one.sink_name)}: {why}" for one, why in late)
+            print_lines(f"{name_of(one)} into {text_of(one.sink_name)}: {why}" for one, why in late)
         if found:
             print_lines(tables.findings_lines(found, now, len(found)))
         elif query is None and not late:
             typer.echo(f"Nothing needs attention: {len(chosen)} queries.")
     if is_ill:
         raise typer.Exit(ExitCode.UNHEALTHY)
-
-
-def _moment(text: str) -> datetime:
-    try:
-        return parse_since(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def _span(text: str) -> float:
@@ -249,22 +256,22 @@ def _failed_at_once(one: QueryState, query: str) -> bool:
 
 def _one_line(one: QueryState, beyond: Sequence[str], now: datetime) -> str:
     batch = "no batch" if one.batch_id is None else f"batch {one.batch_id} {age_text(one.published_at, now)} ago"
-    said = f"{tables.name_of(one)} into {text_of(one.sink_name)}: {one.state}, {batch}, lag {count_text(one.lag)}"
+    said = f"{name_of(one)} into {text_of(one.sink_name)}: {one.state}, {batch}, lag {count_text(one.lag)}"
     return "; ".join([said, *beyond])
 
 
 def _beyond(one: QueryState, oldest: float | None, max_lag: int | None, now: datetime) -> Iterable[str]:
-    """Which bounds a query exceeds. What is unknown exceeds a bound, because it may."""
-    if oldest is not None and one.state != "idle":
-        if one.published_at is None:
-            yield "nothing was published"
-        elif (now - one.published_at).total_seconds() > oldest:
-            yield f"the last batch is older than {duration_text(oldest)}"
-    if max_lag is not None:
-        if one.lag is None:
-            yield "the lag is unknown (--bootstrap-servers asks the brokers)"
-        elif one.lag > max_lag:
-            yield f"more than {max_lag} records behind"
+    """Which bounds a query exceeds."""
+    if oldest is not None and is_too_old(one, oldest, now):
+        is_there = one.published_at is not None
+        yield f"the last batch is older than {duration_text(oldest)}" if is_there else "nothing was published"
+    if max_lag is not None and is_too_far_behind(one, max_lag):
+        is_known = one.lag is not None
+        yield (
+            f"more than {max_lag} records behind"
+            if is_known
+            else "the lag is unknown (--bootstrap-servers asks the brokers)"
+        )
 
 
 def offsets(
@@ -293,7 +300,7 @@ def offsets(
     for writer, lag in found:
         when = f"batch {text_of(writer.batch_id)}, published {age_text(writer.updated_at, now)} ago"
         measured = f", lag measured {age_text(lag[0].measured_at, now)} ago" if lag and lag[0].measured_at else ""
-        print_lines([f"{tables.name_of(writer)} into {writer.sink_name}: {when}{measured}"])
+        print_lines([f"{name_of(writer)} into {writer.sink_name}: {when}{measured}"])
         print_table(tables.offsets_table(lag))
 
 
@@ -326,7 +333,7 @@ def history(
     as_json: Json = False,
 ) -> None:
     """Show the newest published batches of a query, one line each: rows, time, run, and what became of the rows."""
-    batches = OffsetsStore(url).history(query, sink, limit, None if since is None else _moment(since))
+    batches = OffsetsStore(url).history(query, sink, limit, since_of(since))
     if as_json:
         print_json([dataclasses.asdict(batch) for batch in batches])
     else:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
-from pgonce.offsets_store.status.states import QueryState
+from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
 
 from . import api, health, metrics, pages
 from .events import Events
@@ -108,7 +108,7 @@ class _Site:
             lstrip_blocks=True,
         )
         shown = (
-            pages.number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.marked, pages.name_of,
+            pages.number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.marked, name_of, tone_of,
         )  # fmt: skip
         self._templates.filters.update({function.__name__: function for function in shown})
         self._templates.globals.update(
@@ -117,7 +117,6 @@ class _Site:
             version=version("pgonce"),
             query_link=pages.query_link,
             explained=settings.explained,
-            tones=pages.TONES,
         )
 
     def _page(self, request: Request, name: str, status: int = 200, **context: Any) -> Response:

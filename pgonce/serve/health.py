@@ -14,7 +14,7 @@ from datetime import datetime
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import one_line
-from pgonce.offsets_store.status.states import ENDED, Finding, QueryState
+from pgonce.offsets_store.status.states import ENDED, Finding, QueryState, is_too_far_behind, is_too_old
 
 from .pages import number, span
 from .reader import Snapshot
@@ -101,9 +101,9 @@ def _judge(
         if one.query_id == state.query_id and one.sink_name in (None, state.sink_name):
             return _not_well(f"{called}: {one.what}")
     age = None if state.published_at is None else (now - state.published_at).total_seconds()
-    if max_age is not None and state.state != "idle" and (age is None or age > max_age):
+    if max_age is not None and is_too_old(state, max_age, now):
         return _not_well(f"{called}, and its last batch is {span(age)} old")
-    if max_lag is not None and (state.lag is None or state.lag > max_lag):
+    if max_lag is not None and is_too_far_behind(state, max_lag):
         lag = "unknown" if state.lag is None else f"{number(state.lag)} records"
         return _not_well(f"{called}, and its lag is {lag}")
     lag = "" if state.lag is None else f", lag {number(state.lag)}"

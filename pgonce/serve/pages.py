@@ -17,20 +17,13 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
-from pgonce.offsets_store.status.states import ENDED, STATES, Finding, QueryState
+from pgonce.offsets_store.status.states import ENDED, STATES, TONES, Finding, QueryState, name_of, place_of, tone_of
 
 from .charts import bars, sparkline
-from .look import SeenFailure
 from .one_query import OneQuery
 from .reader import Snapshot
 
 UNKNOWN = "?"
-TONES = {
-    "refused": "bad", "expiring": "bad", "stuck": "bad", "gone": "bad", "waiting": "warn", "lagging": "warn",
-    "running": "good", "idle": "calm", "quiet": "still", "stopped": "still", "retired": "over", "replaced": "over",
-}  # fmt: skip
-"""How each state looks; its word is always there too."""
-_ORDER = {state: place for place, state in enumerate(STATES)}
 ATTENTION = "attention"
 _NEED_ATTENTION = tuple(state for state, tone in TONES.items() if tone in ("bad", "warn"))
 # How many queries a finding names before it counts the rest.
@@ -158,11 +151,6 @@ class Chip:
     is_chosen: bool
 
 
-def name_of(one: QueryState | Finding | SeenFailure) -> str:
-    """The query's name, or the beginning of its id."""
-    return one.query_name or one.query_id[:8]
-
-
 def query_link(query_id: str, sink: str | None) -> str:
     """The path of a query's page."""
     return f"/queries/{quote(query_id, safe='')}" + (f"?{urlencode({'sink': sink})}" if sink is not None else "")
@@ -190,7 +178,7 @@ def _row(state: QueryState, snapshot: Snapshot) -> Row:
     return Row(
         state,
         name_of(state),
-        TONES.get(state.state, "still"),
+        tone_of(state.state),
         query_link(state.query_id, state.sink_name),
         sparkline(course) if any(course) else Markup(""),
     )
@@ -202,7 +190,7 @@ def _has_text(text: str, *values: str | None, query_id: str) -> bool:
 
 
 def _by_attention(state: QueryState) -> Any:
-    return _ORDER.get(state.state, len(_ORDER))
+    return place_of(state.state)
 
 
 # Ascending first where that shows the least, descending first where a person looks for the most.

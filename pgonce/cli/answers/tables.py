@@ -7,36 +7,21 @@ too long for its column ends in an ellipsis, and a number is never cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import Enum
 
 from rich.table import Table
 
-from pgonce.offsets_store.status.states import STATES, Finding, QueryState
+from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, place_of, tone_of
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
 
 from .figures import count_text
 from .output import add_row, columns, counts_text, facts, json_text, offsets_text, tables_text, text_of
 from .times import age_text, duration_text, time_text
 
-STYLES: Mapping[str, str] = {
-    "refused": "bold red",
-    "expiring": "bold red",
-    "stuck": "bold red",
-    "gone": "bold red",
-    "waiting": "yellow",
-    "lagging": "yellow",
-    "running": "green",
-    "idle": "green",
-}
-"""How a state is shown where there are colours; states without an entry are dim."""
+_STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "calm": "green"}
 _SHORT_ID = 8
-
-
-def name_of(query: QueryState | StoredWriter | Finding) -> str:
-    """The query's name; the beginning of its id if it has none."""
-    return query.query_name or query.query_id[:_SHORT_ID]
 
 
 class Sort(str, Enum):
@@ -59,7 +44,7 @@ def _rank(query: QueryState, by: Sort) -> tuple[str, float]:
     if by is Sort.SINK:
         return query.sink_name or "", 0
     if by is Sort.STATE:
-        return "", list(STATES).index(query.state)
+        return "", place_of(query.state)
     if by is Sort.AGE:
         return "", query.published_at.timestamp() if query.published_at else 0
     if by is Sort.RATE:
@@ -84,7 +69,7 @@ def states_table(queries: Sequence[QueryState], now: datetime, *, wide: bool = F
             table,
             name_of(query),
             text_of(query.sink_name),
-            (query.state, STYLES.get(query.state, "dim")),
+            (query.state, _STYLES.get(tone_of(query.state), "dim")),
             "-" if query.batch_id is None else str(query.batch_id),
             age_text(query.published_at, now) if query.published_at else "-",
             count_text(query.rows_per_minute) if query.published_at else "-",

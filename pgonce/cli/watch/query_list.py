@@ -14,10 +14,9 @@ from datetime import datetime
 
 from rich.cells import cell_len
 
-from pgonce.offsets_store.status.states import STATES, Finding, QueryState
+from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, tone_of
 
 from ..answers.figures import UNKNOWN, count_text, sparkline
-from ..answers.tables import STYLES, name_of
 from ..answers.times import age_text, duration_text
 from .lines import Line, Marks, Role
 from .view import Key, View, key_of
@@ -30,12 +29,12 @@ _LEAST_WHAT = 30
 _WIDE = 100
 # How much of the screen what needs attention may take.
 _SHARE_OF_FINDINGS = 4
-_ROLES: dict[str | None, Role] = {"bold red": "bad", "yellow": "warn", "green": "good", None: "dim"}
+_ROLES: dict[str, Role] = {"bad": "bad", "warn": "warn", "good": "good", "calm": "good"}
 
 
 def role_of(state: str) -> Role:
     """How a state is shown where there are colours."""
-    return _ROLES[STYLES.get(state)]
+    return _ROLES.get(tone_of(state), "dim")
 
 
 def summary(queries: Sequence[QueryState]) -> str:

@@ -12,11 +12,10 @@ from datetime import datetime
 from rich.cells import cell_len
 
 from pgonce.offsets_store.status.details import LockHolder, QueryDetails
-from pgonce.offsets_store.status.states import STATES, Finding, QueryState
+from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of
 
 from ..answers.figures import UNKNOWN, count_text, sparkline
 from ..answers.output import counts_text, json_text
-from ..answers.tables import name_of
 from ..answers.times import age_text, duration_text, time_text
 from .lines import Line, Marks, clipped, wrapped
 from .query_list import role_of

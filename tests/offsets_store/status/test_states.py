@@ -18,7 +18,15 @@ from pgonce.offsets_store.errors import OldLedgerError
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.status.ends import total_lag
-from pgonce.offsets_store.status.states import STATES, MeasuredLag, QueryState, query_states
+from pgonce.offsets_store.status.states import (
+    STATES,
+    TONES,
+    MeasuredLag,
+    QueryState,
+    place_of,
+    query_states,
+    tone_of,
+)
 
 MORE = {"0": {"t": {"0": 10, "1": 25}}}
 LATER_RUN = "bbbbbbbb-2222-4222-8222-222222222222"
@@ -333,3 +341,10 @@ def test_some_queries_only(url, store):
     with reading(url, whole=True) as connection:
         assert [one.query_id for one in query_states(connection, [QUERY])] == [QUERY]
         assert query_states(connection, [OTHER]) == []
+
+
+def test_a_state_of_a_newer_ledger_is_shown():
+    """A state that this code does not know has a tone and a place, the last one."""
+    assert set(TONES) == set(STATES)
+    assert tone_of("dreaming") == "still"
+    assert place_of("dreaming") == len(STATES) > max(map(place_of, STATES))
