@@ -85,8 +85,10 @@ def receive_message(source: socket.socket) -> tuple[bytes, bytes, bytes]:
     head = receive(source, 5)
     if not head:
         return b"", b"", b""
-    body = receive(source, struct.unpack("!i", head[1:])[0] - 4)
-    return head[:1], body, head + body
+    length = struct.unpack("!i", head[1:])[0] - 4
+    body = receive(source, length)
+    # A message cut short by the end of its connection is none.
+    return (head[:1], body, head + body) if len(body) == length else (b"", b"", b"")
 
 
 def receive(source: socket.socket, length: int) -> bytes:
