@@ -140,7 +140,7 @@ class TestDisagreement:
         assert "'logOffset': 0" in text
         assert "'logOffset': 9" in text
         assert "public.orders" in text
-        assert [record.levelno for record in caplog.records if text in record.message] == [logging.WARNING]
+        assert [record.levelno for record in caplog.records if text in record.getMessage()] == [logging.WARNING]
         assert OffsetsStore(url).latest("orders").disagreements == 1
 
     def test_a_batch_that_never_reached_the_ledger(self, spark, url, observer, listen, orders, inbox, checkpoint):

@@ -91,7 +91,7 @@ def test_one_that_nobody_reached_is_not_offered_again(receiver_options, started_
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             note_unreached(with_staged(receiver))
-    (line,) = [record.message for record in caplog.records if "no executor reaches" in record.message]
+    (line,) = [record.getMessage() for record in caplog.records if "no executor reaches" in record.getMessage()]
     assert str(receiver.doors) in line
     assert offer(options) is None
     assert offer(receiver_options(receiver="127.0.0.1")) is not None

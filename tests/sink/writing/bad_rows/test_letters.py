@@ -119,7 +119,7 @@ def test_it_names_the_table_that_refused_it_and_the_log_says_how_many_there_are(
     (message,) = admin.execute("SELECT DISTINCT message FROM pgonce.dead_letters").fetchone()
     assert message == 'null value in column "name" of relation "events" violates not-null constraint'
     said = "batch 0 of query q1: rows for public.events that cannot be written, put aside in pgonce.dead_letters: 2"
-    assert any(record.message.startswith(said) for record in caplog.records)
+    assert any(record.getMessage().startswith(said) for record in caplog.records)
 
 
 LIKE = "(LIKE pgonce.dead_letters INCLUDING ALL)"
