@@ -1,8 +1,9 @@
 """
 No order of events in a small world of real time loses a row, doubles one, or drops one in silence.
 
-Runs in: pytest, without I/O. What must hold is in ``enumeration.py`` and ``switching.py``. Each rule of
-docs/adr/0046-real-time.md is taken away once, and then a world is found to break: pytest's ``-s`` shows how.
+Runs in: pytest, without I/O. What must hold is said in ``enumeration.py`` and ``switching.py`` of
+``tests/support/real_time``. Each rule of docs/adr/0046-real-time.md is taken away once, and then a world is found to
+break: pytest's ``-s`` shows how.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from real_time.enumeration import Enumeration
-from real_time.exploring import Violation
-from real_time.rules import Rules
-from real_time.switching import Handover, Switching
-from real_time.worlds import Accidents, World, expected
+from support.real_time.enumeration import Enumeration
+from support.real_time.exploring import Violation
+from support.real_time.rules import Rules
+from support.real_time.switching import Handover, Switching
+from support.real_time.worlds import Accidents, World, expected
 
 ALL = Rules()
 SHUFFLED = Rules(one_task_a_partition=False)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from real_time.exploring import Label, Violation, explore, sentence
-from real_time.rules import (
+from support.real_time.exploring import Label, Violation, explore, sentence
+from support.real_time.rules import (
     REFUSALS,
     Answer,
     Database,
@@ -30,7 +30,7 @@ from real_time.rules import (
     marked,
     moved_over_filtered,
 )
-from real_time.worlds import (
+from support.real_time.worlds import (
     Run,
     State,
     Task,

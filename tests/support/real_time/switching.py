@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from real_time.exploring import Label, Violation, explore, sentence
-from real_time.rules import Database, Flush, Position, Rules, drawn, flushed
+from support.real_time.exploring import Label, Violation, explore, sentence
+from support.real_time.rules import Database, Flush, Position, Rules, drawn, flushed
 
 BEFORE, AFTER = 0, 1
-NOBODY = -1
+NO_RUN = -1
 RULES = Rules()
 
 
@@ -140,7 +140,7 @@ class Switching:
                 return
             below, replaced = database.positions[0].offset or 0, True
             if rules.closes_positions:
-                database = database._replace(run=NOBODY)
+                database = database._replace(run=NO_RUN)
         if start > below and rules.refuses_above:
             self.heard.add("DISJOINT")
             return

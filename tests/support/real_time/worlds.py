@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from real_time.exploring import Violation
-from real_time.rules import Database, Flush, Place, Position
+from support.real_time.exploring import Violation
+from support.real_time.rules import Database, Flush, Place, Position
 
 
 class Accidents(NamedTuple):
