@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -215,3 +217,25 @@ def bad_option(code: str, what: str, remedy: str) -> ConfigurationError:
 def without_its_words(error: BaseException) -> str:
     """What kind of error it is and where it came from. Its words are left out, because they may show a row."""
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()
+
+
+@contextmanager
+def needing_pyspark(what_for: str, data: str) -> Iterator[None]:
+    """
+    Imports of what needs pyspark.
+
+    :param what_for: why pyspark is needed; the sentence goes on with "and pyspark is not installed here".
+    :param data: what the error means for the data.
+    :raises ConfigurationError: NO_PYSPARK.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pyspark":
+            raise
+        raise NotInstalledError(
+            "NO_PYSPARK",
+            f"{what_for}, and pyspark is not installed here.",
+            data,
+            "Do it where the query's driver runs, or install it: pip install 'pgonce[spark]'. No Spark is started.",
+        ) from error

@@ -41,16 +41,19 @@ def reading(url: str, *, whole: bool = False) -> Iterator[Connection]:
 
 
 @contextmanager
-def writing(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> Iterator[Connection]:
+def writing(
+    url: str, lock_seconds: float = LOCK_SECONDS, *, whole: bool = False, **options: Any
+) -> Iterator[Connection]:
     """
     A transaction that changes the ledger, all of it or nothing.
 
     :param lock_seconds: how long it waits for each lock.
+    :param whole: whether what is written needs all migrations, also those that no batch needs.
     :param options: of the connection, such as ``isolation_level``.
     :raises ConnectError: if Postgres cannot be reached.
     :raises LedgerError: if there is no ledger, or it cannot be written.
     """
-    with _opened(url, "writing the ledger", lock_seconds, options) as connection:
+    with _opened(url, "writing the ledger", lock_seconds, options, whole=whole) as connection:
         yield connection
 
 

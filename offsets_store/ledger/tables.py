@@ -286,9 +286,10 @@ interventions = Table(
     Column("made_by", Text, nullable=False, server_default=text("SESSION_USER")),
     _now("made_at"),
     Column("used_at", DateTime(timezone=True)),
+    Column("person", Text),
     CheckConstraint(
         "kind IN ('accept', 'retire', 'recover', 'undo', 'new-checkpoint', 'forget', 'start-over', 'swap', "
-        "'replay-dead-letters', 'discard-dead-letters')",
+        "'replay-dead-letters', 'discard-dead-letters', 'repair-dead-letters')",
         name="interventions_kind_check",
     ),
     Index("interventions_writer", "writer_id", "kind", "batch_id"),

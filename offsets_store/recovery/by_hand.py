@@ -1,26 +1,28 @@
 """
 Record what a person decides about a query: one batch may follow, a sink publishes no more, or the query is forgotten.
 
-Runs in the commands ``pgonce accept``, ``retire`` and ``forget``. Invariant: only the batch that Spark runs next can be
-accepted, and only where it would be refused otherwise: an acceptance that was left unused would let a later batch
-through. No row of the target is touched, no record of the ledger is deleted, and the ledger keeps who said what, and
-why.
+Runs in the commands ``pgonce accept``, ``retire``, ``forget`` and ``serve``. Invariant: only the batch that Spark runs
+next can be accepted, and only where it would be refused otherwise: an acceptance that was left unused would let a later
+batch through. No row of the target is touched, no record of the ledger is deleted, and the ledger keeps who said what,
+and why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, func, select, text, update
 
 from ..checkpoint.files import open_location, open_recorded
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import CheckpointError, ConfigurationError, RecoveryError
+from ..ledger.lock import is_accepted_in_tx
 from ..ledger.session import reading
 from ..ledger.tables import writers
 from ..postgres.text import QUALIFIED_NAME
+from ..status.decisions import decisions_on
 from ..status.store import OffsetsStore
 from ..verdict.decide import ACCEPTABLE, Verdict
 from .fence import QUIET_SECONDS, StoppedQuery, holding, note, refuse_running
@@ -38,7 +40,35 @@ class Acceptance:
 
     query_id: str
     sink: SinkFacts
+    batch_id: int
     verdict: Verdict
+
+    @property
+    def says(self) -> list[str]:
+        """What that means, as sentences."""
+        stands_at, end = self.sink.last_batch_id, self.sink.end_offsets
+        return [
+            f"Query {self.query_id}, sink {self.sink.sink_name}: stands at batch {stands_at}, end {end}.",
+            f"Batch {self.batch_id} would be refused as {self.verdict.name}: {self.verdict.value}.",
+            "Once it is accepted, all its rows are published without a check, and the stored offsets move to "
+            "its end. Nothing proves that no row is lost or doubled.",
+        ]
+
+
+@dataclass(frozen=True)
+class Retirement:
+    """A sink of a query that is retired, or would be."""
+
+    query_id: str
+    sink: SinkFacts
+
+    @property
+    def says(self) -> list[str]:
+        """What that means, as sentences."""
+        return [
+            f"Query {self.query_id}, sink {self.sink.sink_name}: stands at batch {self.sink.last_batch_id}.",
+            "Once it is retired, it can never publish again, and recovery leaves it out.",
+        ]
 
 
 def accept_batch(
@@ -49,12 +79,14 @@ def accept_batch(
     reason: str,
     sink: str | None = None,
     checkpoint_location: str | None = None,
+    person: str | None = None,
     dry_run: bool = False,
 ) -> Acceptance:
     """
     Let one batch of a query (its id or name) through, once, with any verdict.
 
     :param checkpoint_location: the query's checkpoint, where it is not the one that the ledger has noted.
+    :param person: who decided it, if more is known than the database role.
     :raises ConfigurationError: NO_REASON.
     :raises RecoveryError: WRITER_GONE, ALREADY_ACCEPTED, ACCEPT_NOT_NEEDED, RECOVERY_RUNNING.
     :raises CheckpointError: OTHER_CHECKPOINT; or where the checkpoint that was given cannot be read.
@@ -62,58 +94,88 @@ def accept_batch(
     """
     refuse_no_reason(reason)
     query_id, recorded, chosen = _chosen_sink(url, query, sink)
-    refuse_gone(chosen)
+    with reading(url) as connection:
+        refuse_gone(connection, chosen)
+        if batch_id in chosen.accepted:
+            raise _accepted_already(connection, chosen, batch_id)
     checkpoint = _read_if_possible(checkpoint_location, recorded)
-    if batch_id in chosen.accepted:
-        raise RecoveryError(
-            "ALREADY_ACCEPTED",
-            f"Batch {batch_id} of sink {chosen.sink_name!r} has been accepted already, and Spark has not run it yet.",
-            NOTHING_CHANGED,
-            "Start the query.",
-        )
     verdict = _refused_verdict(query_id, checkpoint, chosen, batch_id)
     if not dry_run:
-        accept(url, chosen, batch_id, reason)
-    return Acceptance(query_id, chosen, verdict)
+        accept(url, chosen, batch_id, reason, person)
+    return Acceptance(query_id, chosen, batch_id, verdict)
 
 
-def accept(url: str, sink: SinkFacts, batch_id: int, reason: str) -> None:
+def accept(url: str, sink: SinkFacts, batch_id: int, reason: str, person: str | None = None) -> None:
     """
     Note that this batch may follow.
 
-    :raises RecoveryError: RECOVERY_RUNNING, if the sink has moved since it was read.
+    :raises RecoveryError: RECOVERY_RUNNING, if the sink has moved since it was read; WRITER_GONE, ALREADY_ACCEPTED, if
+        another person was quicker.
     """
     with holding(url, [sink]) as connection:
-        note(connection, sink, "accept", batch_id=batch_id, reason=reason.strip())
+        refuse_gone(connection, _as_it_is_in_tx(connection, sink))
+        if is_accepted_in_tx(connection, sink.writer_id, batch_id):
+            raise _accepted_already(connection, sink, batch_id)
+        note(connection, sink, "accept", batch_id=batch_id, reason=reason.strip(), person=person)
+
+
+def _accepted_already(connection: Connection, sink: SinkFacts, batch_id: int) -> RecoveryError:
+    found = [one for one in decisions_on(connection, sink.writer_id, ["accept"]) if one.batch_id == batch_id]
+    return RecoveryError(
+        "ALREADY_ACCEPTED",
+        f"Batch {batch_id} of sink {sink.sink_name!r} has been accepted already, and Spark has not run it yet."
+        + (f" It was {found[-1].says}." if found else ""),
+        NOTHING_CHANGED,
+        "Start the query.",
+    )
 
 
 def retire_sink(
-    query: str, url: str = "", *, sink: str | None = None, reason: str | None = None, dry_run: bool = False
-) -> tuple[str, SinkFacts]:
+    query: str,
+    url: str = "",
+    *,
+    sink: str | None = None,
+    reason: str | None = None,
+    person: str | None = None,
+    dry_run: bool = False,
+) -> Retirement:
     """
-    Say that a sink will publish no more; its query is refused if it comes back. The query's id, and the sink.
+    Say that a sink will publish no more; its query is refused if it comes back.
 
+    :param person: who decided it, if more is known than the database role.
     :raises RecoveryError: WRITER_GONE, RECOVERY_RUNNING.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
     query_id, _, chosen = _chosen_sink(url, query, sink)
-    refuse_gone(chosen)
+    with reading(url) as connection:
+        refuse_gone(connection, chosen)
     if not dry_run:
-        put_out_of_the_way(url, [chosen], "retire", reason)
-    return query_id, chosen
+        put_out_of_the_way(url, [chosen], "retire", reason, person)
+    return Retirement(query_id, chosen)
 
 
-def put_out_of_the_way(url: str, sinks: Sequence[SinkFacts], kind: str, reason: str | None) -> None:
+def put_out_of_the_way(
+    url: str, sinks: Sequence[SinkFacts], kind: str, reason: str | None, person: str | None = None
+) -> None:
     """
     Make the sinks publish no more, so that they are not rivals of new queries.
 
-    :raises RecoveryError: RECOVERY_RUNNING, if a sink has moved since it was read.
+    :raises RecoveryError: RECOVERY_RUNNING, if a sink has moved since it was read; WRITER_GONE, if another person was
+        quicker.
     """
     with holding(url, sinks) as connection:
         for sink in sinks:
+            refuse_gone(connection, _as_it_is_in_tx(connection, sink))
             gone = update(writers).where(writers.c.writer_id == sink.writer_id)
             connection.execute(gone.values(retired_at=func.clock_timestamp()))
-            note(connection, sink, kind, batch_id=sink.last_batch_id, reason=reason)
+            note(connection, sink, kind, batch_id=sink.last_batch_id, reason=reason, person=person)
+
+
+def _as_it_is_in_tx(connection: Connection, sink: SinkFacts) -> SinkFacts:
+    """The sink, whose row is locked, with what became of it since it was read."""
+    fate = select(writers.c.replaced_by, writers.c.retired_at).where(writers.c.writer_id == sink.writer_id)
+    replaced_by, retired_at = connection.execute(fate).one()
+    return replace(sink, replaced_by=replaced_by, retired_at=retired_at)
 
 
 def refuse_no_reason(reason: str) -> None:
@@ -127,12 +189,14 @@ def refuse_no_reason(reason: str) -> None:
         )
 
 
-def refuse_gone(sink: SinkFacts) -> None:
-    """:raises RecoveryError: WRITER_GONE, for a sink that was replaced, retired or forgotten."""
+def refuse_gone(connection: Connection, sink: SinkFacts) -> None:
+    """:raises RecoveryError: WRITER_GONE, for a sink that was replaced, retired or forgotten, and by whom."""
     if not sink.is_living:
+        found = [] if sink.replaced_by else decisions_on(connection, sink.writer_id, ["retire", "forget"])
         raise RecoveryError(
             "WRITER_GONE",
-            f"The sink {sink.sink_name!r} of this query was {sink.fate}, and publishes no more.",
+            f"The sink {sink.sink_name!r} of this query was {found[-1].says if found else sink.fate}"
+            f"{'. It' if found else ', and'} publishes no more.",
             NOTHING_CHANGED,
             "`pgonce status` shows which queries there are.",
         )
@@ -248,8 +312,8 @@ def forget_query(
             {known.sink_name: _tables(connection, known) for known in living},
             {known.sink_name: _others(connection, known, found[0].query_id) for known in living},
         )
-    if not living:
-        refuse_gone(sinks[0])
+        if not living:
+            refuse_gone(connection, sinks[0])
     if not dry_run:
         query_id = found[0].query_id
         checkpoint = _checkpoint(found[0].checkpoint_location, query_id)

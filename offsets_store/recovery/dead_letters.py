@@ -1,30 +1,33 @@
 """
-Take dead letters away: choose, lock and delete them, and note that.
+Repair dead letters, or take them away: choose, lock, change or delete them, and note that.
 
-Runs in the command ``pgonce``, and in a replay. Invariant: letters are deleted in the transaction that notes it, for
-each sink that they came from; between the choice and the end of that transaction no other session can take them, or
-repair them. Letters of a writer are found if another query reads its rows again from the beginning: the writer was
-forgotten, or a query that started over took its place or its successor's.
+Runs in the commands ``pgonce`` and ``pgonce serve``, and in a replay. Invariant: letters are changed or deleted in the
+transaction that notes it, for each sink that they came from; between the choice and the end of that transaction no
+other session can take them, or repair them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection, Table, delete, insert, select, text, tuple_
+from sqlalchemy import Connection, Table, Text, cast, delete, insert, literal, select, text, tuple_, update
+from sqlalchemy.dialects.postgresql import JSONB
 
-from ..errors import UNCHANGED, LedgerError, NotFoundError
+from ..errors import UNCHANGED, LedgerError, NotFoundError, RecoveryError
 from ..ledger.session import reading, writing
 from ..ledger.tables import interventions, writers
 from ..log_lines import scrub
 from ..postgres.translate import driver_error
 from ..status.dead_letters import StoredLetter, as_letters, letters_of, letters_table
+from ..status.decisions import decisions_on_letters
 from ..status.read_stored import writers_of
 from ..status.stored import StoredWriter
 from .by_hand import refuse_no_reason
@@ -85,7 +88,8 @@ def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool, with_ro
         raise NotFoundError(
             "DEAD_LETTER_NOT_FOUND",
             f"{choice.table.fullname} has no dead letter {', '.join(map(str, sorted(missing)))} of this query"
-            + (f" with the code {choice.code}." if choice.code else "."),
+            + (f" with the code {choice.code}." if choice.code else ".")
+            + _became(connection, choice.table, missing),
             UNCHANGED,
             "It may have been replayed or discarded already: `pgonce dead-letters` lists those that are there, and "
             "pgonce.interventions has what was done with others.",
@@ -110,11 +114,25 @@ def remove_letters_in_tx(
     writer_ids: dict[tuple[str, str], int],
     kind: str,
     reason: str | None,
+    person: str | None = None,
 ) -> None:
-    """Delete letters that are locked, and note for each sink which they were, and why."""
+    """Delete letters that are locked, and note for each sink which they were, why, and who decided it."""
     with _saying_what_to_grant(table):
         ids = [letter.dead_letter_id for letter in letters]
         connection.execute(delete(table).where(table.c.dead_letter_id.in_(ids)))
+    _note_in_tx(connection, table, letters, writer_ids, {}, kind=kind, reason=reason, person=person)
+
+
+def _note_in_tx(
+    connection: Connection,
+    table: Table,
+    letters: Sequence[StoredLetter],
+    writer_ids: dict[tuple[str, str], int],
+    more: Mapping[str, Any],
+    **values: str | None,
+) -> None:
+    # Ledgers before version 102 know no person.
+    known = {name: value for name, value in values.items() if value is not None}
     for key, writer_id in writer_ids.items():
         own = [letter for letter in letters if (letter.query_id, letter.sink_name) == key]
         if own:
@@ -123,17 +141,150 @@ def remove_letters_in_tx(
                 "ids": [letter.dead_letter_id for letter in own],
                 "table": table.fullname,
                 "targets": dict(Counter(letter.target for letter in own)),
+                **more,
             }
             with _saying_what_to_grant(interventions):
-                connection.execute(
-                    insert(interventions).values(writer_id=writer_id, kind=kind, reason=reason, details=details)
-                )
+                connection.execute(insert(interventions).values(writer_id=writer_id, details=details, **known))
 
 
-def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool = False) -> list[StoredLetter]:
+def _became(connection: Connection, table: Table, missing: Collection[int]) -> str:
+    """What people did to letters that are gone, as sentences."""
+    found = decisions_on_letters(connection, table.fullname, missing, ("replay-dead-letters", "discard-dead-letters"))
+    return "".join(f" Dead letter {shown_ids(sorted(set(missing) & set(one.ids)))} was {one.says}." for one in found)
+
+
+_MOST_IDS_SHOWN = 20
+
+
+def shown_ids(ids: Sequence[int]) -> str:
+    """These ids, and how it goes on if they are many."""
+    return ", ".join(map(str, ids[:_MOST_IDS_SHOWN])) + (", ..." if len(ids) > _MOST_IDS_SHOWN else "")
+
+
+def row_version(row_data: str) -> str:
+    """What is the same only as long as the row of a letter is the same."""
+    return hashlib.sha256(row_data.encode()).hexdigest()
+
+
+def repair_letters(
+    choice: Choice,
+    url: str,
+    changes: Mapping[str, str],
+    *,
+    seen: Mapping[int, str] | None = None,
+    reason: str | None = None,
+    person: str | None = None,
+    dry_run: bool = False,
+) -> list[StoredLetter]:
+    """
+    Give columns of the chosen letters' rows other values. The letters, with their rows as they are, or would be, then.
+
+    Whether the row can be written now is not asked: a replay tells that.
+
+    :param changes: the new value of each column, as the text of a JSON value.
+    :param seen: the :func:`row_version` of each row that was looked at: one that has changed since then is refused.
+    :param person: who decided it, if more is known than the database role.
+    :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
+    :raises RecoveryError: DEAD_LETTER_UNMENDED, DEAD_LETTER_CHANGED.
+    :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, or where the ledger cannot be written.
+    """
+    if dry_run:
+        with reading(url) as connection:
+            return _repaired_in_tx(connection, changes, letters_in_tx(connection, choice, lock=False))
+    with writing(url, whole=True, isolation_level="READ COMMITTED") as connection:
+        writer_ids = lock_writers_in_tx(connection, choice)
+        letters = letters_in_tx(connection, choice, lock=True)
+        _refuse_changed(connection, choice.table, letters, seen or {})
+        repaired = _repaired_in_tx(connection, changes, letters)
+        for letter in repaired:
+            changed = update(choice.table).where(choice.table.c.dead_letter_id == letter.dead_letter_id)
+            with _saying_what_to_grant(choice.table):
+                connection.execute(changed.values(row_data=cast(literal(letter.row_data, Text), JSONB)))
+        if repaired:
+            # Names only: what the row holds is not to outlive it in the ledger.
+            more, why = {"columns": sorted(changes)}, reason.strip() if reason else None
+            _note_in_tx(
+                connection, choice.table, repaired, writer_ids, more,
+                kind="repair-dead-letters", reason=why, person=person,
+            )  # fmt: skip
+    return repaired
+
+
+def _repaired_in_tx(
+    connection: Connection, changes: Mapping[str, str], letters: Sequence[StoredLetter]
+) -> list[StoredLetter]:
+    if not changes:
+        return list(letters)
+    for column, value in changes.items():
+        _refuse_no_json(connection, column, value)
+    whole = "{" + ", ".join(f"{json.dumps(column)}: {value}" for column, value in changes.items()) + "}"
+    found = []
+    for letter in letters:
+        # Postgres reads and writes the JSON: Python's numbers would not hold every decimal.
+        asked = {"row": letter.row_data, "changes": whole, "columns": list(changes)}
+        row_data, missing = connection.execute(_MERGED, asked).one()
+        if missing:
+            raise _unmended(f"The row of dead letter {letter.dead_letter_id} has no column {', '.join(missing)}.")
+        found.append(replace(letter, row_data=row_data))
+    return found
+
+
+_MERGED = text("""
+SELECT CASE jsonb_typeof(r.row_data) WHEN 'object' THEN CAST(r.row_data || CAST(:changes AS jsonb) AS text) END,
+    ARRAY(SELECT c.name FROM unnest(CAST(:columns AS text[])) AS c (name)
+          WHERE jsonb_typeof(r.row_data) <> 'object' OR NOT r.row_data ? c.name)
+FROM (SELECT CAST(:row AS jsonb)) AS r (row_data)
+""")
+
+
+def _refuse_no_json(connection: Connection, column: str, value: str) -> None:
+    try:
+        with connection.begin_nested():
+            connection.execute(select(cast(literal(value, Text), JSONB).is_(None)))
+    except (sqlalchemy.exc.DBAPIError, sqlalchemy.exc.StatementError) as error:
+        cause: Any = driver_error(error)
+        if isinstance(cause, psycopg.errors.OperationalError) and cause.sqlstate != _TOO_DEEP:
+            raise
+        said = (cause.diag.message_primary if cause else None) or "Postgres cannot hold this text"
+        raise _unmended(
+            f"The new value of column {column!r} is not JSON that Postgres can hold: {' '.join(said.split())}.",
+            "A text stands in double quotes, a null is null, and a text cannot hold \\u0000.",
+        ) from None
+
+
+_TOO_DEEP = "54001"
+
+
+def _unmended(what: str, remedy: str = "Name the columns as they stand in row_data.") -> RecoveryError:
+    return RecoveryError("DEAD_LETTER_UNMENDED", what, UNCHANGED, f"{remedy} (`pgonce explain dead-letters`)")
+
+
+def _refuse_changed(
+    connection: Connection, table: Table, letters: Sequence[StoredLetter], seen: Mapping[int, str]
+) -> None:
+    for letter in letters:
+        if seen.get(letter.dead_letter_id, row_version(letter.row_data)) != row_version(letter.row_data):
+            raise RecoveryError(
+                "DEAD_LETTER_CHANGED",
+                f"The row of dead letter {letter.dead_letter_id} has changed since it was read."
+                + _repaired_by(connection, table, letter.dead_letter_id),
+                UNCHANGED,
+                "Look at the row again, and repair it if it still needs that.",
+            )
+
+
+def _repaired_by(connection: Connection, table: Table, letter: int) -> str:
+    found = decisions_on_letters(connection, table.fullname, [letter], ["repair-dead-letters"])
+    return f" It was {found[-1].says}." if found else ""
+
+
+def discard_letters(
+    choice: Choice, url: str = "", *, reason: str, person: str | None = None, dry_run: bool = False
+) -> list[StoredLetter]:
     """
     Give dead letters up: delete them, and keep the reason. Those that are, or would be, deleted, without their rows.
 
+    :param person: who decided it, if more is known than the database role.
     :raises ConfigurationError: NO_REASON.
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
     :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, or where the ledger cannot be written.
@@ -146,7 +297,7 @@ def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool
         letters = letters_in_tx(connection, choice, lock=True, with_rows=False)
         if letters:
             kind = "discard-dead-letters"
-            remove_letters_in_tx(connection, choice.table, letters, writer_ids, kind, reason.strip())
+            remove_letters_in_tx(connection, choice.table, letters, writer_ids, kind, reason.strip(), person)
     return letters
 
 
@@ -163,50 +314,7 @@ def _saying_what_to_grant(table: Table) -> Iterator[None]:
             f"The role lacks a permission on {table.fullname}, or on a table of the ledger: "
             f"{scrub(' '.join(str(cause).split()))}.",
             UNCHANGED,
-            "A streaming role may only add dead letters, and read them. Give the command as the ledger's owner, or "
+            "A streaming role may only add dead letters, and read them. Do it as the ledger's owner, or "
             "grant this role SELECT, UPDATE and DELETE on the table of the dead letters, SELECT and UPDATE on "
-            "pgonce.writers, and SELECT and INSERT on pgonce.interventions.",
+            "pgonce.writers, SELECT and INSERT on pgonce.interventions, and SELECT on pgonce.home.",
         ) from error
-
-
-Key = tuple[str, str]
-"""A writer: the query's id, and its sink's name."""
-
-
-def begun_again_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> dict[Key, str]:
-    """The writers of these letters whose rows were to be read again, each with the text for what has happened."""
-    keys = {(letter.query_id, letter.sink_name) for letter in letters}
-    return {key: words for key in sorted(keys) if (words := _said(connection, key)) is not None}
-
-
-def _said(connection: Connection, key: Key) -> str | None:
-    found = connection.execute(_FATE, {"query_id": key[0], "sink_name": key[1]}).first()
-    if found is None:
-        return None
-    query_id, kind, by, when = found
-    at = f"{when:%Y-%m-%d %H:%M:%S %Z}"
-    if kind == "forget":
-        return f"query {query_id} was forgotten at {at} (pgonce forget), so that a new query reads all rows again"
-    return f"query {by} started over from query {query_id} at {at} (startOver=truncate), and reads all rows again"
-
-
-# A sink that was renamed by a swap after it had taken another one's place is known by the name that it had before.
-_FATE = text("""
-WITH RECURSIVE line AS (
-    SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by FROM pgonce.writers AS w
-    WHERE w.query_id = :query_id AND w.sink_name = :sink_name
-    UNION
-    SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by
-    FROM line AS l JOIN pgonce.writers AS w ON w.query_id = l.replaced_by
-    WHERE w.sink_name = l.sink_name OR EXISTS (
-        SELECT FROM pgonce.interventions AS i
-        WHERE i.writer_id = w.writer_id AND i.kind = 'swap' AND i.details ->> 'was' = l.sink_name)
-)
-SELECT l.query_id, i.kind, NULL AS by, i.made_at FROM line AS l JOIN pgonce.interventions AS i USING (writer_id)
-WHERE i.kind = 'forget'
-UNION ALL
-SELECT l.query_id, i.kind, n.query_id, i.made_at
-FROM line AS l JOIN line AS n ON n.query_id = l.replaced_by JOIN pgonce.interventions AS i ON i.writer_id = n.writer_id
-WHERE i.kind = 'start-over' AND i.details ->> 'replaced' = l.query_id
-ORDER BY made_at
-""")

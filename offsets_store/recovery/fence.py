@@ -129,8 +129,9 @@ def _record_entry(connection: Connection, sink: SinkFacts, entry: str) -> None:
 
 
 def note(connection: Connection, sink: SinkFacts, kind: str, **values: Any) -> None:
-    """Record what was done to a sink, and who did it."""
-    connection.execute(insert(interventions).values(writer_id=sink.writer_id, kind=kind, **values))
+    """Record what was done to a sink, and who did it. What is None is left out: older ledgers know no ``person``."""
+    known = {name: value for name, value in values.items() if value is not None}
+    connection.execute(insert(interventions).values(writer_id=sink.writer_id, kind=kind, **known))
 
 
 @contextmanager

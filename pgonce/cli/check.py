@@ -14,7 +14,7 @@ from typing import Annotated
 import psycopg
 import typer
 
-from pgonce.offsets_store.errors import LedgerError, TargetError
+from pgonce.offsets_store.errors import LedgerError, TargetError, needing_pyspark
 from pgonce.offsets_store.postgres.postgres_url import with_source_of
 from pgonce.offsets_store.preflight.answers import Answer, Finding, Holds, Question, one_row
 from pgonce.offsets_store.preflight.check import check_server
@@ -27,7 +27,7 @@ from pgonce.sink.writing.table.lock import lock_table
 
 from .answers.output import print_json, print_lines
 from .doctor import Looked, look_again
-from .terms import ExitCode, Json, Url, needing_pyspark
+from .terms import ExitCode, Json, Url
 
 _OWN = "pg_temp.pgonce_target"
 _WIDTH = max(len(holds.value) for holds in Holds)

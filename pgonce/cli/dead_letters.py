@@ -1,5 +1,5 @@
 """
-The command ``pgonce dead-letters``: list rows that were put aside, write them after all, or give them up.
+The command ``pgonce dead-letters``: list rows that were put aside, repair them, write them after all, or give them up.
 
 Runs in a shell, under a role that owns the ledger or was granted what a change needs. Invariant: without ``--yes`` it
 only shows what it would do; only ``--replay`` imports pyspark, because only that writes rows.
@@ -8,27 +8,33 @@ only shows what it would do; only ``--replay`` imports pyspark, because only tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from pgonce.offsets_store.errors import UNCHANGED, RecoveryError, TargetError
+from pgonce.offsets_store.errors import UNCHANGED, RecoveryError, TargetError, bad_option, needing_pyspark
 from pgonce.offsets_store.log_lines import one_line
-from pgonce.offsets_store.recovery.dead_letters import Choice, chosen_letters, discard_letters, found_letters
+from pgonce.offsets_store.recovery.dead_letters import (
+    Choice,
+    chosen_letters,
+    discard_letters,
+    found_letters,
+    repair_letters,
+)
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.sink.dead_letters.report import discard_says, repair_says, replay_says
 
-from .answers.output import counts_text, json_text, print_error, print_found, print_lines
+from .answers.output import json_text, print_error, print_found, print_lines
 from .answers.waiting import at_work
-from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes, needing_pyspark
+from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes
 
 if TYPE_CHECKING:
     from pgonce.sink.dead_letters.replay import Group
 
-_MOST_IDS_SHOWN = 20
 _SHORT_ID = 8
 
 
@@ -45,6 +51,14 @@ def dead_letters(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many letters to list, the newest first.")] = 20,
     ids: Annotated[list[int] | None, typer.Option("--id", help="Only this letter; may be given several times.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="COLUMN=JSON",
+            help="Repair the rows: give a column of row_data another value, as JSON; may be given several times.",
+        ),
+    ] = None,
     replay: Annotated[
         bool, typer.Option("--replay", help="Write the rows into their tables, all or none, and delete the letters.")
     ] = False,
@@ -54,26 +68,30 @@ def dead_letters(
     as_json: Json = False,
     yes: Yes = False,
 ) -> None:
-    """List the rows that a query has put aside (deadLetters); replay those that are repaired, or discard them."""
-    if replay and discard:
-        raise typer.BadParameter("--replay and --discard exclude each other.")
+    """List the rows that a query has put aside (deadLetters); repair and replay them, or discard them."""
+    if replay + discard + bool(changes) > 1:
+        raise typer.BadParameter("--set, --replay and --discard exclude each other.")
     if each and not replay:
         raise typer.BadParameter("--each has no effect without --replay.")
-    if not replay and not discard:
+    if not (replay or discard or changes):
         letters = OffsetsStore(url).dead_letters(query, sink, limit, code=code, ids=ids or (), table=table)
         print_found(letters, letter_records, letter_table, as_json=as_json, if_none="No such dead letter is there.")
         if letters and not as_json:
             print_lines(
                 [
-                    "To write them after all, repair row_data (pgonce explain dead-letters repair), and type:",
+                    "To write them after all, repair the rows (--set; pgonce explain dead-letters repair), and type:",
                     f"  pgonce dead-letters {letters[0].query_id[:_SHORT_ID]} --replay",
                 ]
             )
         return
     choice = chosen_letters(url, query, sink, table=table, ids=ids or (), code=code)
-    if discard:
+    if changes:
+        values = dict(_change(one) for one in changes)
+        found = repair_letters(choice, url, values, reason=reason, dry_run=not yes)
+        print_lines([*repair_says(found, values), _done("Repaired.", found, yes=yes)])
+    elif discard:
         found = discard_letters(choice, url, reason=reason or "", dry_run=not yes)
-        print_lines([*_discarded(found), _done("Discarded.", found, yes=yes)])
+        print_lines([*discard_says(found), _done("Discarded.", found, yes=yes)])
     elif each:
         _replay_each(choice, url, reason, yes=yes)
     else:
@@ -83,9 +101,16 @@ def dead_letters(
         kept = [one for group in groups for one in group.kept]
         done = f"Replayed {len(letters) - len(kept)} of {len(letters)}." if kept else "Replayed."
         done = _REFUSED if any(one.is_refused for one in kept) else _done(done, letters, yes=yes)
-        print_lines([*_replayed(groups), *_kept(groups, yes=yes), done])
+        print_lines([*replay_says(groups, is_done=yes), done])
         if kept:
             raise typer.Exit(ExitCode.FAILED)
+
+
+def _change(text: str) -> tuple[str, str]:
+    column, sign, value = text.partition("=")
+    if not (column and sign):
+        raise bad_option("BAD_OPTION", f"--set {text!r} is not COLUMN=JSON.", "Write --set 'name=\"short\"'.")
+    return column, value
 
 
 def _done(word: str, letters: Sequence[StoredLetter], *, yes: bool) -> str:
@@ -94,47 +119,10 @@ def _done(word: str, letters: Sequence[StoredLetter], *, yes: bool) -> str:
     return word if yes else NOT_DONE
 
 
-def _discarded(letters: Sequence[StoredLetter]) -> Iterator[str]:
-    by_reason: dict[tuple[str, str], list[StoredLetter]] = {}
-    for letter in letters:
-        by_reason.setdefault((letter.target, letter.code), []).append(letter)
-    for (target, code), own in sorted(by_reason.items()):
-        yield f"{len(own)} for {target}, refused as {code}: {_ids(own)}."
-    if letters:
-        yield "A discarded row is deleted for good: no restart of the query brings it back."
-
-
 _REFUSED = (
     "Nothing was changed, and --yes would not change anything either, because some rows are refused. Repair these "
     "rows, leave them out with --id, or give --each, which replays the others."
 )
-
-
-def _kept(groups: Sequence[Group], *, yes: bool) -> Iterator[str]:
-    """The letters that stay, by the reason why."""
-    by_reason: dict[tuple[str, bool], list[StoredLetter]] = {}
-    for group in groups:
-        for one in group.kept:
-            by_reason.setdefault((one.why, one.is_refused), []).append(one.letter)
-    for (why, is_refused), letters in by_reason.items():
-        what = "is refused" if is_refused else "changes nothing, so its letter stays" if yes else "would change nothing"
-        yield f"{_ids(letters)}: the row {what}: {why}{'' if why.endswith('.') else '.'}"
-
-
-def _replayed(groups: Sequence[Group]) -> Iterator[str]:
-    for group in groups:
-        if group.letters and not group.replayed:
-            continue
-        became = counts_text(group.counts).replace("\n", ", ")
-        yield (
-            f"{len(group.replayed)} into {group.destination.table} (mode {group.destination.mode}): "
-            f"{_ids(group.replayed)}{f'; {became}' if became else ''}."
-        )
-
-
-def _ids(letters: Sequence[StoredLetter]) -> str:
-    shown = ", ".join(str(letter.dead_letter_id) for letter in letters[:_MOST_IDS_SHOWN])
-    return f"id {shown}" + (", ..." if len(letters) > _MOST_IDS_SHOWN else "")
 
 
 def _replay(choice: Choice, url: str, reason: str | None, *, yes: bool) -> list[Group]:
@@ -159,7 +147,7 @@ def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> 
             else:
                 left += sum(len(group.kept) for group in groups)
                 with work.aside():
-                    print_lines([*_replayed(groups), *_kept(groups, yes=yes)])
+                    print_lines(replay_says(groups, is_done=yes))
             work.advance()
     print_lines([_done(f"Replayed {len(letters) - left} of {len(letters)}.", letters, yes=yes)])
     if left:

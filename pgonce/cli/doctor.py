@@ -14,7 +14,7 @@ from typing import Annotated
 import psycopg
 import typer
 
-from pgonce.offsets_store.errors import NotInstalledError, PgonceError, RecoveryError
+from pgonce.offsets_store.errors import NotInstalledError, PgonceError, RecoveryError, needing_pyspark
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.offsets_store.recovery.next_start import ANY_SINK
@@ -22,7 +22,7 @@ from pgonce.offsets_store.status.read_stored import LastWritten, last_written
 
 from .answers.output import offsets_text, print_json, print_lines, text_of
 from .recover import CheckpointPath
-from .terms import ExitCode, Json, Url, needing_pyspark
+from .terms import ExitCode, Json, Url
 
 _EXIT_CODES = {
     Finding.AGREE: ExitCode.OK,

@@ -99,16 +99,7 @@ def accept(
 ) -> None:
     """Publish once a batch that is refused for its offsets, such as GAP. Rows may be lost or doubled."""
     found = accept_batch(query, batch, url, reason=reason, sink=sink, checkpoint_location=checkpoint, dry_run=not yes)
-    stands_at, end = found.sink.last_batch_id, found.sink.end_offsets
-    print_lines(
-        [
-            f"Query {found.query_id}, sink {found.sink.sink_name}: stands at batch {stands_at}, end {end}.",
-            f"Batch {batch} would be refused as {found.verdict.name}: {found.verdict.value}.",
-            "Once it is accepted, all its rows are published without a check, and the stored offsets move to "
-            "its end. Nothing proves that no row is lost or doubled.",
-            "Accepted, once: start the query." if yes else NOT_DONE,
-        ]
-    )
+    print_lines([*found.says, "Accepted, once: start the query." if yes else NOT_DONE])
 
 
 def retire(
@@ -120,14 +111,8 @@ def retire(
     yes: Yes = False,
 ) -> None:
     """Say that a sink of a query is gone for good. It is refused if it comes back, and recovery leaves it out."""
-    query_id, found = retire_sink(query, url, sink=sink, reason=reason, dry_run=not yes)
-    print_lines(
-        [
-            f"Query {query_id}, sink {found.sink_name}: stands at batch {found.last_batch_id}.",
-            "Once it is retired, it can never publish again, and recovery leaves it out.",
-            "Retired." if yes else NOT_DONE,
-        ]
-    )
+    found = retire_sink(query, url, sink=sink, reason=reason, dry_run=not yes)
+    print_lines([*found.says, "Retired." if yes else NOT_DONE])
 
 
 def forget(

@@ -1,26 +1,35 @@
 """
 The command ``pgonce serve``: a page, metrics, checks of health and JSON, from one process.
 
-Runs in a shell or under a supervisor, without Spark. Invariant: it listens on this host alone unless it is told
-otherwise, and what it needs in addition to pgonce is imported here and nowhere else.
+Runs in a shell or under a supervisor, without Spark. Invariants: it listens on this host alone unless it is told
+otherwise, and nothing can be changed there unless that is asked for; what it needs in addition to pgonce is imported
+here and nowhere else.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, bad_option
 from pgonce.offsets_store.kafka.settings import brokers
 from pgonce.offsets_store.postgres.connect import parse_url
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
+from .doctor import doctor_says
 from .explain import error_entries
 from .kafka import KafkaConfig, Servers, kafka_options
 from .terms import Url
+
+if TYPE_CHECKING:
+    from pgonce.serve.security import Admission
 
 _PARTS = ("starlette", "uvicorn", "jinja2", "prometheus_client", "markupsafe")
 _LISTEN = re.compile(r"(?:(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]*):)?(\d{1,5})")
@@ -30,7 +39,8 @@ _HIGHEST_PORT = 65535
 def serve(
     url: Url = "",
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT to listen on. Others can read what is shown there: there is no login.")
+        str,
+        typer.Option(help="HOST:PORT, or unix:PATH. Who can connect can read what is shown there, without a login."),
     ] = "127.0.0.1:9847",
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks at the ledger.")] = 5.0,
     allow_host: Annotated[
@@ -44,19 +54,49 @@ def serve(
     gone_after: Annotated[
         float, typer.Option(min=0, help="Hours after which a query that has ended leaves the metrics.")
     ] = 24.0,
+    allow_actions: Annotated[
+        bool,
+        typer.Option(
+            "--allow-actions",
+            help="Let people who prove who they are repair, replay and discard dead letters, retire and accept.",
+        ),
+    ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the token that people sign in with. PGONCE_ACTIONS_TOKEN can have it instead."),
+    ] = None,
+    trust_proxy_header: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The header in which a proxy says who the person is.")
+    ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The address or network of that proxy, or unix with --listen unix:PATH. No other is believed."
+        ),
+    ] = None,
+    actions_url: Annotated[
+        str,
+        typer.Option(envvar="PGONCE_ACTIONS_URL", help="As --url, for the role that acts. Without it, --url is used."),
+    ] = "",
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
 ) -> None:
     """Show all queries in a browser, and to Prometheus, probes and programs, until it is stopped."""
-    host, port = listening(listen)
+    socket = listen.removeprefix("unix:") if listen.startswith("unix:") else None
+    host, port = listening(listen) if socket is None else ("", 0)
     kafka = brokers(bootstrap_servers, kafka_options(kafka_config) if bootstrap_servers else None)
     needed_parts()
     import uvicorn
 
+    from pgonce.serve.actions import ActionSettings
     from pgonce.serve.app import Settings, application
     from pgonce.serve.lag import PartitionLags
     from pgonce.serve.reader import Reader
 
+    admission = admitted(
+        allow_actions, token_file, os.environ.get("PGONCE_ACTIONS_TOKEN"), trust_proxy_header, proxy or (), socket
+    )
+    acting = PostgresUrl(actions_url, getattr(url, "password_from", None)) if actions_url else url
     lag = PartitionLags(url, kafka)
     reader = Reader(url, every, lag.measured)
     known = {code: (entry.meaning, entry.remedy) for code, entry in error_entries().items()}
@@ -67,11 +107,13 @@ def serve(
         with_rows=not hide_rows,
         gone_after=gone_after * 3600,
         explained=known.get,
+        actions=ActionSettings(acting, admission, doctor_says) if admission else None,
     )
     config = uvicorn.Config(
         application(reader, settings, lag),
         host=host.strip("[]"),
         port=port,
+        uds=socket,
         root_path=settings.root_path,
         log_level="warning",
         access_log=False,
@@ -86,7 +128,7 @@ def serve(
             reader.end()
             super().handle_exit(sig, frame)
 
-    where = f"http://{host}:{port}{settings.root_path}/"
+    where = f"http://{host}:{port}{settings.root_path}/" if socket is None else f"unix:{socket}"
     typer.echo(f"pgonce serve: {where} (Ctrl-C ends it)", err=True)
     Server(config).run()
 
@@ -100,9 +142,74 @@ def listening(text: str) -> tuple[str, int]:
     found = _LISTEN.fullmatch(text)
     if found is None or int(found[2]) > _HIGHEST_PORT:
         raise bad_option(
-            "BAD_OPTION", f"--listen {text!r} is not HOST:PORT.", "Write 127.0.0.1:9847, [::1]:9847 or 0.0.0.0:9847."
+            "BAD_OPTION",
+            f"--listen {text!r} is neither HOST:PORT nor unix:PATH.",
+            "Write 127.0.0.1:9847, [::1]:9847, 0.0.0.0:9847 or unix:/run/pgonce/serve.sock.",
         )
     return found[1] or "127.0.0.1", int(found[2])
+
+
+_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
+
+
+def admitted(
+    allowed: bool,
+    token_file: Path | None,
+    token: str | None,
+    header: str | None,
+    proxies: Sequence[str],
+    socket: str | None = None,
+) -> Admission | None:
+    """
+    How people prove who they are; None if nothing may be changed.
+
+    :param token: that of the environment, if it has one.
+    :raises ConfigurationError: BAD_OPTION.
+    """
+    if not allowed:
+        for name, given in (("--token-file", token_file), ("--trust-proxy-header", header), ("--proxy", proxies)):
+            if given:
+                raise bad_option("BAD_OPTION", f"{name} has no effect.", "Give --allow-actions too.")
+        return None
+    from pgonce.serve.security import LEAST_TOKEN, Admission
+
+    if token_file is not None:
+        try:
+            token = token_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            what = f"--token-file {str(token_file)!r} cannot be read ({type(error).__name__})."
+            raise bad_option("BAD_OPTION", what, "Name a file of text that this user can read.") from None
+    token = token.strip() if token is not None else None
+    if token is not None and len(token) < LEAST_TOKEN:
+        raise bad_option(
+            "BAD_OPTION",
+            f"The token for actions has fewer than {LEAST_TOKEN} characters.",
+            "Make one: openssl rand -base64 32.",
+        )
+    if header is None and token is None:
+        raise bad_option(
+            "BAD_OPTION",
+            "--allow-actions needs to know who may act.",
+            "Give --token-file or PGONCE_ACTIONS_TOKEN, or --trust-proxy-header and --proxy.",
+        )
+    if (header is None) != (not proxies):
+        raise bad_option(
+            "BAD_OPTION",
+            "--trust-proxy-header and --proxy need each other: others could send the header as well.",
+            "Name the header, and the address from which the proxy connects.",
+        )
+    if header is not None and not _HEADER.fullmatch(header):
+        raise bad_option("BAD_OPTION", f"--trust-proxy-header {header!r} is no name of a header.", "Write X-User.")
+    by_socket = "unix" in proxies
+    if by_socket and socket is None:
+        raise bad_option("BAD_OPTION", "--proxy unix has no effect.", "Listen on a socket: --listen unix:PATH.")
+    try:
+        networks = tuple(ipaddress.ip_network(one) for one in proxies if one != "unix")
+    except ValueError:
+        raise bad_option(
+            "BAD_OPTION", f"--proxy {' '.join(proxies)!r} is no address.", "Write 10.1.2.3 or 10.1.2.0/24."
+        ) from None
+    return Admission(token, header, networks, by_socket)
 
 
 def needed_parts() -> None:

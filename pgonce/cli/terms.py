@@ -171,26 +171,3 @@ def _told_where_passwords_are(function: Callable[..., None]) -> Callable[..., No
     run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in named}
     return run
-
-
-@contextmanager
-def needing_pyspark(what_for: str, data: str) -> Iterator[None]:
-    """
-    Imports of what needs pyspark.
-
-    :param what_for: why pyspark is needed; the sentence goes on with "and pyspark is not installed here".
-    :param data: what the error means for the data.
-    :raises ConfigurationError: NO_PYSPARK.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "pyspark":
-            raise
-        raise NotInstalledError(
-            "NO_PYSPARK",
-            f"{what_for}, and pyspark is not installed here.",
-            data,
-            "Give the command where the query's driver runs, or install it: pip install 'pgonce[spark]'. No Spark is "
-            "started.",
-        ) from error

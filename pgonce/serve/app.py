@@ -30,6 +30,7 @@ from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
 
 from . import api, health, metrics, pages
+from .actions import POSTS, Actions, ActionSettings, shown_value
 from .events import Events
 from .lag import PartitionLags
 from .one_query import OneQuery
@@ -49,7 +50,8 @@ class Settings:
 
     ``names`` are the host names under which it is reached, next to addresses and localhost. ``root_path`` is the path
     under which a proxy shows it. ``with_rows`` tells whether the rows of dead letters are shown. ``gone_after`` is in
-    seconds. ``explained`` gives the meaning and the remedy of an error's code, if it has an entry.
+    seconds. ``explained`` gives the meaning and the remedy of an error's code, if it has an entry. ``actions`` are None
+    where nothing may be changed.
     """
 
     database: str
@@ -58,6 +60,7 @@ class Settings:
     with_rows: bool = True
     gone_after: float = 86_400.0
     explained: Callable[[str], tuple[str, str] | None] = lambda _: None
+    actions: ActionSettings | None = None
 
 
 def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIApp:
@@ -83,6 +86,7 @@ def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIA
             Route("/api/queries/{query_id:path}", site.api_query),
             Route("/api/health", site.api_health),
             Route("/api/failures", site.api_failures),
+            *site.actions(),
             Mount("/page", StaticFiles(directory=_PAGE / "static")),
         ],
         middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)],
@@ -90,7 +94,7 @@ def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIA
         lifespan=lifespan,
     )
     # Around all of it, so that an answer to an error of ours has the headers too.
-    return Guard(inside, settings.names)
+    return Guard(inside, settings.names, POSTS if settings.actions else (), settings.root_path)
 
 
 class _Site:
@@ -109,6 +113,7 @@ class _Site:
         )
         shown = (
             pages.number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.marked, name_of, tone_of,
+            shown_value,
         )  # fmt: skip
         self._templates.filters.update({function.__name__: function for function in shown})
         self._templates.globals.update(
@@ -117,7 +122,27 @@ class _Site:
             version=version("pgonce"),
             query_link=pages.query_link,
             explained=settings.explained,
+            with_actions=settings.actions is not None,
         )
+
+    def actions(self) -> list[Route]:
+        """What changes something, if that is allowed."""
+        settings = self._settings
+        if settings.actions is None:
+            return []
+
+        def show(name: str, status: int, **context: Any) -> Response:
+            return HTMLResponse(self._rendered(name, **context), status)
+
+        return Actions(
+            settings.actions,
+            self._exactly,
+            show,
+            self._reader.forget_pages,
+            root=settings.root_path,
+            place=settings.database,
+            with_rows=settings.with_rows,
+        ).routes()
 
     def _page(self, request: Request, name: str, status: int = 200, **context: Any) -> Response:
         return HTMLResponse(self._rendered(_part_of(request, name), **context), status, {"vary": PART})
@@ -183,6 +208,9 @@ class _Site:
         # What the brokers told is newer than what the listener heard, and is there without one.
         rows = self._lag.rows_of(state.query_id, state.sink_name)
         return replace(found, partitions=rows) if rows else found
+
+    def _exactly(self, query_id: str, sink: str) -> QueryState | None:
+        return self._reader.snapshot.state_of(query_id, sink)
 
     def _state(self, query_id: str, sink: str | None) -> QueryState | None:
         snapshot = self._reader.snapshot

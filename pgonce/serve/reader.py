@@ -119,6 +119,11 @@ class Reader:
                     self._pages.popitem(last=False)
         return kept[1]
 
+    def forget_pages(self) -> None:
+        """Read each query again when it is asked for, because something was changed."""
+        with self._reading_pages:
+            self._pages.clear()
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             began = time.monotonic()

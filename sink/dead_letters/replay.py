@@ -31,12 +31,12 @@ from pgonce.offsets_store.postgres.search_path import leave_in_tx
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
 from pgonce.offsets_store.recovery.dead_letters import (
     Choice,
-    begun_again_in_tx,
     letters_in_tx,
     lock_writers_in_tx,
     remove_letters_in_tx,
 )
 from pgonce.offsets_store.status.dead_letters import StoredLetter
+from pgonce.offsets_store.status.decisions import begun_again_in_tx
 
 from ..encoding.encoded_types import EncodedColumn
 from ..options.destination import Destination
@@ -87,6 +87,7 @@ def replay_letters(
     url: str = "",
     *,
     reason: str | None = None,
+    person: str | None = None,
     dry_run: bool = False,
     settings: CommitSettings | None = None,
 ) -> list[Group]:
@@ -96,6 +97,7 @@ def replay_letters(
     A letter whose row changes nothing stays. A dry run does all of it in a transaction that is rolled back; there a row
     that is refused does not keep the others from being tried.
 
+    :param person: who decided it, if more is known than the database role.
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
     :raises RecoveryError: REPLAY_IMPOSSIBLE, REPLAY_UNSAFE, DEAD_LETTER_UNMENDED.
     :raises TargetError: if the table, or the rows, are refused again.
@@ -116,7 +118,7 @@ def replay_letters(
                     groups = _tried_in_tx(connection, choice, outcome)
                     connection.rollback()
                     return groups
-                groups = _replay_in_tx(connection, choice, began, reason, outcome)
+                groups = _replay_in_tx(connection, choice, began, (reason, person), outcome)
             one_transaction.send_commit(url, connection, began.backend_pid, _WHAT, outcome)
             return groups
     except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
@@ -124,7 +126,11 @@ def replay_letters(
 
 
 def _replay_in_tx(
-    connection: Connection, choice: Choice, began: TransactionState, reason: str | None, outcome: Outcome
+    connection: Connection,
+    choice: Choice,
+    began: TransactionState,
+    decided: tuple[str | None, str | None],
+    outcome: Outcome,
 ) -> list[Group]:
     # As a commit does: first the writer's row, then the tables. So a running query and a replay take turns.
     with outcome.on_ledger():
@@ -137,9 +143,10 @@ def _replay_in_tx(
     one_transaction.refuse_another_in_tx(connection, began)
     replayed = [letter for group in done for letter in group.replayed]
     if replayed:
+        reason, person = decided
         why = reason.strip() if reason else None
         with outcome.on_ledger():
-            remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why)
+            remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why, person)
     # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
     leave_in_tx(driver)
     return done

@@ -48,7 +48,9 @@ class Served:
     reader: Reader
     lag: PartitionLags
 
-    def get(self, path: str, *, method: str = "GET", host: str | None = None, **headers: str) -> Answer:
+    def get(
+        self, path: str, *, method: str = "GET", host: str | None = None, body: bytes = b"", **headers: str
+    ) -> Answer:
         """Ask for a path; ``host`` is what the header of that name says."""
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         try:
@@ -56,7 +58,9 @@ class Served:
             line.putheader("Host", f"127.0.0.1:{self.port}" if host is None else host)
             for name, value in headers.items():
                 line.putheader(name.replace("_", "-"), value)
-            line.endheaders()
+            if body:
+                line.putheader("Content-Length", str(len(body)))
+            line.endheaders(body or None)
             found = line.getresponse()
             names = {name.lower(): value for name, value in found.getheaders()}
             return Answer(found.status, names, found.read().decode())
@@ -83,8 +87,17 @@ def served(url: str, *, every: float = EVERY_SECONDS, brokers: Any = None, **set
     """Serve a database, under the name that ``database`` gives it."""
     lag = PartitionLags(url, brokers)
     reader = Reader(url, every, lag.measured)
-    app = application(reader, Settings(**{"database": "the test's database", **settings}), lag)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1)
+    made = Settings(**{"database": "the test's database", **settings})
+    app = application(reader, made, lag)
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        root_path=made.root_path,
+        log_level="error",
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -59,6 +59,7 @@ class Migration:
 MIGRATIONS = (
     Migration(100, 100, "0100_first_release.sql"),
     Migration(101, 100, "0101_what_queries_do.sql", needed=False),
+    Migration(102, 100, "0102_who_decided.sql", needed=False),
 )
 FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version

@@ -1,0 +1,168 @@
+"""
+Read what people did by hand: which decision, who made it, when and why.
+
+Runs where a user or a program asks. Invariant: it only reads, in a transaction that the caller owns. A ledger that
+knows no person yet (before version 102) can be read too. A writer is found if another query reads its rows again from
+the beginning: the writer was forgotten, or a query that started over took its place or its successor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import sqlalchemy.exc
+from sqlalchemy import Connection, text
+
+from ..log_lines import one_line
+from .dead_letters import StoredLetter
+
+_WORDS = {
+    "accept": "accepted",
+    "retire": "retired",
+    "forget": "forgotten",
+    "replay-dead-letters": "replayed",
+    "discard-dead-letters": "discarded",
+    "repair-dead-letters": "repaired",
+}
+_MOST_IDS = 10
+
+
+@dataclass(frozen=True)
+class Decision:
+    """
+    One row of ``pgonce.interventions``.
+
+    ``person`` is who was signed in at ``pgonce serve``, and ``made_by`` the database role. ``ids`` are the dead letters
+    that it was about.
+    """
+
+    kind: str
+    batch_id: int | None
+    reason: str | None
+    person: str | None
+    made_by: str
+    made_at: datetime
+    ids: tuple[int, ...]
+
+    @property
+    def who(self) -> str:
+        """The person, or the database role if no person is known."""
+        return one_line(self.person) if self.person else f"role {one_line(self.made_by)}"
+
+    @property
+    def says(self) -> str:
+        """
+        What was done, by whom, when and why, as the end of a sentence.
+
+        >>> from datetime import timezone
+        >>> Decision("retire", 3, "moved", "ann", "operator", datetime(2026, 11, 26, tzinfo=timezone.utc), ()).says
+        'retired by ann at 2026-11-26 00:00:00 UTC: moved'
+        """
+        why = f": {one_line(self.reason.strip().rstrip('.'))}" if self.reason and self.reason.strip() else ""
+        return f"{_WORDS.get(self.kind, self.kind)} by {self.who} at {self.made_at:%Y-%m-%d %H:%M:%S %Z}{why}"
+
+    @property
+    def about(self) -> str:
+        """What it was about, in few words."""
+        if self.ids:
+            more = ", ..." if len(self.ids) > _MOST_IDS else ""
+            return f"dead letter {', '.join(map(str, self.ids[:_MOST_IDS]))}{more}"
+        return "" if self.batch_id is None else f"batch {self.batch_id}"
+
+
+# As JSON, because a ledger that lacks a migration has no column "person".
+_READ = """
+SELECT i.kind, i.batch_id, i.reason, to_jsonb(i) ->> 'person' AS person, i.made_by, i.made_at AT TIME ZONE 'UTC' AS at,
+       CASE jsonb_typeof(i.details -> 'ids') WHEN 'array' THEN i.details -> 'ids' END AS ids
+FROM pgonce.interventions AS i JOIN pgonce.writers AS w USING (writer_id)
+"""
+_NEWEST = text(
+    f"{_READ} WHERE w.query_id = :query_id AND w.sink_name = :sink_name ORDER BY i.intervention_id DESC LIMIT :most"
+)
+_OF_WRITER = text(
+    f"{_READ} WHERE i.writer_id = :writer_id AND i.kind = ANY (CAST(:kinds AS text[])) ORDER BY i.intervention_id"
+)
+_OF_LETTERS = text(
+    f"{_READ} WHERE i.kind = ANY (CAST(:kinds AS text[])) AND i.details ->> 'table' = :table "
+    "AND i.details -> 'ids' @> ANY (SELECT to_jsonb(n) FROM unnest(CAST(:ids AS bigint[])) AS n) "
+    "ORDER BY i.intervention_id"
+)
+
+
+def newest_decisions(connection: Connection, query_id: str, sink_name: str, limit: int) -> list[Decision]:
+    """The newest decisions about a query and sink."""
+    found = connection.execute(_NEWEST, {"query_id": query_id, "sink_name": sink_name, "most": limit})
+    return [_decision(row) for row in found]
+
+
+def decisions_on(connection: Connection, writer_id: int, kinds: Collection[str]) -> list[Decision]:
+    """The decisions of these kinds about a writer, the oldest first; none if the role may not read them."""
+    return _if_permitted(connection, _OF_WRITER, {"writer_id": writer_id, "kinds": list(kinds)})
+
+
+def decisions_on_letters(
+    connection: Connection, table: str, ids: Collection[int], kinds: Collection[str]
+) -> list[Decision]:
+    """The decisions of these kinds about dead letters, the oldest first; none if the role may not read them."""
+    return _if_permitted(connection, _OF_LETTERS, {"table": table, "ids": sorted(ids), "kinds": list(kinds)})
+
+
+def _if_permitted(connection: Connection, statement: Any, asked: dict[str, Any]) -> list[Decision]:
+    # It completes an error; the transaction has to stay usable.
+    try:
+        with connection.begin_nested():
+            return [_decision(row) for row in connection.execute(statement, asked)]
+    except sqlalchemy.exc.DBAPIError:
+        return []
+
+
+def _decision(row: Any) -> Decision:
+    ids = tuple(one for one in row.ids or () if isinstance(one, int))
+    at = row.at.replace(tzinfo=timezone.utc)
+    return Decision(row.kind, row.batch_id, row.reason, row.person, row.made_by, at, ids)
+
+
+Key = tuple[str, str]
+"""A writer: the query's id, and its sink's name."""
+
+
+def begun_again_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> dict[Key, str]:
+    """The writers of these letters whose rows were to be read again, each with the text for what has happened."""
+    keys = {(letter.query_id, letter.sink_name) for letter in letters}
+    return {key: words for key in sorted(keys) if (words := _said(connection, key)) is not None}
+
+
+def _said(connection: Connection, key: Key) -> str | None:
+    found = connection.execute(_FATE, {"query_id": key[0], "sink_name": key[1]}).first()
+    if found is None:
+        return None
+    query_id, kind, by, when = found
+    at = f"{when:%Y-%m-%d %H:%M:%S %Z}"
+    if kind == "forget":
+        return f"query {query_id} was forgotten at {at} (pgonce forget), so that a new query reads all rows again"
+    return f"query {by} started over from query {query_id} at {at} (startOver=truncate), and reads all rows again"
+
+
+# A sink that was renamed by a swap after it had taken another one's place is known by the name that it had before.
+_FATE = text("""
+WITH RECURSIVE line AS (
+    SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by FROM pgonce.writers AS w
+    WHERE w.query_id = :query_id AND w.sink_name = :sink_name
+    UNION
+    SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by
+    FROM line AS l JOIN pgonce.writers AS w ON w.query_id = l.replaced_by
+    WHERE w.sink_name = l.sink_name OR EXISTS (
+        SELECT FROM pgonce.interventions AS i
+        WHERE i.writer_id = w.writer_id AND i.kind = 'swap' AND i.details ->> 'was' = l.sink_name)
+)
+SELECT l.query_id, i.kind, NULL AS by, i.made_at FROM line AS l JOIN pgonce.interventions AS i USING (writer_id)
+WHERE i.kind = 'forget'
+UNION ALL
+SELECT l.query_id, i.kind, n.query_id, i.made_at
+FROM line AS l JOIN line AS n ON n.query_id = l.replaced_by JOIN pgonce.interventions AS i ON i.writer_id = n.writer_id
+WHERE i.kind = 'start-over' AND i.details ->> 'replaced' = l.query_id
+ORDER BY made_at
+""")

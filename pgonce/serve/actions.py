@@ -1,0 +1,281 @@
+"""
+Let a person repair, replay or discard dead letters, retire a sink, and accept a batch, from the page.
+
+Runs in ``pgonce serve --allow-actions``. Invariants: each action is the function that the command line calls, in one
+transaction of Postgres that ends whether the browser waits for it or not; it was shown before, and then asked for with
+a reason, by a person who is signed in, in a form that was made for this person. The ledger keeps who it was, and why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pgonce.offsets_store.errors import UNCHANGED, PgonceError, needing_pyspark
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.ledger.writers import is_meant
+from pgonce.offsets_store.recovery.by_hand import accept_batch, retire_sink
+from pgonce.offsets_store.recovery.dead_letters import (
+    Choice,
+    chosen_letters,
+    discard_letters,
+    repair_letters,
+    row_version,
+)
+from pgonce.offsets_store.status.dead_letters import StoredLetter
+from pgonce.offsets_store.status.decisions import Decision, newest_decisions
+from pgonce.offsets_store.status.states import QueryState, name_of
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.sink.dead_letters.report import discard_says, repair_says, replay_says
+
+from . import entrance
+from .entrance import Entrance, Form, Refused
+from .security import Admission, Visitor
+
+POSTS = frozenset({"/actions/letters", "/actions/repair", "/actions/retire", "/actions/accept", *entrance.POSTS})
+_MOST_LETTERS = 100
+_MOST_DECISIONS = 20
+# A value that is longer is repaired by SQL.
+_LONGEST_VALUE = 100_000
+
+
+@dataclass(frozen=True)
+class ActionSettings:
+    """
+    What actions need.
+
+    ``url`` is that of the role that acts. ``doctor`` says in lines what a query's checkpoint and the ledger make of the
+    next start, or gives None if the checkpoint at that place is another query's.
+    """
+
+    url: str = field(repr=False)
+    admission: Admission
+    doctor: Callable[[str, str, str], list[str] | None]
+
+
+class Actions:
+    """
+    The pages and the paths of actions.
+
+    :param state_of: the state of a query and sink, None if the ledger has none.
+    :param show: renders a template with what it shows and a status.
+    :param changed: is called when something was changed.
+    """
+
+    def __init__(
+        self,
+        settings: ActionSettings,
+        state_of: Callable[[str, str], QueryState | None],
+        show: Callable[..., Response],
+        changed: Callable[[], None],
+        *,
+        root: str,
+        place: str,
+        with_rows: bool,
+    ) -> None:
+        self._url, self._doctor, self._changed, self._with_rows = settings.url, settings.doctor, changed, with_rows
+        self._entrance = Entrance(settings.admission, state_of, show, root, place)
+        self._show = self._entrance.show
+
+    def routes(self) -> list[Route]:
+        """What is answered here. Each path with a POST is one of ``POSTS``."""
+        posts = (
+            ("/actions/letters", self._letters), ("/actions/repair", self._repair),
+            ("/actions/retire", self._retire), ("/actions/accept", self._accept),
+        )  # fmt: skip
+        gets = (
+            ("/letters", self._letters_page), ("/letter", self._letter_page),
+            ("/retire", self._retire_page), ("/accept", self._accept_page),
+        )  # fmt: skip
+        answered = self._entrance.answered
+        return [
+            *self._entrance.routes(),
+            *(Route(path, answered(handler)) for path, handler in gets),
+            *(Route(path, answered(handler), methods=["POST"]) for path, handler in posts),
+        ]
+
+    def _done(self, visitor: Visitor, state: QueryState, heading: str, lines: Sequence[str]) -> Response:
+        self._changed()
+        return self._show("action.html", visitor, state=state, heading=heading, lines=lines)
+
+    # -- Dead letters -------------------------------------------------------------------------------------------------
+
+    def _letters_page(self, visitor: Visitor, form: Form, state: QueryState) -> Response:
+        sink, code = form.one("sink"), form.one("code") or None
+        letters = OffsetsStore(self._url).dead_letters(state.query_id, sink, _MOST_LETTERS, code=code)
+        return self._show(
+            "letters.html", visitor,
+            state=state, letters=letters, code=code, decisions=self._decisions(state), with_rows=self._with_rows,
+        )  # fmt: skip
+
+    def _decisions(self, state: QueryState) -> list[Decision]:
+        with reading(self._url) as connection:
+            return newest_decisions(connection, state.query_id, state.sink_name or "", _MOST_DECISIONS)
+
+    def _chosen(self, state: QueryState, ids: Sequence[int]) -> Choice:
+        return chosen_letters(self._url, state.query_id, state.sink_name, ids=ids)
+
+    def _letters(self, visitor: Visitor, form: Form, state: QueryState) -> Response:
+        """Replay or discard: first what it would do, then, with a reason and a yes, the thing itself."""
+        word = {"replay": "Replay", "discard": "Discard"}.get(form.one("do"))
+        if word is None:
+            raise Refused(400, f"It was not said what to do with them. {UNCHANGED}")
+        choice, replays = self._chosen(state, form.ids), word == "Replay"
+        if form.one("step") == "do":
+            reason = form.reason
+            _refuse_no_yes(form)
+            if replays:
+                groups = self._replay(choice, reason, visitor.person, dry_run=False)
+                return self._done(visitor, state, "Replayed", replay_says(groups, is_done=True))
+            found = discard_letters(choice, self._url, reason=reason, person=visitor.person)
+            return self._done(visitor, state, "Discarded", discard_says(found))
+        ids = form.ids
+        if replays:
+            groups = self._replay(choice, None, None, dry_run=True)
+            lines = replay_says(groups, is_done=False)
+            kept = {one.letter.dead_letter_id for group in groups for one in group.kept}
+            ids = [one for one in ids if one not in kept]
+            if kept:
+                lines.append("These stay." + (" The others can be replayed now." if ids else " Repair them first."))
+        else:
+            lines = discard_says(discard_letters(choice, self._url, reason="", dry_run=True))
+        hidden = [("do", form.one("do")), *(("id", str(one)) for one in ids)]
+        noun = "1 dead letter" if len(ids) == 1 else f"{len(ids)} dead letters"
+        ask = {"path": "/actions/letters", "hidden": hidden, "button": f"{word} {noun}", "risk": not replays}
+        return self._show(
+            "action.html", visitor, state=state, heading=f"{word} dead letters?", lines=lines, ask=ids and ask
+        )
+
+    def _replay(self, choice: Choice, reason: str | None, person: str | None, *, dry_run: bool) -> list[Any]:
+        with needing_pyspark("A replay needs pyspark, to know the types of the rows", UNCHANGED):
+            from pgonce.sink.dead_letters.replay import replay_letters
+        return replay_letters(choice, self._url, reason=reason, person=person, dry_run=dry_run)
+
+    def _letter_page(self, visitor: Visitor, form: Form, state: QueryState) -> Response:
+        if not self._with_rows:
+            raise Refused(403, "Rows are not shown here (--hide-rows), so they cannot be repaired here.")
+        (letter,) = repair_letters(self._chosen(state, form.ids[:1]), self._url, {}, dry_run=True)
+        columns = _columns(letter)
+        return self._show(
+            "repair.html", visitor,
+            state=state, letter=letter, columns=columns, longest=_LONGEST_VALUE, seen=row_version(letter.row_data),
+        )  # fmt: skip
+
+    def _repair(self, visitor: Visitor, form: Form, state: QueryState) -> Response:
+        if not self._with_rows:
+            raise Refused(403, f"Rows are not shown here (--hide-rows), so they cannot be repaired here. {UNCHANGED}")
+        reason, ids = form.reason, form.ids[:1]
+        _refuse_no_yes(form)
+        choice = self._chosen(state, ids)
+        (letter,) = repair_letters(choice, self._url, {}, dry_run=True)
+        known = dict(_columns(letter))
+        given = zip(form.all("column"), form.all("value"), strict=False)
+        changes = {name: value.strip() for name, value in given if value.strip() != known.get(name)}
+        if not changes:
+            raise Refused(400, f"Every column has the value that it had. {UNCHANGED}")
+        found = repair_letters(
+            choice, self._url, changes, seen={ids[0]: form.one("seen")}, reason=reason, person=visitor.person
+        )
+        return self._done(visitor, state, "Repaired", repair_says(found, changes))
+
+    # -- A query's sink -----------------------------------------------------------------------------------------------
+
+    def _retire_page(self, visitor: Visitor, _: Form, state: QueryState) -> Response:
+        found = retire_sink(state.query_id, self._url, sink=state.sink_name, dry_run=True)
+        ask = {"path": "/actions/retire", "hidden": [], "button": "Retire this sink", "names": True, "risk": True}
+        return self._show("action.html", visitor, state=state, heading="Retire this sink?", lines=found.says, ask=ask)
+
+    def _retire(self, visitor: Visitor, form: Form, state: QueryState) -> Response:
+        reason = form.reason
+        _refuse_other_name(form, state)
+        found = retire_sink(state.query_id, self._url, sink=state.sink_name, reason=reason, person=visitor.person)
+        return self._done(visitor, state, "Retired", found.says)
+
+    def _accept_page(self, visitor: Visitor, _: Form, state: QueryState) -> Response:
+        lines = self._doctor_says(state)
+        return self._show("accept.html", visitor, state=state, lines=lines)
+
+    def _doctor_says(self, state: QueryState) -> list[str]:
+        place = OffsetsStore(self._url).latest(state.query_id, state.sink_name).checkpoint_location
+        try:
+            said = self._doctor(place, self._url, state.query_id) if place else None
+        except PgonceError as error:
+            return [f"Doctor cannot tell what happens at the next start: {error.what}", error.remedy]
+        return said or [
+            f"Doctor cannot tell what happens at the next start: the query's checkpoint ({place or 'unknown'}) is not "
+            "at that place, as seen from here. Type pgonce doctor where the query's driver runs."
+        ]
+
+    def _accept(self, visitor: Visitor, form: Form, state: QueryState) -> Response:
+        batch = form.one("batch").strip()
+        if not re.fullmatch("[0-9]{1,18}", batch):
+            raise Refused(400, f"Name the batch that Spark runs next, as a number. {UNCHANGED}")
+        sure, reason = form.one("step") == "do", form.reason
+        if sure:
+            _refuse_other_name(form, state)
+        found = accept_batch(
+            state.query_id, int(batch), self._url,
+            reason=reason, sink=state.sink_name, person=visitor.person, dry_run=not sure,
+        )  # fmt: skip
+        if sure:
+            return self._done(visitor, state, "Accepted, once: start the query", found.says)
+        button, heading = f"Accept batch {batch}", f"Accept batch {batch}?"
+        ask = {"path": "/actions/accept", "hidden": [("batch", batch)], "button": button, "names": True, "risk": True}
+        ask["reason"] = reason
+        return self._show("action.html", visitor, state=state, heading=heading, lines=found.says, ask=ask)
+
+
+def _refuse_no_yes(form: Form) -> None:
+    if form.one("sure").strip().lower() != "yes":
+        raise Refused(400, f"Type yes to do it. {UNCHANGED}")
+
+
+def _refuse_other_name(form: Form, state: QueryState) -> None:
+    if not is_meant(form.one("sure").strip(), state.query_id, state.query_name):
+        raise Refused(400, f"What was typed is neither {name_of(state)} nor the beginning of its id. {UNCHANGED}")
+
+
+def _columns(letter: StoredLetter) -> list[tuple[str, str]]:
+    try:
+        return [(name, shown_value(raw)) for name, raw in columns_of(letter.row_data)]
+    except (ValueError, RecursionError):
+        what = f"The row of dead letter {letter.dead_letter_id} cannot be shown by its columns. Repair it by SQL."
+        raise Refused(409, what) from None
+
+
+def columns_of(row_data: str) -> list[tuple[str, str]]:
+    """
+    The columns of a row, and the value of each as it stands there: Python's numbers would not hold every decimal.
+
+    >>> columns_of('{"id": 7, "price": 1.10, "tags": ["a", null]}')
+    [('id', '7'), ('price', '1.10'), ('tags', '["a", null]')]
+    """
+    read = json.JSONDecoder(parse_int=str, parse_float=str).raw_decode
+    found, place = [], 1
+    if not row_data.startswith("{"):
+        raise ValueError
+    while not row_data.startswith("}", place):
+        name, place = read(row_data, place)
+        begins = place + len(": ")
+        _, place = read(row_data, begins)
+        found.append((name, row_data[begins:place]))
+        place += len(", ") if row_data.startswith(", ", place) else 0
+    return found
+
+
+def shown_value(raw: str) -> str:
+    r"""
+    The same JSON, with escapes for what would hide in it, or turn its text around.
+
+    >>> print(shown_value(f'"a{chr(0x202e)}b"'))
+    "a\u202eb"
+    """
+    if raw.isprintable():
+        return raw
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in raw)

@@ -1,0 +1,103 @@
+"""What people decided is told in words, also where the ledger knows no person yet, or may not be read."""
+
+from __future__ import annotations
+
+import pytest
+from support.ledger_history import KAFKA, QUERY, publish
+
+from pgonce.offsets_store.errors import NotFoundError, OldLedgerError, RecoveryError
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.recovery.by_hand import retire_sink
+from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters, repair_letters, row_version
+from pgonce.offsets_store.status.decisions import decisions_on_letters, newest_decisions
+
+SINK = "public.orders"
+
+
+@pytest.fixture
+def letter(url, store, admin):
+    """The id of a letter of the query ``orders``."""
+    publish(url, 3, KAFKA)
+    insert = (
+        "INSERT INTO pgonce.dead_letters (query_id, sink_name, batch_id, target, row_data, code, message, destination) "
+        "VALUES (%s, %s, 3, 't', '{\"name\": \"x\", \"price\": 1.10}', '22001', 'too long', '{}') "
+        "RETURNING dead_letter_id"
+    )
+    return admin.execute(insert, [QUERY, SINK]).fetchone()[0]
+
+
+def choice(url, letter):
+    """The letter, chosen."""
+    return chosen_letters(url, "orders", ids=[letter])
+
+
+def test_who_and_why(url, letter, store):
+    """A person, or the role if none is known; the newest first."""
+    repair_letters(choice(url, letter), url, {"name": '"y"'}, reason=" short. ", person="ann")
+    discard_letters(choice(url, letter), url, reason="spam\nmore")
+    with reading(url) as connection:
+        discarded, repaired = newest_decisions(connection, QUERY, SINK, 10)
+        assert newest_decisions(connection, QUERY, SINK, 1) == [discarded]
+    assert repaired.says.startswith("repaired by ann at 20")
+    assert repaired.says.endswith(" UTC: short")
+    assert discarded.says.startswith(f"discarded by role {discarded.made_by} at ")
+    assert discarded.says.endswith("spam\\nmore")
+    assert discarded.about == f"dead letter {letter}"
+
+
+def test_a_letter_that_is_gone(url, letter):
+    """The error says what became of it; of one that was never there, nothing."""
+    discard_letters(choice(url, letter), url, reason="spam", person="ann")
+    with pytest.raises(NotFoundError, match=rf"Dead letter {letter} was discarded by ann at .* UTC: spam\."):
+        discard_letters(choice(url, letter), url, reason="spam")
+    with pytest.raises(NotFoundError) as found:
+        discard_letters(choice(url, letter + 1), url, reason="spam")
+    assert "discarded by" not in found.value.what
+
+
+def test_a_ledger_without_the_column(url, letter, admin):
+    """Before version 102 it knows no person; decisions of roles are written and read as before, repairs are refused."""
+    admin.execute("ALTER TABLE pgonce.interventions DROP COLUMN person")
+    admin.execute("DELETE FROM pgonce.schema_version WHERE version = 102")
+    with pytest.raises(OldLedgerError, match="LEDGER_TOO_OLD.*pgonce init"):
+        repair_letters(choice(url, letter), url, {"name": '"y"'})
+    retire_sink("orders", url, reason="gone")
+    discard_letters(choice(url, letter), url, reason="spam")
+    with reading(url) as connection:
+        found = newest_decisions(connection, QUERY, SINK, 10)
+    assert [(one.kind, one.person) for one in found] == [("discard-dead-letters", None), ("retire", None)]
+
+
+def test_a_role_that_may_not_read_them(url, letter, admin):
+    """An error is told without them, and the transaction goes on."""
+    discard_letters(choice(url, letter), url, reason="spam")
+    with reading(url) as connection:
+        assert decisions_on_letters(connection, "pgonce.dead_letters", [letter], ["discard-dead-letters"])
+    admin.execute("ALTER TABLE pgonce.interventions RENAME TO elsewhere")
+    with reading(url) as connection:
+        assert decisions_on_letters(connection, "pgonce.dead_letters", [letter], ["discard-dead-letters"]) == []
+        assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
+
+
+class TestRepair:
+    def test_what_was_seen(self, url, letter, admin):
+        """A row that has changed since it was read is refused, with who has changed it."""
+        (before,) = repair_letters(choice(url, letter), url, {}, dry_run=True)
+        seen = {letter: row_version(before.row_data)}
+        repair_letters(choice(url, letter), url, {"name": '"y"'}, seen=seen, person="ann")
+        with pytest.raises(RecoveryError, match="DEAD_LETTER_CHANGED.*It was repaired by ann at "):
+            repair_letters(choice(url, letter), url, {"name": '"z"'}, seen=seen, person="bob")
+        found = admin.execute("SELECT row_data::text FROM pgonce.dead_letters").fetchone()
+        assert found == ('{"name": "y", "price": 1.10}',)
+
+    def test_tried_only(self, url, letter, admin):
+        """A dry run says what the row would be, and notes nothing."""
+        (found,) = repair_letters(choice(url, letter), url, {"name": "null"}, dry_run=True)
+        assert found.row_data == '{"name": null, "price": 1.10}'
+        assert admin.execute("SELECT row_data ->> 'name' FROM pgonce.dead_letters").fetchone() == ("x",)
+        assert admin.execute("SELECT count(*) FROM pgonce.interventions").fetchone() == (0,)
+
+    def test_a_column_that_is_not_there(self, url, letter):
+        """It is refused: the row would get a column that no table has."""
+        with pytest.raises(RecoveryError, match="DEAD_LETTER_UNMENDED.* has no column nam, "):
+            repair_letters(choice(url, letter), url, {"nam": "1", "name": "1", "x\x01": "1"})
