@@ -193,6 +193,11 @@ BROKEN: dict[str, tuple[Rules, World, str]] = {
         World(((1, 1, 0),), Accidents(restores=1), continuous=True),
         LOST,
     ),
+    "7, moves in continuous mode from where the run began": (
+        Rules(moves_over_filtered="from the start"),
+        World(((1, 1, 0),), Accidents(restores=1), continuous=True),
+        LOST,
+    ),
     "8, takes rows without a position": (Rules(rows_have_positions=False), World(TWO), TWICE),
 }
 
@@ -300,10 +305,18 @@ class TestSwitching:
             (Handover(replaces_micro_batches=False), 0),
             (Handover(reads_under_lock=False), 0),
             (Handover(closes_positions=False), 0),
+            (Handover(locks_positions=False), 0),
             (Handover(drops_below=False), 0),
             (Handover(refuses_above=False), 1),
         ],
-        ids=["replaces", "reads under the lock", "closes the positions", "drops below", "refuses above"],
+        ids=[
+            "replaces",
+            "reads under the lock",
+            "closes the positions",
+            "locks the positions",
+            "drops below",
+            "refuses above",
+        ],
     )
     def test_a_rule_that_is_taken_away_is_missed(self, rules: Handover, restores: int) -> None:
         """Each step of going over is needed."""

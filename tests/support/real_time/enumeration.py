@@ -252,10 +252,13 @@ class Enumeration:
             ends[place] = max(ends[place], offsets[sent] if sent < len(offsets) else len(self.world.records[place]))
             reported[place] = task.at if reported[place] is None else max(task.at or 0, reported[place] or 0)
         begins = tuple(ends)
-        # In continuous mode a task lives as long as the run, and the driver hears nothing of its position.
-        may_move = self._moves and (not self.world.continuous or rules.moves_over_filtered == "blindly")
+        at_move = tuple(reported)
+        if self.world.continuous and rules.moves_over_filtered != "blindly":
+            # A task lives as long as the run, and the driver hears nothing of its position.
+            at_move = run.known if rules.moves_over_filtered == "from the start" else (None,) * len(ends)
         moves = tuple(
-            (at or 0, end) if may_move and (at or 0) < end else None for at, end in zip(reported, ends, strict=True)
+            (at, end) if self._moves and at is not None and at < end else None
+            for at, end in zip(at_move, ends, strict=True)
         )
         committed = state._replace(
             committed=state.committed + 1, checkpoint=begins if self._keeps_checkpoint else state.checkpoint

@@ -52,7 +52,11 @@ class Rules:
     compares_topic: bool = True
     # 7. Only the driver moves a position over filtered records.
     moves_over_filtered: str = "reported"
-    """From what tasks have ``reported``, ``blindly``, or ``never``."""
+    """
+    From what tasks have ``reported``, ``blindly``, or ``never``.
+
+    ``from the start``: in continuous mode too, where no task reports while it lives, from where the run began.
+    """
     # 8. Rows without a position are refused.
     rows_have_positions: bool = True
 

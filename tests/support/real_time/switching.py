@@ -30,6 +30,8 @@ class Handover:
     """The draw reads the stored positions in the transaction that ends their writer."""
     closes_positions: bool = True
     """Batch 0 takes the positions from the run in real time, in its own transaction."""
+    locks_positions: bool = True
+    """Batch 0 locks the positions when it reads them; the lock on the writer's row alone does not stop a flush."""
     drops_below: bool = True
     """Batch 0 drops what was stored since it was planned."""
     refuses_above: bool = True
@@ -54,10 +56,15 @@ class Stored(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """A driver of micro-batches, ``BEFORE`` or ``AFTER``: what it has planned, from and to."""
+    """
+    A driver of micro-batches, ``BEFORE`` or ``AFTER``: what it has planned, from and to.
+
+    ``found`` is the position that its transaction has read, without a lock on it.
+    """
 
     which: int
     plan: tuple[int, int] | None = None
+    found: int | None = None
 
 
 class State(NamedTuple):
@@ -139,6 +146,11 @@ class Switching:
                 self.heard.add("UNKNOWN")
                 return
             below, replaced = database.positions[0].offset or 0, True
+            if not rules.locks_positions and driver.found is None:
+                label = ("a transaction reads position", below)
+                yield label, _exchanged(state, driver, driver._replace(found=below))
+                return
+            below = below if rules.locks_positions else driver.found or 0
             if rules.closes_positions:
                 database = database._replace(run=NO_RUN)
         if start > below and rules.refuses_above:
@@ -150,7 +162,7 @@ class Switching:
         writers = list(stored.writers)
         writers[driver.which] = Writer(max(end, below), is_known=True)
         after = Stored(database, (writers[0], writers[1]), stored.real_time_is_known, replaced)
-        ahead = driver._replace(plan=(end, end + 1) if end < self.records else None)
+        ahead = driver._replace(plan=(end, end + 1) if end < self.records else None, found=None)
         yield (
             ("the batch from", start, "to", end, "is committed"),
             _exchanged(state, driver, ahead)._replace(stored=after),
@@ -158,7 +170,7 @@ class Switching:
         # Its driver dies before it knows; the next one plans from what is stored.
         yield (
             ("the batch from", start, "to", end, "is committed, and its driver starts again"),
-            _exchanged(state, driver, driver._replace(plan=None))._replace(stored=after),
+            _exchanged(state, driver, driver._replace(plan=None, found=None))._replace(stored=after),
         )
 
     # Real time --------------------------------------------------------------------------------------------------------
