@@ -20,6 +20,8 @@ CONNECT = .build/connect/$(PYSPARK)/bin/python
 # Where the tests keep their files: a test's own database is hundreds of small ones, which a disk takes 0.1 s to create
 # and memory 0.01 s. Only where there is plenty of it.
 IN_MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000000 {print "/dev/shm"}')
+# A test's module is compiled with its assertions rewritten, which takes 20 s of CPU for all: once, not in each process.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HATCH_QUIET := 1
 

@@ -18,11 +18,16 @@ from jvm import Jvm
 from maven import MissingTool, jars_of_pom
 from typing_extensions import Self
 
-__all__ = ["KafkaBroker", "MissingTool", "postgres_jdbc_jar", "spark_connector_jars"]
+__all__ = ["KafkaBroker", "MissingTool", "broker_jars", "postgres_jdbc_jar", "spark_connector_jars"]
 
 _POMS = Path(__file__).resolve().parent
 _READY_SECONDS = 60.0
 _OPTIONS = ("-Xmx512m", "-Xshare:auto", "-XX:TieredStopAtLevel=1")
+
+
+def broker_jars() -> list[Path]:
+    """Jars of the broker itself. :raises MissingTool:"""
+    return jars_of_pom(_POMS / "broker" / "pom.xml")
 
 
 def spark_connector_jars() -> list[Path]:
@@ -47,7 +52,7 @@ class KafkaBroker:
     """
 
     def __init__(self) -> None:
-        self._jvm = Jvm("kafka", jars_of_pom(_POMS / "broker" / "pom.xml"), _OPTIONS)
+        self._jvm = Jvm("kafka", broker_jars(), _OPTIONS)
         self._port, self._controller_port = free_ports(2)
         self._format_options: tuple[str, ...] = ()
 

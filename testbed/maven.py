@@ -56,14 +56,18 @@ def jar_of_artifact(artifact: str) -> Path:
     return next(_fetched(artifact.split(":")[1], artifact.encode(), goal).glob("*.jar"))
 
 
-def build_once(name: str, key: bytes, fill: Callable[[Path], None]) -> Path:
-    """Return `.build/name-HASH`, filled by `fill` now or earlier; two processes never both fill it."""
+def build_once(name: str, key: bytes, fill: Callable[[Path], None], lock: str = ".lock") -> Path:
+    """
+    Return `.build/name-HASH`, filled by `fill` now or earlier; two processes never both fill it.
+
+    :param lock: those with the same one are filled one after the other, as Maven needs it.
+    """
     place = BUILD / f"{name}-{hashlib.sha256(key).hexdigest()[:10]}"
     if place.exists():
         return place
     BUILD.mkdir(exist_ok=True)
-    with (BUILD / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (BUILD / lock).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         if not place.exists():
             with tempfile.TemporaryDirectory(dir=BUILD, prefix=".filling-") as beside:
                 filled = Path(beside) / "set"

@@ -47,7 +47,8 @@ def _archive() -> Path:
     # A JVM refuses the archive of another JVM, and of jars that were elsewhere or have changed.
     of_jars = sorted((str(jar), jar.stat().st_mtime_ns) for jar in jars.glob("*.jar"))
     key = repr((version, of_jars, _FOR_SHORT_LIVES, _JOB.read_text())).encode()
-    return build_once("spark-classes", key, _fill) / "spark.jsa"
+    # This takes a driver's whole life: Maven's jars need not wait for it.
+    return build_once("spark-classes", key, _fill, lock=".spark-classes.lock") / "spark.jsa"
 
 
 def _fill(directory: Path) -> None:

@@ -73,6 +73,7 @@ def test_without_an_answer_it_is_silent(proposed, monkeypatch, wrong):
     assert proposed("offsets", "") == []
 
 
+@pytest.mark.no_ledger
 def test_without_a_ledger_it_is_silent(proposed):
     """A database without a ledger has no names."""
     assert proposed("offsets", "") == []

@@ -114,6 +114,7 @@ class TestList:
         }  # fmt: skip
         assert (one["batch_id"], one["end_offsets"], one["replays"], one["lag"]) == (3, KAFKA, 1, None)
 
+    @pytest.mark.no_ledger
     def test_without_a_ledger_and_with_an_empty_one(self, url, pgonce):
         """A missing ledger is an error with its remedy, on stderr alone; an empty one is a sentence, or a list."""
         failed = pgonce("status")

@@ -6,6 +6,11 @@ import psycopg
 import pytest
 from safety_net import is_alive
 from support.fixtures.driver import Driver
+from support.fixtures.postgres import WITHOUT_LEDGER, fresh_database
+from support.named_tests import ROOT
+
+from pgonce.offsets_store.ledger.migrations import require_ledger
+from pgonce.offsets_store.ledger.restored import follow_restore_in_tx
 
 
 @pytest.fixture
@@ -148,3 +153,20 @@ def test_sigkilled_driver_leaves_nothing(start_driver, tmp_path, workers):
     driver.sigkill(workers=workers)
     assert not driver.processes()
     assert not any(is_alive(process.pid) for process in lived)
+
+
+def test_a_cloned_ledger_is_a_ledger_like_any_other(postgres_server, ledger_template):
+    """It is whole and empty, and does not take itself for one that was restored from a dump."""
+    with (
+        fresh_database(postgres_server, ledger_template) as name,
+        psycopg.connect(postgres_server.url(name)) as session,
+    ):
+        require_ledger(session, whole=True)
+        assert session.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
+        assert not follow_restore_in_tx(session)
+
+
+def test_some_databases_have_no_ledger(admin):
+    """The places whose tests create it themselves exist, and this is one of them."""
+    assert admin.execute("SELECT FROM pg_namespace WHERE nspname = 'pgonce'").fetchall() == []
+    assert [place for place in WITHOUT_LEDGER if not (ROOT / place).exists()] == []

@@ -28,7 +28,9 @@ def before(lines):
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["sink", "writer", "function"])
+@pytest.mark.parametrize(
+    "way", ["sink", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("writer", "function"))]
+)
 def test_lines_before_the_sentence(start_driver, tmp_path, url, admin, observer, way):
     """In the log they are Spark's own, in a notebook Spark's frames; explained, there are none; and it ends the log."""
     admin.execute("CREATE TABLE events (value bigint CHECK (value < 0))")

@@ -77,6 +77,7 @@ def test_without_colours_and_without_unicode(url, terminal):
     assert styles <= {b"", b"0", b"1", b"2", b"4", b"7", b"39", b"49"}
 
 
+@pytest.mark.no_ledger
 def test_what_fails_is_said_before_a_screen_opens(pgonce, terminal):
     """No ledger, or no terminal: a sentence, an exit code, and no screen."""
     refused = pgonce("watch")

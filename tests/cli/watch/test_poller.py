@@ -126,6 +126,7 @@ class TestReader:
             assert [len(reader.look(key).known.failures) for _ in range(3)] == [2, 2, 2]
             assert len(read) == 4
 
+    @pytest.mark.no_ledger
     def test_what_cannot_be_read(self, url, proxy):
         """A missing ledger and a server that is away are errors as everywhere else."""
         with reading(url) as reader, pytest.raises(NoLedgerError):

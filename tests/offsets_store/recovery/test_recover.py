@@ -84,6 +84,7 @@ class TestRecover:
         assert not recover_checkpoint(str(checkpoint), url, wait_seconds=0).is_needed
         assert observer.execute("SELECT run_id FROM pgonce.writers").fetchone() == (RUN,)
 
+    @pytest.mark.no_ledger
     def test_before_the_first_start(self, url, tmp_path):
         """A call before every start does no harm where there is no checkpoint, no ledger, or no finished batch."""
         assert not recover_checkpoint(str(tmp_path / "none"), url).is_needed
@@ -92,6 +93,7 @@ class TestRecover:
         assert not recover_checkpoint(str(checkpoint), url, dry_run=True).is_needed
         assert not recover_checkpoint(str(checkpoint), url).is_needed
 
+    @pytest.mark.no_ledger
     def test_a_database_without_a_ledger_is_not_taken_for_an_empty_one(self, url, tmp_path):
         """A checkpoint with a past and a database without a ledger: the wrong database."""
         checkpoint = write_checkpoint(tmp_path / "ckpt", entries(4, 5), (4, 5))
