@@ -40,8 +40,8 @@ from .lock import LockedWriter
 from .published import Published, WrittenAs, WrittenTables
 from .tables import batches, interventions, replays, runs, target_changes, writers
 
-# All but the time, which Postgres fills in.
-_RECORDED = tuple(column.name for column in batches.columns if column.name != "committed_at")
+# All but the times, which Postgres fills in.
+_RECORDED = tuple(column.name for column in batches.columns if column.name not in ("committed_at", "begun_at"))
 _MOVED = (
     "query_name",
     "checkpoint_location",

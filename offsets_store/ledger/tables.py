@@ -112,6 +112,7 @@ batches = Table(
     Column("topic_ids", JSONB(none_as_null=True)),
     Column("counts", JSONB(none_as_null=True)),
     Column("tables", JSONB(none_as_null=True)),
+    Column("begun_at", DateTime(timezone=True), server_default=func.transaction_timestamp()),
 )
 
 last_batches = batches.alias("last")

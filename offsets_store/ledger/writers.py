@@ -30,12 +30,24 @@ HAS_PUBLISHED = writers.c.last_batch_id.is_not(None)
 IS_LIVING = and_(HAS_PUBLISHED, writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None))
 """The writers that have published and may publish more."""
 
+RECORDED = (
+    "batch_id",
+    "run_id",
+    "attempt",
+    "start_offsets",
+    "end_offsets",
+    "offset_log",
+    "positions",
+    "topic_ids",
+    "stateful",
+)
+"""The columns of ``batches`` that :func:`as_recorded` reads; no others, which an older ledger may lack."""
 _NOT_READ = {"written_as", "sources"}
 _COLUMNS = [column.name for column in writers.c if column.name not in _NOT_READ]
 # The record of how a batch was written, and its entry of offsets/, are long and rarely needed.
 _WRITERS = select(
     *(column for column in writers.c if column.name != "written_as"),
-    *(column.label(f"of_last_{column.name}") for column in last_batches.c if column.name != "offset_log"),
+    *(last_batches.c[name].label(f"of_last_{name}") for name in RECORDED if name != "offset_log"),
     literal(None).label("of_last_offset_log"),
 ).select_from(writers_and_last_batches)
 
@@ -62,7 +74,7 @@ def writers_in_tx(connection: Connection, *conditions: Condition, lock: bool = F
 
 def records_in_tx(connection: Connection, writer: Writer, *conditions: ColumnElement[bool]) -> dict[int, Recorded]:
     """The records of a writer's generation that meet all conditions, by batch id."""
-    found = select(batches).where(
+    found = select(*(batches.c[name] for name in RECORDED)).where(
         batches.c.writer_id == writer.writer_id, batches.c.generation == writer.generation, *conditions
     )
     return {row["batch_id"]: as_recorded(row) for row in connection.execute(found).mappings()}
@@ -81,18 +93,6 @@ def as_recorded(row: Mapping[str, Any] | RowMapping, prefix: str = "") -> Record
     return Recorded(start=start, end=end, **values)
 
 
-RECORDED = (
-    "batch_id",
-    "run_id",
-    "attempt",
-    "start_offsets",
-    "end_offsets",
-    "offset_log",
-    "positions",
-    "topic_ids",
-    "stateful",
-)
-"""The columns of ``batches`` that :func:`as_recorded` reads."""
 # What pgonce writes as a JSON object, or not at all.
 _OBJECTS = (
     "end_offsets",

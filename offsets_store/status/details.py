@@ -29,6 +29,7 @@ class RecentBatch:
     counts: dict[str, int] | None
     replays: int
     committed_at: datetime
+    commit_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ _EVERYTHING = text("""
 SELECT w.checkpoint_location, p.progress_at AS measured_at,
        (SELECT jsonb_agg(to_jsonb(b)) FROM (
             SELECT b.batch_id, b.generation, b.rows, b.dropped_rows, b.transport, b.counts, b.committed_at,
+                   extract(epoch FROM b.committed_at - b.begun_at)::double precision AS commit_seconds,
                    (SELECT count(*) FROM pgonce.replays AS r
                     WHERE r.writer_id = b.writer_id AND r.generation = b.generation AND r.batch_id = b.batch_id)
                        AS replays

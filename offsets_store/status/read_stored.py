@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Result, desc, func, select, true
+from sqlalchemy import Connection, Double, Result, and_, case, desc, extract, func, select, true
 
 from ..errors import NoLedgerError, PgonceError
 from ..ledger.session import reading
@@ -117,6 +117,7 @@ def newest_batches(
         replays.c.generation == newest.c.generation,
         replays.c.batch_id == newest.c.batch_id,
     )
+    took = progress.c.durations_ms["addBatch"]
     found = (
         select(
             writers.c.query_id,
@@ -133,8 +134,18 @@ def newest_batches(
             newest.c.committed_at,
             newest.c.counts,
             newest.c.tables,
+            extract("epoch", newest.c.committed_at - newest.c.begun_at).cast(Double).label("commit_seconds"),
+            case((func.jsonb_typeof(took) == "number", took.astext.cast(Double) / 1000)).label("batch_seconds"),
         )
         .join_from(writers, newest, true())
+        .outerjoin(
+            progress,
+            and_(
+                progress.c.query_id == writers.c.query_id,
+                progress.c.run_id == newest.c.run_id,
+                progress.c.batch_id == newest.c.batch_id,
+            ),
+        )
         .where(
             writers.c.query_id == chosen[0].query_id,
             writers.c.sink_name.in_([writer.sink_name for writer in chosen]),

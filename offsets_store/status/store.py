@@ -120,7 +120,7 @@ class OffsetsStore:
 
         :param since: only batches that were published since then, with a zone.
         """
-        with reading(self._url) as connection:
+        with reading(self._url, whole=True) as connection:
             return newest_batches(connection, writers_of(connection, query, sink), limit, since)
 
     def batch_jobs(self, sink: str | None = None, batch_key: str | None = None, limit: int = 20) -> list[StoredJob]:

@@ -83,6 +83,10 @@ class StoredBatch:
     the batch, passed_over because the table had something newer, not_found, or ignored. It also has unrouted, the
     number of rows that were dropped because their route is not in the list. ``tables`` has the number of rows of each
     table, if the sink writes to several.
+
+    ``commit_seconds`` is the time from the BEGIN of its transaction to its record, the COMMIT itself not counted; None
+    for batches of before that was recorded. ``batch_seconds`` is what Spark says of the batch (``addBatch``: reading,
+    computing and committing), if a listener heard it.
     """
 
     query_id: str
@@ -99,6 +103,8 @@ class StoredBatch:
     committed_at: datetime
     counts: dict[str, int] | None = None
     tables: dict[str, int] | None = None
+    commit_seconds: float | None = None
+    batch_seconds: float | None = None
 
 
 @dataclass(frozen=True)

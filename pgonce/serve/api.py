@@ -61,10 +61,7 @@ def one_query(snapshot: Snapshot, state: QueryState, found: OneQuery, *, with_ro
         **about(snapshot),
         "query": _query(state, snapshot),
         "ledger_says": ledger_says(found, state),
-        "batches": [
-            {**dataclasses.asdict(batch), "seconds": found.seconds.get((batch.run_id, batch.batch_id))}
-            for batch in found.batches
-        ],
+        "batches": [dataclasses.asdict(batch) for batch in found.batches],
         "partitions": [dataclasses.asdict(row) for row in found.partitions],
         "sessions": [dataclasses.asdict(session) for session in found.sessions],
         "failures": [dataclasses.asdict(failure) for failure in failures_of(snapshot, state)],

@@ -49,11 +49,12 @@ class SeenFailure(StoredFailure):
 
 @dataclass(frozen=True)
 class NewBatch:
-    """A batch that was published since the look before."""
+    """A batch that was published since the look before; ``commit_seconds`` as in StoredBatch."""
 
     key: Key
     rows: int
     committed_at: datetime
+    commit_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,12 @@ SELECT 'place' AS kind, jsonb_build_object(
 FROM pgonce.writers AS w
 UNION ALL
 SELECT 'batch', jsonb_build_object(
-    'query_id', w.query_id, 'sink_name', w.sink_name, 'rows', b.rows, 'committed_at', b.committed_at)
+    'query_id', w.query_id, 'sink_name', w.sink_name, 'rows', b.rows, 'committed_at', b.committed_at,
+    'commit_seconds', extract(epoch FROM b.committed_at - b.begun_at)::double precision)
 FROM pgonce.writers AS w
 LEFT JOIN known AS k USING (writer_id)
 CROSS JOIN LATERAL (
-    SELECT b.rows, b.committed_at FROM pgonce.batches AS b
+    SELECT b.rows, b.committed_at, b.begun_at FROM pgonce.batches AS b
     WHERE b.writer_id = w.writer_id
         AND (b.generation, b.batch_id) > (coalesce(k.generation, -1), coalesce(k.batch_id, -1))
     OFFSET 0
@@ -169,7 +171,10 @@ def look(url: str, known: Known | None, measured: Sequence[MeasuredLag] = ()) ->
         at,
         sorted((_as(QueryState, row) for row in now["state"]), key=_by_name),
         sorted((_as(Finding, row) for row in now["finding"]), key=_by_urgency),
-        [NewBatch(_key(row), row["rows"], time_of(row["committed_at"])) for row in since["batch"]],
+        [
+            NewBatch(_key(row), row["rows"], time_of(row["committed_at"]), row["commit_seconds"])
+            for row in since["batch"]
+        ],
         events,
         failures,
         Known(

@@ -80,6 +80,15 @@ class _Seen(Collector):
             if query_id in self._names:
                 failures.add_metric((query_id, self._names[query_id], sink_name or "", code), count)
         yield failures
+        commits = HistogramMetricFamily(
+            "pgonce_commit_seconds",
+            "How long commits took, from BEGIN to the batch's record; the COMMIT itself is not counted.",
+            labels=_SERIES,
+        )
+        for query_id, sink in sinks:
+            if (query_id, sink) in counts.commit_seconds:
+                commits.add_metric((query_id, self._names[query_id], sink), *counts.commit_seconds[query_id, sink])
+        yield commits
         took = HistogramMetricFamily(
             "pgonce_batch_seconds",
             "How long batches took, by Spark's addBatch: reading, computing and committing. Needs a listener.",

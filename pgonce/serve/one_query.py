@@ -44,15 +44,10 @@ class Session:
 
 @dataclass(frozen=True)
 class OneQuery:
-    """
-    What the ledger has of one query and sink; ``writer`` is None if it has published nothing.
-
-    ``seconds`` has how long a batch took, by run and batch, where a listener has heard it.
-    """
+    """What the ledger has of one query and sink; ``writer`` is None if it has published nothing."""
 
     writer: StoredWriter | None
     batches: Sequence[StoredBatch]
-    seconds: Mapping[tuple[str, int], float]
     partitions: Sequence[PartitionLag]
     sessions: Sequence[Session]
     letters: Sequence[StoredLetter]
@@ -70,7 +65,7 @@ def read_query(url: str, query_id: str, sink: str | None, code: str | None) -> O
         try:
             chosen = writers_of(connection, query_id, sink)
         except NotFoundError:
-            return OneQuery(None, (), {}, (), (), (), {})
+            return OneQuery(None, (), (), (), (), {})
         writer = chosen[0]
         batches = newest_batches(connection, [writer], MOST_BATCHES)
         newest = newest_progress(connection, [writer.query_id]).get(writer.query_id)
@@ -78,29 +73,11 @@ def read_query(url: str, query_id: str, sink: str | None, code: str | None) -> O
         return OneQuery(
             writer,
             batches,
-            _seconds(connection, writer, batches),
             lag_of(writer, newest, datetime.now(timezone.utc)),
             _sessions(connection, writer),
             as_letters(connection, wanted.limit(MOST_LETTERS)),
             _letter_codes(connection, writer),
         )
-
-
-_SECONDS = text("""
-SELECT run_id, batch_id, CAST(durations_ms ->> 'addBatch' AS double precision) / 1000 AS seconds FROM pgonce.progress
-WHERE query_id = :query_id AND batch_id >= :first AND jsonb_typeof(durations_ms -> 'addBatch') = 'number'
-    AND run_id = ANY (CAST(:run_ids AS text[]))
-""")
-
-
-def _seconds(
-    connection: Connection, writer: StoredWriter, batches: Sequence[StoredBatch]
-) -> dict[tuple[str, int], float]:
-    if not batches:
-        return {}
-    first, run_ids = min(batch.batch_id for batch in batches), sorted({batch.run_id for batch in batches})
-    found = connection.execute(_SECONDS, {"query_id": writer.query_id, "first": first, "run_ids": run_ids})
-    return {(row.run_id, row.batch_id): row.seconds for row in found}
 
 
 _SESSIONS = text("""

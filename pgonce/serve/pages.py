@@ -7,7 +7,6 @@ it can be sent to others.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup, escape
 
 from pgonce.offsets_store.status.states import ENDED, STATES, TONES, Finding, QueryState, name_of, place_of, tone_of
+from pgonce.offsets_store.status.stored import StoredBatch
 
 from .charts import bars, sparkline
 from .one_query import OneQuery
@@ -286,18 +286,12 @@ def charts_of(found: OneQuery, lag: Sequence[int | None]) -> list[Chart]:
         ]
         replayed = [batch.replays > 0 for batch in batches]
         charts.append(Chart("Rows a batch", number(max(rows)), *ends, bars(rows, titles, replayed)))
-        took: list[float | None] = [found.seconds.get((batch.run_id, batch.batch_id)) for batch in batches]
-        title, what = "Seconds a batch took, as Spark says", "took"
-        if not any(took):
-            pairs = itertools.pairwise(batches)
-            took = [None, *(max((b.committed_at - a.committed_at).total_seconds(), 0.0) for a, b in pairs)]
-            title, what = "Seconds since the batch before", "came after"
-        titles = [
-            f"batch {batch.batch_id} {what} {UNKNOWN if seconds is None else f'{seconds:,.1f}'} s"
-            for batch, seconds in zip(batches, took, strict=True)
-        ]
-        most = max((seconds for seconds in took if seconds is not None), default=0.0)
-        charts.append(Chart(title, f"{most:,.1f} s", *ends, bars(took, titles, kind="seconds")))
+        for title, what, took in (
+            ("Seconds a commit took", "committed within", [batch.commit_seconds for batch in batches]),
+            ("Seconds a batch took, as Spark says", "took", [batch.batch_seconds for batch in batches]),
+        ):
+            if any(took):
+                charts.append(_seconds_chart(title, what, batches, took))
     known = [value for value in lag if value is not None]
     if any(known):
         titles = [f"{len(lag) - 1 - place} min ago: {number(value)} records" for place, value in enumerate(lag)]
@@ -305,6 +299,25 @@ def charts_of(found: OneQuery, lag: Sequence[int | None]) -> list[Chart]:
             Chart("Lag in records, last hour", number(max(known)), "1 h ago", "now", bars(lag, titles, kind="lag"))
         )
     return charts
+
+
+def _seconds_chart(title: str, what: str, batches: Sequence[StoredBatch], took: Sequence[float | None]) -> Chart:
+    titles = [f"batch {batch.batch_id} {what} {seconds_text(each)}" for batch, each in zip(batches, took, strict=True)]
+    most = max((seconds for seconds in took if seconds is not None), default=0.0)
+    ends = f"batch {batches[0].batch_id}", f"batch {batches[-1].batch_id}"
+    return Chart(title, seconds_text(most), *ends, bars(took, titles, kind="seconds"))
+
+
+def seconds_text(seconds: float | None) -> str:
+    """
+    Seconds with as many digits as say something.
+
+    >>> seconds_text(0.0341), seconds_text(2.34), seconds_text(75.2), seconds_text(None)
+    ('0.034 s', '2.3 s', '75 s', '?')
+    """
+    if seconds is None:
+        return UNKNOWN
+    return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:,.0f} s"  # noqa: PLR2004
 
 
 def ledger_says(found: OneQuery, state: QueryState) -> list[str]:

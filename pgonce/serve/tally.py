@@ -16,8 +16,8 @@ from datetime import datetime, timedelta
 
 from .look import HISTORY_MINUTES, Key, Look, SeenFailure
 
-# From a small batch on a quick disk to a long one; what a batch takes, in seconds.
-BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
+# From a small commit on a quick disk to a long batch, in seconds.
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.$]{0,99}")
 _OTHER = "other"
 # A query that fails in ever new ways must not make ever new series.
@@ -27,35 +27,41 @@ _KEPT_FAILURES_FOR = timedelta(days=1)
 _KEPT_ATTEMPTS = 20_000
 
 
+Seconds = tuple[list[tuple[str, float]], float]
+"""How many took at most so many seconds, by the bound, and the sum of all seconds."""
+
+
 @dataclass(frozen=True)
 class Counts:
     """
     The counters as they were after one look, by query and sink; those of failures by query, sink and code.
 
-    ``batch_seconds`` has, for each query, how many batches took at most so many seconds, and the sum of the seconds.
+    ``commit_seconds`` has, for each query and sink, how many commits took at most so many seconds, and the sum of the
+    seconds; ``batch_seconds`` has the same of batches, for each query.
     """
 
     batches: Mapping[Key, int]
     rows: Mapping[Key, int]
     replays: Mapping[Key, int]
     failures: Mapping[tuple[str, str | None, str], int]
-    batch_seconds: Mapping[str, tuple[list[tuple[str, float]], float]]
+    commit_seconds: Mapping[Key, Seconds]
+    batch_seconds: Mapping[str, Seconds]
 
 
 class Histogram:
-    """How many batches took how long."""
+    """How many commits, or batches, took how long."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
         self.sum = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one batch."""
+        """Count one."""
         self.counts[bisect.bisect_left(BUCKETS, seconds)] += 1
         self.sum += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """The number of batches up to each bound, as Prometheus wants them."""
+        """The number up to each bound, as Prometheus wants it."""
         bounds, total, found = [*map(str, BUCKETS), "+Inf"], 0, []
         for bound, count in zip(bounds, self.counts, strict=True):
             total += count
@@ -71,6 +77,7 @@ class Tally:
         self.rows: Counter[Key] = Counter()
         self.replays: Counter[Key] = Counter()
         self.failures: Counter[tuple[str, str | None, str]] = Counter()
+        self.commit_seconds: defaultdict[Key, Histogram] = defaultdict(Histogram)
         self.batch_seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
         self._minutes: dict[Key, dict[int, int]] = {}
         self._lag: dict[Key, dict[int, int]] = {}
@@ -88,6 +95,9 @@ class Tally:
         for batch in look.batches:
             self.batches[batch.key] += 1
             self.rows[batch.key] += batch.rows
+            if batch.commit_seconds is not None:
+                # A clock may have been set back meanwhile.
+                self.commit_seconds[batch.key].add(max(batch.commit_seconds, 0.0))
             minutes = self._minutes.setdefault(batch.key, {})
             minute = min(minute_of(batch.committed_at), now)
             minutes[minute] = minutes.get(minute, 0) + batch.rows
@@ -138,6 +148,8 @@ class Tally:
         for counts in (self.batches, self.rows, self.replays, self._recorded_replays):
             for key in counts.keys() - there:
                 del counts[key]
+        for key in self.commit_seconds.keys() - there:
+            del self.commit_seconds[key]
         ids = {state.query_id for state in look.states}
         for query_id in self.batch_seconds.keys() - ids:
             del self.batch_seconds[query_id]
@@ -152,8 +164,14 @@ class Tally:
 
     def counts(self) -> Counts:
         """A copy of the counters."""
-        seconds = {query_id: (one.cumulative(), one.sum) for query_id, one in self.batch_seconds.items()}
-        return Counts(dict(self.batches), dict(self.rows), dict(self.replays), dict(self.failures), seconds)
+        return Counts(
+            dict(self.batches),
+            dict(self.rows),
+            dict(self.replays),
+            dict(self.failures),
+            {key: (one.cumulative(), one.sum) for key, one in self.commit_seconds.items()},
+            {query_id: (one.cumulative(), one.sum) for query_id, one in self.batch_seconds.items()},
+        )
 
     def newest_failures(self) -> tuple[SeenFailure, ...]:
         """The failures of the last day, the newest first."""

@@ -269,7 +269,22 @@ class TestHistory:
         assert set(found[0]) == {
             "query_id", "sink_name", "generation", "batch_id", "run_id", "start_offsets", "end_offsets", "rows",
             "dropped_rows", "transport", "replays", "committed_at", "counts", "tables",
+            "commit_seconds", "batch_seconds",
         }  # fmt: skip
+
+    def test_how_long_commits_took(self, url, pgonce, admin):
+        """From BEGIN to the record, without a listener; what it is not known of is ?, and what Spark said has a key."""
+        for batch_id in range(3):
+            publish(url, batch_id, KAFKA)
+        admin.execute("UPDATE pgonce.batches SET begun_at = committed_at - interval '0.25 s' WHERE batch_id = 1")
+        admin.execute("UPDATE pgonce.batches SET begun_at = NULL WHERE batch_id = 0")
+        hear(url, None, batch_id=1)
+        admin.execute("UPDATE pgonce.progress SET durations_ms = '{\"addBatch\": 1500}'")
+        header, _, *lines = pgonce("history", "orders").stdout.splitlines()
+        assert header.split()[4] == "TOOK"
+        assert [line.split()[6] for line in lines] == ["250ms", "?"]
+        found = json.loads(pgonce("history", "orders", "--json").stdout)
+        assert [(one["commit_seconds"], one["batch_seconds"]) for one in found[1:]] == [(0.25, 1.5), (None, None)]
 
     def test_since(self, url, pgonce, admin):
         """--since leaves out older batches, and takes what people write."""

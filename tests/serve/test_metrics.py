@@ -126,6 +126,29 @@ class TestCounters:
         assert not any(EVIL in code for code in codes)
         assert sum(one.value for one in found["pgonce_failures_total"]) == 2 + 5 * 30
 
+    def test_how_long_commits_took(self, url, store, admin):
+        """A histogram of what the ledger has, from the process's start on, by query and sink; no listener is needed."""
+        publish(url, 3, KAFKA)
+        with served(url) as site:
+            assert "pgonce_commit_seconds_count" not in scrape(site)
+            for batch_id in (4, 5, 6):
+                publish(url, batch_id, KAFKA)
+            took = "UPDATE pgonce.batches SET begun_at = committed_at - make_interval(secs => %s) WHERE batch_id = %s"
+            for seconds, batch_id in ((0.02, 4), (0.7, 5), (None, 6)):
+                admin.execute(took, [seconds, batch_id])
+            found = scrape(site)
+            buckets = {one.labels["le"]: one.value for one in found["pgonce_commit_seconds_bucket"]}
+            assert (buckets["0.01"], buckets["0.025"], buckets["0.5"], buckets["1.0"], buckets["+Inf"]) == (
+                0,
+                1,
+                1,
+                2,
+                2,
+            )
+            assert value(found, "pgonce_commit_seconds_sum", **OURS) == pytest.approx(0.72)
+            admin.execute("DELETE FROM pgonce.batches WHERE batch_id < 6")
+            assert value(scrape(site), "pgonce_commit_seconds_count", **OURS) == 2
+
     def test_how_long_batches_took(self, url, store):
         """A histogram of what the listener hears, from the process's start on; without a listener there is none."""
         publish(url, 3, KAFKA)

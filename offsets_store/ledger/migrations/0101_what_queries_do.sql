@@ -80,6 +80,12 @@ COMMENT ON COLUMN pgonce.measured_lag.measured_at IS 'When it was measured.';
 ALTER TABLE pgonce.progress ADD COLUMN lag bigint;
 COMMENT ON COLUMN pgonce.progress.lag IS 'Kafka records that lay in the sources when the batch was planned and that it left there; null where unknown.';
 
+-- In two steps: a default that is there at once would give the batches of before the time of this migration. No INSERT
+-- names the column, so older code fills it in too.
+ALTER TABLE pgonce.batches ADD COLUMN begun_at timestamptz;
+ALTER TABLE pgonce.batches ALTER COLUMN begun_at SET DEFAULT transaction_timestamp();
+COMMENT ON COLUMN pgonce.batches.begun_at IS 'When the transaction that published the batch began; null for batches of before this column.';
+
 CREATE FUNCTION pgonce.kafka_offsets(offsets jsonb)
 RETURNS TABLE (topic text, partition integer, next_offset bigint)
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -123,13 +123,12 @@ def forget_ledger(url: str) -> None:
 def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration, ...], watch: LockWatch) -> None:
     try:
         migrate(connection, watch)
-    except psycopg.errors.InsufficientPrivilege:
-        # A streaming role may not change an administrator's ledger, and an upgrade must not stop its job without need.
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
+        # A streaming role may not change an administrator's ledger, and a long commit of another query holds locks on
+        # it: an upgrade must not stop a job without need.
         if any(migration.needed for migration in missing):
             raise
-        _log.info(
-            "the ledger lacks a migration that batches do not need, such as an index: run `pgonce init` as its owner"
-        )
+        _log.info("the ledger lacks a migration that batches do not need: run `pgonce init` as its owner")
 
 
 def migrate(connection: psycopg.Connection, watch: LockWatch | None = None) -> list[int]:

@@ -18,7 +18,7 @@ from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, Stored
 
 from .figures import count_text
 from .output import add_row, columns, counts_text, facts, json_text, offsets_text, tables_text, text_of
-from .times import age_text, duration_text, time_text
+from .times import age_text, duration_text, time_text, took_text
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "calm": "green"}
 _SHORT_ID = 8
@@ -168,12 +168,12 @@ def offsets_table(lag: Sequence[PartitionLag]) -> Table:
 
 
 def history_table(batches: Sequence[StoredBatch], now: datetime, *, wide: bool = False) -> Table:
-    """One line a batch."""
+    """One line a batch, with how long its commit took."""
     sinks = ["SINK"] if len({batch.sink_name for batch in batches}) > 1 else []
     more = ["FROM", "TO"] if wide else []
     table = columns(
-        "BATCH", "PUBLISHED", "AGE", "ROWS", *sinks, "TRANSPORT", "REPLAYS", "RUN", *more, "NOTES",
-        numbers=("BATCH", "AGE", "ROWS", "REPLAYS"),
+        "BATCH", "PUBLISHED", "AGE", "ROWS", "TOOK", *sinks, "TRANSPORT", "REPLAYS", "RUN", *more, "NOTES",
+        numbers=("BATCH", "AGE", "ROWS", "TOOK", "REPLAYS"),
         shortened=(*sinks, "NOTES"),
     )  # fmt: skip
     for batch in batches:
@@ -184,6 +184,7 @@ def history_table(batches: Sequence[StoredBatch], now: datetime, *, wide: bool =
             f"{batch.committed_at.astimezone():%m-%d %H:%M:%S}",
             age_text(batch.committed_at, now),
             str(batch.rows),
+            took_text(batch.commit_seconds),
             *([batch.sink_name] if sinks else []),
             batch.transport,
             str(batch.replays),

@@ -13,6 +13,8 @@ from datetime import datetime, time, timedelta
 from .figures import UNKNOWN
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+# Below this many seconds, tenths are shown.
+_TENTHS = 9.95
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _SPAN = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _OF_THE_DAY = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
@@ -92,6 +94,20 @@ def duration_text(seconds: float | None) -> str:
     if seconds < 2 * _DAY:
         return f"{int(seconds / _HOUR)}h"
     return f"{int(seconds / _DAY)}d"
+
+
+def took_text(seconds: float | None) -> str:
+    """
+    How long something short took, in at most five characters.
+
+    >>> took_text(0.0341), took_text(0.0004), took_text(2.34), took_text(59), took_text(200), took_text(None)
+    ('34ms', '<1ms', '2.3s', '59s', '3m', '?')
+    """
+    if seconds is None or seconds >= _TENTHS:
+        return duration_text(seconds)
+    if seconds >= 1:
+        return f"{seconds:.1f}s"
+    return f"{seconds * 1000:.0f}ms" if seconds >= 0.0005 else "<1ms"  # noqa: PLR2004 (what rounds to one)
 
 
 def age_text(when: datetime | None, now: datetime) -> str:

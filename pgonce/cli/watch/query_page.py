@@ -16,7 +16,7 @@ from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name
 
 from ..answers.figures import UNKNOWN, count_text, sparkline
 from ..answers.output import counts_text, json_text
-from ..answers.times import age_text, duration_text, time_text
+from ..answers.times import age_text, duration_text, time_text, took_text
 from .lines import Line, Marks, clipped, wrapped
 from .query_list import role_of
 
@@ -134,6 +134,7 @@ class _Page:
                 str(batch.batch_id),
                 age_text(batch.committed_at, self._now),
                 f"{batch.rows:,}".replace(",", " "),
+                took_text(batch.commit_seconds),
                 str(batch.replays or ""),
                 batch.transport,
                 ", ".join(
@@ -145,7 +146,9 @@ class _Page:
             ]
             for batch in self._known.batches
         ]
-        yield from self._table(("BATCH", "AGE", "ROWS", "REPLAYS", "TRANSPORT", "ROWS BECAME"), rows, left=(4, 5))
+        yield from self._table(
+            ("BATCH", "AGE", "ROWS", "TOOK", "REPLAYS", "TRANSPORT", "ROWS BECAME"), rows, left=(5, 6)
+        )
 
     def offsets(self) -> Iterator[Line]:
         when = f", read {time_text(self._known.measured_at, self._now)}" if self._known.measured_at else ""

@@ -28,7 +28,9 @@ def known(text="x"):
         f"/checkpoints/{text}",
         NOW - timedelta(seconds=30),
         (
-            RecentBatch(12, 0, 1234567, 3, "inline", {"written": 5, "deleted": 0}, 1, NOW - timedelta(seconds=12)),
+            RecentBatch(
+                12, 0, 1234567, 3, "inline", {"written": 5, "deleted": 0}, 1, NOW - timedelta(seconds=12), 0.0341
+            ),
             RecentBatch(11, 0, 5, 0, "staged", None, 0, NOW - timedelta(minutes=3)),
         ),
         (Position("0", f"orders{text}", 0, 1000, 1042, 42), Position("1", None, None, {"logOffset": 3}, None, None)),

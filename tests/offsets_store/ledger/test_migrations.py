@@ -26,10 +26,13 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger import VIEWS, tables
+from pgonce.offsets_store.ledger import VIEWS, migrations, tables
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, ensure_ledger, grants, init_sql, migrate
 from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.ledger.writers import records_in_tx, writers_in_tx
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.status.store import OffsetsStore
 
 VERSIONS = [migration.version for migration in MIGRATIONS]
@@ -223,6 +226,46 @@ class TestVersions:
             versions = connection.execute("SELECT version, to_regclass('pgonce.made_up') FROM pgonce.schema_version")
             assert versions.fetchall() == [(version, None) for version in VERSIONS]
 
+    def test_when_a_transaction_began_is_known_from_the_migration_on(self, url, monkeypatch, observer):
+        """Older batches have no such time; an INSERT of older code, which does not name the column, has it."""
+        with monkeypatch.context() as older:
+            older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
+            publish(url, 0, {"0": 1})
+            with reading(url) as connection:
+                (writer,) = writers_in_tx(connection)
+                assert set(records_in_tx(connection, writer)) == {0}
+        with psycopg.connect(url, autocommit=True) as connection:
+            assert migrate(connection) == VERSIONS[1:]
+            publish(url, 1, {"0": 2})
+            connection.execute(
+                "INSERT INTO pgonce.batches (writer_id, generation, batch_id, run_id, attempt, start_offsets, "
+                "end_offsets, offset_log, rows, transport, positions, dropped_rows, stateful, topic_ids, counts, "
+                "tables) SELECT writer_id, 0, 2, run_id, gen_random_uuid(), end_offsets, end_offsets, NULL, 1, "
+                "'inline', NULL, 0, NULL, NULL, NULL, NULL FROM pgonce.writers"
+            )
+        began = observer.execute(
+            "SELECT batch_id, begun_at IS NOT NULL, coalesce(begun_at <= committed_at, true) FROM pgonce.batches "
+            "ORDER BY batch_id"
+        ).fetchall()
+        assert began == [(0, False, True), (1, True, True), (2, True, True)]
+        seconds = [batch.commit_seconds for batch in OffsetsStore(url).history("orders")]
+        assert [took is None for took in seconds] == [False, False, True]
+        assert all(0 <= took < 60 for took in seconds[:2])
+
+    def test_a_step_that_is_only_for_people_does_not_wait_for_long_commits(self, url, monkeypatch):
+        """While a commit of another query holds the table, batches go on without it."""
+        publish(url, 0, {"0": 1})
+        step = made_up("ALTER TABLE pgonce.batches ADD COLUMN made_up text", needed=False)
+        monkeypatch.setattr(LockWatch, "__init__", bounded(LockWatch.__init__, 0.3))
+        with psycopg.connect(url) as busy:
+            busy.execute("LOCK TABLE pgonce.batches IN ROW EXCLUSIVE MODE")
+            upgrade_pgonce(monkeypatch, step)
+            publish(url, 1, {"0": 2})
+            busy.rollback()
+        assert OffsetsStore(url).latest("orders").batch_id == 1
+        with psycopg.connect(url, autocommit=True) as connection:
+            assert migrate(connection) == [step.version]
+
 
 class TestRole:
     def test_without_create_it_is_told_whom_to_ask(self, login):
@@ -279,6 +322,11 @@ class TestRole:
         may = "SELECT has_table_privilege('pg_monitor', %s, 'SELECT')"
         assert observer.execute(may, ["pgonce.staged_test"]).fetchone() == (False,)
         assert observer.execute(may, ["pgonce.writers"]).fetchone() == (True,)
+
+
+def bounded(make, seconds):
+    """The same, with a bound of so many seconds."""
+    return lambda self, url, _seconds, **others: make(self, url, seconds, **others)
 
 
 def form(table):
