@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from sqlalchemy import Connection, MetaData, Select, Table, Text, cast, literal, select, tuple_
@@ -19,7 +19,6 @@ from ..errors import UNCHANGED, NotFoundError
 from ..ledger.tables import dead_letters
 from ..postgres.connect import connect
 from ..postgres.translate import ledger_error
-from .stored import StoredWriter
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,21 @@ WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)::pg_catalog.oid
 """
 
 
+class OfSink(Protocol):
+    """What is about a query and a sink."""
+
+    @property
+    def query_id(self) -> str:
+        """The id in its checkpoint."""
+
+    @property
+    def sink_name(self) -> str:
+        """The sink."""
+
+
 def letters_of(
     table: Table,
-    writers: Collection[StoredWriter],
+    writers: Collection[OfSink],
     *,
     ids: Collection[int] = (),
     code: str | None = None,

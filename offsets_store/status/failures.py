@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Connection, desc, func, select
+from sqlalchemy import Connection, Select, desc, func, or_, select, true
 
 from ..ledger.tables import failures, writers
 from ..ledger.writers import meant_by
@@ -46,6 +47,11 @@ _NAME = (
     .limit(1)
     .scalar_subquery()
 )
+FAILURES = select(
+    func.coalesce(failures.c.query_name, _NAME).label("query_name"),
+    *(failures.c[each.name] for each in fields(StoredFailure) if each.name != "query_name"),
+).order_by(desc(failures.c.last_at), desc(failures.c.failure_id))
+"""All failures, the newest first."""
 
 
 def stored_failures(
@@ -58,14 +64,18 @@ def stored_failures(
     :param query: only that of a query: its id, the beginning of its id, or its name.
     :raises OffsetsError: QUERY_NOT_FOUND, QUERY_AMBIGUOUS.
     """
-    columns = [failures.c[each.name] for each in fields(StoredFailure) if each.name != "query_name"]
-    found = select(func.coalesce(failures.c.query_name, _NAME).label("query_name"), *columns)
+    found = FAILURES
     if query is not None:
         found = found.where(failures.c.query_id.in_(_ids_meant_by(connection, query)))
     if since is not None:
         found = found.where(failures.c.last_at >= since)
-    newest = found.order_by(desc(failures.c.last_at), desc(failures.c.failure_id))
-    return [StoredFailure(**row) for row in connection.execute(newest).mappings()]
+    return [StoredFailure(**row) for row in connection.execute(found).mappings()]
+
+
+def failures_of(query_id: str, sink_name: str | None, limit: int) -> Select[Any]:
+    """What asks for the newest failures of a query and this sink, of the whole query, or of all sinks if it is None."""
+    of_sink = or_(failures.c.sink_name == sink_name, failures.c.sink_name.is_(None)) if sink_name else true()
+    return FAILURES.where(failures.c.query_id == query_id, of_sink).limit(limit)
 
 
 def _ids_meant_by(connection: Connection, query: str) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Double, Result, and_, case, desc, extract, func, select, true
+from sqlalchemy import Connection, Double, Result, Select, and_, case, desc, extract, func, select, true
 
 from ..errors import NoLedgerError, PgonceError
 from ..ledger.session import reading
@@ -33,7 +33,7 @@ from .ends import Newest, newest_of_progress
 from .stored import StoredBatch, StoredJob, StoredWriter, find_writers
 
 _named = writers.alias("named")
-_WRITERS = (
+WRITERS = (
     select(
         writers.c.query_id,
         writers.c.query_name,
@@ -70,11 +70,12 @@ _WRITERS = (
     .select_from(writers_and_last_batches)
     .order_by(writers.c.query_name.nulls_last(), writers.c.query_id, writers.c.sink_name)
 )
+"""Every writer, by name and sink, with what :func:`stored_writer` needs."""
 
 
 def stored_writers(connection: Connection) -> list[StoredWriter]:
     """Every writer of the ledger, replaced ones included, by name and sink."""
-    return _as_stored(connection.execute(_WRITERS))
+    return _as_stored(connection.execute(WRITERS))
 
 
 def writers_of(connection: Connection, query: str, sink: str | None) -> list[StoredWriter]:
@@ -85,25 +86,33 @@ def writers_of(connection: Connection, query: str, sink: str | None) -> list[Sto
     """
     # First only the query's own writers, because replays and events are counted for each writer that is read.
     ids = select(_named.c.query_id).where(meant_by(query, _named.c.query_id, _named.c.query_name))
-    own = _as_stored(connection.execute(_WRITERS.where(writers.c.query_id.in_(ids))))
+    own = _as_stored(connection.execute(WRITERS.where(writers.c.query_id.in_(ids))))
     return find_writers(own or stored_writers(connection), query, sink)
 
 
 def _as_stored(rows: Result[Any]) -> list[StoredWriter]:
-    found = []
-    for row in rows.mappings():
-        values = checked(row)
-        positions = values.pop("stored_positions")
-        if positions is not None:
-            values["end_offsets"] = furthest(values["end_offsets"], positions) or None
-        found.append(StoredWriter(**values))
-    return found
+    return [stored_writer(row) for row in rows.mappings()]
+
+
+def stored_writer(row: Mapping[str, Any]) -> StoredWriter:
+    """A row of :data:`WRITERS`."""
+    values = checked(row)
+    positions = values.pop("stored_positions")
+    if positions is not None:
+        values["end_offsets"] = furthest(values["end_offsets"], positions) or None
+    return StoredWriter(**values)
 
 
 def newest_batches(
     connection: Connection, chosen: Sequence[StoredWriter], limit: int, since: datetime | None = None
 ) -> list[StoredBatch]:
     """The newest ``limit`` batches that the chosen writers of one query have published (``since``), newest first."""
+    found = batches_of(chosen[0].query_id, [writer.sink_name for writer in chosen], limit, since)
+    return [stored_batch(row) for row in connection.execute(found).mappings()]
+
+
+def batches_of(query_id: str, sinks: Sequence[str], limit: int, since: datetime | None = None) -> Select[Any]:
+    """What asks for them."""
     # Each writer's batches by their key: that is quick however many there are. There is no index on the time.
     newest = (
         select(batches)
@@ -118,6 +127,11 @@ def newest_batches(
         replays.c.batch_id == newest.c.batch_id,
     )
     took = progress.c.durations_ms["addBatch"]
+    heard = and_(
+        progress.c.query_id == writers.c.query_id,
+        progress.c.run_id == newest.c.run_id,
+        progress.c.batch_id == newest.c.batch_id,
+    )
     found = (
         select(
             writers.c.query_id,
@@ -137,29 +151,27 @@ def newest_batches(
             extract("epoch", newest.c.committed_at - newest.c.begun_at).cast(Double).label("commit_seconds"),
             case((func.jsonb_typeof(took) == "number", took.astext.cast(Double) / 1000)).label("batch_seconds"),
         )
-        .join_from(writers, newest, true())
-        .outerjoin(
-            progress,
-            and_(
-                progress.c.query_id == writers.c.query_id,
-                progress.c.run_id == newest.c.run_id,
-                progress.c.batch_id == newest.c.batch_id,
-            ),
-        )
-        .where(
-            writers.c.query_id == chosen[0].query_id,
-            writers.c.sink_name.in_([writer.sink_name for writer in chosen]),
-        )
+        .select_from(writers.join(newest, true()).outerjoin(progress, heard))
+        .where(writers.c.query_id == query_id, writers.c.sink_name.in_(sinks))
         .order_by(desc(newest.c.committed_at), desc(newest.c.batch_id))
         .limit(limit)
     )
-    if since is not None:
-        found = found.where(newest.c.committed_at >= since)
-    return [StoredBatch(**checked(row)) for row in connection.execute(found).mappings()]
+    return found if since is None else found.where(newest.c.committed_at >= since)
+
+
+def stored_batch(row: Mapping[str, Any]) -> StoredBatch:
+    """A row of :func:`batches_of`."""
+    return StoredBatch(**checked(row))
 
 
 def newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, Newest]:
     """The newest offsets that a progress event told of each query, by its id; none if no event told any."""
+    found = connection.execute(progress_of(query_ids)).mappings()
+    return {row["query_id"]: newest for row in found if (newest := as_newest(row))}
+
+
+def progress_of(query_ids: list[str]) -> Select[Any]:
+    """What asks for the newest progress event of each of these queries."""
     # Not DISTINCT ON or row_number(): both would read all events of all queries, to keep one of each query.
     newest = (
         select(progress.c.latest_offsets, progress.c.progress_at)
@@ -169,11 +181,13 @@ def newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, N
         .lateral("newest")
     )
     heard = select(writers.c.query_id, newest).join_from(writers, newest, true())
-    return {
-        row["query_id"]: newest_of_progress(checked(row)["latest_offsets"], row["progress_at"])
-        for row in connection.execute(heard.where(writers.c.query_id.in_(query_ids))).mappings()
-        if row["latest_offsets"] is not None
-    }
+    return heard.where(writers.c.query_id.in_(query_ids))
+
+
+def as_newest(row: Mapping[str, Any]) -> Newest | None:
+    """A row of :func:`progress_of`; None if the event told no offsets."""
+    latest = checked(row)["latest_offsets"]
+    return None if latest is None else newest_of_progress(latest, row["progress_at"])
 
 
 def who_feeds(url: str, table: str, sink_name: str | None = None) -> list[StoredWriter]:

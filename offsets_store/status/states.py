@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, column, func, literal_column, select, table, text
+from sqlalchemy import Boolean, Connection, column, func, literal_column, select, table, text
 
 from ..ledger import SCHEMA
+from ..ledger.session import reading
 
 _Row = TypeVar("_Row")
 
@@ -27,9 +28,11 @@ class QueryState:
     What one query and one of its sinks are doing. Each field is a column of the view ``pgonce.queries``.
 
     ``state`` is one of :data:`STATES`, and ``because`` says what it was concluded from. ``lag`` counts Kafka records
-    that are not published yet, and ``lag_seconds`` is the age of the oldest of them, which only a broker tells. The
-    ``failure_`` fields, ``failed_batch_id``, ``failures`` and ``failing_since`` say what went wrong since the last
-    published batch. What is unknown is None, never 0.
+    that are not published yet, and ``lag_seconds`` is the age of the oldest of them, which only a broker tells.
+    ``last_lag`` is the lag that was known last, at ``lag_measured_at``, however long ago that was. The ``failure_``
+    fields, ``failed_batch_id``, ``failures`` and ``failing_since`` say what went wrong since the last published batch.
+    ``severity`` is ``critical`` or ``warning`` if the state needs attention, and ``help`` says what to do. What is
+    unknown is None, never 0.
     """
 
     query_id: str
@@ -42,11 +45,12 @@ class QueryState:
     published_at: datetime | None
     rows: int | None
     transport: str | None
-    rows_per_minute: float | None
+    rows_per_second: float | None
     usual_interval_seconds: float | None
     lag: int | None
     lag_seconds: float | None
     retention_used_percent: float | None
+    last_lag: int | None
     lag_measured_at: datetime | None
     failure_code: str | None
     failure_message: str | None
@@ -59,6 +63,8 @@ class QueryState:
     heard_at: datetime | None
     dead_letters: int
     replays: int
+    severity: str | None
+    help: str | None
 
 
 STATES = {
@@ -182,11 +188,48 @@ def query_states(connection: Connection, query_ids: Sequence[str] | None = None)
     return [QueryState(**row) for row in connection.execute(found).mappings()]
 
 
-def findings(connection: Connection) -> list[Finding]:
-    """What needs attention, what is critical first, the oldest first."""
+def read_states(url: str, measured: Sequence[MeasuredLag] = ()) -> tuple[list[QueryState], list[Finding]]:
+    """
+    What all queries are doing, and what needs attention, at the same moment.
+
+    :param measured: what was measured at brokers; it counts for the states.
+    :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
+    """
+    with reading(url, whole=True) as connection:
+        use_measured(connection, measured)
+        states = query_states(connection)
+        return states, findings(connection, states)
+
+
+def findings(connection: Connection, states: Iterable[QueryState]) -> list[Finding]:
+    """
+    What needs attention, what is critical first, the oldest first: the view ``pgonce.health``.
+
+    :param states: those of all queries, read in the same transaction, so that they need not be found out again.
+    """
     view, names = _view(Finding, "health")
-    found = select(*names).select_from(view).order_by(text("severity, since NULLS LAST, query_id, sink_name"))
-    return [Finding(**row) for row in connection.execute(found).mappings()]
+    others = select(*names).select_from(view).where(~literal_column("is_state", Boolean))
+    return urgent_first([*of_states(states), *(Finding(**row) for row in connection.execute(others).mappings())])
+
+
+def of_states(states: Iterable[QueryState]) -> Iterator[Finding]:
+    """The states that need attention, as findings."""
+    for one in states:
+        if one.severity is not None:
+            yield Finding(
+                one.severity, one.state, one.query_id, one.query_name, one.sink_name, one.because, one.state_since,
+                one.help or "",
+            )  # fmt: skip
+
+
+def urgent_first(found: Iterable[Finding]) -> list[Finding]:
+    """What is critical first, then the oldest first."""
+    return sorted(found, key=_by_urgency)
+
+
+def _by_urgency(one: Finding) -> tuple[str, bool, float, str, str]:
+    since = one.since.timestamp() if one.since else 0.0
+    return one.severity, one.since is None, since, one.query_id, one.sink_name or ""
 
 
 def use_measured(connection: Connection, measured: Sequence[MeasuredLag]) -> None:

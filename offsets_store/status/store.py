@@ -37,7 +37,7 @@ from .ends import (
 from .failures import StoredFailure, stored_failures
 from .measure import measure
 from .read_stored import newest_batches, newest_jobs, newest_progress, stored_writers, writers_of
-from .states import Activity, Finding, MeasuredLag, QueryState, activity, findings, query_states, use_measured
+from .states import Activity, Finding, MeasuredLag, QueryState, activity, read_states
 from .stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, the_writer, where_to_resume
 
 # Between two looks of wait_for; the function in SQL has the same pauses.
@@ -72,15 +72,11 @@ class OffsetsStore:
 
         :param measured: what :meth:`measured_lag` has found; it counts for the states too.
         """
-        with reading(self._url, whole=True) as connection:
-            use_measured(connection, measured)
-            return query_states(connection)
+        return read_states(self._url, measured)[0]
 
     def health(self, measured: Sequence[MeasuredLag] = ()) -> list[Finding]:
         """What needs attention, what is critical first; empty if all is well."""
-        with reading(self._url, whole=True) as connection:
-            use_measured(connection, measured)
-            return findings(connection)
+        return read_states(self._url, measured)[1]
 
     def measured_lag(self, bootstrap_servers: str, kafka_options: Mapping[str, str] | None = None) -> list[MeasuredLag]:
         """

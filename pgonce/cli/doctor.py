@@ -7,22 +7,41 @@ looked at with pyspark's types; where pyspark is missing, the command says that 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import psycopg
 import typer
 
-from pgonce.offsets_store.errors import NotInstalledError, PgonceError, RecoveryError, needing_pyspark
+from pgonce.offsets_store.errors import (
+    UNCHANGED,
+    NoCheckpointError,
+    NotInstalledError,
+    PgonceError,
+    RecoveryError,
+    needing_pyspark,
+)
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.offsets_store.recovery.next_start import ANY_SINK
 from pgonce.offsets_store.status.read_stored import LastWritten, last_written
+from pgonce.offsets_store.status.store import OffsetsStore
 
+from . import completion
 from .answers.output import offsets_text, print_json, print_lines, text_of
-from .recover import CheckpointPath
 from .terms import ExitCode, Json, Url
+
+CheckpointOrQuery = Annotated[
+    str,
+    typer.Argument(
+        metavar="QUERY|CHECKPOINT",
+        help="The query, as `pgonce status` shows it, or its checkpointLocation, which has a slash.",
+        autocompletion=completion.queries,
+    ),
+]
 
 _EXIT_CODES = {
     Finding.AGREE: ExitCode.OK,
@@ -33,7 +52,7 @@ _EXIT_CODES = {
 
 
 def doctor(
-    checkpoint: CheckpointPath,
+    checkpoint: CheckpointOrQuery,
     *,
     url: Url = "",
     sink: Annotated[
@@ -48,10 +67,15 @@ def doctor(
     """
     Compare a checkpoint with the ledger: say what happens at the next start, and what repairs it.
 
+    Give the query as `pgonce status` shows it, or the place of its checkpoint.
+
     Exit code 0: they agree; 5: `pgonce recover` repairs it; 6: a person must decide, or it depends on what is not
     written down anywhere; 7: the checkpoint cannot be read.
     """
-    found, tables = _examined(checkpoint, url, sink=sink, query_name=query_name)
+    if is_location(checkpoint):
+        found, tables = _examined(checkpoint, url, sink=sink, query_name=query_name)
+    else:
+        found, tables = _examined_query(checkpoint, url, sink=sink)
     if as_json:
         shown = ("sink_name", "table", "code", "says")
         print_json({**found.record(), "tables": [{key: getattr(each, key) for key in shown} for each in tables]})
@@ -60,14 +84,40 @@ def doctor(
     raise typer.Exit(_EXIT_CODES[found.finding])
 
 
-def doctor_says(checkpoint: str, url: str, query_id: str) -> list[str] | None:
-    """
-    The same in lines, for a screen; None if what is at this place, as seen from here, is not this query's checkpoint.
+def is_location(text: str) -> bool:
+    """Whether this is the place of a checkpoint: it has a slash, or is there. A query goes by its name or its id."""
+    return "/" in text or Path(text).exists()
 
-    :raises PgonceError: as :func:`~pgonce.offsets_store.recovery.doctor.examine` does.
+
+def doctor_says(query: str, url: str, sink: str | None = None) -> list[str]:
     """
-    found, tables = _examined(checkpoint, url)
-    return _lines(found, tables) if found.query_id == query_id else None
+    What ``pgonce doctor`` says of a query, in lines, for a screen.
+
+    :raises PgonceError: as the command does.
+    """
+    return _lines(*_examined_query(query, url, sink=sink))
+
+
+def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosis, list[Looked]]:
+    """What is found of the query at the place of its checkpoint that the ledger knows."""
+    writer = OffsetsStore(url).status_of(query, sink)[0][0]
+    location = writer.checkpoint_location
+    if location is None:
+        raise _elsewhere("The ledger does not know where the checkpoint of this query is.", "CHECKPOINT")
+    # A query that has other sinks is compared with all of them.
+    try:
+        found, tables = _examined(location, url)
+    except NoCheckpointError:
+        found = None
+    if found is None or found.query_id != writer.query_id:
+        raise _elsewhere(f"On this host, {location} does not have the checkpoint of this query.", shlex.quote(location))
+    return found, tables
+
+
+def _elsewhere(what: str, location: str) -> NoCheckpointError:
+    return NoCheckpointError(
+        "CHECKPOINT_ELSEWHERE", what, UNCHANGED, f"Type where it can be read: pgonce doctor {location}"
+    )
 
 
 def _examined(

@@ -17,8 +17,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.status.failures import StoredFailure
+from pgonce.offsets_store.status.states import QueryState, name_of, read_states
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import output
@@ -27,6 +29,7 @@ from .explain import error_entries
 from .terms import Json, Url
 
 _AGE_WIDTH = 9
+_MOST_SILENT = 10
 
 
 def since_of(text: str | None) -> datetime | None:
@@ -56,8 +59,23 @@ def errors(
     found = OffsetsStore(url).failures(since_of(since), query)
     if as_json:
         output.print_json([dataclasses.asdict(failure) for failure in found])
-    else:
-        output.print_lines(_lines(found, datetime.now(timezone.utc), _width()) if found else [_nothing(since, query)])
+        return
+    output.print_lines(_lines(found, datetime.now(timezone.utc), _width()) if found else [_nothing(since, query)])
+    states, _ = read_states(url)
+    silent = [one for one in states if one.severity and one.state != "refused" and _is_asked(query, one)]
+    if silent:
+        output.print_lines(["", *_wrapped(_silent(silent), _width(), indent="")])
+
+
+def _is_asked(query: str | None, state: QueryState) -> bool:
+    return query is None or is_meant(query, state.query_id, state.query_name)
+
+
+def _silent(states: Sequence[QueryState]) -> str:
+    """The queries of which no error tells, although they need attention."""
+    named = ", ".join(f"{name_of(one)} ({one.state})" for one in states[:_MOST_SILENT])
+    more = f" and {len(states) - _MOST_SILENT} others" if len(states) > _MOST_SILENT else ""
+    return f"No error tells of these, and they need attention: {named}{more}. See: pgonce health"
 
 
 def _width() -> int | None:
@@ -91,12 +109,11 @@ def failure_lines(failure: StoredFailure, now: datetime) -> tuple[str, str]:
     return f"{age}{failure.code}: {', '.join(where)}", f"{'':{_AGE_WIDTH}}{failure.message}"
 
 
-def _wrapped(line: str, width: int | None) -> list[str]:
+def _wrapped(line: str, width: int | None, indent: str = " " * _AGE_WIDTH) -> list[str]:
     """The line, which goes on below where its text begins if the terminal is too narrow for it."""
     line = one_line(line)
     if width is None or len(line) <= width:
         return [line]
-    indent = " " * _AGE_WIDTH
     return textwrap.wrap(line, width, subsequent_indent=indent, drop_whitespace=True, break_on_hyphens=False)
 
 

@@ -171,13 +171,38 @@ def _entries(errors: str) -> Iterator[Entry]:
 
 def explanation(name: str) -> str | None:
     """
-    What the documents say about a code, an SQLSTATE, a whole page by its name, a heading, or a word.
+    What the documents say about a code, a whole page by its name, a query's state, an SQLSTATE, a heading, or a word.
 
     None if there is none of these.
     """
     found = {code: str(entry) for code, entry in error_entries().items()}
-    code = name.upper().strip("[]")
-    return found.get(code) or pages().get(name.lower()) or _sqlstate(code, found) or _by_heading_or_word(name)
+    states = {state: str(entry) for state, entry in state_entries().items()}
+    code, word = name.upper().strip("[]"), name.lower()
+    return (
+        found.get(code) or pages().get(word) or states.get(word) or _sqlstate(code, found) or _by_heading_or_word(name)
+    )
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """A row of the table of states in docs/watching.md."""
+
+    state: str
+    said_if: str
+    remedy: str
+
+    def __str__(self) -> str:
+        remedy = f"\n\nWhat to do: {self.remedy}" if self.remedy else ""
+        return (
+            f"{self.state} (a query's state: `pgonce explain watching States`)\n\nIt is said if {self.said_if}.{remedy}"
+        )
+
+
+def state_entries() -> dict[str, StateEntry]:
+    """The states that a query can be in, by their words."""
+    table = under_heading("watching", "States") or ""
+    rows = re.findall(r"^\| `([a-z]+)` \| (.+?) \| (.*?) ?\|$", table, re.MULTILINE)
+    return {state: StateEntry(state, _without_links(said), _without_links(remedy)) for state, said, remedy in rows}
 
 
 def _sqlstate(sqlstate: str, found: Mapping[str, str]) -> str | None:

@@ -94,7 +94,7 @@ def explain(
     name: Annotated[
         str,
         typer.Argument(
-            help="An error's code (TYPE_MISMATCH), a page (types), a heading, or a word (upsert).",
+            help="An error's code (TYPE_MISMATCH), a query's state (lagging), a page (types), a heading, or a word.",
             autocompletion=completion.explained,
         ),
     ] = "",

@@ -16,26 +16,31 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from pgonce.offsets_store.errors import NotFoundError
 from pgonce.offsets_store.ledger.writers import is_meant
+from pgonce.offsets_store.spans import parse_span
+from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.ends import Status
 from pgonce.offsets_store.status.states import (
     ENDED,
+    Finding,
     MeasuredLag,
     QueryState,
     is_too_far_behind,
     is_too_old,
     name_of,
+    read_states,
 )
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.offsets_store.status.stored import PartitionLag, StoredWriter
+from pgonce.offsets_store.status.stored import PartitionLag
 
 from . import completion
 from .answers import tables
 from .answers.figures import count_text
 from .answers.output import print_json, print_lines, print_table, text_of
-from .answers.times import FORMS, age_text, duration_text, parse_span
+from .answers.times import FORMS, age_text, duration_text
 from .errors import since_of
 from .kafka import KafkaConfig, Servers, kafka_options
 from .terms import ExitCode, Json, Query, Sink, Url
@@ -72,14 +77,14 @@ def status(
     def show() -> None:
         store = OffsetsStore(url)
         measured = _measured(store, bootstrap_servers, kafka_config)
-        states = store.states(measured)
+        states, findings = read_states(url, measured)
         if query is None:
             shown = states if everything else [one for one in states if one.state not in ENDED]
-            _show_all(store, tables.in_order(shown, sort), measured, wide=wide, as_json=as_json)
+            _show_all(store, tables.in_order(shown, sort), findings, wide=wide, as_json=as_json)
         else:
             login = kafka_options(kafka_config) if bootstrap_servers else None
             found = _statuses(store, states, query, sink, bootstrap_servers, login)
-            _show_one(store, states, found, query, measured, as_json=as_json)
+            _show_one(url, states, found, query, findings, as_json=as_json)
 
     _again_and_again(show, every if watch else None)
 
@@ -102,7 +107,7 @@ def _again_and_again(show: Callable[[], None], every: float | None) -> None:
 
 
 def _show_all(
-    store: OffsetsStore, states: Sequence[QueryState], measured: Sequence[MeasuredLag], *, wide: bool, as_json: bool
+    store: OffsetsStore, states: Sequence[QueryState], findings: Sequence[Finding], *, wide: bool, as_json: bool
 ) -> None:
     if as_json:
         print_json(_records(states, store.status()))
@@ -111,9 +116,9 @@ def _show_all(
     else:
         now = datetime.now(timezone.utc)
         print_table(tables.states_table(states, now, wide=wide))
-        if found := store.health(measured):
+        if findings:
             typer.echo()
-            print_lines(tables.findings_lines(found, now, _FEW))
+            print_lines(tables.findings_lines(findings, now, _FEW))
 
 
 def _records(states: Iterable[QueryState], writers: Iterable[Status]) -> list[dict[str, Any]]:
@@ -144,16 +149,16 @@ def _statuses(
 
 
 def _show_one(
-    store: OffsetsStore,
+    url: str,
     states: Sequence[QueryState],
     found: Sequence[Status],
     query: str,
-    measured: Sequence[MeasuredLag],
+    findings: Sequence[Finding],
     *,
     as_json: bool,
 ) -> None:
-    stored: dict[tuple[str, str | None], tuple[StoredWriter | None, list[PartitionLag]]] = {
-        (writer.query_id, writer.sink_name): (writer, lag) for writer, lag in found
+    stored: dict[tuple[str, str | None], list[PartitionLag]] = {
+        (writer.query_id, writer.sink_name): lag for writer, lag in found
     }
     chosen = [
         one
@@ -163,29 +168,39 @@ def _show_one(
     if as_json:
         print_json(
             [
-                {**record, "positions": position_records(stored.get(_key(record), (None, []))[1])}
+                {**record, "positions": position_records(stored.get(_key(record), []))}
                 for record in _records(chosen, found)
             ]
         )
         return
     now = datetime.now(timezone.utc)
     for one in chosen:
+        details = read_details(url, one.query_id, one.sink_name, _FEW)
         print_lines([f"{name_of(one)} into {text_of(one.sink_name)}"])
-        writer, lag = stored.get((one.query_id, one.sink_name), (None, []))
-        print_table(tables.query_facts(one, writer, now))
-        if lag:
+        print_table(tables.query_facts(one, details.writer, now))
+        for found_table in _tables_of(details, stored.get((one.query_id, one.sink_name), []), now):
             typer.echo()
-            print_table(tables.offsets_table(lag))
-        if batches := store.history(one.query_id, one.sink_name, _FEW) if writer else []:
-            typer.echo()
-            print_table(tables.history_table(batches, now))
+            print_table(found_table)
         typer.echo()
+    keys = {(each.query_id, each.sink_name) for each in chosen}
     print_lines(
         line
-        for one in store.health(measured)
-        if (one.query_id, one.sink_name) in {(each.query_id, each.sink_name) for each in chosen}
+        for one in findings
+        if (one.query_id, one.sink_name) in keys or (one.sink_name is None and one.query_id in {key for key, _ in keys})
         for line in tables.findings_lines([one], now, 1)
     )
+
+
+def _tables_of(details: QueryDetails, lag: Sequence[PartitionLag], now: datetime) -> Iterable[Table]:
+    """Whom it waits for, what went wrong, where it stands, and its newest batches."""
+    if any(session.blockers for session in details.sessions):
+        yield tables.blockers_table(details.sessions, now)
+    if details.failures:
+        yield tables.failures_table(details.failures, now)
+    if lag:
+        yield tables.offsets_table(lag)
+    if details.batches:
+        yield tables.history_table(details.batches, now)
 
 
 def _key(record: dict[str, Any]) -> tuple[str, str | None]:
@@ -207,17 +222,16 @@ def health(
     as_json: Json = False,
 ) -> None:
     """Say what needs attention, with an exit code for probes: all queries, or one, which may be given bounds."""
-    oldest = None if max_age is None else _span(max_age)
+    oldest = None if max_age is None else parse_span(max_age)
     store = OffsetsStore(url)
     measured = _measured(store, bootstrap_servers, kafka_config)
-    found, now = store.health(measured), datetime.now(timezone.utc)
+    (states, found), now = read_states(url, measured), datetime.now(timezone.utc)
     if query is not None:
-        states = store.states(measured)
         stored = {(one.query_id, one.sink_name) for one, _ in _statuses(store, states, query, sink, None, None)}
         chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _failed_at_once(one, query)]
         found = [one for one in found if one.query_id in {each.query_id for each in chosen}]
     else:
-        chosen = [one for one in store.states(measured) if one.state not in ENDED]
+        chosen = [one for one in states if one.state not in ENDED]
     late = [(one, why) for one in chosen for why in _beyond(one, oldest, max_lag, now)]
     is_ill = bool(late) or any(one.severity == "critical" for one in found)
     if as_json:
@@ -241,13 +255,6 @@ def health(
             typer.echo(f"Nothing needs attention: {len(chosen)} queries.")
     if is_ill:
         raise typer.Exit(ExitCode.UNHEALTHY)
-
-
-def _span(text: str) -> float:
-    try:
-        return parse_span(text).total_seconds()
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def _failed_at_once(one: QueryState, query: str) -> bool:

@@ -12,31 +12,23 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from starlette.responses import Response
 
 from pgonce.offsets_store.ledger.writers import is_meant
+from pgonce.offsets_store.status.details import QueryDetails
+from pgonce.offsets_store.status.in_json import encoded
 from pgonce.offsets_store.status.states import QueryState
 
 from .look import SeenFailure
-from .one_query import OneQuery
 from .pages import ledger_says
 from .reader import Snapshot
 
 
 def answer(found: Mapping[str, Any], status: int = 200) -> Response:
     """One JSON document."""
-    text = json.dumps(found, ensure_ascii=False, default=_encode, separators=(",", ":"))
+    text = json.dumps(found, ensure_ascii=False, default=encoded, separators=(",", ":"))
     return Response(text + "\n", status, media_type="application/json")
-
-
-def _encode(value: object) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    raise TypeError(type(value).__name__)
 
 
 def about(snapshot: Snapshot) -> dict[str, Any]:
@@ -55,7 +47,7 @@ def _query(state: QueryState, snapshot: Snapshot) -> dict[str, Any]:
     return {**dataclasses.asdict(state), "rows_by_minute": course}
 
 
-def one_query(snapshot: Snapshot, state: QueryState, found: OneQuery, *, with_rows: bool) -> dict[str, Any]:
+def one_query(snapshot: Snapshot, state: QueryState, found: QueryDetails, *, with_rows: bool) -> dict[str, Any]:
     """One query and sink, with its newest batches, partitions, sessions, failures and dead letters."""
     return {
         **about(snapshot),

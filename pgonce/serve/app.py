@@ -27,13 +27,15 @@ from starlette.types import ASGIApp
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
+from pgonce.offsets_store.spans import parse_span
+from pgonce.offsets_store.status.details import QueryDetails
 from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
 
 from . import api, health, metrics, pages
 from .actions import POSTS, Actions, ActionSettings, shown_value
+from .charts import charts_of, number
 from .events import Events
 from .lag import PartitionLags
-from .one_query import OneQuery
 from .reader import Reader
 from .security import Guard
 
@@ -112,8 +114,8 @@ class _Site:
             lstrip_blocks=True,
         )
         shown = (
-            pages.number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.marked, name_of, tone_of,
-            shown_value,
+            number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.marked, pages.lag_was,
+            name_of, tone_of, shown_value,
         )  # fmt: skip
         self._templates.filters.update({function.__name__: function for function in shown})
         self._templates.globals.update(
@@ -197,13 +199,13 @@ class _Site:
             failures=api.failures_of(snapshot, state),
             found=found,
             trouble=trouble,
-            charts=pages.charts_of(found, lag) if found else [],
+            charts=charts_of(found.batches, lag) if found else [],
             says=pages.ledger_says(found, state) if found else [],
             code=code,
             with_rows=self._settings.with_rows,
         )
 
-    def _read(self, state: QueryState, code: str | None) -> OneQuery:
+    def _read(self, state: QueryState, code: str | None) -> QueryDetails:
         found = self._reader.query(state.query_id, state.sink_name, code)
         # What the brokers told is newer than what the listener heard, and is there without one.
         rows = self._lag.rows_of(state.query_id, state.sink_name)
@@ -230,7 +232,7 @@ class _Site:
     def healthz(self, request: Request) -> Response:
         """One line, with 200 if all is well and 503 if not."""
         asked, now, snapshot = request.query_params, datetime.now(timezone.utc), self._reader.snapshot
-        max_age = health.parse_span(asked["max_age"]) if asked.get("max_age") else None
+        max_age = parse_span(asked["max_age"]) if asked.get("max_age") else None
         max_lag = health.parse_count(asked["max_lag"]) if asked.get("max_lag") else None
         found = health.of_process(snapshot, now, self._reader.every)
         if found.is_well and asked.get("query"):
@@ -260,7 +262,7 @@ class _Site:
         since = None
         if asked.get("since"):
             # No older ones are kept than those of a day.
-            seconds = min(health.parse_span(asked["since"]), 2 * 86_400.0)
+            seconds = min(parse_span(asked["since"]), 2 * 86_400.0)
             since = datetime.now(timezone.utc) - timedelta(seconds=seconds)
         return api.answer(api.failures(self._reader.snapshot, asked.get("query") or None, since))
 

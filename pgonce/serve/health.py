@@ -16,11 +16,11 @@ from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.status.states import ENDED, Finding, QueryState, is_too_far_behind, is_too_old
 
-from .pages import number, span
+from .charts import number
+from .pages import span
 from .reader import Snapshot
 
 _OLDEST_LOOK_SECONDS = 30.0
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,6 @@ class Health:
 
     is_well: bool
     line: str
-
-
-def parse_span(text: str) -> float:
-    """
-    A time span in seconds: a number with ``s``, ``m``, ``h`` or ``d``.
-
-    >>> parse_span("5m"), parse_span("90")
-    (300.0, 90.0)
-
-    :raises ConfigurationError: BAD_OPTION.
-    """
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd]?)", text)
-    if found is None:
-        raise bad_option("BAD_OPTION", f"{text[:50]!r} is not a time span.", "Write 90s, 5m, 2h or 1d.")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def parse_count(text: str) -> int:
@@ -69,7 +54,14 @@ def of_process(snapshot: Snapshot, now: datetime, every: float) -> Health:
     age = (now - snapshot.at).total_seconds()
     if age > max(_OLDEST_LOOK_SECONDS, 3 * every):
         return _not_well(f"the ledger was last read {span(age)} ago")
-    return Health(True, f"ok: {len(snapshot.states)} queries, read {span(age)} ago")
+    read = f"{len(snapshot.states)} queries, read {span(age)} ago"
+    if not snapshot.findings:
+        return Health(True, f"ok: {read}")
+    critical = sum(one.severity == "critical" for one in snapshot.findings)
+    # The process is well. What it has found is said too, so that nobody takes this line for all that there is.
+    return Health(
+        True, f"the ledger is read: {read}; {critical} critical of {len(snapshot.findings)} findings (/api/health)"
+    )
 
 
 def of_query(
@@ -88,17 +80,18 @@ def of_query(
     found = [state for state in found if state.state not in ENDED] or found
     if not found:
         return _not_well(f"no query is called {query!r}" + (f" with sink {sink!r}" if sink is not None else ""))
-    critical = [one for one in snapshot.findings if one.severity == "critical"]
-    judged = [_judge(state, critical, now, max_age, max_lag) for state in found]
-    return next((one for one in judged if not one.is_well), judged[0])
+    judged = [_judge(state, snapshot.findings, now, max_age, max_lag) for state in found]
+    ill = [one for one in judged if not one.is_well]
+    return next((one for one in [*ill, *judged] if not one.line.startswith("ok")), judged[0])
 
 
 def _judge(
-    state: QueryState, critical: Sequence[Finding], now: datetime, max_age: float | None, max_lag: int | None
+    state: QueryState, findings: Sequence[Finding], now: datetime, max_age: float | None, max_lag: int | None
 ) -> Health:
     called = f"{state.query_name or state.query_id} into {state.sink_name or '?'} is {state.state}"
-    for one in critical:
-        if one.query_id == state.query_id and one.sink_name in (None, state.sink_name):
+    own = [one for one in findings if one.query_id == state.query_id and one.sink_name in (None, state.sink_name)]
+    for one in own:
+        if one.severity == "critical":
             return _not_well(f"{called}: {one.what}")
     age = None if state.published_at is None else (now - state.published_at).total_seconds()
     if max_age is not None and is_too_old(state, max_age, now):
@@ -107,7 +100,9 @@ def _judge(
         lag = "unknown" if state.lag is None else f"{number(state.lag)} records"
         return _not_well(f"{called}, and its lag is {lag}")
     lag = "" if state.lag is None else f", lag {number(state.lag)}"
-    return Health(True, one_line(f"ok: {called}, batch {number(state.batch_id)} {span(age)} ago{lag}"))
+    said = f"{called}, batch {number(state.batch_id)} {span(age)} ago{lag}"
+    warned = "; ".join(f"{one.finding}: {one.what}" for one in own)
+    return Health(True, one_line(f"warning: {said}; {warned}" if own else f"ok: {said}"))
 
 
 def _not_well(line: str) -> Health:

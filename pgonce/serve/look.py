@@ -7,27 +7,26 @@ reads only what is new: each writer's batches by their key, each query's progres
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Connection, text
 
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.status.failures import StoredFailure
+from pgonce.offsets_store.status.in_json import from_json, time_of
 from pgonce.offsets_store.status.states import (
     Activity,
     Finding,
     MeasuredLag,
     QueryState,
     activity,
+    of_states,
+    urgent_first,
     use_measured,
 )
-
-_Row = TypeVar("_Row")
 
 Key = tuple[str, str]
 """A query's id and the name of its sink."""
@@ -102,7 +101,7 @@ class Look:
 _NOW = text("""
 SELECT 'at' AS kind, to_jsonb(statement_timestamp()) AS found
 UNION ALL SELECT 'state', to_jsonb(q) FROM pgonce.queries AS q
-UNION ALL SELECT 'finding', to_jsonb(h) FROM pgonce.health AS h
+UNION ALL SELECT 'finding', to_jsonb(h) FROM pgonce.health AS h WHERE NOT h.is_state
 """)
 
 # OFFSET 0 has each writer's rows read by their index; without it, Postgres 18 read all batches of all writers.
@@ -165,12 +164,13 @@ def look(url: str, known: Known | None, measured: Sequence[MeasuredLag] = ()) ->
         began = known or Known(at, {}, {}, at - _FAILURES_SINCE)
         since = _found(connection, _SINCE, _parameters(began, counts=known is not None))
         lately = activity(connection, HISTORY_MINUTES) if known is None else []
-    failures = sorted((_as(SeenFailure, row) for row in since["failure"]), key=lambda one: one.failure_id)
+    states = sorted((from_json(QueryState, row) for row in now["state"]), key=_by_name)
+    failures = sorted((from_json(SeenFailure, row) for row in since["failure"]), key=lambda one: one.failure_id)
     events = [_event(row) for row in since["event"]]
     return Look(
         at,
-        sorted((_as(QueryState, row) for row in now["state"]), key=_by_name),
-        sorted((_as(Finding, row) for row in now["finding"]), key=_by_urgency),
+        states,
+        urgent_first([*of_states(states), *(from_json(Finding, row) for row in now["finding"])]),
         [
             NewBatch(_key(row), row["rows"], time_of(row["committed_at"]), row["commit_seconds"])
             for row in since["batch"]
@@ -211,28 +211,6 @@ def _found(connection: Connection, statement: Any, parameters: Mapping[str, Any]
     return kinds
 
 
-def _as(of: type[_Row], row: Mapping[str, Any]) -> _Row:
-    values = {}
-    for each in dataclasses.fields(of):  # type: ignore[arg-type]
-        value = row[each.name]
-        values[each.name] = time_of(value) if value is not None and "datetime" in str(each.type) else value
-    return of(**values)
-
-
-_FRACTION = re.compile(r"\.(\d+)")
-
-
-def time_of(in_json: str) -> datetime:
-    """
-    A time as Postgres writes it into JSON.
-
-    >>> time_of("2026-11-26T02:15:56.5+00:00")
-    datetime.datetime(2026, 11, 26, 2, 15, 56, 500000, tzinfo=datetime.timezone.utc)
-    """
-    # Python 3.10 reads a fraction of three or six digits.
-    return datetime.fromisoformat(_FRACTION.sub(lambda found: f".{found[1]:0<6}", in_json))
-
-
 def _key(row: Mapping[str, Any]) -> Key:
     return row["query_id"], row["sink_name"]
 
@@ -252,14 +230,3 @@ def _newest(events: Sequence[NewEvent]) -> dict[str, datetime]:
 
 def _by_name(state: QueryState) -> tuple[bool, str, str, str]:
     return state.query_name is None, state.query_name or "", state.query_id, state.sink_name or ""
-
-
-def _by_urgency(finding: Finding) -> tuple[str, bool, float, str, str]:
-    since = finding.since
-    return (
-        finding.severity,
-        since is None,
-        since.timestamp() if since else 0.0,
-        finding.query_id,
-        finding.sink_name or "",
-    )

@@ -16,43 +16,37 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
+from pgonce.offsets_store.status.details import QueryDetails
 from pgonce.offsets_store.status.states import ENDED, STATES, TONES, Finding, QueryState, name_of, place_of, tone_of
-from pgonce.offsets_store.status.stored import StoredBatch
 
-from .charts import bars, sparkline
-from .one_query import OneQuery
+from .charts import UNKNOWN, number, sparkline
 from .reader import Snapshot
 
-UNKNOWN = "?"
 ATTENTION = "attention"
 _NEED_ATTENTION = tuple(state for state, tone in TONES.items() if tone in ("bad", "warn"))
 # How many queries a finding names before it counts the rest.
 _NAMED = 4
 
 
-def number(count: float | None) -> str:
-    """
-    A whole number with separators.
-
-    >>> number(1234567), number(None)
-    ('1,234,567', '?')
-    """
-    return UNKNOWN if count is None else f"{count:,.0f}"
-
-
-def rate(rows_per_minute: float | None) -> str:
+def rate(rows_per_second: float | None) -> str:
     """
     Rows a second.
 
-    >>> rate(90), rate(0), rate(60000), rate(0.1), rate(None)
+    >>> rate(1.5), rate(0), rate(1000), rate(0.01), rate(None)
     ('1.5', '0', '1,000', '<0.1', '?')
     """
-    if rows_per_minute is None:
+    if rows_per_second is None:
         return UNKNOWN
-    rows = rows_per_minute / 60
-    if 0 < rows < 0.1:  # noqa: PLR2004 (the least that one digit shows)
+    if 0 < rows_per_second < 0.1:  # noqa: PLR2004 (the least that one digit shows)
         return "<0.1"
-    return f"{rows:.1f}".removesuffix(".0") if rows < 10 else f"{rows:,.0f}"  # noqa: PLR2004
+    return f"{rows_per_second:.1f}".removesuffix(".0") if rows_per_second < 10 else f"{rows_per_second:,.0f}"  # noqa: PLR2004
+
+
+def lag_was(state: QueryState, now: datetime) -> str:
+    """The lag that was known last, where it is not known now; else nothing."""
+    if state.lag is not None or state.last_lag is None:
+        return ""
+    return f"was {number(state.last_lag)} {ago(state.lag_measured_at, now)} ago"
 
 
 def span(seconds: float | None) -> str:
@@ -200,7 +194,7 @@ _SORTS: dict[str, Callable[[QueryState], Any]] = {
     "state": _by_attention,
     "batch": lambda state: None if state.batch_id is None else -state.batch_id,
     "age": lambda state: None if state.published_at is None else -state.published_at.timestamp(),
-    "rate": lambda state: None if state.rows_per_minute is None else -state.rows_per_minute,
+    "rate": lambda state: None if state.rows_per_second is None else -state.rows_per_second,
     "lag": lambda state: None if state.lag is None else -state.lag,
 }
 
@@ -261,66 +255,7 @@ def _group(view: View, severity: str, finding: str, asks: str, found: Sequence[F
     )
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A picture of the newest batches, the oldest first, with the greatest value and the ids at both ends."""
-
-    title: str
-    most: str
-    first: str
-    last: str
-    picture: Markup
-
-
-def charts_of(found: OneQuery, lag: Sequence[int | None]) -> list[Chart]:
-    """Rows and seconds of the newest batches, and the lag of the last hour."""
-    batches = list(reversed(found.batches))
-    charts = []
-    if batches:
-        ends = f"batch {batches[0].batch_id}", f"batch {batches[-1].batch_id}"
-        rows = [batch.rows for batch in batches]
-        titles = [
-            f"batch {batch.batch_id}: {number(batch.rows)} rows, {batch.committed_at:%Y-%m-%d %H:%M:%S} UTC"
-            + (f", replayed {batch.replays} times" if batch.replays else "")
-            for batch in batches
-        ]
-        replayed = [batch.replays > 0 for batch in batches]
-        charts.append(Chart("Rows a batch", number(max(rows)), *ends, bars(rows, titles, replayed)))
-        for title, what, took in (
-            ("Seconds a commit took", "committed within", [batch.commit_seconds for batch in batches]),
-            ("Seconds a batch took, as Spark says", "took", [batch.batch_seconds for batch in batches]),
-        ):
-            if any(took):
-                charts.append(_seconds_chart(title, what, batches, took))
-    known = [value for value in lag if value is not None]
-    if any(known):
-        titles = [f"{len(lag) - 1 - place} min ago: {number(value)} records" for place, value in enumerate(lag)]
-        charts.append(
-            Chart("Lag in records, last hour", number(max(known)), "1 h ago", "now", bars(lag, titles, kind="lag"))
-        )
-    return charts
-
-
-def _seconds_chart(title: str, what: str, batches: Sequence[StoredBatch], took: Sequence[float | None]) -> Chart:
-    titles = [f"batch {batch.batch_id} {what} {seconds_text(each)}" for batch, each in zip(batches, took, strict=True)]
-    most = max((seconds for seconds in took if seconds is not None), default=0.0)
-    ends = f"batch {batches[0].batch_id}", f"batch {batches[-1].batch_id}"
-    return Chart(title, seconds_text(most), *ends, bars(took, titles, kind="seconds"))
-
-
-def seconds_text(seconds: float | None) -> str:
-    """
-    Seconds with as many digits as say something.
-
-    >>> seconds_text(0.0341), seconds_text(2.34), seconds_text(75.2), seconds_text(None)
-    ('0.034 s', '2.3 s', '75 s', '?')
-    """
-    if seconds is None:
-        return UNKNOWN
-    return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:,.0f} s"  # noqa: PLR2004
-
-
-def ledger_says(found: OneQuery, state: QueryState) -> list[str]:
+def ledger_says(found: QueryDetails, state: QueryState) -> list[str]:
     """What the ledger alone tells of the next start, as sentences; the checkpoint may say otherwise."""
     writer = found.writer
     if writer is None:

@@ -18,12 +18,14 @@ from datetime import datetime, timezone
 
 from pgonce.offsets_store.errors import PgonceError, without_its_words
 from pgonce.offsets_store.log_lines import scrub
+from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.states import Finding, MeasuredLag, QueryState
 
 from .look import Key, Known, Look, SeenFailure, look
-from .one_query import OneQuery, read_query
 from .tally import Counts, Tally
 
+MOST_BATCHES = 120
+MOST_LETTERS = 100
 _KEPT_PAGES = 64
 _PAGES_AT_A_TIME = 2
 # It rests for this many times as long as a look took, so that a slow server is looked at less often.
@@ -77,7 +79,7 @@ class Reader:
         self._tally = Tally()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pgonce-reader", daemon=True)
-        self._pages: OrderedDict[tuple[str, str | None, str | None], tuple[float, OneQuery]] = OrderedDict()
+        self._pages: OrderedDict[tuple[str, str | None, str | None], tuple[float, QueryDetails]] = OrderedDict()
         self._reading_pages = threading.BoundedSemaphore(_PAGES_AT_A_TIME)
 
     @property
@@ -103,7 +105,7 @@ class Reader:
         self.end()
         self._thread.join(timeout=2)
 
-    def query(self, query_id: str, sink: str | None, code: str | None) -> OneQuery:
+    def query(self, query_id: str, sink: str | None, code: str | None) -> QueryDetails:
         """
         Read one query, or give what was read of it less than ``every`` seconds ago.
 
@@ -113,7 +115,10 @@ class Reader:
         with self._reading_pages:
             kept = self._pages.get(asked)
             if kept is None or time.monotonic() - kept[0] > self.every:
-                kept = (time.monotonic(), read_query(self.url, query_id, sink, code))
+                found = read_details(
+                    self.url, query_id, sink, MOST_BATCHES, letters=MOST_LETTERS, with_rows=True, code=code
+                )
+                kept = (time.monotonic(), found)
                 self._pages[asked] = kept
                 while len(self._pages) > _KEPT_PAGES:
                     self._pages.popitem(last=False)

@@ -62,6 +62,25 @@ def check(url):
     return ask
 
 
+def test_by_the_name_of_the_query(url, doctor, tmp_path, admin):
+    """The ledger knows where the checkpoint is; name, id and its beginning give what the path gives."""
+    publish(url, destination("events", "upsert"))
+    admin.execute("UPDATE pgonce.writers SET checkpoint_location = %s", [str(tmp_path / "ckpt")])
+    by_path = doctor()
+
+    def asked(query):
+        return CliRunner().invoke(app, ["doctor", query, "--url", url])
+
+    for query in ("orders", QUERY, QUERY[:8]):
+        assert (asked(query).exit_code, asked(query).stdout) == (by_path.exit_code, by_path.stdout)
+    assert "[QUERY_NOT_FOUND]" in asked("nothing").stderr
+    (tmp_path / "ckpt").rename(tmp_path / "moved")
+    elsewhere = asked("orders")
+    assert elsewhere.exit_code == ExitCode.UNREADABLE
+    assert "[CHECKPOINT_ELSEWHERE]" in elsewhere.stderr
+    assert f"pgonce doctor {tmp_path / 'ckpt'}" in elsewhere.stderr
+
+
 def test_a_table_that_takes_the_next_batch(url, doctor, check):
     """Doctor says that it has looked, with which columns, and what it has not looked at."""
     publish(url, destination("events", "upsert"))

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pgonce.cli.explain import explanation, pages
+from pgonce.cli.explain import explanation, pages, state_entries
 from pgonce.cli.main import app
+from pgonce.offsets_store.status.states import ENDED, STATES
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +49,16 @@ def test_an_sqlstate_is_explained_by_the_code_that_it_leads_to(sqlstate, conditi
     assert status == 0
     assert text.startswith(f"{sqlstate.upper()} is Postgres's SQLSTATE for {condition}.")
     assert f"\n\n{code} (" in text
+
+
+def test_a_state_is_explained_by_its_row():
+    """When it is said, and what to do; each state has its row, and a page of the same name goes first."""
+    status, text = explained("lagging")
+    assert status == 0
+    assert text.startswith("lagging (a state of a query)\n\nIt is said if it runs, and its oldest unread record")
+    assert "What to do: make it faster (`pgonce explain performance`)" in text
+    assert set(state_entries()) == set(STATES) - set(ENDED)
+    assert explained("running")[1].startswith("# Running")
 
 
 def test_all_pages_are_in_the_wheel():

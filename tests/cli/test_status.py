@@ -34,12 +34,12 @@ def refuse(admin, message="Postgres refused the batch.") -> None:
 
 class TestList:
     def test_one_line_a_query(self, url, pgonce):
-        """The line has name, sink, state, batch, age, rows a minute and lag; what is unknown is a question mark."""
+        """The line has name, sink, state, batch, age, rows a second and lag; what is unknown is a question mark."""
         publish(url, 3, KAFKA, rows=120)
         hear(url, {"0": {"t": {"0": 10, "1": 1_220}}})
         publish(url, 4, None, query_id=OTHER, query_name=None)
         header, first, second = pgonce("status").stdout.splitlines()
-        assert header.split() == ["QUERY", "SINK", "STATE", "BATCH", "AGE", "ROWS/MIN", "LAG"]
+        assert header.split() == ["QUERY", "SINK", "STATE", "BATCH", "AGE", "ROWS/S", "LAG"]
         assert first.split()[:4] == ["orders", "public.orders", "running", "3"]
         assert first.split()[-1] == "1.2k"
         assert second.split()[:4] == [OTHER[:8], "public.orders", "running", "4"]
@@ -109,8 +109,9 @@ class TestList:
             "end_offsets", "guarantee", "replays", "disagreements", "replaces", "replaced_by", "retired_at",
             "created_at", "updated_at", "targets", "target_change", "lag", "lag_measured_at", "counts",
             "offsets_read_by", "transport", "state", "because", "state_since", "published_at", "rows",
-            "rows_per_minute", "usual_interval_seconds", "lag_seconds", "retention_used_percent", "failure_code",
+            "rows_per_second", "usual_interval_seconds", "lag_seconds", "retention_used_percent", "failure_code",
             "failure_message", "failed_batch_id", "failures", "failing_since", "waits_for", "heard_at", "dead_letters",
+            "last_lag", "severity", "help",
         }  # fmt: skip
         assert (one["batch_id"], one["end_offsets"], one["replays"], one["lag"]) == (3, KAFKA, 1, None)
 
@@ -282,7 +283,7 @@ class TestHistory:
         admin.execute("UPDATE pgonce.progress SET durations_ms = '{\"addBatch\": 1500}'")
         header, _, *lines = pgonce("history", "orders").stdout.splitlines()
         assert header.split()[4] == "TOOK"
-        assert [line.split()[6] for line in lines] == ["250ms", "?"]
+        assert [line.split()[5] for line in lines] == ["250ms", "?"]
         found = json.loads(pgonce("history", "orders", "--json").stdout)
         assert [(one["commit_seconds"], one["batch_seconds"]) for one in found[1:]] == [(0.25, 1.5), (None, None)]
 

@@ -1,7 +1,7 @@
 """
 What `pgonce serve` answers: the list, a query's page, JSON and events, from a real server and a real ledger.
 
-Covers: pgonce.serve.api, pgonce.serve.events, pgonce.serve.one_query, pgonce.serve.charts.
+Covers: pgonce.serve.api, pgonce.serve.events, pgonce.serve.charts.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class TestQuery:
             "<h1>orders</h1>", "</i>refused", "A column lacks its value.",
             "<code>pgonce &lt;x&gt;</code> says which.", "batch 3: 12,345 rows", "replayed 1 times",
             "value too long for type character varying(5)", "too long", "Its last batch is 3.",
-            "pgonce doctor /checkpoints/orders", "No session of this query is in Postgres now.",
+            f"pgonce doctor {QUERY}", "No session of this query is in Postgres now.",
         ):  # fmt: skip
             assert shown in text, shown
         cells = re.findall(r"<tr><td>t</td>(.*?)</tr>", text, re.DOTALL)
@@ -180,7 +180,29 @@ class TestQuery:
         assert f"for pid {pids[0]}, a backup, user" in text
         assert "</i>waiting" in text
         assert "VALUES (42)" not in text
-        assert [session["pid"] for session in found["sessions"]] == [pids[1]]
+        (session,) = found["sessions"]
+        assert (session["pid"], session["waits_on"]) == (pids[1], "Lock: relation")
+        assert [(one["pid"], one["application"]) for one in session["blockers"]] == [(pids[0], "a backup")]
+
+    def test_charts_have_a_time_axis(self, url, store):
+        """Below each chart stand five times at most, which the page's script shows in the browser's zone."""
+        for batch_id in range(7):
+            publish(url, batch_id, KAFKA)
+        with served(url) as site:
+            text = site.query(QUERY).text
+        charts = re.findall(r"<figcaption>(.*?) <b>.*?<div class=\"ends\">(.*?)</div>", text, re.DOTALL)
+        assert [title for title, _ in charts] == ["Rows a batch, 0 to 6", "Seconds a commit took"]
+        for _, axis in charts:
+            assert len(re.findall(r'<time class="tick" datetime="[^"]+" title="[^"]+ UTC">\d\d:\d\d</time>', axis)) == 5
+
+    def test_a_lag_that_is_unknown_now(self, url, store, admin):
+        """The list and the page say what it was."""
+        publish(url, 3, KAFKA)
+        hear(url, AHEAD, batch_id=3)
+        admin.execute("UPDATE pgonce.progress SET progress_at = now() - interval '3 hours'")
+        with served(url) as site:
+            assert "was 10 3 h ago" in site.get("/").text
+            assert "was 10 3 h ago" in site.query(QUERY).text
 
     def test_dead_letters_of_one_code(self, url, store, admin):
         """The filter is in the link; it shows letters of that code alone."""
@@ -285,10 +307,10 @@ class TestJson:
         assert len(query["rows_by_minute"]) == 60
         assert set(query) == {
             "query_id", "query_name", "sink_name", "state", "because", "state_since", "batch_id", "published_at",
-            "rows", "transport", "rows_per_minute", "usual_interval_seconds", "lag", "lag_seconds",
+            "rows", "transport", "rows_per_second", "usual_interval_seconds", "lag", "lag_seconds",
             "retention_used_percent", "lag_measured_at", "failure_code", "failure_message", "failed_batch_id",
             "failures", "failing_since", "waits_for", "run_id", "created_at", "heard_at", "dead_letters", "replays",
-            "rows_by_minute",
+            "rows_by_minute", "last_lag", "severity", "help",
         }  # fmt: skip
         assert set(health) == {"read_at", "trouble", "findings"}
         assert {finding["finding"] for finding in health["findings"]} == {"refused", "dead letters"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 
 import pytest
+from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, OTHER, QUERY, hear, publish
 from support.served import served
 
@@ -29,7 +30,7 @@ def site(url, store, admin):
 @pytest.mark.parametrize(
     ("asked", "status", "line"),
     [
-        ("", 200, "ok: 2 queries, read 0 s ago"),
+        ("", 200, "the ledger is read: 2 queries, read 0 s ago; 1 critical of 1 findings (/api/health)"),
         ("query=orders", 200, "ok: orders into public.orders is running, batch 3 0 s ago, lag 10"),
         (f"query={QUERY}&max_age=5m&max_lag=10", 200, "ok: orders"),
         (f"query={QUERY[:8]}&max_lag=9", 503, "Orders into public.orders is running, and its lag is 10 records"),
@@ -67,6 +68,21 @@ def test_an_idle_query_may_rest(url, store, admin):
     )
     with served(url) as site:
         assert site.get("/healthz?query=orders&max_age=5m").status == 200
+
+
+def test_what_is_well_and_what_is_not_agree_with_the_findings(url, store, admin):
+    """Nothing is called ok of which there is a finding, and a warning alone is no 503."""
+    publish(url, 3, KAFKA)
+    with served(url) as site:
+        assert site.get("/healthz").text.startswith("ok: 1 queries")
+        put_aside(admin, {"id": 1})
+        site.look()
+        process, query = site.get("/healthz"), site.get("/healthz?query=orders")
+        assert {one["severity"] for one in site.get("/api/health").json["findings"]} == {"warning"}
+    assert (process.status, query.status) == (200, 200)
+    assert "0 critical of 1 findings" in process.text
+    assert query.text.startswith("warning: orders into public.orders is running, batch 3")
+    assert "dead letters: 1 rows were put aside" in query.text
 
 
 def test_a_name_with_line_breaks_is_one_line(url, store):

@@ -58,7 +58,7 @@ class TestCost:
             state = site.reader.snapshot.states[0]
             for _ in range(5):
                 assert site.query(state.query_id, state.sink_name).status == 200
-        assert logged.log.read_text().count("durations_ms ->> 'addBatch'") == 1
+        assert logged.log.read_text().count("SELECT json_object_agg(c.code") == 1
 
 
 def test_postgres_that_goes_away_and_comes_back():

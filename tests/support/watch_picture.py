@@ -48,7 +48,7 @@ def _states(now: datetime) -> Iterator[QueryState]:
         published = now - timedelta(seconds=seconds)
         yield state(
             name, query_id=f"{number}", sink_name=sink, state=word, batch_id=batch, published_at=published,
-            rows_per_minute=float(rate), lag=lag,
+            rows_per_second=float(rate), lag=lag,
         )  # fmt: skip
 
 

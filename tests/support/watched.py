@@ -72,7 +72,7 @@ def state(name: str | None = "orders", **others: Any) -> QueryState:
         "published_at": NOW - timedelta(seconds=12),
         "rows": 100,
         "transport": "inline",
-        "rows_per_minute": 1234.0,
+        "rows_per_second": 1234.0,
         "lag": 10_300,
         "run_id": "aaaaaaaa-1111-4111-8111-111111111111",
         "created_at": NOW - timedelta(days=1),

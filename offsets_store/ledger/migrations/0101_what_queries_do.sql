@@ -111,7 +111,6 @@ WITH measured AS (
             query_id text, sink_name text, lag bigint, lag_seconds double precision, retention_used_percent double precision,
             measured_at timestamptz)
     ) AS m
-    WHERE m.measured_at > statement_timestamp() - interval '10 minutes'
     ORDER BY m.query_id, m.sink_name, m.measured_at DESC
 ), sessions AS MATERIALIZED (
     SELECT substr(a.application_name, 8) AS run_id, min(a.xact_start) AS began_at,
@@ -137,7 +136,7 @@ WITH measured AS (
 ), facts AS (
     SELECT w.*, b.rows AS last_rows, b.transport, b.counts, h.run_id AS heard_run_id, h.heard_at, h.idle_since, h.ended_at,
            f.code, f.message, f.batch_id AS failed_batch_id, f.failures, f.failing_since, s.waits_for, s.began_at AS session_began_at,
-           r.rows_per_minute, r.usual_interval, l.lag, l.lag_seconds, l.retention_used_percent, l.measured_at AS lag_measured_at,
+           r.rows_per_second, r.usual_interval, l.lag, l.lag_seconds, l.retention_used_percent, l.last_lag, l.measured_at AS lag_measured_at,
            coalesce(h.ended_at IS NULL AND h.heard_at > statement_timestamp() - interval '1 minute', false) AS is_heard,
            s.run_id IS NOT NULL AS has_session,
            coalesce(w.updated_at > statement_timestamp() - greatest(interval '1 minute', r.patience), false) AS is_recent,
@@ -169,7 +168,7 @@ WITH measured AS (
     -- Over the last ten minutes, or over the newest 60 batches if they took less.
     LEFT JOIN LATERAL (
         SELECT coalesce(sum(n.rows) FILTER (WHERE n.committed_at > n.began), 0)
-                   / nullif(extract(epoch FROM statement_timestamp() - n.began) / 60, 0) AS rows_per_minute,
+                   / nullif(extract(epoch FROM statement_timestamp() - n.began), 0) AS rows_per_second,
                (max(n.committed_at) - min(n.committed_at)) / nullif(count(*) - 1, 0) AS usual_interval,
                -- Null for a single batch: least() would ignore a null.
                CASE WHEN count(*) > 1 THEN least(3 * (max(n.committed_at) - min(n.committed_at)) / (count(*) - 1), interval '1 hour') END AS patience
@@ -196,13 +195,19 @@ WITH measured AS (
             FULL JOIN pgonce.kafka_offsets(coalesce(w.end_offsets, b.end_offsets)) AS e USING (topic, partition)
             LEFT JOIN pgonce.kafka_offsets(b.positions) AS i USING (topic, partition)
         ) AS d
-        WHERE p.progress_at > statement_timestamp() - interval '10 minutes'
     ) AS d ON true
     LEFT JOIN measured AS m ON m.query_id = w.query_id AND m.sink_name = w.sink_name
+    -- What the brokers told before what a listener heard; what was measured more than ten minutes ago is the last resort.
     LEFT JOIN LATERAL (
-        SELECT * FROM (VALUES (m.lag, m.lag_seconds, m.retention_used_percent, m.measured_at, 1), (d.lag::bigint, NULL, NULL, p.progress_at, 2))
-            AS l (lag, lag_seconds, retention_used_percent, measured_at, place)
-        WHERE l.lag IS NOT NULL ORDER BY l.place LIMIT 1
+        SELECT CASE WHEN l.is_new THEN l.lag END AS lag, CASE WHEN l.is_new THEN l.lag_seconds END AS lag_seconds,
+               CASE WHEN l.is_new THEN l.retention_used_percent END AS retention_used_percent, l.lag AS last_lag, l.measured_at
+        FROM (
+            SELECT l.*, l.measured_at > statement_timestamp() - interval '10 minutes' AS is_new
+            FROM (VALUES (m.lag, m.lag_seconds, m.retention_used_percent, m.measured_at, 1), (d.lag::bigint, NULL, NULL, p.progress_at, 2))
+                AS l (lag, lag_seconds, retention_used_percent, measured_at, place)
+            WHERE l.lag IS NOT NULL
+        ) AS l
+        ORDER BY l.is_new DESC, CASE WHEN l.is_new THEN l.place END, l.measured_at DESC LIMIT 1
     ) AS l ON true
     LEFT JOIN LATERAL (
         SELECT count(*) = 10 AND min(g.lag) > 0 AND (array_agg(g.lag ORDER BY g.progress_at DESC))[1] >= (array_agg(g.lag ORDER BY g.progress_at))[1] AS grows,
@@ -259,13 +264,24 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
            WHEN 'stuck' THEN j.updated_at
            WHEN 'quiet' THEN j.updated_at
        END AS state_since,
-       j.last_batch_id AS batch_id, j.updated_at AS published_at, j.last_rows AS rows, j.transport, j.rows_per_minute::double precision,
+       j.last_batch_id AS batch_id, j.updated_at AS published_at, j.last_rows AS rows, j.transport, j.rows_per_second::double precision,
        extract(epoch FROM j.usual_interval)::double precision AS usual_interval_seconds,
-       j.lag::bigint AS lag, j.lag_seconds, j.retention_used_percent, j.lag_measured_at,
+       j.lag::bigint AS lag, j.lag_seconds, j.retention_used_percent, j.last_lag::bigint AS last_lag, j.lag_measured_at,
        j.code AS failure_code, j.message AS failure_message, j.failed_batch_id, j.failures::bigint AS failures, j.failing_since,
        j.waits_for, j.run_id, j.created_at, j.heard_at,
        (SELECT count(*) FROM (SELECT FROM pgonce.dead_letters AS d WHERE d.query_id = j.query_id AND d.sink_name = j.sink_name LIMIT 10000) AS d) AS dead_letters,
-       (SELECT count(*) FROM pgonce.replays AS y WHERE y.writer_id = j.writer_id) AS replays
+       (SELECT count(*) FROM pgonce.replays AS y WHERE y.writer_id = j.writer_id) AS replays,
+       CASE WHEN j.state IN ('refused', 'expiring', 'gone', 'stuck') THEN 'critical'
+            WHEN j.state = 'lagging' OR (j.state = 'waiting' AND j.session_began_at < statement_timestamp() - interval '1 minute') THEN 'warning'
+       END AS severity,
+       CASE j.state
+           WHEN 'refused' THEN 'pgonce explain ' || j.code
+           WHEN 'waiting' THEN 'End that session, or wait for it.'
+           WHEN 'expiring' THEN 'Make the query faster, or set retention.ms of the topic higher at once.'
+           WHEN 'lagging' THEN 'pgonce explain performance'
+           WHEN 'gone' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || j.query_id
+           WHEN 'stuck' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || j.query_id
+       END AS help
 FROM judged AS j;
 COMMENT ON VIEW pgonce.queries IS 'What every query is doing: one row for each query and sink, with its state, what that was concluded from, its lag, and what went wrong last.';
 COMMENT ON COLUMN pgonce.queries.query_id IS 'The id that Spark keeps in the checkpoint.';
@@ -278,12 +294,13 @@ COMMENT ON COLUMN pgonce.queries.batch_id IS 'The newest published batch; null i
 COMMENT ON COLUMN pgonce.queries.published_at IS 'When it was published.';
 COMMENT ON COLUMN pgonce.queries.rows IS 'How many rows it had; null if its record is not kept.';
 COMMENT ON COLUMN pgonce.queries.transport IS 'How its rows came.';
-COMMENT ON COLUMN pgonce.queries.rows_per_minute IS 'Rows a minute, over ten minutes or the newest 60 batches, whichever is shorter.';
+COMMENT ON COLUMN pgonce.queries.rows_per_second IS 'Rows a second, over ten minutes or the newest 60 batches, whichever is shorter.';
 COMMENT ON COLUMN pgonce.queries.usual_interval_seconds IS 'The mean time between two of its newest 60 batches; null if there are not two.';
 COMMENT ON COLUMN pgonce.queries.lag IS 'Kafka records that are not published yet; null where unknown, or measured more than ten minutes ago.';
 COMMENT ON COLUMN pgonce.queries.lag_seconds IS 'The age of the oldest of them; only a broker tells it.';
 COMMENT ON COLUMN pgonce.queries.retention_used_percent IS 'How much of its topic''s retention that record has used; only a broker tells it.';
-COMMENT ON COLUMN pgonce.queries.lag_measured_at IS 'When the lag was measured.';
+COMMENT ON COLUMN pgonce.queries.last_lag IS 'The lag that was known last, however old that is.';
+COMMENT ON COLUMN pgonce.queries.lag_measured_at IS 'When it was measured.';
 COMMENT ON COLUMN pgonce.queries.failure_code IS 'What went wrong since the last published batch: the code; null if nothing did.';
 COMMENT ON COLUMN pgonce.queries.failure_message IS 'What happened.';
 COMMENT ON COLUMN pgonce.queries.failed_batch_id IS 'The batch that failed, if there was one.';
@@ -295,25 +312,18 @@ COMMENT ON COLUMN pgonce.queries.created_at IS 'When its first batch was publish
 COMMENT ON COLUMN pgonce.queries.heard_at IS 'When a listener last heard the query; null if none ever did.';
 COMMENT ON COLUMN pgonce.queries.dead_letters IS 'Rows that were put aside and are in pgonce.dead_letters; at most 10000 are counted.';
 COMMENT ON COLUMN pgonce.queries.replays IS 'Replays that were skipped and are still recorded.';
+COMMENT ON COLUMN pgonce.queries.severity IS 'critical or warning if the state needs attention, else null.';
+COMMENT ON COLUMN pgonce.queries.help IS 'What to do, or the command that says more; null if nothing needs to be done.';
 
+-- Of the findings that are no states, pgonce.queries need not be asked: WHERE NOT is_state leaves its part out.
 CREATE VIEW pgonce.health AS
-SELECT CASE WHEN q.state IN ('refused', 'expiring', 'gone', 'stuck') THEN 'critical' ELSE 'warning' END AS severity,
-       q.state AS finding, q.query_id, q.query_name, q.sink_name, q.because AS what, q.state_since AS since,
-       CASE q.state
-           WHEN 'refused' THEN 'pgonce explain ' || q.failure_code
-           WHEN 'waiting' THEN 'End that session, or wait for it.'
-           WHEN 'expiring' THEN 'Make the query faster, or set retention.ms of the topic higher at once.'
-           WHEN 'lagging' THEN 'pgonce explain performance'
-           ELSE 'Start the query again. First see what the start will do: pgonce doctor '
-               || coalesce((SELECT w.checkpoint_location FROM pgonce.writers AS w WHERE w.query_id = q.query_id AND w.sink_name = q.sink_name), 'CHECKPOINT')
-       END AS help
+SELECT q.severity, q.state AS finding, q.query_id, q.query_name, q.sink_name, q.because AS what, q.state_since AS since, q.help, true AS is_state
 FROM pgonce.queries AS q
-WHERE q.state IN ('refused', 'expiring', 'gone', 'stuck', 'lagging')
-    OR (q.state = 'waiting' AND q.state_since < statement_timestamp() - interval '1 minute')
+WHERE q.severity IS NOT NULL
 UNION ALL
 SELECT 'warning', 'dead letters', d.query_id, max(w.query_name), d.sink_name,
        count(*) || ' rows were put aside within a day, the newest for ' || (array_agg(d.code ORDER BY d.made_at DESC))[1], min(d.made_at),
-       'pgonce dead-letters ' || d.query_id
+       'pgonce dead-letters ' || d.query_id, false
 FROM pgonce.dead_letters AS d
 LEFT JOIN pgonce.writers AS w ON w.query_id = d.query_id AND w.sink_name = d.sink_name
 WHERE d.made_at > statement_timestamp() - interval '1 day'
@@ -321,7 +331,7 @@ GROUP BY d.query_id, d.sink_name
 UNION ALL
 SELECT 'warning', 'restarts', w.query_id, w.query_name, w.sink_name,
        count(DISTINCT r.run_id) || ' runs have begun within a day by skipping a batch that was published', min(r.skipped_at),
-       'pgonce errors --query ' || w.query_id
+       'pgonce errors --query ' || w.query_id, false
 FROM pgonce.replays AS r JOIN pgonce.writers AS w USING (writer_id)
 WHERE r.skipped_at > statement_timestamp() - interval '1 day' AND w.retired_at IS NULL AND w.replaced_by IS NULL
 GROUP BY w.writer_id
@@ -330,7 +340,7 @@ UNION ALL
 -- A restart runs at most the last two batches again.
 SELECT 'warning', 'replays', w.query_id, w.query_name, w.sink_name,
        'one run has skipped ' || count(*) || ' batches that were published, within a day', min(r.skipped_at),
-       'pgonce history ' || w.query_id
+       'pgonce history ' || w.query_id, false
 FROM pgonce.replays AS r JOIN pgonce.writers AS w USING (writer_id)
 WHERE r.skipped_at > statement_timestamp() - interval '1 day' AND w.retired_at IS NULL AND w.replaced_by IS NULL
 GROUP BY w.writer_id, r.run_id
@@ -338,13 +348,13 @@ HAVING count(*) > 2
 UNION ALL
 SELECT 'critical', 'disagreement', p.query_id, max(p.query_name), NULL,
        'batch ' || max(p.batch_id) || ': ' || (array_agg(p.disagreement ORDER BY p.received_at DESC))[1], min(p.received_at),
-       'pgonce explain recovering'
+       'pgonce explain recovering', false
 FROM pgonce.progress AS p
 WHERE p.disagreement IS NOT NULL AND p.received_at > statement_timestamp() - interval '1 day'
 GROUP BY p.query_id
 UNION ALL
 SELECT 'warning', 'staging tables', s.query_id, NULL, s.sink_name, count(*) || ' staging tables are older than a day', min(s.created_at),
-       'pgonce explain running'
+       'pgonce explain running', false
 FROM pgonce.staged_tables AS s
 WHERE s.created_at < statement_timestamp() - interval '1 day'
 GROUP BY s.query_id, s.sink_name;
@@ -357,3 +367,4 @@ COMMENT ON COLUMN pgonce.health.sink_name IS 'The sink; null if it is about all 
 COMMENT ON COLUMN pgonce.health.what IS 'What was found.';
 COMMENT ON COLUMN pgonce.health.since IS 'Since when, where that is known.';
 COMMENT ON COLUMN pgonce.health.help IS 'What to do, or the command that says more.';
+COMMENT ON COLUMN pgonce.health.is_state IS 'Whether the finding is a state of the query; its row in pgonce.queries says the same.';

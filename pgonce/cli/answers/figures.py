@@ -10,6 +10,9 @@ from itertools import pairwise
 
 UNKNOWN = "?"
 _THOUSAND = 1000
+# From this rate on, tenths of rows say nothing.
+_TENTHS = 10
+_LEAST_RATE = 0.1
 
 
 def count_text(count: float | None) -> str:
@@ -29,6 +32,18 @@ def count_text(count: float | None) -> str:
         if round(count) < _THOUSAND:
             return f"{count:.1f}{unit}" if round(count, 1) < _THOUSAND / 10 else f"{count:.0f}{unit}"
     return f"{count:.0f}T"
+
+
+def rate_text(rows_per_second: float | None) -> str:
+    """
+    Rows a second, in at most five characters.
+
+    >>> rate_text(0), rate_text(0.02), rate_text(1.25), rate_text(14_200), rate_text(None)
+    ('0', '<0.1', '1.2', '14.2k', '?')
+    """
+    if rows_per_second is None or rows_per_second == 0 or round(rows_per_second, 1) >= _TENTHS:
+        return count_text(rows_per_second)
+    return f"{rows_per_second:.1f}" if rows_per_second >= _LEAST_RATE else "<0.1"
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

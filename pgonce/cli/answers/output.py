@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, TypeVar
-from uuid import UUID
 
 import typer
 from rich.console import Console
@@ -21,6 +19,7 @@ from rich.text import Text
 
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.offsets import Offsets, is_kafka
+from pgonce.offsets_store.status.in_json import encoded
 
 _Found = TypeVar("_Found")
 
@@ -37,7 +36,7 @@ def print_error(text: str) -> None:
 
 def print_json(answer: Any) -> None:
     """One JSON document on stdout."""
-    typer.echo(json.dumps(answer, indent=2, default=_encode))
+    typer.echo(json.dumps(answer, indent=2, default=encoded))
 
 
 def offsets_text(offsets: Offsets | None) -> str:
@@ -80,14 +79,6 @@ def json_text(value: Any) -> str:
 def text_of(value: Any) -> str:
     """A value as text; ``?`` where it is unknown."""
     return "?" if value is None else str(value)
-
-
-def _encode(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    raise TypeError(type(value).__name__)
 
 
 def print_found(

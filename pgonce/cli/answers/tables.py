@@ -13,10 +13,12 @@ from enum import Enum
 
 from rich.table import Table
 
+from pgonce.offsets_store.status.details import Session
+from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, place_of, tone_of
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
 
-from .figures import count_text
+from .figures import count_text, rate_text
 from .output import add_row, columns, counts_text, facts, json_text, offsets_text, tables_text, text_of
 from .times import age_text, duration_text, time_text, took_text
 
@@ -48,7 +50,7 @@ def _rank(query: QueryState, by: Sort) -> tuple[str, float]:
     if by is Sort.AGE:
         return "", query.published_at.timestamp() if query.published_at else 0
     if by is Sort.RATE:
-        return "", -(query.rows_per_minute or 0)
+        return "", -(query.rows_per_second or 0)
     if by is Sort.LAG:
         return "", -(query.lag if query.lag is not None else -1)
     return "", 0
@@ -58,10 +60,10 @@ def states_table(queries: Sequence[QueryState], now: datetime, *, wide: bool = F
     """One line a query and sink."""
     knows_seconds = any(query.lag_seconds is not None for query in queries)
     behind = ["BEHIND"] if knows_seconds else []
-    more = ["TRANSPORT", "QUERY-ID", "RUN-ID", "BECAUSE"] if wide else []
+    more = ["LAST-LAG", "TRANSPORT", "QUERY-ID", "RUN-ID", "BECAUSE"] if wide else []
     table = columns(
-        "QUERY", "SINK", "STATE", "BATCH", "AGE", "ROWS/MIN", "LAG", *behind, *more,
-        numbers=("BATCH", "AGE", "ROWS/MIN", "LAG", "BEHIND"),
+        "QUERY", "SINK", "STATE", "BATCH", "AGE", "ROWS/S", "LAG", *behind, *more,
+        numbers=("BATCH", "AGE", "ROWS/S", "LAG", "BEHIND", "LAST-LAG"),
         shortened=("QUERY", "SINK"),
     )  # fmt: skip
     for query in queries:
@@ -72,12 +74,23 @@ def states_table(queries: Sequence[QueryState], now: datetime, *, wide: bool = F
             (query.state, _STYLES.get(tone_of(query.state), "dim")),
             "-" if query.batch_id is None else str(query.batch_id),
             age_text(query.published_at, now) if query.published_at else "-",
-            count_text(query.rows_per_minute) if query.published_at else "-",
+            rate_text(query.rows_per_second) if query.published_at else "-",
             count_text(query.lag),
             *([duration_text(query.lag_seconds)] if knows_seconds else []),
-            *([query.transport or "-", query.query_id, query.run_id or "-", query.because] if wide else []),
+            *(
+                [_last_lag(query, now), query.transport or "-", query.query_id, query.run_id or "-", query.because]
+                if wide
+                else []
+            ),
         )
     return table
+
+
+def _last_lag(query: QueryState, now: datetime) -> str:
+    """The lag that was known last, and how long ago that was."""
+    if query.last_lag is None:
+        return "?"
+    return f"{count_text(query.last_lag)} {age_text(query.lag_measured_at, now)} ago"
 
 
 def findings_lines(findings: Sequence[Finding], now: datetime, most: int) -> Iterable[str]:
@@ -116,10 +129,12 @@ def _facts_of_state(query: QueryState, now: datetime) -> Iterable[tuple[str, str
         how = f", {query.transport}" if query.transport else ""
         yield "Last batch", f"{query.batch_id}, published {time_text(query.published_at, now)}{rows}{how}"
         usual = f", a batch every {duration_text(query.usual_interval_seconds)}" if query.usual_interval_seconds else ""
-        yield "Rate", f"{count_text(query.rows_per_minute)} rows a minute{usual}"
+        yield "Rate", f"{rate_text(query.rows_per_second)} rows a second{usual}"
     if query.lag is not None:
         seconds = "" if query.lag_seconds is None else f", the oldest {duration_text(query.lag_seconds)} old"
         yield "Lag", f"{query.lag} records{seconds}, measured {time_text(query.lag_measured_at, now)}"
+    elif query.last_lag is not None:
+        yield "Lag", f"? (was {query.last_lag} records at {time_text(query.lag_measured_at, now)})"
     if query.dead_letters:
         yield "Dead letters", f"{query.dead_letters}: pgonce dead-letters {query.query_id}"
     if query.replays:
@@ -145,6 +160,31 @@ def _facts_of_writer(writer: StoredWriter) -> list[tuple[str, str]]:
         ("Replaces", writer.replaces or ""),
     ]
     return [(name, text) for name, text in found if text]
+
+
+def blockers_table(sessions: Sequence[Session], now: datetime) -> Table:
+    """One line a session that holds a lock for which a session of the query waits."""
+    table = columns("WAITS-FOR-PID", "USER", "APPLICATION", "STATE", "SINCE", shortened=("APPLICATION",))
+    for blocker in {blocker.pid: blocker for session in sessions for blocker in session.blockers}.values():
+        add_row(
+            table,
+            str(blocker.pid),
+            text_of(blocker.user),
+            blocker.application or "-",
+            text_of(blocker.state),
+            f"{age_text(blocker.since, now)} ago",
+        )
+    return table
+
+
+def failures_table(failures: Sequence[StoredFailure], now: datetime) -> Table:
+    """One line a failure; `pgonce errors` has their sentences."""
+    table = columns("FAILED", "BATCH", "TIMES", "SEEN-BY", "CODE", numbers=("BATCH", "TIMES"), shortened=("CODE",))
+    for failure in failures:
+        batch = "-" if failure.batch_id is None else str(failure.batch_id)
+        when = f"{age_text(failure.last_at, now)} ago"
+        add_row(table, when, batch, str(failure.attempts), failure.seen_by, failure.code)
+    return table
 
 
 def offsets_table(lag: Sequence[PartitionLag]) -> Table:

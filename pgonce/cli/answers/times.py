@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from datetime import datetime, time, timedelta
 
+from pgonce.offsets_store.spans import seconds_of
+
 from .figures import UNKNOWN
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 # Below this many seconds, tenths are shown.
 _TENTHS = 9.95
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_SPAN = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _OF_THE_DAY = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
 FORMS = "90s, 5m, 3h or 2d (so long ago), 03:00 (the last time it was that late here), or 2026-11-26"
 
@@ -38,26 +38,9 @@ def parse_since(text: str, now: datetime | None = None) -> datetime:
     return found
 
 
-def parse_span(text: str) -> timedelta:
-    """
-    A time span such as ``90s``, ``5m``, ``2h`` or ``1d``.
-
-    :raises ValueError: for another form; the text of the error is a sentence.
-    """
-    found = _span(text.strip())
-    if found is None:
-        raise ValueError(f"{text!r} is not a time span. Write 90s, 5m, 2h or 1d.")
-    return found
-
-
-def _span(text: str) -> timedelta | None:
-    match = _SPAN.fullmatch(text)
-    return timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else None
-
-
 def _ago(text: str, now: datetime) -> datetime | None:
-    span = _span(text)
-    return None if span is None else now - span
+    seconds = seconds_of(text)
+    return None if seconds is None else now - timedelta(seconds=seconds)
 
 
 def _of_the_day(text: str, now: datetime) -> datetime | None:

@@ -7,18 +7,15 @@ there, no terminal) is said as every command says it, and no screen opens.
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from pgonce.offsets_store.errors import CheckpointError, NotInstalledError, PgonceError
+from pgonce.offsets_store.errors import NotInstalledError, PgonceError
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.connect import parse_url
-from pgonce.offsets_store.status.store import OffsetsStore
 
 from ..doctor import doctor_says
 from ..terms import Url
@@ -72,28 +69,10 @@ def _place(url: str) -> str:
 
 def doctor_of(url: str, query_id: str, sink_name: str | None) -> list[str]:
     """What ``pgonce doctor`` says of this query; where the checkpoint cannot be read from here, what to type there."""
-    return list(_doctor(url, query_id, sink_name))
-
-
-def _doctor(url: str, query_id: str, sink_name: str | None) -> Iterator[str]:
-    location = ""
     try:
-        location = OffsetsStore(url).latest(query_id, sink_name).checkpoint_location or ""
-        if not location:
-            yield "The ledger does not know where the checkpoint of this query is."
-            yield "To type where it can be read: pgonce doctor CHECKPOINT"
-            return
-        said = doctor_says(location, url, query_id)
-        if said is not None:
-            yield from said
-            return
-        yield f"On this host, {location} does not have the checkpoint of this query."
-    except CheckpointError as error:
-        yield str(error)
+        return doctor_says(query_id, url, sink_name)
     except PgonceError as error:
-        yield str(error)
-        return
+        return str(error).splitlines()
     # The screen goes on, whatever is wrong with the place of a checkpoint.
     except Exception as error:  # noqa: BLE001
-        yield scrub(f"{type(error).__name__}: {error}")
-    yield f"To type where it can be read: pgonce doctor {shlex.quote(location)}"
+        return [scrub(f"{type(error).__name__}: {error}")]

@@ -117,7 +117,8 @@ class Reader:
                     (one.query_id, one.sink_name): one.rows for one in activity(connection)
                 }
                 return replace(picture, activity=course)
-            return replace(picture, findings=tuple(findings(connection)), known_of=None, known=None)
+            found = findings(connection, picture.queries)
+            return replace(picture, findings=tuple(found), known_of=None, known=None)
 
     def _is_old(self, seconds: float) -> bool:
         return self._activity_at is None or seconds - self._activity_at >= ACTIVITY_SECONDS

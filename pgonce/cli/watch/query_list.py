@@ -16,7 +16,7 @@ from rich.cells import cell_len
 
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, tone_of
 
-from ..answers.figures import UNKNOWN, count_text, sparkline
+from ..answers.figures import UNKNOWN, count_text, rate_text, sparkline
 from ..answers.times import age_text, duration_text
 from .lines import Line, Marks, Role
 from .view import Key, View, key_of
@@ -139,7 +139,7 @@ def header_line(columns: Columns, width: int, marks: Marks) -> Line:
         marks.fit("STATE", _STATE),
         marks.fit("BATCH", columns.batch, right=True),
         marks.fit("AGE", _AGE, right=True),
-        marks.fit("ROWS/MIN", _RATE, right=True),
+        marks.fit("ROWS/S", _RATE, right=True),
         marks.fit("LAG", columns.lag, right=True),
         *([marks.fit("BEHIND", columns.behind, right=True)] if columns.behind else []),
         *([marks.fit("LAST HOUR", columns.spark)] if columns.spark else []),
@@ -161,7 +161,7 @@ def query_line(
     figures = (
         marks.fit(_batch(query), columns.batch, right=True),
         marks.fit(age_text(query.published_at, now) if query.published_at else "-", _AGE, right=True),
-        marks.fit(count_text(query.rows_per_minute) if query.published_at else "-", _RATE, right=True),
+        marks.fit(rate_text(query.rows_per_second) if query.published_at else "-", _RATE, right=True),
         marks.fit(_lag(query), columns.lag, right=True),
         *([marks.fit(duration_text(query.lag_seconds), columns.behind, right=True)] if columns.behind else []),
         *([marks.fit(course, columns.spark)] if columns.spark else []),

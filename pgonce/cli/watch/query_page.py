@@ -11,11 +11,11 @@ from datetime import datetime
 
 from rich.cells import cell_len
 
-from pgonce.offsets_store.status.details import LockHolder, QueryDetails
+from pgonce.offsets_store.status.details import Blocker, QueryDetails
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of
 
-from ..answers.figures import UNKNOWN, count_text, sparkline
-from ..answers.output import counts_text, json_text
+from ..answers.figures import UNKNOWN, count_text, rate_text, sparkline
+from ..answers.output import counts_text, json_text, text_of
 from ..answers.times import age_text, duration_text, time_text, took_text
 from .lines import Line, Marks, clipped, wrapped
 from .query_list import role_of
@@ -75,18 +75,25 @@ def _facts(
     facts = {
         "batch": UNKNOWN if query.batch_id is None else str(query.batch_id),
         "published": time_text(query.published_at, now),
-        "rows/min": count_text(query.rows_per_minute),
+        "rows/s": rate_text(query.rows_per_second),
         "last hour": course,
-        "lag": count_text(query.lag) + old,
+        "lag": count_text(query.lag) + old + _was(query, now),
         "replays": str(query.replays),
         "id": query.query_id,
         "run": query.run_id or UNKNOWN,
-        "checkpoint": (known.checkpoint_location if known else None) or UNKNOWN,
+        "checkpoint": (known.writer.checkpoint_location if known and known.writer else None) or UNKNOWN,
     }
     for label, value in facts.items():
         first, *rest = wrapped(value, width - _LABELS - 2, marks) if label != "last hour" else [((value, ""),)]
         yield ((f"  {label:<{_LABELS}}", "dim"), *first)
         yield from (((" " * (_LABELS + 2), ""), *line) for line in rest)
+
+
+def _was(query: QueryState, now: datetime) -> str:
+    """The lag that was known last, where it is not known now."""
+    if query.lag is not None or query.last_lag is None:
+        return ""
+    return f" (was {count_text(query.last_lag)} at {time_text(query.lag_measured_at, now)})"
 
 
 class _Page:
@@ -111,21 +118,19 @@ class _Page:
                 yield self._to_type(f"pgonce explain {failure.code}")
 
     def locks(self) -> Iterator[Line]:
-        if not self._known.lock_holders and not self._query.waits_for:
+        holders = {blocker.pid: blocker for session in self._known.sessions for blocker in session.blockers}
+        if not holders and not self._query.waits_for:
             return
-        yield from self._heading("Waits for", len(self._known.lock_holders))
-        if not self._known.lock_holders:
+        yield from self._heading("Waits for", len(holders))
+        if not holders:
             yield from wrapped(self._query.waits_for or "", self._width, self._marks, indent="  ")
-        for holder in self._known.lock_holders:
+        for holder in holders.values():
             yield from wrapped(self._holder(holder), self._width, self._marks, indent="  ")
             yield self._to_type(f'psql -c "SELECT pg_terminate_backend({holder.pid})"')
 
-    def _holder(self, holder: LockHolder) -> str:
+    def _holder(self, holder: Blocker) -> str:
         age = f", in a transaction for {age_text(holder.since, self._now)}" if holder.since else ""
-        return (
-            f"pid {holder.pid}, user {holder.user or UNKNOWN}, {holder.application or 'no application name'}: "
-            f"{holder.state or 'state unknown'}{age}"
-        )
+        return f"{holder}: {holder.state or 'state unknown'}{age}"
 
     def batches(self) -> Iterator[Line]:
         yield from self._heading("Newest batches", len(self._known.batches))
@@ -134,7 +139,7 @@ class _Page:
                 str(batch.batch_id),
                 age_text(batch.committed_at, self._now),
                 f"{batch.rows:,}".replace(",", " "),
-                took_text(batch.commit_seconds),
+                "" if batch.commit_seconds is None else took_text(batch.commit_seconds),
                 str(batch.replays or ""),
                 batch.transport,
                 ", ".join(
@@ -151,22 +156,24 @@ class _Page:
         )
 
     def offsets(self) -> Iterator[Line]:
-        when = f", read {time_text(self._known.measured_at, self._now)}" if self._known.measured_at else ""
-        yield from self._heading("Offsets", len(self._known.positions), when)
+        places = self._known.partitions
+        measured_at = next((at.measured_at for at in places), None)
+        when = f", read {time_text(measured_at, self._now)}" if measured_at else ""
+        yield from self._heading("Offsets", len(places), when)
         rows = [
             [
-                at.topic if at.topic is not None else f"source {at.source}",
+                at.topic if at.topic is not None else f"source {text_of(at.source_id)}",
                 "-" if at.partition is None else str(at.partition),
                 json_text(at.end_offset),
                 json_text(at.latest_offset),
                 UNKNOWN if at.lag is None else str(at.lag),
             ]
-            for at in self._known.positions
+            for at in places
         ]
         yield from self._table(("TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"), rows, left=(0,))
 
     def letters(self) -> Iterator[Line]:
-        if not self._known.dead_letters:
+        if not self._known.letters:
             return
         yield from self._heading("Dead letters", self._query.dead_letters)
         rows = [
@@ -178,7 +185,7 @@ class _Page:
                 letter.column_name or "-",
                 letter.message,
             ]
-            for letter in self._known.dead_letters
+            for letter in self._known.letters
         ]
         yield from self._table(("ID", "AGE", "BATCH", "CODE", "COLUMN", "MESSAGE"), rows, left=(3, 4, 5))
         yield self._to_type(f"pgonce dead-letters {self._query.query_id[:8]}")

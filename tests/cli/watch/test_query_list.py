@@ -40,7 +40,7 @@ class TestQueryLine:
         """Name, sink, state, batch, age, rows a minute and lag, under the words that `pgonce status` has."""
         columns = columns_for([state()], width, Marks())
         (header,) = text_of([header_line(columns, width, Marks())])
-        assert header.split()[:7] == ["QUERY", "SINK", "STATE", "BATCH", "AGE", "ROWS/MIN", "LAG"]
+        assert header.split()[:7] == ["QUERY", "SINK", "STATE", "BATCH", "AGE", "ROWS/S", "LAG"]
         (line,) = text_of([drawn(state(), width)])
         assert line.split()[:7] == ["orders", "public.orders", "running", "12", "12s", "1.2k", "10.3k"]
         assert line.rstrip().endswith("█")
@@ -64,7 +64,7 @@ class TestQueryLine:
 
     def test_what_is_unknown(self):
         """A query that has published nothing has no batch, no age and no rate; an unknown lag is a question mark."""
-        query = state(None, batch_id=None, published_at=None, rows_per_minute=None, lag=None, sink_name=None)
+        query = state(None, batch_id=None, published_at=None, rows_per_second=None, lag=None, sink_name=None)
         assert text_of([drawn(query, 80)])[0].split()[:7] == ["11111111", "?", "running", "-", "-", "-", "?"]
 
     def test_the_cursor_is_seen_without_colours(self):
@@ -88,7 +88,7 @@ class TestList:
     def test_columns_do_not_move_while_figures_change(self):
         """A batch more and another rate have room in the columns as they are."""
         before = columns_for([state()], 80, Marks())
-        assert columns_for([replace(state(), batch_id=13, rows_per_minute=999_999.0, lag=0)], 80, Marks()) == before
+        assert columns_for([replace(state(), batch_id=13, rows_per_second=999_999.0, lag=0)], 80, Marks()) == before
 
     def test_summary(self):
         """How many queries are in which state, the gravest first."""

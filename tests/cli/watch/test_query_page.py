@@ -10,33 +10,54 @@ from support.watched import NOW, finding, state, text_of
 
 from pgonce.cli.watch.lines import Marks, width_of
 from pgonce.cli.watch.query_page import query_page
-from pgonce.offsets_store.status.details import (
-    LockHolder,
-    Position,
-    QueryDetails,
-    RecentBatch,
-    RecentFailure,
-    RecentLetter,
-)
+from pgonce.offsets_store.status.dead_letters import StoredLetter
+from pgonce.offsets_store.status.details import Blocker, QueryDetails, Session
+from pgonce.offsets_store.status.failures import StoredFailure
+from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
 
 ANY = st.text(max_size=120)
 
 
+def batch(batch_id, rows=5, transport="inline", **others):
+    """A published batch, made up."""
+    fields = {"committed_at": NOW, "dropped_rows": 0, "replays": 0, **others}
+    return StoredBatch("q", "s", 0, batch_id, "r", None, None, rows=rows, transport=transport, **fields)
+
+
+def place(source, topic, partition, *offsets):
+    """Where the query stands at one place, made up."""
+    return PartitionLag("q", "s", source, topic, partition, *offsets, NOW - timedelta(seconds=30))
+
+
+def writer(location):
+    """What is stored of the query, made up."""
+    known = {
+        "checkpoint_location": location,
+        "guarantee": "offsets",
+        "generation": 0,
+        "sink_name": "s",
+        "query_id": "q",
+    }
+    return StoredWriter(**{**dict.fromkeys(StoredWriter.__dataclass_fields__), **known})
+
+
 def known(text="x"):
     """All that can be known of a query, with this text wherever something from outside may stand."""
+    blocker = Blocker(4711, f"psql{text}", "ann", "idle in transaction", NOW - timedelta(minutes=5))
+    counts = {"written": 5, "deleted": 0}
+    newest = batch(12, 1234567, dropped_rows=3, counts=counts, replays=1, commit_seconds=0.0341)
+    letter = StoredLetter(
+        7, "q", "s", 12, f"public.{text}", None, "", "amount", "22003", f"out of range {text}", {}, NOW
+    )
+    failed = {"code": "TYPE_MISMATCH", "message": f"Column {text}.", "batch_id": 13, "seen_by": "commit", "attempts": 3}
+    when = {"first_at": NOW - timedelta(minutes=4), "last_at": NOW}
     return QueryDetails(
-        f"/checkpoints/{text}",
-        NOW - timedelta(seconds=30),
-        (
-            RecentBatch(
-                12, 0, 1234567, 3, "inline", {"written": 5, "deleted": 0}, 1, NOW - timedelta(seconds=12), 0.0341
-            ),
-            RecentBatch(11, 0, 5, 0, "staged", None, 0, NOW - timedelta(minutes=3)),
-        ),
-        (Position("0", f"orders{text}", 0, 1000, 1042, 42), Position("1", None, None, {"logOffset": 3}, None, None)),
-        (RecentFailure("TYPE_MISMATCH", f"Column {text}.", 13, "commit", 3, NOW - timedelta(minutes=4), NOW),),
-        (RecentLetter(7, 12, f"public.{text}", "amount", "22003", f"out of range {text}", NOW),),
-        (LockHolder(4711, f"psql{text}", "ann", "idle in transaction", NOW - timedelta(minutes=5)),),
+        writer(f"/checkpoints/{text}"),
+        (newest, batch(11, transport="staged", committed_at=NOW - timedelta(minutes=3))),
+        (place("0", f"orders{text}", 0, 1000, 1042, 42), place("1", None, None, {"logOffset": 3}, None, None)),
+        (StoredFailure("q", "orders", "s", "r", **failed, **when),),
+        (Session(1, "active", NOW, "Lock: relation", (blocker,)),),
+        (letter,),
     )
 
 
@@ -74,9 +95,8 @@ def test_failures_say_what_to_type():
 
 def test_an_error_that_is_not_ours_is_not_explained():
     """No page has the name of a class of Spark's errors, so no command is shown for it."""
-    told = QueryDetails(
-        None, None, failures=(RecentFailure("java.lang.Error", "Spark.", None, "listener", 1, NOW, NOW),)
-    )
+    failure = StoredFailure("q", None, None, None, None, "java.lang.Error", "Spark.", "listener", 1, NOW, NOW)
+    told = QueryDetails(failures=(failure,))
     text = "\n".join(page(told=told))
     assert "java.lang.Error  " in text
     assert "pgonce explain" not in text
@@ -93,13 +113,13 @@ def test_offsets_in_the_words_of_kafkas_tools():
 def test_locks_name_their_holder_and_how_to_end_it():
     """The session, since when its transaction is open, and the command that ends it."""
     text = "\n".join(page())
-    assert "pid 4711, user ann, psqlx: idle in transaction, in a transaction for 5m" in text
+    assert "pid 4711, psqlx, user ann: idle in transaction, in a transaction for 5m" in text
     assert 'To type: psql -c "SELECT pg_terminate_backend(4711)"' in text
 
 
 def test_a_wait_without_a_holder():
     """Standbys, say: the view tells for what the commit waits."""
-    text = "\n".join(page(state(state="waiting", waits_for="synchronous standbys"), QueryDetails(None, None)))
+    text = "\n".join(page(state(state="waiting", waits_for="synchronous standbys"), QueryDetails()))
     assert "Waits for" in text
     assert "synchronous standbys" in text
 
@@ -107,12 +127,23 @@ def test_a_wait_without_a_holder():
 def test_batches_and_dead_letters():
     """A line each; a column that would be empty is left out."""
     lines = page()
-    assert ["12", "12s", "1", "234", "567", "1", "inline", "3", "dropped,", "5", "written"] in map(str.split, lines)
+    assert ["12", "0s", "1", "234", "567", "34ms", "1", "inline", "3", "dropped,", "5", "written"] in map(
+        str.split, lines
+    )
     assert ["7", "0s", "12", "22003", "amount", "out", "of", "range", "x"] in map(str.split, lines)
     assert "    To type: pgonce dead-letters 11111111" in lines
-    told = QueryDetails(None, None, batches=(RecentBatch(1, 0, 5, 0, "inline", None, 0, NOW),))
+    told = QueryDetails(batches=(batch(1),))
     (header,) = (line for line in page(told=told) if "BATCH" in line)
     assert header.split() == ["BATCH", "AGE", "ROWS", "TRANSPORT"]
+
+
+def test_a_lag_that_is_unknown_now():
+    """What it was last, and when; a lag that is known needs no such word."""
+    when = NOW - timedelta(hours=3)
+    text = "\n".join(page(state(lag=None, last_lag=1200, lag_measured_at=when)))
+    assert "lag         ? (was 1.2k at" in text
+    assert "(3h ago))" in text
+    assert "(was" not in "\n".join(page(state(lag=5, last_lag=5, lag_measured_at=NOW)))
 
 
 def test_a_query_of_which_nothing_more_is_known_yet():

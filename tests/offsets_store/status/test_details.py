@@ -1,14 +1,21 @@
-"""All that the ledger has of one query and sink, in one statement."""
+"""
+All that the ledger has of one query and sink, in one statement.
+
+Covers: offsets_store.status.in_json.
+"""
 
 from __future__ import annotations
 
+import doctest
 from contextlib import closing
 
 import psycopg
+from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, hear, publish, replay
 from support.watched import fail
 
 from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.status import in_json
 from pgonce.offsets_store.status.details import query_details
 from pgonce.offsets_store.status.states import query_states
 
@@ -25,12 +32,26 @@ def test_batches(url, store):
         batch = publish(url, batch_id, KAFKA, counts={"written": 5}, rows=batch_id)
     replay(url, batch)
     found = known(url, newest=2)
-    assert found.checkpoint_location == "/checkpoints/orders"
+    assert found.writer.checkpoint_location == "/checkpoints/orders"
     assert [(one.batch_id, one.rows, one.replays, one.counts) for one in found.batches] == [
         (2, 2, 1, {"written": 5}),
         (1, 1, 0, {"written": 5}),
     ]
-    assert [one.committed_at for one in found.batches] == [one.committed_at for one in store.history("orders", limit=2)]
+    assert found.batches == store.history("orders", limit=2)
+    assert found.writer == store.latest("orders")
+
+
+def test_what_the_store_gives_is_the_same(url, store, admin):
+    """Offsets, failures and dead letters have the same form, whether they are read alone or with all the rest."""
+    publish(url, 3, KAFKA)
+    hear(url, {"0": {"t": {"0": 15, "1": 20}}})
+    fail(url, "orders")
+    put_aside(admin, {"id": 1.10})
+    found = known(url, with_rows=True)
+    assert found.partitions == store.lag("orders")
+    assert found.failures == store.failures()
+    assert found.letters == store.dead_letters("orders")
+    assert found.letter_codes == {"22001": 1}
 
 
 def test_offsets_and_lag_by_partition(url):
@@ -38,7 +59,7 @@ def test_offsets_and_lag_by_partition(url):
     publish(url, 0, KAFKA)
     hear(url, {"0": {"t": {"0": 15, "1": 20, "2": 7}}})
     found = known(url)
-    assert [(at.topic, at.partition, at.end_offset, at.latest_offset, at.lag) for at in found.positions] == [
+    assert [(at.topic, at.partition, at.end_offset, at.latest_offset, at.lag) for at in found.partitions] == [
         ("t", 0, 10, 15, 5),
         ("t", 1, 20, 20, 0),
         ("t", 2, None, 7, None),
@@ -47,7 +68,7 @@ def test_offsets_and_lag_by_partition(url):
     found = known(url)
     with reading(url) as connection:
         (state,) = query_states(connection)
-    assert sum(at.lag for at in found.positions) == state.lag == 6
+    assert sum(at.lag for at in found.partitions) == state.lag == 6
 
 
 def test_a_lag_that_was_measured_long_ago_is_unknown(url, admin):
@@ -55,14 +76,14 @@ def test_a_lag_that_was_measured_long_ago_is_unknown(url, admin):
     publish(url, 0, KAFKA)
     hear(url, {"0": {"t": {"0": 15, "1": 20}}})
     admin.execute("UPDATE pgonce.progress SET progress_at = now() - interval '11 minutes'")
-    assert [(at.latest_offset, at.lag) for at in known(url).positions] == [(15, None), (20, None)]
+    assert [(at.latest_offset, at.lag) for at in known(url).partitions] == [(15, None), (20, None)]
 
 
 def test_a_source_that_is_not_kafka(url):
     """Its own offset is shown, with the newest one that was heard of; nothing is subtracted."""
     publish(url, 0, {"0": {"logOffset": 3}})
     hear(url, {"0": {"logOffset": 4}})
-    (at,) = known(url).positions
+    (at,) = known(url).partitions
     assert (at.topic, at.end_offset, at.latest_offset, at.lag) == (None, {"logOffset": 3}, {"logOffset": 4}, None)
 
 
@@ -80,9 +101,9 @@ def test_failures_and_dead_letters(url, admin):
     )
     found = known(url)
     assert [one.code for one in found.failures] == ["TYPE_MISMATCH"] * 2
-    assert [one.batch_id for one in found.dead_letters] == [3, 2, 1]
+    assert [one.batch_id for one in found.letters] == [3, 2, 1]
     assert [one.code for one in known(url, sink_name="public.totals").failures] == ["TYPE_MISMATCH"]
-    assert known(url, sink_name="public.totals").dead_letters == ()
+    assert known(url, sink_name="public.totals").letters == []
 
 
 def test_who_holds_the_lock_for_which_it_waits(url):
@@ -98,7 +119,9 @@ def test_who_holds_the_lock_for_which_it_waits(url):
         pid = waiter.info.backend_pid
         while not observer.execute("SELECT pg_blocking_pids(%s)", [pid]).fetchone()[0]:
             pass
-        (one,) = known(url).lock_holders
+        (session,) = known(url).sessions
+        assert (session.pid, session.waits_on) == (pid, "Lock: relation")
+        (one,) = session.blockers
         assert (one.pid, one.application) == (holder.info.backend_pid, "a person")
         assert one.state == "idle in transaction"
         assert one.since is not None
@@ -108,9 +131,14 @@ def test_who_holds_the_lock_for_which_it_waits(url):
 def test_a_query_that_the_ledger_does_not_know(url, store):
     """Nothing is known of it; one that failed before it published anything has its failures only."""
     assert known(url, "no such query") == known(url, "no such query", None)
-    assert known(url, "no such query").batches == ()
+    assert (known(url, "no such query").writer, known(url, "no such query").batches) == (None, [])
     with psycopg.connect(url) as connection:
         connection.execute(
             "INSERT INTO pgonce.failures (query_id, code, message, seen_by) VALUES ('new', 'NO_TABLE', 'x', 'planner')"
         )
     assert [one.code for one in known(url, "new", None).failures] == ["NO_TABLE"]
+
+
+def test_the_examples_hold():
+    """A time in JSON is read with its zone."""
+    assert doctest.testmod(in_json).failed == 0

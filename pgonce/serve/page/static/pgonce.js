@@ -25,6 +25,10 @@
     const open = (row) => row?.querySelector("a")?.click();
 
     const localTimes = () => {
+      for (const time of live.querySelectorAll("time.tick")) {
+        const day = time.classList.contains("day") ? { month: "2-digit", day: "2-digit" } : {};
+        time.textContent = new Date(time.dateTime).toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit" });
+      }
       for (const time of live.querySelectorAll("time[title]")) time.title = new Date(time.dateTime).toLocaleString();
     };
 
