@@ -9,7 +9,9 @@ All that asks brokers raises ConfigurationError (NO_KAFKA_CLIENT), or OffsetsErr
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..errors import UNCHANGED, BrokersError, NotInstalledError, UnreachableBrokersError
@@ -19,25 +21,46 @@ _Answer = TypeVar("_Answer")
 TopicPartition = tuple[str, int]
 """A topic, and the number of one of its partitions."""
 
-_TIMEOUT_SECONDS = 15
 # librdkafka insists on a group; nothing joins it.
 _NO_GROUP = "pgonce-reads-metadata-only"
 
 
+def is_reachable(servers: str, seconds: float) -> bool:
+    """Whether one of these hosts takes a connection within so many seconds; all are tried at once."""
+    places = [place for each in servers.split(",") if (place := _place(each))]
+    with ThreadPoolExecutor(max_workers=max(len(places), 1)) as pool:
+        return any(pool.map(lambda place: _takes(place, seconds), places))
+
+
+def _place(server: str) -> tuple[str, int]:
+    host, colon, port = server.strip().rpartition(":")
+    if not (colon and port.isdecimal()):
+        host, port = server.strip(), "9092"
+    return host.strip("[]"), int(port)
+
+
+def _takes(place: tuple[str, int], seconds: float) -> bool:
+    try:
+        socket.create_connection(place, timeout=seconds).close()
+    except OSError:
+        return False
+    return True
+
+
 def partitions_of(topics: Iterable[str], brokers: Brokers) -> set[TopicPartition]:
     """Every partition of ``topics``; a topic that does not exist has none."""
-    return set(with_consumer(lambda consumer: _partitions(consumer, topics), brokers))
+    return set(with_consumer(lambda consumer: _partitions(consumer, topics, brokers.patience_seconds), brokers))
 
 
 def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tuple[int | None, int]]:
     """Each partition's earliest offset, and the one that its next row will get."""
-    return dict(with_consumer(lambda consumer: _ends(consumer, topics), brokers))
+    return dict(with_consumer(lambda consumer: _ends(consumer, topics, brokers.patience_seconds), brokers))
 
 
 def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
     """Kafka's id of each topic that exists: a topic that was deleted and recreated has another id."""
     names = sorted(topics)
-    return asked(lambda settings: dict(_topic_ids(names, settings)), brokers) if names else {}
+    return asked(lambda settings: dict(_topic_ids(names, settings, brokers.patience_seconds)), brokers) if names else {}
 
 
 def asked(ask: Callable[[dict[str, Any]], _Answer], brokers: Brokers) -> _Answer:
@@ -136,12 +159,12 @@ def _ask_consumer(ask: Callable[[Any], _Answer], settings: dict[str, Any]) -> _A
         consumer.close()
 
 
-def _topic_ids(topics: list[str], settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _topic_ids(topics: list[str], settings: dict[str, Any], seconds: float) -> Iterator[tuple[str, str]]:
     from confluent_kafka import KafkaError, KafkaException, TopicCollection
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient(settings)
-    answers = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_SECONDS)
+    answers = admin.describe_topics(TopicCollection(topics), request_timeout=seconds)
     for topic, answer in answers.items():
         try:
             yield topic, str(answer.result().topic_id)
@@ -151,25 +174,25 @@ def _topic_ids(topics: list[str], settings: dict[str, Any]) -> Iterator[tuple[st
                 raise at_topic(topic, error.args[0]) from None
 
 
-def _partitions(consumer: Any, topics: Iterable[str]) -> list[TopicPartition]:
+def _partitions(consumer: Any, topics: Iterable[str], seconds: float) -> list[TopicPartition]:
     found = []
-    known = consumer.list_topics(timeout=_TIMEOUT_SECONDS).topics
+    known = consumer.list_topics(timeout=seconds).topics
     for topic in topics:
         # A list of all topics leaves out those that this user may not see. Asked for one of them, the broker says so.
-        told = known.get(topic) or consumer.list_topics(topic, timeout=_TIMEOUT_SECONDS).topics[topic]
+        told = known.get(topic) or consumer.list_topics(topic, timeout=seconds).topics[topic]
         if told.error is not None and told.error.name() in RIGHTS:
             raise at_topic(topic, told.error)
         found += [(topic, partition) for partition in told.partitions]
     return found
 
 
-def _ends(consumer: Any, topics: Iterable[str]) -> list[tuple[TopicPartition, tuple[int, int]]]:
+def _ends(consumer: Any, topics: Iterable[str], seconds: float) -> list[tuple[TopicPartition, tuple[int, int]]]:
     import confluent_kafka
 
     return [
         (
             (topic, partition),
-            consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=_TIMEOUT_SECONDS),
+            consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=seconds),
         )
-        for topic, partition in _partitions(consumer, topics)
+        for topic, partition in _partitions(consumer, topics, seconds)
     ]

@@ -54,11 +54,12 @@ class Brokers:
     """
     The addresses of Kafka brokers (``host:port``, several with commas), and librdkafka's settings for them.
 
-    Two that are equal are the same brokers, asked in the same way.
+    Two that are equal are the same brokers, asked in the same way. No answer takes longer than ``patience_seconds``.
     """
 
     servers: str
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    patience_seconds: float = 15
 
     @property
     def client(self) -> dict[str, str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from .broker import TopicPartition, asked, with_consumer
 from .settings import Brokers
 
-_TIMEOUT_SECONDS = 10
+_LONGEST_SECONDS = 10
 # The broker sends at least one whole batch, however small this is.
 _LITTLE = {"fetch.message.max.bytes": "1024", "enable.partition.eof": "true", "auto.offset.reset": "earliest"}
 _FOREVER = -1
@@ -30,17 +31,19 @@ def times_of(records: Mapping[TopicPartition, int], brokers: Brokers) -> dict[To
     """
     if not records:
         return {}
-    reader = Brokers(brokers.servers, (*brokers.settings, *_LITTLE.items()))
-    return with_consumer(lambda consumer: _first_times(consumer, records), reader)
+    reader = replace(brokers, settings=(*brokers.settings, *_LITTLE.items()))
+    return with_consumer(lambda consumer: _first_times(consumer, records, brokers.patience_seconds), reader)
 
 
-def _first_times(consumer: Any, records: Mapping[TopicPartition, int]) -> dict[TopicPartition, float | None]:
+def _first_times(
+    consumer: Any, records: Mapping[TopicPartition, int], seconds: float
+) -> dict[TopicPartition, float | None]:
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka import TopicPartition as Place
 
     found: dict[TopicPartition, float | None] = {}
     consumer.assign([Place(topic, partition, offset) for (topic, partition), offset in records.items()])
-    until = time.monotonic() + _TIMEOUT_SECONDS
+    until = time.monotonic() + min(seconds, _LONGEST_SECONDS)
     while len(found) < len(records) and (left := until - time.monotonic()) > 0:
         message = consumer.poll(left)
         if message is None:
@@ -64,17 +67,17 @@ def retention_seconds(topics: Iterable[str], brokers: Brokers) -> dict[str, floa
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
     names = sorted(set(topics))
-    return asked(lambda settings: _retention(names, settings), brokers) if names else {}
+    return asked(lambda settings: _retention(names, settings, brokers.patience_seconds), brokers) if names else {}
 
 
-def _retention(topics: list[str], settings: dict[str, Any]) -> dict[str, float]:
+def _retention(topics: list[str], settings: dict[str, Any], seconds: float) -> dict[str, float]:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 
     resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
     # Its own name, because the answers end with the client.
     admin = AdminClient(settings)
-    answers = admin.describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
+    answers = admin.describe_configs(resources, request_timeout=seconds)
     kept = {}
     for resource, answer in answers.items():
         try:

@@ -149,7 +149,7 @@ def _keep(url: str, row: Callable[[], Mapping[str, object]]) -> None:
     try:
         described = row()
         with connect(url, connect_timeout=2) as session:
-            session.execute(_BEGIN)
+            session.execute(BEGIN_BRIEFLY)
             keep_in_tx(session, described)
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.InsufficientPrivilege):
         _say_once(url)
@@ -172,11 +172,11 @@ def _say_once(url: str) -> None:
         )
 
 
-# This does not wait for standbys or for the disk.
-_BEGIN = (
+BEGIN_BRIEFLY = (
     "SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; SET LOCAL statement_timeout = 1500; "
     f"SET LOCAL lock_timeout = 1000; SET LOCAL synchronous_commit = off; {SET_OURS}"
 )
+"""Begins a transaction that does not wait for standbys or for the disk, and only briefly for anything else."""
 _KEEP = """
 INSERT INTO pgonce.failures AS f (query_id, query_name, sink_name, run_id, batch_id, code, message, seen_by)
 SELECT %(query_id)s, %(query_name)s, %(sink_name)s, %(run_id)s, %(batch_id)s, %(code)s, %(message)s, %(seen_by)s

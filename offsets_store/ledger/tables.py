@@ -231,6 +231,14 @@ measured_lag = Table(
     _now("measured_at"),
 )
 
+brokers = Table(
+    "brokers",
+    metadata,
+    Column("query_id", Text, primary_key=True),
+    Column("bootstrap_servers", Text, nullable=False),
+    _now("noted_at"),
+)
+
 staged_tables = Table(
     "staged_tables",
     metadata,

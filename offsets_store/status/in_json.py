@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
-from functools import cache
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -21,18 +20,14 @@ _FRACTION = re.compile(r"\.(\d+)")
 def from_json(of: type[_Row], row: Mapping[str, Any]) -> _Row:
     """An object of this dataclass; keys that are no fields of it are left out."""
     values = with_times(of, row)
-    return of(**{name: values[name] for name, _ in _fields(of)})
+    return of(**{field.name: values[field.name] for field in fields(of)})  # type: ignore[arg-type]
 
 
 def with_times(of: type[Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """The row, where the dataclass has a time with that as a time."""
-    times = {name for name, is_time in _fields(of) if is_time}
+    # The types are texts, because of the annotations' future.
+    times = {field.name for field in fields(of) if "datetime" in str(field.type)}
     return {name: time_of(value) if name in times and value is not None else value for name, value in row.items()}
-
-
-@cache
-def _fields(of: type[Any]) -> tuple[tuple[str, bool], ...]:
-    return tuple((field.name, "datetime" in str(field.type)) for field in fields(of))
 
 
 def time_of(in_json: str) -> datetime:

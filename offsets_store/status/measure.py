@@ -8,13 +8,20 @@ topics that these brokers do not have is left out, and what is unknown is None.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from ..kafka.broker import TopicPartition, ends_of
-from ..kafka.settings import Brokers
+from sqlalchemy import exists, select
+
+from ..errors import BrokersError
+from ..kafka.broker import TopicPartition, ends_of, is_reachable
+from ..kafka.settings import Brokers, brokers
 from ..kafka.unread import retention_seconds, times_of
 from ..ledger.session import reading
+from ..ledger.tables import brokers as brokers_named
+from ..ledger.tables import writers
+from ..ledger.writers import IS_LIVING
 from ..offsets import kafka_topics
 from .ends import Newest, lag_of, total_lag
 from .read_stored import stored_writers
@@ -47,15 +54,73 @@ def measure(url: str, kafka: Brokers) -> list[MeasuredLag]:
     return [one.total for one in measure_partitions(url, kafka)]
 
 
-def measure_partitions(url: str, kafka: Brokers) -> list[Measured]:
+@dataclass(frozen=True)
+class Unmeasured:
+    """Queries whose own brokers told nothing, and why, in one line."""
+
+    query_ids: Sequence[str]
+    why: str
+
+
+def measure_own(url: str, settings: Mapping[str, str] | None = None) -> tuple[list[Measured], list[Unmeasured]]:
+    """
+    The same of all living queries that have named their brokers (``bootstrapServers``), asked there.
+
+    Brokers that cannot be reached from here cost :data:`_REACH_SECONDS`, and those that do not answer a little more.
+
+    :param settings: how to log in, as Spark has it.
+    :raises ConfigurationError: NO_KAFKA_CLIENT, or for settings that librdkafka cannot follow.
+    :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
+    """
+    with reading(url, whole=True) as connection:
+        asked: dict[str, list[str]] = {}
+        for query_id, servers in connection.execute(_OWN):
+            asked.setdefault(servers, []).append(query_id)
+    found: list[Measured] = []
+    left: list[Unmeasured] = []
+    with ThreadPoolExecutor(max_workers=max(min(len(asked), _MOST_AT_ONCE), 1)) as pool:
+        for measured, unmeasured in pool.map(lambda servers: _ask_own(url, servers, asked[servers], settings), asked):
+            found += measured
+            left += unmeasured
+    return found, left
+
+
+# Without a login that they want, brokers close the connection, and the client tries again until its time is over.
+_OWN_SECONDS = 2.0
+_REACH_SECONDS = 1.0
+_MOST_AT_ONCE = 8
+_OWN = (
+    select(brokers_named.c.query_id, brokers_named.c.bootstrap_servers)
+    .where(exists().where(writers.c.query_id == brokers_named.c.query_id, IS_LIVING))
+    .order_by(brokers_named.c.query_id)
+)
+
+
+def _ask_own(
+    url: str, servers: str, query_ids: Sequence[str], settings: Mapping[str, str] | None
+) -> tuple[list[Measured], list[Unmeasured]]:
+    asked = brokers(servers, settings)
+    if asked is None or not is_reachable(servers, _REACH_SECONDS):
+        why = f"The brokers {servers} cannot be reached from here."
+        return [], [Unmeasured(query_ids, f"{why} Ask from a host that can, or name others: --bootstrap-servers.")]
+    try:
+        return measure_partitions(url, replace(asked, patience_seconds=_OWN_SECONDS), query_ids), []
+    except BrokersError as error:
+        login = "" if settings else " If they want a login, give it: --kafka-config."
+        return [], [Unmeasured(query_ids, f"{error.what}{login}")]
+
+
+def measure_partitions(url: str, kafka: Brokers, query_ids: Sequence[str] | None = None) -> list[Measured]:
     """
     The same, with what was measured of each partition.
 
+    :param query_ids: only of these queries.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
     with reading(url) as connection:
         known = [writer for writer in stored_writers(connection) if writer.is_living]
+    known = [writer for writer in known if query_ids is None or writer.query_id in query_ids]
     topics = {topic for writer in known for topic in kafka_topics(writer.end_offsets or {})}
     ends = ends_of(topics, kafka)
     now = datetime.now(timezone.utc)

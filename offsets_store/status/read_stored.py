@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Double, Result, Select, and_, case, desc, extract, func, select, true
+from sqlalchemy import Connection, Double, Result, RowMapping, Select, and_, case, desc, extract, func, select, true
 
 from ..errors import NoLedgerError, PgonceError
 from ..ledger.session import reading
@@ -94,7 +94,7 @@ def _as_stored(rows: Result[Any]) -> list[StoredWriter]:
     return [stored_writer(row) for row in rows.mappings()]
 
 
-def stored_writer(row: Mapping[str, Any]) -> StoredWriter:
+def stored_writer(row: Mapping[str, Any] | RowMapping) -> StoredWriter:
     """A row of :data:`WRITERS`."""
     values = checked(row)
     positions = values.pop("stored_positions")
@@ -159,7 +159,7 @@ def batches_of(query_id: str, sinks: Sequence[str], limit: int, since: datetime 
     return found if since is None else found.where(newest.c.committed_at >= since)
 
 
-def stored_batch(row: Mapping[str, Any]) -> StoredBatch:
+def stored_batch(row: Mapping[str, Any] | RowMapping) -> StoredBatch:
     """A row of :func:`batches_of`."""
     return StoredBatch(**checked(row))
 
@@ -184,7 +184,7 @@ def progress_of(query_ids: list[str]) -> Select[Any]:
     return heard.where(writers.c.query_id.in_(query_ids))
 
 
-def as_newest(row: Mapping[str, Any]) -> Newest | None:
+def as_newest(row: Mapping[str, Any] | RowMapping) -> Newest | None:
     """A row of :func:`progress_of`; None if the event told no offsets."""
     latest = checked(row)["latest_offsets"]
     return None if latest is None else newest_of_progress(latest, row["progress_at"])

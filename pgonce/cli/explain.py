@@ -193,9 +193,8 @@ class StateEntry:
 
     def __str__(self) -> str:
         remedy = f"\n\nWhat to do: {self.remedy}" if self.remedy else ""
-        return (
-            f"{self.state} (a query's state: `pgonce explain watching States`)\n\nIt is said if {self.said_if}.{remedy}"
-        )
+        said = f"{self.state} (a state of a query)\n\nIt is said if {self.said_if}.{remedy}"
+        return f"{said}\n\nAll states: pgonce explain watching States"
 
 
 def state_entries() -> dict[str, StateEntry]:

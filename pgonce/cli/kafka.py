@@ -45,6 +45,11 @@ KafkaConfig = Annotated[
     ),
 ]
 
+Measure = Annotated[
+    bool,
+    typer.Option("--measure", help="Ask the brokers that the queries themselves name (their option bootstrapServers)."),
+]
+
 # All of Kafka's settings that can be used here have such a name.
 _NAME = re.compile(r"[A-Za-z]+(\.[A-Za-z]+)+")
 

@@ -25,7 +25,7 @@ from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
 from .doctor import doctor_says
 from .explain import error_entries
-from .kafka import KafkaConfig, Servers, kafka_options
+from .kafka import KafkaConfig, Measure, Servers, kafka_options
 from .terms import Url
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def serve(
     ] = "",
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
+    measure: Measure = False,
 ) -> None:
     """Show all queries in a browser, and to Prometheus, probes and programs, until it is stopped."""
     socket = listen.removeprefix("unix:") if listen.startswith("unix:") else None
@@ -97,7 +98,7 @@ def serve(
         allow_actions, token_file, os.environ.get("PGONCE_ACTIONS_TOKEN"), trust_proxy_header, proxy or (), socket
     )
     acting = PostgresUrl(actions_url, getattr(url, "password_from", None)) if actions_url else url
-    lag = PartitionLags(url, kafka)
+    lag = PartitionLags(url, kafka, kafka_options(kafka_config) if measure and kafka is None else None)
     reader = Reader(url, every, lag.measured)
     known = {code: (entry.meaning, entry.remedy) for code, entry in error_entries().items()}
     settings = Settings(

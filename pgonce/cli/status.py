@@ -20,9 +20,10 @@ from rich.table import Table
 
 from pgonce.offsets_store.errors import NotFoundError
 from pgonce.offsets_store.ledger.writers import is_meant
-from pgonce.offsets_store.spans import parse_span
 from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.ends import Status
+from pgonce.offsets_store.status.measure import Measured, measure_own
+from pgonce.offsets_store.status.spans import parse_span
 from pgonce.offsets_store.status.states import (
     ENDED,
     Finding,
@@ -39,10 +40,10 @@ from pgonce.offsets_store.status.stored import PartitionLag
 from . import completion
 from .answers import tables
 from .answers.figures import count_text
-from .answers.output import print_json, print_lines, print_table, text_of
+from .answers.output import print_error, print_json, print_lines, print_table, text_of
 from .answers.times import FORMS, age_text, duration_text
 from .errors import since_of
-from .kafka import KafkaConfig, Servers, kafka_options
+from .kafka import KafkaConfig, Measure, Servers, kafka_options
 from .terms import ExitCode, Json, Query, Sink, Url
 
 _FEW = 5
@@ -65,6 +66,7 @@ def status(
     sink: Sink = None,
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
+    measure: Measure = False,
     sort: Annotated[tables.Sort, typer.Option(help="The order of the lines.")] = tables.Sort.STATE,
     wide: Wide = False,
     everything: Annotated[bool, typer.Option("--all", help="Show queries that were retired or replaced too.")] = False,
@@ -76,21 +78,41 @@ def status(
 
     def show() -> None:
         store = OffsetsStore(url)
-        measured = _measured(store, bootstrap_servers, kafka_config)
+        measured, own = _asked(store, url, bootstrap_servers, kafka_config, own=measure)
         states, findings = read_states(url, measured)
         if query is None:
             shown = states if everything else [one for one in states if one.state not in ENDED]
             _show_all(store, tables.in_order(shown, sort), findings, wide=wide, as_json=as_json)
         else:
             login = kafka_options(kafka_config) if bootstrap_servers else None
-            found = _statuses(store, states, query, sink, bootstrap_servers, login)
+            found = _with_own(_statuses(store, states, query, sink, bootstrap_servers, login), own)
             _show_one(url, states, found, query, findings, as_json=as_json)
 
     _again_and_again(show, every if watch else None)
 
 
-def _measured(store: OffsetsStore, servers: str | None, config: Path | None) -> list[MeasuredLag]:
-    return store.measured_lag(servers, kafka_options(config)) if servers else []
+def _asked(
+    store: OffsetsStore, url: str, servers: str | None, config: Path | None, *, own: bool
+) -> tuple[list[MeasuredLag], list[Measured]]:
+    """What these brokers tell; or else what the queries' own ones do, and by partition."""
+    if servers:
+        return store.measured_lag(servers, kafka_options(config)), []
+    found = _own(url, config) if own else []
+    return [one.total for one in found], found
+
+
+def _own(url: str, config: Path | None) -> list[Measured]:
+    """What the queries' own brokers tell; on stderr, in a line each, which of them tell nothing."""
+    found, left = measure_own(url, kafka_options(config))
+    for one in left:
+        print_error(f"The lag of {', '.join(one.query_ids[:_FEW])} was not measured. {one.why}")
+    return found
+
+
+def _with_own(found: Sequence[Status], own: Sequence[Measured]) -> list[Status]:
+    """The same, with the partitions as their own brokers told them."""
+    told = {(one.total.query_id, one.total.sink_name): list(one.partitions) for one in own}
+    return [(writer, told.get((writer.query_id, writer.sink_name), lag)) for writer, lag in found]
 
 
 def _again_and_again(show: Callable[[], None], every: float | None) -> None:
@@ -219,12 +241,13 @@ def health(
     max_lag: Annotated[int | None, typer.Option("--max-lag", min=0, help="It may be this many records behind.")] = None,
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
+    measure: Measure = False,
     as_json: Json = False,
 ) -> None:
     """Say what needs attention, with an exit code for probes: all queries, or one, which may be given bounds."""
     oldest = None if max_age is None else parse_span(max_age)
     store = OffsetsStore(url)
-    measured = _measured(store, bootstrap_servers, kafka_config)
+    measured, _ = _asked(store, url, bootstrap_servers, kafka_config, own=measure)
     (states, found), now = read_states(url, measured), datetime.now(timezone.utc)
     if query is not None:
         stored = {(one.query_id, one.sink_name) for one, _ in _statuses(store, states, query, sink, None, None)}
@@ -291,6 +314,7 @@ def offsets(
     ] = False,
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
+    measure: Measure = False,
     as_json: Json = False,
 ) -> None:
     """Show where a query stands, by topic and partition; or where a new checkpoint of it must start."""
@@ -299,7 +323,8 @@ def offsets(
         # This is JSON for a program in any case, so --json changes nothing.
         typer.echo(store.starting_offsets(query, sink, bootstrap_servers, login))
         return
-    found = store.status_of(query, sink, bootstrap_servers, login)
+    own = _own(url, kafka_config) if measure and not bootstrap_servers else []
+    found = _with_own(store.status_of(query, sink, bootstrap_servers, login), own)
     if as_json:
         print_json(offsets_records(found))
         return

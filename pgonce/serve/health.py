@@ -58,7 +58,7 @@ def of_process(snapshot: Snapshot, now: datetime, every: float) -> Health:
     if not snapshot.findings:
         return Health(True, f"ok: {read}")
     critical = sum(one.severity == "critical" for one in snapshot.findings)
-    # The process is well. What it has found is said too, so that nobody takes this line for all that there is.
+    # The process is well, so this is no 503; what it has found is said too.
     return Health(
         True, f"the ledger is read: {read}; {critical} critical of {len(snapshot.findings)} findings (/api/health)"
     )

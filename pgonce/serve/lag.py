@@ -21,7 +21,7 @@ from pgonce.offsets_store.errors import LedgerError, PgonceError, without_its_wo
 from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.tables import measured_lag
-from pgonce.offsets_store.status.measure import Measured, measure_partitions
+from pgonce.offsets_store.status.measure import Measured, measure_own, measure_partitions
 from pgonce.offsets_store.status.states import MeasuredLag
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import PartitionLag
@@ -49,11 +49,13 @@ class PartitionLags:
     Reads the lag from :meth:`start` to :meth:`stop`.
 
     :param brokers: whom to ask; None to read what progress events told.
+    :param own_settings: how to log in to the brokers that the queries themselves name; None to leave these alone.
     """
 
-    def __init__(self, url: str, brokers: Brokers | None) -> None:
+    def __init__(self, url: str, brokers: Brokers | None, own_settings: Mapping[str, str] | None = None) -> None:
         self._url = url
         self._brokers = brokers
+        self._own_settings = own_settings
         self._measured: Sequence[MeasuredLag] = ()
         self._partitions: Mapping[Key, Sequence[PartitionBehind]] = {}
         self._rows: Mapping[Key, Sequence[PartitionLag]] = {}
@@ -88,7 +90,6 @@ class PartitionLags:
         while not self._stopping.is_set():
             try:
                 self.refresh()
-                self._say("")
             except PgonceError as error:
                 self._partitions, self._rows = {}, {}
                 self._say(str(error))
@@ -103,8 +104,8 @@ class PartitionLags:
 
         :raises PgonceError: if the brokers or the ledger cannot be asked.
         """
-        if self._brokers is not None:
-            found = measure_partitions(self._url, self._brokers)
+        if self._brokers is not None or self._own_settings is not None:
+            found = self._measure()
             self._measured = [one.total for one in found]
             self._partitions = {(one.total.query_id, one.total.sink_name): tuple(_behind(one)) for one in found}
             self._rows = {(one.total.query_id, one.total.sink_name): one.partitions for one in found}
@@ -118,6 +119,15 @@ class PartitionLags:
                 )
                 for writer, rows in OffsetsStore(self._url).status()
             }
+
+    def _measure(self) -> list[Measured]:
+        if self._brokers is not None:
+            told = measure_partitions(self._url, self._brokers)
+            self._say("")
+            return told
+        found, left = measure_own(self._url, self._own_settings)
+        self._say(" ".join(one.why for one in left))
+        return found
 
     def _store(self) -> None:
         if not self._stores or not self._measured:

@@ -74,7 +74,7 @@ class BatchSettings:
             # The rows' positions are in the range that the query planned.
             refuse_without_positions(batch)
             batch = replace(batch, span=Span(batch.start or {}, batch.end or {}))
-        return with_topic_ids(batch, self.brokers)
+        return with_topic_ids(batch, self.brokers, self.commit.url)
 
     def failures_kept(self, batch: PlannedBatch, sink_name: str | None) -> AbstractContextManager[None]:
         """Around all that is done for a batch once it is known: an error of ours is kept."""

@@ -110,9 +110,9 @@ def _written_within(interval_ms: int, checkpoint_location: str) -> bool:
     return isinstance(planned_at, int) and time.time() * 1000 < planned_at + interval_ms
 
 
-def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None) -> PlannedBatch:
+def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None, url: str) -> PlannedBatch:
     """
-    The batch, with Kafka's ids of the topics that it reads.
+    The batch, with Kafka's ids of the topics that it reads. Once a run, the ledger at ``url`` is told of the brokers.
 
     :raises ConfigurationError: NO_KAFKA_CLIENT.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
@@ -121,12 +121,23 @@ def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None) -> PlannedBatch
         return batch
     known = furthest(batch.end, batch.resumes_at, batch.span.next if batch.span else None)
     topics = tuple(sorted(kafka_topics(known)))
-    return replace(batch, topic_ids=dict(_asked_once(batch.run_id, topics, brokers)))
+    found = _asked_once(batch.run_id, topics, brokers)
+    # The planner knows no run.
+    if batch.run_id:
+        _noted_once(batch.run_id, url, batch.query_id, brokers.servers)
+    return replace(batch, topic_ids=dict(found))
 
 
 @lru_cache(maxsize=64)
 def _asked_once(_: str, topics: tuple[str, ...], brokers: Brokers) -> tuple[tuple[str, str], ...]:
     return tuple(topic_ids(topics, brokers).items())
+
+
+@lru_cache(maxsize=64)
+def _noted_once(_: str, url: str, query_id: str, servers: str) -> None:
+    from pgonce.offsets_store.ledger.brokers import note_brokers
+
+    note_brokers(url, query_id, servers)
 
 
 def planned_batch(
@@ -141,7 +152,9 @@ def planned_batch(
         :func:`pgonce.sink.identity.planned_batch.with_topic_ids`.
     """
     if options.offsets_from == "checkpoint":
-        return with_topic_ids(batch_from_checkpoint(options, origin, reach, attempt), options.brokers)
+        return with_topic_ids(
+            batch_from_checkpoint(options, origin, reach, attempt), options.brokers, options.commit.url
+        )
     return batch_by_id(origin, options.query_name, options.checkpoint_location, attempt)
 
 

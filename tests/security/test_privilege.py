@@ -29,6 +29,7 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.ledger.brokers import note_in_tx
 from pgonce.offsets_store.ledger.failures import Failed, keep_in_tx, row_of
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants, ledgers_seen, migrate
 from pgonce.offsets_store.ledger.published import Published
@@ -155,6 +156,7 @@ def tell_states(url: str, query_id: str) -> None:
     with writing(url) as connection:
         keep_in_tx(driver_connection(connection), row_of(failed, "LOCKED", "It was held."))
         runs.store_in_tx(connection)
+        note_in_tx(driver_connection(connection), query_id, "broker:9092")
         store_measured_in_tx(connection, [lag])
     store = OffsetsStore(url)
     assert store.failures() != []
@@ -240,7 +242,7 @@ GRANTS = [*granted_in_the_document("streamer"), *single_grants(grants("streamer"
 
 def test_every_grant_is_needed_and_its_absence_is_named(streamer):
     """Without any one of them something fails, with a code, and the text names the object that lacks it."""
-    assert len(GRANTS) == 13 + 2 + 15 + 24 + 6 + 10 + 5
+    assert len(GRANTS) == 13 + 2 + 18 + 24 + 6 + 10 + 5
     unexplained = []
     for number, grant in enumerate(GRANTS):
         with streamer.without(grant):

@@ -25,14 +25,14 @@ PICTURE = Path(__file__).parents[2] / "docs" / "watch.svg"
 WIDTH, HEIGHT = 110, 20
 
 _QUERIES = {
-    # Name: sink, state, batch, seconds since it published, rows a minute, lag, and where the hour's course leads.
+    # Name: sink, state, batch, seconds since it published, rows a second, lag, and where the hour's course leads.
     "payments": ("billing.payments", "refused", 912, 11_000, 0, None, "stops"),
-    "clicks": ("public.clicks", "lagging", 88_120, 6, 1_130_000, 1_204_000, "rises"),
-    "orders": ("public.orders", "running", 10_422, 4, 14_200, 0, "waves"),
-    "orders_by_hour": ("public.orders_by_hour", "running", 10_421, 9, 820, 0, "waves"),
+    "clicks": ("public.clicks", "lagging", 88_120, 6, 18_800, 1_204_000, "rises"),
+    "orders": ("public.orders", "running", 10_422, 4, 237, 0, "waves"),
+    "orders_by_hour": ("public.orders_by_hour", "running", 10_421, 9, 13.7, 0, "waves"),
     "customers": ("public.customers", "idle", 5_120, 600, 0, 0, "falls"),
-    "inventory": ("warehouse.stock_levels", "running", 770, 2, 5_400, 12, "waves"),
-    "sessions": ("analytics.sessions", "running", 44_810, 3, 220_000, 310, "rises"),
+    "inventory": ("warehouse.stock_levels", "running", 770, 2, 90, 12, "waves"),
+    "sessions": ("analytics.sessions", "running", 44_810, 3, 3_667, 310, "rises"),
     "returns": ("public.returns", "quiet", 310, 5_400, 0, None, "stops"),
 }
 _COURSES = {

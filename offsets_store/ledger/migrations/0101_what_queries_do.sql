@@ -76,6 +76,16 @@ COMMENT ON COLUMN pgonce.measured_lag.lag_seconds IS 'The age of the oldest of t
 COMMENT ON COLUMN pgonce.measured_lag.retention_used_percent IS 'How much of its topic''s retention that record has used. From 100 on, Kafka may have deleted it.';
 COMMENT ON COLUMN pgonce.measured_lag.measured_at IS 'When it was measured.';
 
+CREATE TABLE pgonce.brokers (
+    query_id          text PRIMARY KEY,
+    bootstrap_servers text NOT NULL,
+    noted_at          timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+COMMENT ON TABLE pgonce.brokers IS 'The Kafka brokers that queries name themselves, with the option bootstrapServers.';
+COMMENT ON COLUMN pgonce.brokers.query_id IS 'The query.';
+COMMENT ON COLUMN pgonce.brokers.bootstrap_servers IS 'Host names and ports, and never a login.';
+COMMENT ON COLUMN pgonce.brokers.noted_at IS 'When a run named these brokers first.';
+
 -- The lag within one event: what lay in the sources when its batch was planned, less what the batch read.
 ALTER TABLE pgonce.progress ADD COLUMN lag bigint;
 COMMENT ON COLUMN pgonce.progress.lag IS 'Kafka records that lay in the sources when the batch was planned and that it left there; null where unknown.';

@@ -250,7 +250,7 @@ def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> No
 
 # A test revokes them one by one.
 PRIVILEGES = {
-    "SELECT, INSERT, UPDATE": ("writers", "interventions", "batch_jobs", "home", "measured_lag"),
+    "SELECT, INSERT, UPDATE": ("writers", "interventions", "batch_jobs", "home", "measured_lag", "brokers"),
     "SELECT, INSERT, UPDATE, DELETE": (
         "batches",
         "progress",

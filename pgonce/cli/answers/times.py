@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, time, timedelta
 
-from pgonce.offsets_store.spans import seconds_of
+from pgonce.offsets_store.status.spans import seconds_of
 
 from .figures import UNKNOWN
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from support.ledger_history import KAFKA, hear, heard_at, publish
@@ -59,7 +59,9 @@ class TestLag:
         assert "lag measured 1h ago" in shown
         assert "15    ?" in shown
         (writer,) = json.loads(pgonce("status", "--json").stdout)
-        assert (writer["lag"], writer["lag_measured_at"]) == (None, None)
+        assert (writer["lag"], writer["last_lag"]) == (None, 7)
+        assert datetime.fromisoformat(writer["lag_measured_at"]) == heard_at(url) - timedelta(hours=1)
+        assert "? (was 7 records at " in pgonce("status", "orders").stdout
 
 
 class TestStartingOffsets:

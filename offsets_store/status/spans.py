@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from .errors import bad_option
+from ..errors import bad_option
 
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -6,8 +6,8 @@ import doctest
 
 import pytest
 
-from pgonce.offsets_store import spans
 from pgonce.offsets_store.errors import ConfigurationError
+from pgonce.offsets_store.status import spans
 
 
 def test_the_examples_hold():
