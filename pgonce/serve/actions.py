@@ -51,12 +51,12 @@ class ActionSettings:
     What actions need.
 
     ``url`` is that of the role that acts. ``doctor`` says in lines what a query's checkpoint and the ledger make of the
-    next start, or gives None if the checkpoint at that place is another query's.
+    next start, or raises the reason why it cannot.
     """
 
     url: str = field(repr=False)
     admission: Admission
-    doctor: Callable[[str, str, str], list[str] | None]
+    doctor: Callable[[str, str, str | None], list[str]]
 
 
 class Actions:
@@ -202,15 +202,10 @@ class Actions:
         return self._show("accept.html", visitor, state=state, lines=lines)
 
     def _doctor_says(self, state: QueryState) -> list[str]:
-        place = OffsetsStore(self._url).latest(state.query_id, state.sink_name).checkpoint_location
         try:
-            said = self._doctor(place, self._url, state.query_id) if place else None
+            return self._doctor(state.query_id, self._url, state.sink_name)
         except PgonceError as error:
             return [f"Doctor cannot tell what happens at the next start: {error.what}", error.remedy]
-        return said or [
-            f"Doctor cannot tell what happens at the next start: the query's checkpoint ({place or 'unknown'}) is not "
-            "at that place, as seen from here. Type pgonce doctor where the query's driver runs."
-        ]
 
     def _accept(self, visitor: Visitor, form: Form, state: QueryState) -> Response:
         batch = form.one("batch").strip()
