@@ -184,6 +184,12 @@ class Entrance:
         answer.delete_cookie(self._visitors.cookie, path=self._root or "/", httponly=True, samesite="strict")
         return answer
 
+    def _to_sign_in(self, request: Request, path: str) -> Response:
+        if request.method == "POST":
+            raise Refused(403, f"You are not signed in, or no more. {UNCHANGED}")
+        after = urlencode({"after": f"{path}?{urlencode(request.query_params.multi_items())}"})
+        return RedirectResponse(f"{self._root}/sign-in?{after}", 303)
+
     def _refuse_strange(self, visitor: Visitor | None, path: str, form: Form) -> None:
         if not self._visitors.is_genuine(visitor, path, form.one("form")):
             raise Refused(
@@ -197,17 +203,16 @@ class Entrance:
             visitor, state = self._visitors.of(request), None
             path = request.scope["path"].removeprefix(self._root)
             try:
-                is_post = request.method == "POST"
-                form = await _read(request) if is_post else Form(request.query_params.multi_items())
-                if visitor is None and not is_post:
-                    after = urlencode({"after": f"{path}?{urlencode(form.fields)}"})
-                    return RedirectResponse(f"{self._root}/sign-in?{after}", 303)
-                known = _known(visitor, 403, f"You are not signed in, or no more. {UNCHANGED}")
-                if is_post:
-                    self._refuse_strange(known, path, form)
+                if visitor is None:
+                    return self._to_sign_in(request, path)
+                if request.method == "POST":
+                    form = await _read(request)
+                    self._refuse_strange(visitor, path, form)
+                else:
+                    form = Form(request.query_params.multi_items())
                 found = self._state_of(form.one("query"), form.one("sink"))
                 state = _known(found, 404, f"The ledger has no such query and sink. {UNCHANGED}")
-                return await run_in_threadpool(handler, known, form, state)
+                return await run_in_threadpool(handler, visitor, form, state)
             except ClientDisconnect:
                 return Response(status_code=400)
             except Refused as error:

@@ -200,6 +200,8 @@ class Visitors:
             is_proxy = self._admission.by_socket
         else:
             address = ipaddress.ip_address(peer.host.partition("%")[0])
+            # So a socket for both kinds of addresses shows an old one.
+            address = getattr(address, "ipv4_mapped", None) or address
             is_proxy = any(address in network for network in self._admission.proxies)
         values = request.headers.getlist(header)
         if not is_proxy or len(values) != 1:

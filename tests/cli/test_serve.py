@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import http.client
+import ipaddress
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from urllib.parse import urlencode
 
 import pytest
 from free_ports import free_port
-from support.ledger_history import KAFKA, publish
+from support.ledger_history import KAFKA, QUERY, publish
 
 from pgonce.cli.main import ExitCode
-from pgonce.cli.serve import database_of, listening
+from pgonce.cli.serve import admitted, database_of, listening
 from pgonce.offsets_store.errors import ConfigurationError
 
 
@@ -54,6 +58,98 @@ def asked(address: str) -> str:
             pass
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def over(place, path, **headers):
+    """Status and text of an answer through a Unix socket; None before it listens."""
+    line = http.client.HTTPConnection("localhost", timeout=10)
+    line.sock = socket.socket(socket.AF_UNIX)
+    try:
+        line.sock.connect(str(place))
+    except OSError:
+        return None
+    line.request("GET", path, headers=headers)
+    answer = line.getresponse()
+    found = answer.status, answer.read().decode()
+    line.close()
+    return found
+
+
+def test_actions_for_those_whom_a_proxy_on_a_socket_names(url, store, tmp_path):
+    """Who can open the socket is the proxy: its header says who the person is; without it there is no action."""
+    publish(url, 3, KAFKA)
+    place, token = tmp_path / "serve.sock", "a token that nobody shows"
+    command = [
+        sys.executable, "-m", "pgonce", "serve", "--listen", f"unix:{place}", "--allow-actions",
+        "--trust-proxy-header", "X-User", "--proxy", "unix",
+    ]  # fmt: skip
+    known = {**os.environ, "PGONCE_URL": url, "PGONCE_ACTIONS_TOKEN": token}
+    process = subprocess.Popen(command, env=known, stderr=subprocess.PIPE, text=True)
+    asked_for = f"/letters?{urlencode({'query': QUERY, 'sink': 'public.orders'})}"
+    try:
+        assert process.stderr.readline() == f"pgonce serve: unix:{place} (Ctrl-C ends it)\n"
+        until = time.monotonic() + 30
+        while (found := over(place, asked_for, **{"X-User": "ann"})) is None or found[0] != 200:
+            assert time.monotonic() < until, found
+            time.sleep(0.05)
+        assert "Signed in as <b>ann</b>" in found[1]
+        assert over(place, asked_for)[0] == 303
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=10)
+        assert token not in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class TestWhoMayAct:
+    """What --allow-actions needs, before anything listens."""
+
+    TOKEN = "0123456789abcdef"
+
+    def test_a_token_from_a_file_or_the_environment(self, tmp_path):
+        """The file counts if both are given; the token is not in what is shown of it."""
+        file = tmp_path / "token"
+        file.write_text(f"{self.TOKEN}\n")
+        for given in ((file, None), (None, self.TOKEN), (file, "another one that does not count")):
+            found = admitted(True, *given, None, ())
+            assert found.token == self.TOKEN
+            assert self.TOKEN not in repr(found)
+
+    def test_a_proxy(self):
+        """Its header, and from where it is believed."""
+        found = admitted(True, None, None, "X-User", ["10.1.2.0/24", "::1"])
+        assert (found.token, found.proxy_header, found.by_socket) == (None, "X-User", False)
+        assert found.proxies == (ipaddress.ip_network("10.1.2.0/24"), ipaddress.ip_network("::1"))
+        assert admitted(True, None, None, "X-User", ["unix"], "/run/x").by_socket
+
+    def test_not_allowed(self):
+        """Without the option nobody acts, although the environment has a token."""
+        assert admitted(False, None, self.TOKEN, None, ()) is None
+
+    def test_what_is_refused(self, tmp_path):
+        """Each with a sentence that does not show the token."""
+        (tmp_path / "short").write_text("secret")
+        (tmp_path / "bytes").write_bytes(b"\xff\xfe" * 20)
+        for given in (
+            (True, None, None, None, ()),
+            (True, tmp_path / "nothing", None, None, ()),
+            (True, tmp_path / "short", self.TOKEN, None, ()),
+            (True, tmp_path / "bytes", None, None, ()),
+            (True, None, "   ", None, ()),
+            (True, None, None, "X-User", ()),
+            (True, None, self.TOKEN, None, ("10.1.2.3",)),
+            (True, None, None, "X User", ("10.1.2.3",)),
+            (True, None, None, "X-User", ("proxy.example",)),
+            (True, None, None, "X-User", ("unix",)),
+            (False, tmp_path / "short", None, None, ()),
+            (False, None, None, "X-User", ()),
+            (False, None, None, None, ("10.1.2.3",)),
+        ):
+            with pytest.raises(ConfigurationError, match="BAD_OPTION") as refused:
+                admitted(*given)
+            assert "secret" not in str(refused.value)
+            assert self.TOKEN not in str(refused.value)
 
 
 def test_without_the_extra(pgonce, monkeypatch):

@@ -7,10 +7,14 @@ import logging
 from urllib.parse import urlencode
 
 import pytest
+from starlette.requests import Request
 from support.acting import FORM, SINK, TOKEN, Filled, Person, acting, settings, sign_in
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, publish
 from support.served import served
+
+from pgonce.serve import security
+from pgonce.serve.security import Admission, Visitors
 
 POSTS = ("/sign-in", "/sign-out", "/actions/letters", "/actions/repair", "/actions/retire", "/actions/accept")
 
@@ -95,6 +99,20 @@ class TestSigningIn:
         assert ann.of("letters").status == 303
         assert ann.send("/actions/letters", fields).status == 403
         assert untouched(admin)
+
+    def test_it_ends_by_itself(self, monkeypatch):
+        """After its time, and if a hundred have signed in since."""
+        visitors = Visitors(Admission(TOKEN), "")
+
+        def asked(value):
+            return Request({"type": "http", "headers": [(b"cookie", f"{visitors.cookie}={value}".encode())]})
+
+        first = asked(visitors.sign_in("ann", TOKEN))
+        assert visitors.of(first).person == "ann"
+        last = [visitors.sign_in("bob", TOKEN) for _ in range(100)][-1]
+        assert (visitors.of(first), visitors.of(asked(last)).person) == (None, "bob")
+        monkeypatch.setattr(security, "_SESSION_SECONDS", 0)
+        assert visitors.of(asked(visitors.sign_in("ann", TOKEN))) is None
 
     def test_under_a_path(self, url, admin):
         """Behind a proxy that shows it under a path, cookie, forms and links have that path."""
@@ -263,6 +281,14 @@ class TestProxy:
             assert Person(site, headers=evil).of("letters").status == 303
             assert Person(site, headers=evil).send("/actions/letters", [("id", "1")]).status == 403
         assert untouched(admin)
+
+    def test_an_address_in_its_other_form(self):
+        """A socket for both kinds of addresses shows an address of IPv4 as one of IPv6."""
+        trusted = Admission(proxy_header="X-User", proxies=(ipaddress.ip_network("10.1.2.0/24"),))
+        for client, person in (("10.1.2.3", "ann"), ("::ffff:10.1.2.3", "ann"), ("::ffff:10.1.3.3", None)):
+            asked = Request({"type": "http", "client": (client, 1), "headers": [(b"x-user", b"ann")]})
+            found = Visitors(trusted, "").of(asked)
+            assert (found and found.person) == person
 
     def test_a_form_is_for_one_person(self, url, admin):
         """Ann's form does not count if the proxy says that bob sends it."""
