@@ -89,6 +89,7 @@ def letters_page(site, page, name="ann"):
     expect(page.locator("h1")).to_have_text("Dead letters")
 
 
+@pytest.mark.slow
 def test_twelve_letters(url, admin, twelve, open_page):
     """Of twelve letters that are listed, 3 are repaired, 2 replayed and 1 discarded; the ledger says who and why."""
     with acting(url) as site:
@@ -135,6 +136,7 @@ def test_twelve_letters(url, admin, twelve, open_page):
     )
 
 
+@pytest.mark.slow
 def test_by_keys_alone(url, admin, twelve, open_page):
     """The keys j and x choose, Tab and Enter go on; letters that are typed into a field are no commands."""
     with acting(url) as site:
@@ -205,6 +207,7 @@ def test_another_site_cannot_act(url, admin, twelve, open_page):
     assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (12,)
 
 
+@pytest.mark.slow
 def test_hostile_text_does_nothing(url, store, admin, open_page):
     """Names, values and messages full of markup are text on every page of actions, and nothing of them runs."""
     publish(url, 3, {"0": {EVIL: {"0": 10}}}, query_name=EVIL, sink_name=EVIL)
@@ -227,8 +230,8 @@ def test_hostile_text_does_nothing(url, store, admin, open_page):
         assert "owned" not in page.title().replace("document.title='owned'", "")
 
 
-@pytest.mark.parametrize("queries", [1])
-def test_pictures(url, store, admin, open_page, tmp_path, queries):
+@pytest.mark.slow
+def test_pictures(url, store, admin, open_page, tmp_path):
     """Each page of actions is drawn whole at both widths, dark and light, and scrolls in one direction only."""
     checkpoint = write_checkpoint(tmp_path / "ckpt", entries(8, 9), (7, 8))
     (checkpoint / "state").mkdir()
