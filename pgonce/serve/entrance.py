@@ -87,6 +87,11 @@ class Form:
         refuse_no_reason(reason)
         return reason
 
+    def refuse_nul(self) -> None:
+        """Refuse what no text of Postgres holds; a reason gets an escape for it."""
+        if any("\0" in value for name, value in self.fields if name != "reason"):
+            raise Refused(400, f"No text in Postgres can have a NUL. {UNCHANGED}")
+
 
 async def _read(request: Request) -> Form:
     """The fields of a form, of a bounded size."""
@@ -210,6 +215,7 @@ class Entrance:
                     self._refuse_strange(visitor, path, form)
                 else:
                     form = Form(request.query_params.multi_items())
+                form.refuse_nul()
                 found = self._state_of(form.one("query"), form.one("sink"))
                 state = _known(found, 404, f"The ledger has no such query and sink. {UNCHANGED}")
                 return await run_in_threadpool(handler, visitor, form, state)

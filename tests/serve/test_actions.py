@@ -209,6 +209,26 @@ class TestLetters:
             assert "new value of column" in refused.text
         assert left(admin)[one] == {"id": 1, "name": "too long"}
 
+    def test_a_nul_and_other_bytes_in_every_field(self, ann, admin):
+        """Each is refused in words, or escaped; the server does not fail, and nothing is changed but by its name."""
+        one = put_aside(admin, {"id": 1, "name": "too long"})
+        for odd in ("\0", "a\0b", "\ud800", "\x1b[2J", "\u202e", "x" * 5000):
+            for name in ("query", "sink", "code", "id"):
+                asked = {"query": QUERY, "sink": SINK, "id": "1", name: odd.encode("utf-8", "surrogatepass")}
+                for path in ("letters", "letter", "retire", "accept"):
+                    assert ann.page(f"/{path}?{urlencode(asked)}").status < 500, (path, name, odd[:5])
+            fields = Filled(ann.of("letter", id=one).text).to("/actions/repair")
+            text = odd.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+            for name in ("query", "sink", "id", "column", "value", "seen", "form", "sure"):
+                sent = [(each, text if each == name else SURE.get(each, value)) for each, value in fields]
+                told = ann.send("/actions/repair", sent)
+                assert 400 <= told.status < 500, (name, odd[:5], told.status)
+            # Only shown.
+            assert ann.fill(ann.of("accept"), "/actions/accept", batch="9", reason=text).status == 200
+        assert (left(admin)[one], who(admin)) == ({"id": 1, "name": "too long"}, [])
+        assert ann.fill(ann.choose("discard", [one]), "/actions/letters", reason="a\0b\x1b", sure="yes").status == 200
+        assert who(admin) == [("discard-dead-letters", "ann", "a\\x00b\\x1b")]
+
     def test_digits_are_kept(self, ann, admin):
         """What is not repaired stays as it is, to the last digit."""
         row = '{"id": 1, "name": "too long", "price": 1.10, "sum": 123456789012345678901234567890.123456789}'
