@@ -175,13 +175,10 @@ def test_killed_driver_is_succeeded(moment, bench_of, spark):
 
 @pytest.mark.parametrize(
     "hold",
-    [
-        inside_the_transaction,
-        *(pytest.param(hold, marks=pytest.mark.thorough) for hold in (at_the_record, after_commit)),
-    ],
+    [inside_the_transaction, pytest.param(after_commit, marks=pytest.mark.thorough)],
 )
 def test_killed_driver_is_succeeded_in_short(hold, bench_of, spark):
-    """The same inside the transaction, while it commits, and after COMMIT, for two ways in."""
+    """The same inside the transaction, and after COMMIT, for two ways in."""
     (moment,) = [moment for moment in MOMENTS if moment.hold is hold]
     kill_and_take_over(moment, bench_of(WAYS[:1] + WAYS[3:4]), spark)
 
