@@ -122,7 +122,7 @@ def broken_at_each_message(proxy: Proxy, commit: Callable[[int], object], landed
 
 
 @pytest.mark.parametrize(
-    "way", ["append", "apply", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("upsert", "routes"))]
+    "way", ["append", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("upsert", "apply", "routes"))]
 )
 def test_the_line_may_break_at_any_message(way, admin, proxy):
     """The batch is there once, and is called landed only if COMMIT had been sent."""

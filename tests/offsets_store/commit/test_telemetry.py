@@ -102,6 +102,7 @@ def test_each_commit_is_a_span(url, proxy, admin, collector):
     assert not any(part in collector.raw for part in (b"postgresql://", b"password", admin.info.host.encode()))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("events")
 def test_the_environment_names_the_parent_where_the_caller_has_no_span(url, proxy, collector):
     """What a scheduler gives to its processes as TRACEPARENT holds for commits, unless the program has its own span."""
