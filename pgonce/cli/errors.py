@@ -20,7 +20,7 @@ from rich.console import Console
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.status.failures import StoredFailure
-from pgonce.offsets_store.status.states import QueryState, name_of, read_states
+from pgonce.offsets_store.status.states import QueryState, name_of, place_of, read_states
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import output
@@ -64,6 +64,7 @@ def errors(
     states, _ = read_states(url)
     silent = [one for one in states if one.severity and one.state != "refused" and _is_asked(query, one)]
     if silent:
+        silent.sort(key=lambda one: place_of(one.state))
         output.print_lines(["", *_wrapped(_silent(silent), _width(), indent="")])
 
 
