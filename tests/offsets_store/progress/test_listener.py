@@ -316,7 +316,7 @@ class TestLife:
         """Progress is stored as before, nothing else is, and nobody is warned."""
         ensure_ledger(url)
         admin.execute("""
-            DELETE FROM pgonce.schema_version WHERE version = 101; DROP VIEW pgonce.health, pgonce.queries;
+            DELETE FROM pgonce.schema_version WHERE version >= 101; DROP VIEW pgonce.health, pgonce.queries;
             DROP TABLE pgonce.heartbeats, pgonce.failures; ALTER TABLE pgonce.progress DROP COLUMN lag
         """)
         listener = OffsetsListener(url)
