@@ -49,6 +49,10 @@ _TO_PEM = (
 _SECRETS = ("sasl.password", "ssl.key.password", "ssl.keystore.password", "ssl.key.pem")
 
 
+PATIENCE_SECONDS = 15.0
+"""How long brokers have to answer; a command that measures many of them gives them less."""
+
+
 @dataclass(frozen=True)
 class Brokers:
     """
@@ -59,7 +63,7 @@ class Brokers:
 
     servers: str
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    patience_seconds: float = 15
+    patience_seconds: float = field(default_factory=lambda: PATIENCE_SECONDS)
 
     @property
     def client(self) -> dict[str, str]:

@@ -55,7 +55,7 @@ def add_partitions(kafka, topic, total):
 
 def test_no_broker_there(url, store, monkeypatch):
     """Brokers that do not answer are an error of ours, after a bounded wait."""
-    monkeypatch.setattr("pgonce.offsets_store.kafka.broker._TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr("pgonce.offsets_store.kafka.settings.PATIENCE_SECONDS", 1)
     publish(url, 0, KAFKA)
     with pytest.raises(OffsetsError, match=r"127\.0\.0\.1:1") as refused:
         store.lag("orders", bootstrap_servers="127.0.0.1:1")

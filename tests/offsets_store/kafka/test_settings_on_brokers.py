@@ -65,7 +65,7 @@ def test_brokers_answer(secure_kafka, secure_topic, protocol, mechanism):
 
 def test_a_wrong_password(secure_kafka, secure_topic, monkeypatch):
     """A login that is refused is said to be one, by each kind of client, and no password is repeated."""
-    monkeypatch.setattr("pgonce.offsets_store.kafka.broker._TIMEOUT_SECONDS", 3)
+    monkeypatch.setattr("pgonce.offsets_store.kafka.settings.PATIENCE_SECONDS", 3)
     wrong = "zq7wrong"
     options = options_for(secure_kafka, "SASL_SSL", "SCRAM-SHA-256", wrong)
     found = brokers(secure_kafka.servers("SASL_SSL"), options)

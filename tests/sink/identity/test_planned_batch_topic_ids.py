@@ -38,20 +38,20 @@ def recreate(kafka, name):
     assert wait_until(lambda: topic_ids([name], Brokers(kafka.bootstrap_servers)))
 
 
-def reading(topic, batch_id, run_id, kafka=None):
+def reading(url, topic, batch_id, run_id, kafka=None):
     """Batch N of a query that reads 10 rows of the topic a batch, with the topic's id where a broker is given."""
     start, end = ({"0": {topic: {"0": at}}} for at in (batch_id * 10, batch_id * 10 + 10))
     batch = make_batch(batch_id, run_id=run_id, start=start, end=end)
-    return with_topic_ids(batch, Brokers(kafka.bootstrap_servers) if kafka else None)
+    return with_topic_ids(batch, Brokers(kafka.bootstrap_servers) if kafka else None, url)
 
 
 def test_a_topic_recreated_is_refused_at_the_next_start(kafka, topic, url, events):
     """The next run's batch looks like the one that follows, and is not: its rows are another topic's."""
     name = topic()
-    assert commit(url, reading(name, 0, "run 1", kafka), EVENTS) is Verdict.NEW
+    assert commit(url, reading(url, name, 0, "run 1", kafka), EVENTS) is Verdict.NEW
     recreate(kafka, name)
     with pytest.raises(RefusedBatch, match=f"reads {name}, which was deleted and recreated") as refused:
-        commit(url, reading(name, 1, "run 2", kafka), EVENTS)
+        commit(url, reading(url, name, 1, "run 2", kafka), EVENTS)
     assert refused.value.code == "RECREATED"
 
 
@@ -61,8 +61,8 @@ def test_a_topic_that_is_gone_has_no_id(kafka, topic):
     assert topic_ids(["no-topic-of-that-name", name], Brokers(kafka.bootstrap_servers)).keys() == {name}
 
 
-def test_no_broker_there(events):
+def test_no_broker_there(url, events):
     """Brokers that do not answer fail the batch: the check that was asked for cannot be made."""
     batch = make_batch(start={"0": {"t": {"0": 0}}}, end={"0": {"t": {"0": 10}}}, run_id="nobody there")
     with pytest.raises(OffsetsError, match="KAFKA_UNREACHABLE"):
-        with_topic_ids(batch, Brokers("127.0.0.1:1"))
+        with_topic_ids(batch, Brokers("127.0.0.1:1"), url)
