@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
     from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction, transactional_batch
     from pgonce.sink.options.sink_options import pipeline_sink_options
+    from pgonce.sink.real_time.start import start_real_time
     from pgonce.sink.recover_and_start import recover_and_start
 
     __version__: str
@@ -50,6 +51,7 @@ else:
         "pipeline_sink_options": "pgonce.sink.options.sink_options",
         "recover_and_start": "pgonce.sink.recover_and_start",
         "recover_checkpoint": "pgonce.offsets_store.recovery.recover",
+        "start_real_time": "pgonce.sink.real_time.start",
         "transactional_batch": "pgonce.sink.foreach_batch.transactional_batch",
         "watch": "pgonce.offsets_store.progress.listener",
     }
@@ -91,6 +93,7 @@ __all__ = [
     "pipeline_sink_options",
     "recover_and_start",
     "recover_checkpoint",
+    "start_real_time",
     "transactional_batch",
     "watch",
 ]

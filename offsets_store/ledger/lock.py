@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
+from ..offsets import Offsets
 from ..postgres.connect import driver_connection
 from ..postgres.one_trip import Asked
 from ..postgres.text import QUALIFIED_NAME
@@ -35,7 +36,15 @@ from ..verdict.facts import Batch, Ledger, PlannedBatch, Recorded, rivals_of
 from .compiled import Compiled, send_once
 from .migrations import refuse_too_new
 from .tables import LEAST_READER, batches, interventions, replays, runs, writers
-from .writers import RECORDED, as_recorded, as_writer, neighbours_in_tx, replaced_query_in_tx
+from .writers import (
+    RECORDED,
+    as_recorded,
+    as_writer,
+    neighbours_in_tx,
+    replaced_query_in_tx,
+    take_positions_in_tx,
+    with_positions,
+)
 
 _Row = Mapping[str, Any] | RowMapping
 
@@ -158,14 +167,18 @@ def lock_writer_in_tx(
         if replaces is not None:
             replaces = replaced_query_in_tx(connection, batch, replaces)
             # The old query may still run. It must not publish between the reading of its end and its replacement.
-            connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
+            replaced = connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name}).mappings().one_or_none()
+            if replaced is not None:
+                take_positions_in_tx(connection, replaced["writer_id"], batch.run_id, row["least_reader"])
         ledger = _of_unknown(connection, batch, replaces, start_over=start_over)
         return LockedWriter(row["writer_id"], row["generation"], ledger, replaces=replaces)
     facts: _Row | None = asked.facts.row() if asked else None
     # While the lock was waited for, the table may have got a name under which the query has another writer.
     if facts is None or facts["of_writer"] != row["writer_id"]:
         facts = connection.execute(_FACTS, {**_identity(batch), **_asked_about(batch)}).mappings().one()
-    ledger = _ledger(row, batch, facts)
+    # Before the batch takes the writer over, and not after: a task might write in between.
+    taken = take_positions_in_tx(connection, row["writer_id"], batch.run_id, row["least_reader"])
+    ledger = _ledger(row, batch, facts, taken)
     return LockedWriter(row["writer_id"], row["generation"], ledger, facts["has_acceptances"], row["written_as_digest"])
 
 
@@ -279,8 +292,8 @@ def _asked_about(batch: PlannedBatch) -> dict[str, Any]:
     return {"batch": batch.batch_id, "previous": batch.previous_batch_id, "run": batch.run_id}
 
 
-def _ledger(row: _Row, batch: Batch, facts: _Row) -> Ledger:
-    last = _recorded(facts, "last")
+def _ledger(row: _Row, batch: Batch, facts: _Row, taken: Offsets | None) -> Ledger:
+    last = with_positions(_recorded(facts, "last"), taken)
     follows_last = batch.previous_batch_id == row["last_batch_id"]
     return Ledger(
         writer=as_writer(row, last),

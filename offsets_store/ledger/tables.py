@@ -239,6 +239,25 @@ brokers = Table(
     _now("noted_at"),
 )
 
+positions = Table(
+    "positions",
+    metadata,
+    _writer_id(),
+    Column("topic", Text, primary_key=True),
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("rows", BigInteger, nullable=False, server_default=text("0")),
+    Column("claim", Uuid),
+    Column("epoch", BigInteger),
+    Column("spark_partition", BigInteger),
+    Column("task_attempt", BigInteger),
+    Column("claimed_from", BigInteger),
+    Column("disputed_from", BigInteger),
+    _now("moved_at"),
+    postgresql_with={"fillfactor": "50"},
+)
+
 staged_tables = Table(
     "staged_tables",
     metadata,

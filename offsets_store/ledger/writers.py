@@ -12,16 +12,20 @@ read into :class:`~pgonce.offsets_store.verdict.facts.Writer` here and nowhere e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, TextClause, and_, func, literal, or_, select, text
+from sqlalchemy.dialects.postgresql import JSONB
 
 from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError
+from ..offsets import Offsets, furthest
 from ..verdict.facts import Batch, Recorded, Writer
 from ..verdict.reads import recorded_reads
 from .feeders import FEEDS
-from .tables import batches, last_batches, writers, writers_and_last_batches
+from .migrations import POSITIONS
+from .tables import LEAST_READER, batches, last_batches, writers, writers_and_last_batches
 
 Condition = ColumnElement[bool] | TextClause
 
@@ -66,10 +70,45 @@ def writers_in_tx(connection: Connection, *conditions: Condition, lock: bool = F
         ids = connection.execute(locked.with_for_update()).scalars().all()
         conditions = (writers.c.writer_id.in_(ids),)
     found = _WRITERS.where(HAS_PUBLISHED, *conditions).order_by(writers.c.sink_name, writers.c.writer_id)
-    return [
-        as_writer(row, None if row["of_last_batch_id"] is None else as_recorded(row, "of_last_"))
-        for row in connection.execute(found).mappings()
-    ]
+    rows = connection.execute(found).mappings().all()
+    of_tasks = task_positions(connection, [row["writer_id"] for row in rows])
+
+    def last_of(row: RowMapping) -> Recorded | None:
+        last = None if row["of_last_batch_id"] is None else as_recorded(row, "of_last_")
+        return with_positions(last, of_tasks.get(row["writer_id"]))
+
+    return [as_writer(row, last_of(row)) for row in rows]
+
+
+_OF_TASKS = text(
+    "SELECT t.id, t.positions FROM (SELECT w.id, pgonce.real_time_positions(w.id) AS positions "
+    "FROM unnest(CAST(:ids AS bigint[])) AS w (id)) AS t WHERE t.positions IS NOT NULL"
+)
+
+
+def task_positions(connection: Connection, writer_ids: Sequence[int]) -> dict[int, Offsets]:
+    """How far the tasks of those writers have stored rows that run in real time, or did so last."""
+    if not writer_ids or connection.execute(select(LEAST_READER)).scalar_one() < POSITIONS:
+        return {}
+    return {row[0]: row[1] for row in connection.execute(_OF_TASKS, {"ids": list(writer_ids)})}
+
+
+def take_positions_in_tx(connection: Connection, writer_id: int, run_id: str, least_reader: int) -> Offsets | None:
+    """
+    How far the tasks of a writer have stored rows; those of other runs write nothing until this transaction ends.
+
+    None if it has no tasks that write for themselves.
+    """
+    if least_reader < POSITIONS:
+        return None
+    taken = select(func.pgonce.take_positions(writer_id, run_id, type_=JSONB))
+    found: Offsets | None = connection.execute(taken).scalar_one()
+    return found
+
+
+def with_positions(last: Recorded | None, of_tasks: Offsets | None) -> Recorded | None:
+    """The record of a writer's last batch, with what its tasks have stored since."""
+    return last if last is None or of_tasks is None else replace(last, positions=furthest(last.positions, of_tasks))
 
 
 def records_in_tx(connection: Connection, writer: Writer, *conditions: ColumnElement[bool]) -> dict[int, Recorded]:

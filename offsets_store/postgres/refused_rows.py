@@ -16,7 +16,7 @@ from .translate import PRIMARY_NEEDED, ledger_error, without_values
 _AFTERWARDS = "Then start the query again: Spark runs the batch again from its source."
 
 # SQLSTATE (or its class): code, and what to do.
-_REMEDIES = {
+REMEDIES = {
     "42501": ("TARGET_NOT_PERMITTED", "Grant what the text names: USAGE on the schema (CREATE for createTable); INSERT "
               "on the table (for upserts also SELECT and UPDATE, for complete mode DELETE); TEMPORARY on the database. "
               "Where a policy of row-level security refused a row, change the policy, or filter such rows."),
@@ -88,8 +88,8 @@ def target_error(error: psycopg.Error, what: str = "the batch") -> PgonceError:
         return ledger_error(error, "committing a batch")
     code, remedy = (
         _REMEDIES_BY_ORIGIN.get((sqlstate, error.diag.source_function or ""))
-        or _REMEDIES.get(sqlstate)
-        or _REMEDIES.get(sqlstate[:2], _UNKNOWN)
+        or REMEDIES.get(sqlstate)
+        or REMEDIES.get(sqlstate[:2], _UNKNOWN)
     )
     refused = TargetError(code, _sentence(error, what), NOTHING, f"{remedy} {_AFTERWARDS}")
     refused.kept = f"Postgres refused {what} with {without_values(error)}."
@@ -98,7 +98,7 @@ def target_error(error: psycopg.Error, what: str = "the batch") -> PgonceError:
 
 def code_of(sqlstate: str) -> str:
     """The code of the error that a batch fails with if Postgres refuses its rows with this."""
-    return (_REMEDIES.get(sqlstate) or _REMEDIES.get(sqlstate[:2], _UNKNOWN))[0]
+    return (REMEDIES.get(sqlstate) or REMEDIES.get(sqlstate[:2], _UNKNOWN))[0]
 
 
 def _sqlstate_of_client(error: psycopg.Error) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Double, Result, RowMapping, Select, and_, case, desc, extract, func, select, true
+from sqlalchemy import Connection, Double, RowMapping, Select, and_, case, desc, extract, func, select, true
 
 from ..errors import NoLedgerError, PgonceError
 from ..ledger.session import reading
@@ -27,8 +27,8 @@ from ..ledger.tables import (
     writers,
     writers_and_last_batches,
 )
-from ..ledger.writers import IS_LIVING, checked, meant_by
-from ..offsets import furthest
+from ..ledger.writers import IS_LIVING, checked, meant_by, task_positions
+from ..offsets import Offsets, furthest
 from .ends import Newest, newest_of_progress
 from .stored import StoredBatch, StoredJob, StoredWriter, find_writers
 
@@ -45,6 +45,7 @@ WRITERS = (
         # The listener fills in the batch's record even if the next commit keeps it from the writer's row.
         func.coalesce(writers.c.end_offsets, last_batches.c.end_offsets).label("end_offsets"),
         last_batches.c.positions.label("stored_positions"),
+        writers.c.writer_id,
         writers.c.guarantee,
         select(func.count()).where(replays.c.writer_id == writers.c.writer_id).scalar_subquery().label("replays"),
         select(func.count())
@@ -75,7 +76,7 @@ WRITERS = (
 
 def stored_writers(connection: Connection) -> list[StoredWriter]:
     """Every writer of the ledger, replaced ones included, by name and sink."""
-    return _as_stored(connection.execute(WRITERS))
+    return _as_stored(connection, WRITERS)
 
 
 def writers_of(connection: Connection, query: str, sink: str | None) -> list[StoredWriter]:
@@ -86,19 +87,27 @@ def writers_of(connection: Connection, query: str, sink: str | None) -> list[Sto
     """
     # First only the query's own writers, because replays and events are counted for each writer that is read.
     ids = select(_named.c.query_id).where(meant_by(query, _named.c.query_id, _named.c.query_name))
-    own = _as_stored(connection.execute(WRITERS.where(writers.c.query_id.in_(ids))))
+    own = _as_stored(connection, WRITERS.where(writers.c.query_id.in_(ids)))
     return find_writers(own or stored_writers(connection), query, sink)
 
 
-def _as_stored(rows: Result[Any]) -> list[StoredWriter]:
-    return [stored_writer(row) for row in rows.mappings()]
+def _as_stored(connection: Connection, wanted: Select[Any]) -> list[StoredWriter]:
+    rows = connection.execute(wanted).mappings().all()
+    # In real-time and continuous mode, tasks go on between two records.
+    of_tasks = task_positions(connection, [row["writer_id"] for row in rows])
+    return [stored_writer(row, of_tasks.get(row["writer_id"])) for row in rows]
 
 
-def stored_writer(row: Mapping[str, Any] | RowMapping) -> StoredWriter:
-    """A row of :data:`WRITERS`."""
+def stored_writer(row: Mapping[str, Any] | RowMapping, of_tasks: Offsets | None = None) -> StoredWriter:
+    """
+    A row of :data:`WRITERS`.
+
+    :param of_tasks: how far its tasks have stored rows, if they write for themselves.
+    """
     values = checked(row)
-    positions = values.pop("stored_positions")
-    if positions is not None:
+    del values["writer_id"]
+    positions = furthest(values.pop("stored_positions"), of_tasks)
+    if positions:
         values["end_offsets"] = furthest(values["end_offsets"], positions) or None
     return StoredWriter(**values)
 

@@ -43,9 +43,11 @@ AUTOMATIC: Literal["auto"] = "auto"
 _SINKS = Way.STREAM | Way.JOB
 _WRITERS = Way.STREAM | Way.WRITER
 _QUERIES = _WRITERS | Way.FUNCTION
-_ALL = _QUERIES | Way.JOB
+_STREAMS = _QUERIES | Way.REAL_TIME
+_ALL = _STREAMS | Way.JOB
 _ROWS = _WRITERS | Way.TABLE | Way.ENTRY
 _ROWS_AND_JOBS = _ROWS | Way.JOB
+_TABLES = _ROWS_AND_JOBS | Way.REAL_TIME
 _ONE_JOB_EACH = "Write one job for each table, with df.where(...) and the same batchKey."
 _MEND_THE_JOB = "Leave it out: a job with a bad row can be repaired and run again, and the error names the row."
 
@@ -93,10 +95,10 @@ class TableOptions(TypedDict, total=False):
         modes=BY_KEY, clashes=("on_conflict=ignore",), empty=True,
     )]
     create_table: Annotated[bool, Option(
-        _ROWS_AND_JOBS, "Create the table from the frame's schema if it is missing.", False,
+        _TABLES, "Create the table from the frame's schema if it is missing.", False,
     )]
     schema_evolution: Annotated[SchemaEvolution, Option(
-        _ROWS_AND_JOBS, "Columns that the table lacks are refused (`strict`), added (`addColumns`: the role must own "
+        _TABLES, "Columns that the table lacks are refused (`strict`), added (`addColumns`: the role must own "
         "the table) or not written (`ignoreExtra`). See [New columns](writing.md#new-columns).",
         "strict",
     )]
@@ -120,11 +122,11 @@ class QueryOptions(TypedDict, total=False):
         "`pgonce.tokens:aws_rds`. See [Tokens instead of passwords](security.md#tokens-instead-of-passwords).",
     )]
     pin_table: Annotated[bool, Option(
-        _QUERIES, "Refuse a batch whose table is not the one that earlier batches were written to, instead of "
+        _STREAMS, "Refuse a batch whose table is not the one that earlier batches were written to, instead of "
         "only reporting it. See [Tables that people change](running.md#tables-that-people-change).", False,
     )]
     position_columns: Annotated[Sequence[str], Option(
-        _QUERIES, "The columns that hold Kafka's topic, partition and offset, in this order. Rows that are stored "
+        _STREAMS, "The columns that hold Kafka's topic, partition and offset, in this order. Rows that are stored "
         "already are then dropped, and counted. For stateless queries over one Kafka source. See [By "
         "position](guarantees.md#by-position).",
         (), clashes=("mode=complete", "offsets_from=listener"),
@@ -144,22 +146,22 @@ class QueryOptions(TypedDict, total=False):
         "each batch](ledger.md#a-notification-for-each-batch).",
     )]
     checkpoint_location: Annotated[str | None, Option(
-        _QUERIES, "The query's checkpoint. A stream needs it [on the writer itself](#sparks-own), `foreachBatch` "
+        _STREAMS, "The query's checkpoint. A stream needs it [on the writer itself](#sparks-own), `foreachBatch` "
         "only over [Spark Connect](clusters.md#spark-connect).", shown="required for streams",
     )]
     retain_batches: Annotated[int, Option(
-        _QUERIES, "How many batch records the ledger keeps; at least 100.", RETAINED_BATCHES,
+        _STREAMS, "How many batch records the ledger keeps; at least 100.", RETAINED_BATCHES,
     )]
     adopt_checkpoint: Annotated[int | None, Option(
         _QUERIES, "For a query that has run with another sink: the first batch whose rows are not in the table yet. "
         "See [Replace your foreachBatch](replace-your-foreachbatch.md).", least=0,
     )]
     replaces: Annotated[str | None, Option(
-        _QUERIES, "The query whose place this one takes: its id, at least the first four characters of it, or its "
+        _STREAMS, "The query whose place this one takes: its id, at least the first four characters of it, or its "
         "name. Batch 0 must start where that query ended, for this sink. The old query can no longer publish.",
     )]
     independent: Annotated[bool | Literal["byName"], Option(
-        _QUERIES, "`true` says that this query brings other rows than the others that feed the table. Needed for a "
+        _STREAMS, "`true` says that this query brings other rows than the others that feed the table. Needed for a "
         "second query of a table, unless both are [proven to read different places](guarantees.md#the-verdicts). "
         "`byName` says this only of queries with another name, so that a lost checkpoint or a refreshed "
         "[pipeline](clusters.md#declarative-pipelines) is still refused.", False,
@@ -215,7 +217,7 @@ class RouteOptions(RowOptions, total=False):
     """Where rows go and how: into one table, or each row into the one that its value chooses."""
 
     table: Annotated[str, Option(
-        _ROWS_AND_JOBS, 'Target table as SQL names it: `events`, `sales.orders`, `app."Orders"`. Unqualified names are '
+        _TABLES, 'Target table as SQL names it: `events`, `sales.orders`, `app."Orders"`. Unqualified names are '
         "found along the role's `search_path`.", "", "required, or `route`", clashes=("route",),
     )]
     route: Annotated[str | None, Option(
@@ -238,11 +240,12 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     """What ``PostgresBatchWriter`` takes."""
 
     sink_name: Annotated[str | None, Option(
-        _WRITERS | Way.JOB, "Tells writers of one query apart. Changing it makes a new writer.", None,
+        _WRITERS | Way.JOB | Way.REAL_TIME, "Tells writers of one query apart. Changing it makes a new writer.", None,
         'the qualified table (`public.events`, `app."Orders"`), or `route:<column>`',
     )]
     write_positions: Annotated[bool, Option(
-        _WRITERS, "Whether the position columns are also written to the table.", True, needs="position_columns",
+        _WRITERS | Way.REAL_TIME, "Whether the position columns are also written to the table.", True,
+        needs="position_columns",
     )]
     start_over: Annotated[Literal["off", "truncate"] | None, Option(
         _WRITERS, "`truncate`, with `replaces`: batch 0 of a new query replaces all rows of the table. See [In "
@@ -258,11 +261,11 @@ class SparkOptions(WriterOptions, total=False):
         "empty", secret=True,
     )]
     executor_url: Annotated[str, Option(
-        _SINKS, "How tasks that stage rows reach Postgres, [if not by "
+        _SINKS | Way.REAL_TIME, "How tasks that stage rows reach Postgres, [if not by "
         "`url`](clusters.md#when-executors-reach-postgres-another-way).", None, "`url`", empty=True, secret=True,
     )]
     query_name: Annotated[str, Option(
-        Way.STREAM, "Spark's name of the query, which `pgonce` also uses.",
+        Way.STREAM | Way.REAL_TIME, "Spark's name of the query, which `pgonce` also uses.",
     )]
     inline_bytes: Annotated[int, Option(
         _SINKS, "How many bytes a task may send in its commit message; beyond that it stages its rows in a table. `0` "
@@ -289,6 +292,28 @@ class SparkOptions(WriterOptions, total=False):
     batch_hash: Annotated[bool, Option(
         Way.JOB, "Refuse the same key with other rows, instead of skipping it: the rows are hashed.", False,
     )]
+
+
+class RealTimeOptions(TypedDict, total=False):
+    """What ``start_real_time`` takes: some of the options above, as keyword arguments."""
+
+    table: Required[str]
+    checkpoint_location: Required[str]
+    query_name: str
+    sink_name: str | None
+    position_columns: Sequence[str]
+    write_positions: bool
+    create_table: bool
+    schema_evolution: SchemaEvolution
+    pin_table: bool
+    replaces: str | None
+    independent: bool | Literal["byName"]
+    executor_url: str
+    password_from: str | None
+    notify_channel: str | None
+    retain_batches: int
+    lock_timeout: float
+    retry_timeout: float
 
 
 # fmt: on

@@ -33,6 +33,7 @@ class Way(Flag):
     JOB = auto()
     WRITER = auto()
     FUNCTION = auto()
+    REAL_TIME = auto()
     TABLE = auto()
     ENTRY = auto()
 
@@ -45,6 +46,7 @@ _WAYS = {
     Way.JOB: "batch jobs (df.write)",
     Way.WRITER: "PostgresBatchWriter",
     Way.FUNCTION: "transactional_batch",
+    Way.REAL_TIME: "start_real_time",
     Way.TABLE: "BatchTransaction",
     Way.ENTRY: "the entries of tables",
 }

@@ -15,8 +15,16 @@ from pgonce.sink.options.option import Option, Way
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 _HEAD = "| Option | Argument | For | Default | Meaning |\n|---|---|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEAD) + r"(\|.*\n)+")
-_LETTERS = {Way.STREAM: "S", Way.JOB: "J", Way.WRITER: "W", Way.FUNCTION: "F", Way.TABLE: "T", Way.ENTRY: "T"}
-_IN_PYTHON = Way.WRITER | Way.FUNCTION | Way.TABLE | Way.ENTRY
+_LETTERS = {
+    Way.STREAM: "S",
+    Way.JOB: "J",
+    Way.WRITER: "W",
+    Way.FUNCTION: "F",
+    Way.REAL_TIME: "R",
+    Way.TABLE: "T",
+    Way.ENTRY: "T",
+}
+_IN_PYTHON = Way.WRITER | Way.FUNCTION | Way.REAL_TIME | Way.TABLE | Way.ENTRY
 # Spark's users give each of Kafka's settings as an option of its own.
 _NAMES = {"kafka_options": "kafka.*"}
 

@@ -54,12 +54,17 @@ class Migration:
         return resources.files(__name__).joinpath(self.file).read_text(encoding="utf-8")
 
 
+POSITIONS = 103
+"""The version from which on tasks of a query in real time may have stored more than its last batch says."""
+
 # The first release. Ledgers of versions 1 to 13 were made before it, and neither code is to misread the other's ledger:
 # this code refuses theirs, and by the least reader version that code refuses this one.
 MIGRATIONS = (
     Migration(100, 100, "0100_first_release.sql"),
     Migration(101, 100, "0101_what_queries_do.sql", needed=False),
     Migration(102, 100, "0102_who_decided.sql", needed=False),
+    # The first run in real time raises the least reader to this version.
+    Migration(POSITIONS, 100, "0103_positions.sql", needed=False),
 )
 FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version
@@ -258,6 +263,7 @@ PRIVILEGES = {
         "tombstone_sets",
         "failures",
         "heartbeats",
+        "positions",
     ),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
     "SELECT, INSERT": ("dead_letters", "runs", "target_changes", "batch_job_skips", "batch_job_aborts"),

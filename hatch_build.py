@@ -1,0 +1,59 @@
+"""
+Compile the writer for Spark's real-time and continuous modes, and pack it into the wheel and the sdist.
+
+Runs in hatchling, when either is built. It needs the JDK's compiler alone: the few classes of Spark that the writer
+touches are declared in `compile_only`, and not packed. Invariant: the same sources and compiler give the same jar.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+JAR = "sink/real_time/pgonce-real-time.jar"
+# Spark 3.5 runs on Java 11 too.
+_RELEASE = "11"
+# Zip has no time before this one.
+_ALWAYS = (1980, 1, 1, 0, 0, 0)
+
+
+class WriterJar(BuildHookInterface):  # type: ignore[type-arg]
+    """The hook: an sdist brings the jar along, so that a wheel that is built from it needs no compiler."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Make the jar, unless it is there, and say where it goes."""
+        del version
+        root = Path(self.root)
+        packed = root / "pgonce" / JAR
+        if packed.exists():
+            return
+        made = Path(self.directory) / "writer-jar" / Path(JAR).name
+        build(root / "sink" / "real_time" / "java", made)
+        build_data["force_include"][str(made)] = f"pgonce/{JAR}"
+
+
+def build(sources: Path, jar: Path) -> None:
+    """Compile `sources` into `jar`."""
+    home = os.environ.get("JAVA_HOME")
+    compiler = str(Path(home) / "bin" / "javac") if home else shutil.which("javac")
+    if compiler is None or not Path(compiler).exists():
+        raise SystemExit("javac is missing: install a JDK (openjdk-17), or set JAVA_HOME to one.")
+    files = sorted(map(str, sources.rglob("*.java")))
+    with tempfile.TemporaryDirectory() as folder:
+        command = [compiler, "--release", _RELEASE, "-g:none", "-encoding", "UTF-8", "-nowarn", "-d", folder, *files]
+        subprocess.run(command, check=True)
+        jar.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as packed:
+            for file in sorted((Path(folder) / "pgonce").glob("*.class")):
+                entry = zipfile.ZipInfo(f"pgonce/{file.name}", _ALWAYS)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                packed.writestr(entry, file.read_bytes())

@@ -1,0 +1,303 @@
+package pgonce;
+
+import java.sql.Connection;
+import java.sql.PreparedStatement;
+import java.sql.ResultSet;
+import java.sql.SQLException;
+import java.sql.Types;
+import java.util.List;
+import java.util.UUID;
+
+/**
+ * The row of one Kafka partition in {@code pgonce.positions}, as one task sees it: claimed once, then moved by flushes.
+ *
+ * <p>Invariant: rows and the position that says so are written by one statement, which writes nothing unless this task
+ * still has the claim and the position is where this task has left it.
+ */
+final class Positions {
+    private static final long FIRST_PAUSE_MILLIS = 20;
+    private static final long LONGEST_PAUSE_MILLIS = 1000;
+
+    private final Settings settings;
+    private final Place place;
+    private final UUID claim;
+    private final long epoch;
+    private final long sparkPartition;
+    private final long attempt;
+    private final Long floor;
+    private Session session;
+    private long next;
+    private volatile boolean abandoned;
+
+    Positions(Settings settings, Place place, UUID claim, long epoch, long sparkPartition, long attempt, Long floor) {
+        this.settings = settings;
+        this.place = place;
+        this.claim = claim;
+        this.epoch = epoch;
+        this.sparkPartition = sparkPartition;
+        this.attempt = attempt;
+        this.floor = floor;
+    }
+
+    long next() {
+        return next;
+    }
+
+    /** Make flushes and retries end soon. */
+    void abandon() {
+        abandoned = true;
+    }
+
+    void release() {
+        if (session != null) {
+            session.release();
+            session = null;
+        }
+    }
+
+    /** Claim the partition; the position below which its rows are stored. */
+    long claim(long firstOffset) {
+        next = persistently("claim " + place, (connection, isRetry) -> {
+            try (PreparedStatement statement = connection.prepareStatement(settings.claim)) {
+                int at = 0;
+                statement.setLong(++at, settings.writerId);
+                statement.setString(++at, settings.runId);
+                statement.setString(++at, place.topic);
+                statement.setInt(++at, place.partition);
+                statement.setLong(++at, firstOffset);
+                statement.setObject(++at, claim);
+                statement.setLong(++at, epoch);
+                statement.setLong(++at, sparkPartition);
+                statement.setLong(++at, attempt);
+                statement.setObject(++at, floor, Types.BIGINT);
+                try (ResultSet found = statement.executeQuery()) {
+                    if (found.next()) {
+                        return found.getLong(1);
+                    }
+                }
+            }
+            Found found = look(connection);
+            if (found.isDisputed()) {
+                dispute(connection, firstOffset);
+            }
+            throw found.refusal(true);
+        });
+        return next;
+    }
+
+    void flush(Rows.Flush rows) {
+        long expected = next;
+        long after = rows.last + 1;
+        next = persistently("write rows of " + place, (connection, isRetry) -> {
+            PreparedStatement statement = session.flush();
+            int at = 0;
+            for (String column : rows.columns) {
+                statement.setString(++at, column);
+            }
+            statement.setLong(++at, after);
+            statement.setInt(++at, rows.count);
+            statement.setLong(++at, settings.writerId);
+            statement.setString(++at, place.topic);
+            statement.setInt(++at, place.partition);
+            statement.setObject(++at, claim);
+            statement.setLong(++at, expected);
+            statement.setLong(++at, rows.first);
+            try (ResultSet found = statement.executeQuery()) {
+                if (found.next()) {
+                    return after;
+                }
+            }
+            Found found = look(connection);
+            // The answer to an earlier try was lost, and it was committed: only this task has this claim.
+            if (isRetry && found.isOurs && found.next >= after) {
+                return after;
+            }
+            throw found.refusal(false);
+        });
+    }
+
+    private interface Work {
+        long run(Connection connection, boolean isRetry) throws SQLException;
+    }
+
+    private long persistently(String what, Work work) {
+        long deadline = 0;
+        long pause = FIRST_PAUSE_MILLIS;
+        boolean isRetry = false;
+        while (true) {
+            try {
+                if (session == null) {
+                    session = Session.borrow(settings);
+                }
+                return work.run(session.connection, isRetry);
+            } catch (SQLException e) {
+                if (session != null) {
+                    session.discard();
+                    session = null;
+                }
+                isRetry = true;
+                long now = System.nanoTime();
+                if (deadline == 0) {
+                    deadline = now + (long) (settings.retrySeconds * 1e9);
+                }
+                if (abandoned || !settings.passes(e.getSQLState()) || now > deadline) {
+                    throw refused(what, e);
+                }
+                pause(pause);
+                pause = Math.min(pause * 2, LONGEST_PAUSE_MILLIS);
+            }
+        }
+    }
+
+    private static void pause(long millis) {
+        try {
+            Thread.sleep(millis);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new IllegalStateException("interrupted", e);
+        }
+    }
+
+    private IllegalStateException refused(String what, SQLException e) {
+        // The text of an error may show values of a row; its code, and the names of a constraint and a column, do not.
+        String state = e.getSQLState() == null ? "none" : e.getSQLState();
+        String there = "None of these rows were written; rows below record " + next + " are there.";
+        List<String> remedy = settings.remedy(e.getSQLState());
+        if (remedy == null) {
+            return Refusal.of(
+                    "REAL_TIME_FAILED",
+                    "Postgres could not " + what + " (SQLSTATE " + state + ").",
+                    there,
+                    "Check that the server runs and can be reached from executors, and start the query again: it goes"
+                            + " on at the stored positions.");
+        }
+        String named = named(e);
+        return Refusal.of(
+                remedy.get(0),
+                "Postgres refused to " + what + " (SQLSTATE " + state + (named.isEmpty() ? "" : ", " + named) + ").",
+                there,
+                remedy.get(1) + " Then start the query again: it goes on at the stored positions.");
+    }
+
+    // The JDBC driver's own class, which the compiler is not given.
+    private static String named(SQLException e) {
+        StringBuilder found = new StringBuilder();
+        try {
+            Object message = e.getClass().getMethod("getServerErrorMessage").invoke(e);
+            for (String part : new String[] {"Constraint", "Column"}) {
+                Object name = message == null ? null : message.getClass().getMethod("get" + part).invoke(message);
+                if (name != null) {
+                    found.append(found.length() == 0 ? "" : ", ").append(part.toLowerCase()).append(' ').append(name);
+                }
+            }
+        } catch (ReflectiveOperationException other) {
+            return "";
+        }
+        return found.toString();
+    }
+
+    /** Leave a mark that rows from this record on may be missing, so that no run goes on over them. */
+    void dispute(long from) {
+        persistently("mark " + place, (connection, isRetry) -> dispute(connection, from));
+    }
+
+    private long dispute(Connection connection, long from) throws SQLException {
+        try (PreparedStatement statement = connection.prepareStatement(settings.dispute)) {
+            statement.setLong(1, from);
+            statement.setLong(2, settings.writerId);
+            statement.setString(3, settings.runId);
+            statement.setString(4, place.topic);
+            statement.setInt(5, place.partition);
+            return statement.executeUpdate();
+        }
+    }
+
+    private Found look(Connection connection) throws SQLException {
+        try (PreparedStatement statement = connection.prepareStatement(settings.look)) {
+            statement.setObject(1, claim);
+            statement.setString(2, settings.runId);
+            statement.setString(3, place.topic);
+            statement.setInt(4, place.partition);
+            statement.setLong(5, settings.writerId);
+            try (ResultSet found = statement.executeQuery()) {
+                return found.next()
+                        ? new Found(
+                                found.getBoolean(1),
+                                found.getBoolean(2),
+                                found.getLong(3),
+                                found.getLong(4),
+                                found.getLong(5) != sparkPartition)
+                        : new Found(false, false, 0, -1, false);
+            }
+        }
+    }
+
+    /** What the ledger has, when it has refused. */
+    private final class Found {
+        final boolean isOwner;
+        final boolean isOurs;
+        final long next;
+        final long claimedEpoch;
+        final boolean isOfAnother;
+
+        Found(boolean isOwner, boolean isOurs, long next, long claimedEpoch, boolean isOfAnother) {
+            this.isOwner = isOwner;
+            this.isOurs = isOurs;
+            this.next = next;
+            this.claimedEpoch = claimedEpoch;
+            this.isOfAnother = isOfAnother;
+        }
+
+        /** Whether another task of this batch has rows of this partition, so that neither brings all of them in order. */
+        boolean isDisputed() {
+            return isOwner && claimedEpoch == epoch && isOfAnother;
+        }
+
+        IllegalStateException refusal(boolean atClaim) {
+            String nothing = "Nothing was written now; all rows below record " + next + " are there.";
+            if (!isOwner) {
+                return Refusal.of(
+                        "FENCED",
+                        "Another run of this query, or a query in its place, has taken over " + settings.table + ".",
+                        nothing,
+                        "Leave this one stopped. If it is the one that should run, start it again.");
+            }
+            long least = atClaim ? (floor == null ? 0 : floor) : Positions.this.next;
+            if (next < least) {
+                return Refusal.of(
+                        "POSITION_WENT_BACK",
+                        "The stored position of " + place + " is " + next + ", but it was " + least
+                                + " before: the database has lost what was committed since, as after a restore or a"
+                                + " failover.",
+                        nothing,
+                        "Start the query again: it goes on at the stored positions.");
+            }
+            if (atClaim && isDisputed()) {
+                return shared();
+            }
+            if (!atClaim && isOurs && next == Positions.this.next) {
+                return Refusal.of(
+                        "TARGET_CHANGED",
+                        settings.table + " is not the table any more with which this run began: it was renamed, dropped"
+                                + " and created again, or exchanged for another.",
+                        nothing,
+                        "If that was meant, start the query again. Otherwise give the table its name back.");
+            }
+            return Refusal.of(
+                    "FENCED",
+                    "A later attempt of this task has taken over " + place + ".",
+                    nothing,
+                    "Nothing has to be done, if the query runs.");
+        }
+
+        private IllegalStateException shared() {
+            return Refusal.of(
+                    "PARTITION_MIXED",
+                    "Two tasks of one batch have rows of " + place + ". Rows of a partition must come in one task.",
+                    "The rows of this task were not written, and rows of the other one were: some records between may be"
+                            + " missing, so the query is not started again by itself.",
+                    "Take everything out of the query that moves rows between tasks, and see `pgonce explain"
+                            + " PARTITION_MIXED`.");
+        }
+    }
+}

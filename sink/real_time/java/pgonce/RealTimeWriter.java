@@ -1,0 +1,120 @@
+package pgonce;
+
+import java.io.IOException;
+import java.io.ObjectOutputStream;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.spark.TaskContext;
+import org.apache.spark.sql.ForeachWriter;
+import org.apache.spark.sql.Row;
+import org.apache.spark.util.CollectionAccumulator;
+
+/**
+ * Writes the rows of one Kafka partition as they come, with their position, in Spark's real-time and continuous modes.
+ *
+ * <p>Runs in a task: Spark opens it for each batch (real time) or epoch (continuous), and closes it at the end. Its
+ * columns are topic, partition and offset, and then those of the table. Invariant: when {@code close(null)} has
+ * returned, every row of the batch is committed.
+ */
+public final class RealTimeWriter extends ForeachWriter<Row> {
+    private static final long serialVersionUID = 1L;
+
+    private final Settings settings;
+    // What tasks have reached: they add to it, and Spark brings it to the driver before the next batch begins.
+    private final CollectionAccumulator<String> reached;
+    // How far each partition was stored when this object left the driver. A database that has less went back.
+    private final HashMap<String, Long> floors = new HashMap<>();
+
+    private transient long epoch;
+    private transient long sparkPartition;
+    private transient PartitionWriter writer;
+
+    /**
+     * @param settings what {@link Settings} reads.
+     * @param reached by which tasks report.
+     * @param positions where each partition stands: topic, space, partition, space, offset.
+     */
+    public RealTimeWriter(
+            Map<String, Object> settings, CollectionAccumulator<String> reached, List<String> positions) {
+        this.settings = new Settings(settings);
+        this.reached = reached;
+        positions.forEach(this::learn);
+    }
+
+    @Override
+    public boolean open(long partitionId, long epochId) {
+        sparkPartition = partitionId;
+        epoch = epochId;
+        return true;
+    }
+
+    @Override
+    public void process(Row row) {
+        if (row.get(0) == null || row.get(1) == null || row.get(2) == null) {
+            throw Refusal.of(
+                    "NULL_POSITION",
+                    "A row has no complete position in Kafka.",
+                    "It was not written.",
+                    "Select the columns topic, partition and offset as the Kafka source gives them, unchanged.");
+        }
+        String topic = (String) row.get(0);
+        int partition = ((Number) row.get(1)).intValue();
+        long offset = ((Number) row.get(2)).longValue();
+        if (writer == null) {
+            Place place = new Place(topic, partition);
+            long attempt = TaskContext.get().taskAttemptId();
+            PartitionWriter begun =
+                    new PartitionWriter(settings, place, epoch, sparkPartition, attempt, floors.get(place.key()));
+            begun.claim(offset);
+            writer = begun;
+        }
+        writer.add(topic, partition, offset, row);
+    }
+
+    @Override
+    public void close(Throwable error) {
+        if (writer == null) {
+            return;
+        }
+        PartitionWriter closing = writer;
+        writer = null;
+        long position = closing.close(error == null);
+        String key = closing.place.key();
+        floors.put(key, position);
+        if (settings.reports) {
+            reached.add(key + " " + position);
+        }
+    }
+
+    /** On the driver: how far each partition is known to be stored, in the form of {@code positions}. */
+    public List<String> known() {
+        synchronized (floors) {
+            reached.value().forEach(this::learn);
+            List<String> known = new ArrayList<>();
+            floors.forEach((key, position) -> known.add(key + " " + position));
+            return known;
+        }
+    }
+
+    private void learn(String said) {
+        int space = said.lastIndexOf(' ');
+        floors.merge(said.substring(0, space), Long.valueOf(said.substring(space + 1)), Math::max);
+    }
+
+    // Spark serializes the driver's object for each batch, when all tasks of the one before have reported.
+    private void writeObject(ObjectOutputStream out) throws IOException {
+        synchronized (floors) {
+            known();
+            reached.reset();
+            out.defaultWriteObject();
+        }
+    }
+
+    /** What Spark shows of it, in the events of its progress among others: nothing of the connection. */
+    @Override
+    public String toString() {
+        return "pgonce (" + settings.table + ")";
+    }
+}

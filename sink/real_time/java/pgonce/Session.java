@@ -1,0 +1,114 @@
+package pgonce;
+
+import java.sql.Connection;
+import java.sql.Driver;
+import java.sql.PreparedStatement;
+import java.sql.ResultSet;
+import java.sql.SQLException;
+import java.sql.Statement;
+import java.util.ArrayDeque;
+import java.util.Deque;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+
+/**
+ * A connection to Postgres, which tasks borrow one after the other: a first connection takes far longer than a flush.
+ *
+ * <p>Invariant: a connection on which something failed is not used again.
+ */
+final class Session {
+    private static final int MOST_KEPT = 64;
+    private static final Map<String, Deque<Session>> KEPT = new ConcurrentHashMap<>();
+
+    final Connection connection;
+    private final Settings settings;
+    private PreparedStatement flush;
+
+    private Session(Connection connection, Settings settings) {
+        this.connection = connection;
+        this.settings = settings;
+    }
+
+    static Session borrow(Settings settings) throws SQLException {
+        Deque<Session> kept = kept(settings);
+        while (true) {
+            Session found;
+            synchronized (kept) {
+                found = kept.poll();
+            }
+            if (found == null) {
+                return new Session(connect(settings), settings);
+            }
+            if (found.settings.runId.equals(settings.runId)) {
+                return found;
+            }
+            // It was made for an older run, whose settings may have been others.
+            found.discard();
+        }
+    }
+
+    private static Deque<Session> kept(Settings settings) {
+        return KEPT.computeIfAbsent(settings.url + " " + settings.writerId, writer -> new ArrayDeque<>());
+    }
+
+    private static Connection connect(Settings settings) throws SQLException {
+        Connection made;
+        try {
+            // DriverManager knows no driver that Spark has loaded for the session alone.
+            ClassLoader loader = Thread.currentThread().getContextClassLoader();
+            Driver driver = (Driver) Class.forName("org.postgresql.Driver", true, loader)
+                    .getDeclaredConstructor()
+                    .newInstance();
+            made = driver.connect(settings.url, settings.properties);
+        } catch (ReflectiveOperationException | LinkageError e) {
+            throw Refusal.of(
+                    "NO_JDBC_DRIVER",
+                    "Postgres's JDBC driver is not on the class path of this executor.",
+                    "Nothing was written.",
+                    "Add it to the application: spark.jars.packages=org.postgresql:postgresql:42.7.8, or spark.jars with"
+                            + " its path.");
+        }
+        try (Statement statement = made.createStatement();
+                ResultSet found = statement.executeQuery("SELECT pg_catalog.current_setting('synchronous_commit')")) {
+            found.next();
+            if (found.getString(1).equals("off")) {
+                throw Refusal.of(
+                        "SYNCHRONOUS_COMMIT_OFF",
+                        "synchronous_commit is off for this role or database, so Postgres may lose what it has"
+                                + " answered.",
+                        "Nothing was written.",
+                        "Set it to on, or to local, for this role: ALTER ROLE <role> SET synchronous_commit = on.");
+            }
+        } catch (SQLException | RuntimeException e) {
+            made.close();
+            throw e;
+        }
+        return made;
+    }
+
+    PreparedStatement flush() throws SQLException {
+        if (flush == null) {
+            flush = connection.prepareStatement(settings.flush);
+        }
+        return flush;
+    }
+
+    void release() {
+        Deque<Session> kept = kept(settings);
+        synchronized (kept) {
+            if (kept.size() < MOST_KEPT) {
+                kept.push(this);
+                return;
+            }
+        }
+        discard();
+    }
+
+    void discard() {
+        try {
+            connection.close();
+        } catch (SQLException e) {
+            // It is of no use any more.
+        }
+    }
+}

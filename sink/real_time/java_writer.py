@@ -1,0 +1,144 @@
+"""
+Make the writer that runs in Spark's tasks, which is Java, and give its jar to the session.
+
+Runs on the driver. The jar is made of ``java/`` when the wheel is built, and is a part of it. Invariant: the writer is
+given finished statements; what it does not decide it cannot decide differently from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from py4j.java_gateway import JavaClass
+from py4j.protocol import Py4JError
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import DateType, TimestampType
+
+from pgonce.offsets_store.errors import NOTHING
+from pgonce.offsets_store.offsets import kafka_positions
+from pgonce.offsets_store.postgres.refused_rows import REMEDIES
+from pgonce.offsets_store.postgres.translate import TRANSIENT_CLASSES, TRANSIENT_SQLSTATES
+
+from ..encoding.encoded_types import EncodedColumn
+from ..errors import SparkError, TypeMappingError
+from ..options.position_columns import PositionColumns
+from .jdbc import JdbcUrl
+from .run import Run
+from .statements import CLAIM, DISPUTE, LOOK
+
+WRITER_JAR = Path(__file__).with_name("pgonce-real-time.jar")
+JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
+# As ArrayText.java has them. What else there is has a text that Postgres reads.
+_WRITTEN = frozenset({
+    "bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "bytea", "date", "timestamp", "timestamptz",
+})  # fmt: skip
+
+
+def refuse_other_types(columns: Sequence[EncodedColumn]) -> None:
+    """:raises TypeMappingError: TYPE_UNSUPPORTED, for a column that the writer in Java cannot encode."""
+    for column in columns:
+        if column.postgres_type not in _WRITTEN:
+            raise TypeMappingError(
+                "TYPE_UNSUPPORTED",
+                f"Column {column.name!r} is {column.spark_type}, which is not written in real-time and continuous "
+                "mode.",
+                NOTHING,
+                "Cast it to string in a form that the table's column reads, such as to_json(column) for jsonb.",
+            )
+
+
+def sent(frame: DataFrame, positions: PositionColumns, columns: Sequence[EncodedColumn]) -> DataFrame:
+    """The frame as the writer in Java takes it: topic, partition and offset, and then the columns of the table."""
+    types = {field.name: field.dataType for field in frame.schema.fields}
+
+    def as_sent(name: str) -> Column:
+        column = _column(frame, name)
+        if isinstance(types[name], TimestampType):
+            # As numbers, because Spark would shift days before 1582 to another calendar.
+            return f.unix_micros(column)
+        return f.unix_date(column) if isinstance(types[name], DateType) else column
+
+    return frame.select(
+        *(_column(frame, name).alias(f"position {number}") for number, name in enumerate(positions.names)),
+        *(as_sent(column.name).alias(f"value {number}") for number, column in enumerate(columns)),
+    )
+
+
+def _column(frame: DataFrame, name: str) -> Column:
+    return frame["`" + name.replace("`", "``") + "`"]
+
+
+def java_writer(
+    spark: SparkSession,
+    run: Run,
+    jdbc: JdbcUrl,
+    flush: str,
+    *,
+    one_row_a_record: bool,
+    tasks_report: bool,
+) -> Any:
+    """
+    The driver's object of the writer, which Spark sends to its tasks.
+
+    :param flush: the statement that writes rows.
+    :param one_row_a_record: whether a record becomes at most one row, so that each row is whole as it comes.
+    :param tasks_report: whether tasks end with each batch, and can say how far they have come.
+    """
+    settings = {
+        "url": jdbc.url,
+        "properties": jdbc.properties,
+        "table": run.destination.table,
+        "writer_id": run.writer_id,
+        "run_id": run.run_id,
+        "claim": CLAIM,
+        "flush": flush,
+        "look": LOOK,
+        "dispute": DISPUTE,
+        "one_row_a_record": one_row_a_record,
+        "reports": tasks_report,
+        "retry_seconds": float(run.settings.retry_timeout),
+        "columns": [column.postgres_type for column in run.columns],
+        "passing": [*TRANSIENT_SQLSTATES, *TRANSIENT_CLASSES],
+        "remedies": {state: list(remedy) for state, remedy in REMEDIES.items()},
+    }
+    known = [f"{topic} {partition} {position}" for _, topic, partition, position in kafka_positions(run.positions)]
+    context: Any = spark.sparkContext._jsc
+    return _jvm(spark).pgonce.RealTimeWriter(settings, context.sc().collectionAccumulator(), known)
+
+
+def load_classes(spark: SparkSession) -> None:
+    """
+    Give the writer's jar to the session's driver and executors, and look for Postgres's JDBC driver there.
+
+    :raises SparkError: NO_WRITER_JAR, NO_JDBC_DRIVER.
+    """
+    if not _has_writer(spark) and WRITER_JAR.exists():
+        spark.sql(f"ADD JAR '{WRITER_JAR.as_uri()}'")
+    if not _has_writer(spark):
+        raise SparkError(
+            "NO_WRITER_JAR",
+            f"Spark cannot load the class pgonce.RealTimeWriter, which is in {WRITER_JAR}.",
+            NOTHING,
+            "Name that file in spark.jars, or install pgonce from its wheel.",
+        )
+    java = _jvm(spark).java.lang
+    try:
+        java.Class.forName("org.postgresql.Driver", True, java.Thread.currentThread().getContextClassLoader())
+    except Py4JError:
+        raise SparkError(
+            "NO_JDBC_DRIVER",
+            "Postgres's JDBC driver is not on Spark's class path.",
+            NOTHING,
+            f"Add it to the application: spark.jars.packages={JDBC_DRIVER}, or spark.jars with its path.",
+        ) from None
+
+
+def _has_writer(spark: SparkSession) -> bool:
+    return isinstance(_jvm(spark).pgonce.RealTimeWriter, JavaClass)
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark.sparkContext._jvm

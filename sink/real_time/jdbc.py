@@ -1,0 +1,116 @@
+"""
+Say to Postgres's JDBC driver what a libpq connection string says.
+
+Runs on the driver, which connects once to learn what libpq makes of it: services, environment and ``~/.pgpass`` count.
+Invariant: a parameter is translated or refused, never ignored; and the password is in none of the texts that are shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import psycopg
+
+from pgonce.offsets_store.errors import ConfigurationError, bad_option
+from pgonce.offsets_store.postgres.bounds import KEEPALIVES
+from pgonce.offsets_store.postgres.connect import connect, parse_url
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
+
+# libpq's parameter: the JDBC driver's, which takes the same values.
+_SAME = {
+    "user": "user",
+    "sslmode": "sslmode",
+    "sslrootcert": "sslrootcert",
+    "sslcert": "sslcert",
+    "sslpassword": "sslpassword",
+    "options": "options",
+    "application_name": "ApplicationName",
+    "channel_binding": "channelBinding",
+    "load_balance_hosts": "loadBalanceHosts",
+    "connect_timeout": "connectTimeout",
+}
+_TARGET_SESSION = {"any": "any", "read-write": "primary", "primary": "primary"}
+# What pgonce sets itself, or what only says how libpq works.
+_NOT_NEEDED = frozenset({
+    *("host", "hostaddr", "port", "dbname", "password", "passfile", "service", "servicefile", "target_session_attrs"),
+    *("client_encoding", "fallback_application_name", "keepalives", *KEEPALIVES, "tcp_user_timeout", "gssencmode"),
+    *("krbsrvname", "sslcompression", "sslsni", "sslnegotiation", "sslcertmode", "ssl_min_protocol_version"),
+    *("min_protocol_version", "max_protocol_version"),
+})  # fmt: skip
+# A flush waits for at most a lock; a silent server is then taken for gone.
+_SOCKET_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class JdbcUrl:
+    """Where executors connect, and with which properties, the password among them."""
+
+    url: str
+    properties: dict[str, str] = field(repr=False)
+
+
+def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
+    """
+    How executors reach the database that ``url`` means here.
+
+    :raises ConfigurationError: JDBC_CONNECTION, for what the JDBC driver cannot do.
+    :raises ConnectError: if the database cannot be reached.
+    """
+    if isinstance(url, PostgresUrl) and url.has_source:
+        raise _refused(
+            "The password comes from passwordFrom, a function in Python, which executors cannot call in this mode.",
+            "Put the password into ~/.pgpass or PGPASSWORD on the driver, or into url. A token that expires would "
+            "end the query when a new connection is made.",
+        )
+    with connect(url) as connection:
+        info = connection.info
+        given, hosts, database = info.get_parameters(), _hosts(url, info), info.dbname
+        password = info.password
+    properties = {
+        "ApplicationName": f"pgonce {run_id}",
+        "tcpKeepAlive": "true",
+        "socketTimeout": str(_SOCKET_SECONDS + int(lock_timeout)),
+        "connectTimeout": "15",
+    }
+    for name, value in given.items():
+        if name in _SAME:
+            properties[_SAME[name]] = value
+        elif name not in _NOT_NEEDED:
+            raise _refused(
+                f"The connection string sets {name}, which Postgres's JDBC driver does not have.", f"Leave {name} out."
+            )
+    properties["ApplicationName"] = f"pgonce {run_id}"
+    properties["targetServerType"] = _target_of(given.get("target_session_attrs", "any"))
+    properties["options"] = " ".join(
+        filter(None, [properties.get("options"), f"-c lock_timeout={int(lock_timeout * 1000)}"])
+    )
+    if password:
+        properties["password"] = password
+    return JdbcUrl(f"jdbc:postgresql://{hosts}/{quote(database, safe='')}", properties)
+
+
+def _target_of(wanted: str) -> str:
+    if wanted not in _TARGET_SESSION:
+        raise _refused(
+            f"target_session_attrs={wanted} means a server that cannot be written to.", "Write read-write, or any."
+        )
+    return _TARGET_SESSION[wanted]
+
+
+def _hosts(url: str, info: psycopg.ConnectionInfo) -> str:
+    # psycopg tries several hosts one by one, so the connection knows only the one that answered.
+    given = parse_url(url)
+    names = str(given.get("host") or info.host).split(",")
+    ports = str(given.get("port") or info.port).split(",")
+    ports = ports * len(names) if len(ports) == 1 else ports
+    if any(not name or name.startswith(("/", "@")) for name in names):
+        raise _refused(
+            "The connection goes through a Unix socket, which Postgres's JDBC driver cannot use.",
+            "Name a host in url, such as localhost, and let Postgres listen there (listen_addresses).",
+        )
+    return ",".join(f"{f'[{name}]' if ':' in name else name}:{port}" for name, port in zip(names, ports, strict=True))
+
+
+def _refused(what: str, remedy: str) -> ConfigurationError:
+    return bad_option("JDBC_CONNECTION", what, remedy)

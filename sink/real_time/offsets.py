@@ -1,0 +1,170 @@
+"""
+Say where each partition is read from when a run begins.
+
+Runs on the driver, which asks the ledger and the brokers. Invariant: every partition that exists is named, from its
+stored position where it has one; and records that Kafka has deleted before they were read are never passed over in
+silence.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+
+from pgonce.offsets_store.errors import (
+    NOTHING,
+    NoLedgerError,
+    NotFoundError,
+    OffsetsError,
+    OldLedgerError,
+    UnreachableBrokersError,
+    bad_option,
+)
+from pgonce.offsets_store.kafka.broker import TopicPartition, ends_of
+from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
+from pgonce.offsets_store.ledger.positions import SOURCE
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.offsets import Offsets
+from pgonce.offsets_store.status.ends import kafka_end
+from pgonce.offsets_store.status.read_stored import writers_of
+
+_BROKERS_SECONDS = 10
+_EARLIEST, _LATEST = -2, -1
+_WORDS = {"earliest": _EARLIEST, "latest": _LATEST}
+
+
+class KafkaSource:
+    """
+    What a user has given for Spark's Kafka source, in any case.
+
+    :raises ConfigurationError: BAD_OPTION, UNKNOWN_OPTION, as far as it can be told before a broker is asked.
+    """
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        self.options = {name: str(value) for name, value in options.items()}
+        plain = {name.lower(): value for name, value in self.options.items()}
+        servers = plain.get(f"{PREFIX}bootstrap.servers")
+        self.topics = _topics(plain)
+        if not servers or not self.topics:
+            raise bad_option(
+                "BAD_OPTION",
+                "The options of Kafka's source need kafka.bootstrap.servers, and the topics in subscribe.",
+                'Write kafka={"kafka.bootstrap.servers": "host:9092", "subscribe": "orders"}.',
+            )
+        for refused in ("subscribepattern", "startingtimestamp", "startingoffsetsbytimestamp", "endingoffsets"):
+            if refused in plain:
+                raise bad_option(
+                    "BAD_OPTION",
+                    f"{refused} cannot be used here: the positions in the ledger say where the query begins.",
+                    "Name the topics in subscribe, and where a new query begins in startingOffsets.",
+                )
+        login = {n: v for n, v in plain.items() if n.startswith(PREFIX) and n != f"{PREFIX}bootstrap.servers"}
+        self.brokers: Brokers = brokers(servers, _of_the_login(login)) or Brokers(servers)
+        self._starting = plain.get("startingoffsets", "latest")
+        self._may_lose = plain.get("failondataloss", "true").lower() == "false"
+
+    def start(self, known: Mapping[TopicPartition, int] | None) -> Offsets:
+        """
+        The next offset of each partition: what is ``known``, else where the user wants a new query to begin.
+
+        :param known: None for a query that is new. A partition that is new for a known query begins at its earliest
+            offset.
+        :raises OffsetsError: RECORDS_GONE, TOPIC_RECREATED, TOPIC_MISSING; what asking brokers raises.
+        """
+        found: dict[str, dict[str, int]] = {}
+        for (topic, partition), (earliest, end) in sorted(self._ends().items()):
+            first = end if earliest is None else earliest
+            stored = None if known is None else known.get((topic, partition), first)
+            at = self._first_of(topic, partition, first, end) if stored is None else stored
+            found.setdefault(topic, {})[str(partition)] = self._checked(topic, partition, at, first, end)
+        if missing := sorted(set(self.topics) - found.keys()):
+            raise OffsetsError(
+                "TOPIC_MISSING",
+                f"The brokers {self.brokers.servers} have no topic {missing[0]!r}.",
+                NOTHING,
+                "Create it, or correct its name in subscribe.",
+            )
+        return {SOURCE: found}
+
+    def _ends(self) -> dict[TopicPartition, tuple[int | None, int]]:
+        until = time.monotonic() + _BROKERS_SECONDS
+        while True:
+            try:
+                return ends_of(self.topics, self.brokers)
+            except UnreachableBrokersError:
+                # A partition that was just made, or whose broker has restarted, has no leader for a moment.
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
+
+    def options_from(self, start: Offsets) -> dict[str, str]:
+        """What Spark's source is given: the user's options, and where each partition begins."""
+        mine = {name: value for name, value in self.options.items() if name.lower() != "startingoffsets"}
+        return {**mine, "startingOffsets": json.dumps(start[SOURCE])}
+
+    def _first_of(self, topic: str, partition: int, earliest: int, end: int) -> int:
+        word = _WORDS.get(self._starting.lower())
+        if word is None:
+            try:
+                word = int(json.loads(self._starting)[topic][str(partition)])
+            except (ValueError, KeyError, TypeError):
+                raise bad_option(
+                    "BAD_OPTION",
+                    f"startingOffsets does not name partition {partition} of topic {topic}.",
+                    'Write earliest, latest, or JSON that names all partitions: {"orders": {"0": 23, "1": -2}}.',
+                ) from None
+        return {_EARLIEST: earliest, _LATEST: end}.get(word, word)
+
+    def _checked(self, topic: str, partition: int, at: int, earliest: int, end: int) -> int:
+        if at > end:
+            raise OffsetsError(
+                "TOPIC_RECREATED",
+                f"Partition {partition} of topic {topic} ends at {end}, but is to be read from {at}: the topic was "
+                "deleted and created again, or records were lost.",
+                NOTHING,
+                "If the new topic's records are others, give the query a new checkpoint location, with replaces.",
+            )
+        if at < earliest and not self._may_lose:
+            raise OffsetsError(
+                "RECORDS_GONE",
+                f"Records {at} to {earliest - 1} of partition {partition} of topic {topic} were not read, and Kafka "
+                "has deleted them.",
+                NOTHING,
+                'To go on without them, set "failOnDataLoss": "false" in kafka. Give the topic a longer retention.',
+            )
+        return max(at, earliest)
+
+
+def _topics(plain: Mapping[str, str]) -> list[str]:
+    return sorted({name.strip() for name in plain.get("subscribe", "").split(",") if name.strip()})
+
+
+# What only consumers of Spark's have, and a question about metadata needs not.
+_LOGIN = ("security.", "sasl.", "ssl.", "client.")
+
+
+def _of_the_login(given: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in given.items() if name.removeprefix(PREFIX).startswith(_LOGIN)}
+
+
+def stored_positions(
+    url: str, query_id: str, sink_name: str, replaces: str | None
+) -> tuple[int | None, dict[TopicPartition, int] | None]:
+    """
+    The query's last batch, and the next record of each partition, also where another query is replaced.
+
+    Both are None for a query that the ledger does not know, or if there is no ledger yet. It proves nothing: the run's
+    first batch reads it again, under the lock.
+
+    :raises OffsetsError: if the query did not read one Kafka source before.
+    """
+    try:
+        with reading(url) as connection:
+            try:
+                known = writers_of(connection, query_id, sink_name)[0]
+            except NotFoundError:
+                return None, kafka_end(writers_of(connection, replaces, sink_name)[0]) if replaces else None
+    except (NoLedgerError, OldLedgerError):
+        return None, None
+    return known.batch_id, kafka_end(known)

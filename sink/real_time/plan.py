@@ -1,0 +1,85 @@
+"""
+Refuse a query whose rows could reach tasks in another order, or other tasks, than Kafka's partitions give.
+
+Runs on the driver, before the query starts, on Spark's analyzed plan. Invariant: the plan is one Kafka source, under
+steps that keep each record in its task and in its order; and the position columns are the source's own, unchanged. What
+is not known to be so is refused, because a later Spark may have other steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from pgonce.offsets_store.errors import NOTHING
+
+from ..errors import SparkError
+from ..options.position_columns import PositionColumns
+
+_SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
+_ONE_FOR_ONE = frozenset({"Project", "Filter", "SubqueryAlias", "EventTimeWatermark", "View"})
+# One record becomes several rows, next to each other.
+_SEVERAL = frozenset({"Generate"})
+
+
+def refuse_other_plans(frame: DataFrame, positions: PositionColumns) -> bool:
+    """
+    Refuse what does not keep Kafka's order; otherwise, whether each record becomes at most one row.
+
+    :raises SparkError: REAL_TIME_PLAN.
+    """
+    plan: Any = frame._jdf.queryExecution().analyzed()
+    nodes = list(_nodes(plan))
+    kinds = [node.getClass().getSimpleName() for node in nodes]
+    unknown = [kind for kind in kinds if kind not in _SOURCES | _ONE_FOR_ONE | _SEVERAL]
+    if unknown:
+        raise _refused(
+            f"The query has a step {unknown[0]}, and only steps that keep each Kafka record in its place can be proven "
+            "to lose and double nothing here: select, where, withColumn, explode, withWatermark.",
+            "Leave that step out, and do it in a view of Postgres; or run the query in micro-batches.",
+        )
+    sources = [node for node, kind in zip(nodes, kinds, strict=True) if kind in _SOURCES]
+    if len(sources) != 1 or "kafka" not in sources[0].toString().lower():
+        raise _refused("The query does not read exactly one Kafka source.", "Use only the frame that rows is given.")
+    of_source = {attribute.exprId(): attribute.name() for attribute in _each(sources[0].output())}
+    for name, meaning in zip(positions.names, ("topic", "partition", "offset"), strict=True):
+        if of_source.get(_origin(plan, name)) != meaning:
+            raise _refused(
+                f"Column {name!r} is not the Kafka source's {meaning}, as it came.",
+                "Select topic, partition and offset unchanged, under any names, and give these in position_columns.",
+            )
+    return not any(kind in _SEVERAL for kind in kinds)
+
+
+def _origin(plan: Any, name: str) -> Any:
+    """The id of the source's column that a column of the plan is, through aliases; None if it is none."""
+    found = [attribute.exprId() for attribute in _each(plan.output()) if attribute.name() == name]
+    if len(found) != 1:
+        return None
+    wanted = found[0]
+    for node in _nodes(plan):
+        if node.getClass().getSimpleName() != "Project":
+            continue
+        for expression in _each(node.projectList()):
+            if expression.exprId().equals(wanted) and expression.getClass().getSimpleName() == "Alias":
+                child = expression.child()
+                if child.getClass().getSimpleName() != "AttributeReference":
+                    return None
+                wanted = child.exprId()
+    return wanted
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
+    for child in _each(plan.children()):
+        yield from _nodes(child)
+
+
+def _each(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(index) for index in range(sequence.length()))
+
+
+def _refused(what: str, remedy: str) -> SparkError:
+    return SparkError("REAL_TIME_PLAN", what, NOTHING, remedy)

@@ -1,0 +1,110 @@
+"""
+Record what a running query has done, and stop it if another run has taken over.
+
+Runs on the driver, in a thread for each query, until the query ends. Invariant: it decides nothing about rows, which
+are in the table before. If it cannot record something, the next look does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pgonce.offsets_store.errors import PgonceError, RefusedBatch, said_in
+from pgonce.offsets_store.ledger.failures import Failed, failures_kept, keep_failure
+from pgonce.offsets_store.ledger.positions import SOURCE, TopicPartition
+from pgonce.offsets_store.offsets import Offsets, is_kafka, parse_offset
+
+from .run import Run
+
+_log = logging.getLogger("pgonce")
+
+_LOOK_SECONDS = 0.5
+# Epochs may be far shorter than a batch, and each record is a commit.
+_RECORD_SECONDS = 5.0
+
+
+class Recorder(threading.Thread):
+    """
+    Follows one query.
+
+    :param query: the query, which has been started.
+    :param writer: the driver's object of the writer in Java, to which tasks report; None if they do not.
+    """
+
+    def __init__(self, query: StreamingQuery, run: Run, writer: Any) -> None:
+        super().__init__(daemon=True, name=f"pgonce records {run.query_id}")
+        self._query = query
+        self._run = run
+        self._writer = writer
+
+    def run(self) -> None:
+        """The thread."""
+        due = time.monotonic() + _RECORD_SECONDS
+        while True:
+            try:
+                is_active = self._query.isActive
+                if not is_active or time.monotonic() >= due:
+                    self._record()
+                    due = time.monotonic() + _RECORD_SECONDS
+                if not is_active:
+                    self._keep_failure()
+                    return
+            except RefusedBatch as refused:
+                _log.error("query %s stops: %s", self._run.query_id, refused)
+                self._query.stop()
+                return
+            except PgonceError as error:
+                _log.warning("what query %s has done is not recorded now: %s", self._run.query_id, error)
+                due = time.monotonic() + _RECORD_SECONDS
+            except Exception as error:  # noqa: BLE001 (Spark's session has ended, and Py4J has many errors for that)
+                _log.info("query %s is not followed any longer: %s", self._run.query_id, type(error).__name__)
+                return
+            time.sleep(_LOOK_SECONDS)
+
+    def _record(self) -> None:
+        # First what Spark has done, and then what tasks have reached: the other way round, it could be less.
+        progress = self._query.lastProgress
+        ends = ends_of(progress) if progress is not None else None
+        if ends is not None and ends != self._run.ends:
+            with failures_kept(self._run.settings.url, self._failed()):
+                self._run.record(self._reported(), ends)
+
+    def _reported(self) -> dict[TopicPartition, int]:
+        # Without reports, a position in the database that went back could not be told from one that stayed.
+        return reported(self._writer.known()) if self._writer is not None else {}
+
+    def _keep_failure(self) -> None:
+        error = self._query.exception()
+        said = said_in(str(error)) if error is not None else None
+        if said is not None:
+            keep_failure(self._run.settings.url, self._failed(), said.code, said.sentences)
+
+    def _failed(self) -> Failed:
+        return Failed(
+            seen_by="commit",
+            query_id=self._run.query_id,
+            query_name=self._run.query_name,
+            run_id=self._run.run_id,
+            batch_id=self._run.batch_id + 1,
+        )
+
+
+def ends_of(progress: Mapping[str, Any]) -> Offsets | None:
+    """Where Spark's last batch has ended, by an event of the query's progress; None if it does not say."""
+    sources = progress["sources"]
+    end = sources[0]["endOffset"] if sources else None
+    if isinstance(end, str):
+        end = parse_offset(end)
+    return {SOURCE: end} if is_kafka(end) else None
+
+
+def reported(known: list[str]) -> dict[TopicPartition, int]:
+    """Where tasks have left each partition, as they report it: topic, partition and offset, with spaces between."""
+    parts = (text.rsplit(" ", 2) for text in known)
+    return {(topic, int(partition)): int(offset) for topic, partition, offset in parts}

@@ -1,0 +1,67 @@
+"""
+Make the checkpoint of each run, inside the query's own location.
+
+Runs on the driver, before the query starts. Invariant: the query keeps its id, which the location has, and each run
+begins at the positions in the ledger, whatever checkpoints of older runs say.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+from uuid import uuid4
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.errors import NoCheckpointError
+
+_FOLDER = "pgonce-real-time"
+# The newest of the older ones stays, for people who want to look at it.
+_KEPT = 1
+
+
+def query_id_of(location: str) -> str:
+    """
+    The id that the query keeps at this location: Spark's own if the query ran in micro-batches there, else a new one.
+
+    :raises CheckpointError: if the location cannot be read or written.
+    """
+    try:
+        return Checkpoint(location).query_id()
+    except NoCheckpointError:
+        query_id = str(uuid4())
+        _write_id(location, query_id)
+        return query_id
+
+
+def new_checkpoint(location: str, query_id: str) -> str:
+    """
+    A checkpoint without any batch, which Spark takes for one of this query.
+
+    :raises CheckpointError: if it cannot be written.
+    """
+    checkpoint = f"{location.rstrip('/')}/{_FOLDER}/{time.time_ns()}"
+    _write_id(checkpoint, query_id)
+    return checkpoint
+
+
+def _write_id(location: str, query_id: str) -> None:
+    CheckpointWriter(location).write("metadata", json.dumps({"id": query_id}, separators=(",", ":")).encode())
+
+
+def remove_older(spark: SparkSession, location: str) -> None:
+    """Remove checkpoints of older runs, as far as that can be done: they are of no use."""
+    context: Any = spark.sparkContext
+    try:
+        folder = context._jvm.org.apache.hadoop.fs.Path(f"{location.rstrip('/')}/{_FOLDER}")
+        files = folder.getFileSystem(context._jsc.hadoopConfiguration())
+        paths = sorted((status.getPath() for status in files.listStatus(folder)), key=lambda path: path.getName())
+        for path in paths[: -1 - _KEPT]:
+            files.delete(path, True)
+    except Py4JError:
+        # Another time.
+        return

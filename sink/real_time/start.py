@@ -1,0 +1,207 @@
+"""
+Start a query in real-time or continuous mode, exactly once.
+
+Runs on the driver. Invariant: when the query begins to read, the ledger has a run that is its own, no task of another
+run can write, and each partition is read from where its rows end in the table. What could break that is refused before
+anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.utils import is_remote
+from typing_extensions import Unpack
+
+from pgonce.offsets_store.errors import NOTHING, bad_option
+from pgonce.offsets_store.ledger.failures import Failed, failures_kept
+from pgonce.offsets_store.offsets import Offsets, kafka_positions
+from pgonce.offsets_store.postgres.connect import connect
+
+from ..encoding.encoded_types import EncodedColumn, encoded_columns
+from ..errors import SparkError
+from ..options.definitions import RealTimeOptions
+from ..options.destination import Destination, destination_of
+from ..options.option import Way
+from ..options.position_columns import PositionColumns, position_columns, written_type
+from ..options.reading import Given, read, takes_options
+from ..options.sink_options import commit_settings_of
+from ..writing.checked_table import plan_columns
+from ..writing.first_look import look_at_table, looking
+from ..writing.new_columns import without_extra
+from ..writing.write_batch import named_sink
+from .java_writer import java_writer, load_classes, refuse_other_types, sent
+from .jdbc import jdbc_url
+from .offsets import KafkaSource, stored_positions
+from .plan import refuse_other_plans
+from .recorder import Recorder
+from .run import Run
+from .run_checkpoint import new_checkpoint, query_id_of, remove_older
+from .statements import flush_statement
+
+_POSITIONS = ("topic", "partition", "offset")
+_FIRST_REAL_TIME = (4, 1)
+
+
+@takes_options(Way.REAL_TIME)
+def start_real_time(
+    spark: SparkSession,
+    *,
+    kafka: Mapping[str, object],
+    rows: Callable[[DataFrame], DataFrame],
+    url: str = "",
+    real_time: str | None = None,
+    continuous: str | None = None,
+    **options: Unpack[RealTimeOptions],
+) -> StreamingQuery:
+    """
+    Start a query from Kafka into one table whose rows are visible milliseconds after their records, exactly once.
+
+    :param kafka: the options of Spark's Kafka source. ``startingOffsets`` counts only for a query that is new.
+    :param rows: makes the rows of the records, and is called twice. It may select, filter and explode, and must keep
+        the position columns (topic, partition and offset, if ``position_columns`` does not name others).
+    :param real_time: the trigger ``realTime``: how long a batch of Spark's is, such as ``"1 minute"``.
+    :param continuous: the trigger ``continuous``: how long an epoch is, such as ``"1 second"``.
+    :raises ConfigurationError: for options that cannot work.
+    :raises SparkError: for a query, a session or a Spark that cannot do this.
+    :raises OffsetsError: if the brokers do not have what is to be read next.
+    :raises RefusedBatch: as a batch is, where another query feeds the table.
+    """
+    _refuse_other_sessions(spark, real_time, continuous)
+    given = read({"url": url, **options}, Way.REAL_TIME)
+    if "checkpoint_location" not in given:
+        raise bad_option(
+            "NO_CHECKPOINT_LOCATION",
+            "checkpoint_location is not set, so the query would be another one at each start.",
+            "Set it to a folder of this query's own.",
+        )
+    given.setdefault("position_columns", _POSITIONS)
+    source = KafkaSource(kafka)
+    frame = rows(_records(spark, source.options))
+    planned = _planned(frame, given)
+    load_classes(spark)
+    run = _new_run(planned, given)
+    jdbc = jdbc_url(given["executor_url"] or run.settings.url, run.run_id, run.settings.lock_timeout)
+    with failures_kept(run.settings.url, _failed(run)):
+        last, stored = stored_positions(run.settings.url, run.query_id, _sink_name(run), given["replaces"])
+        start = source.start(stored)
+        _refuse_too_few_cores(spark, start)
+        run.begin(last, start, source.brokers)
+    # From here on, older runs cannot write.
+    writer = java_writer(
+        spark,
+        run,
+        jdbc,
+        _flush(run),
+        one_row_a_record=planned.one_row_a_record,
+        tasks_report=real_time is not None,
+    )
+    frame = rows(_records(spark, source.options_from(run.positions)))
+    stream = sent(frame, planned.positions, planned.columns).writeStream
+    stream = stream.option("checkpointLocation", new_checkpoint(run.checkpoint_location, run.query_id))
+    if real_time is not None:
+        stream = stream.outputMode("update").trigger(realTime=real_time)  # type: ignore[call-overload]
+    else:
+        stream = stream.outputMode("append").trigger(continuous=continuous or "")
+    if run.query_name:
+        stream = stream.queryName(run.query_name)
+    wrapped: Any = stream
+    wrapped._jwrite.foreach(writer)
+    query = stream.start()
+    remove_older(spark, run.checkpoint_location)
+    Recorder(query, run, writer if real_time is not None else None).start()
+    return query
+
+
+def _refuse_other_sessions(spark: SparkSession, real_time: str | None, continuous: str | None) -> None:
+    if is_remote():
+        raise SparkError(
+            "REAL_TIME_CONNECT",
+            "A client of Spark Connect cannot start a query in real-time or continuous mode with pgonce.",
+            NOTHING,
+            "Start it in a classic session.",
+        )
+    if (real_time is None) is (continuous is None):
+        raise bad_option(
+            "BAD_OPTION",
+            "Exactly one of real_time and continuous must be given.",
+            'Write real_time="1 minute", or continuous="1 second".',
+        )
+    if real_time is not None and tuple(map(int, spark.version.split(".")[:2])) < _FIRST_REAL_TIME:
+        raise SparkError(
+            "SPARK_TOO_OLD",
+            f"Spark {spark.version} has no real-time mode, which came with Spark 4.1.",
+            NOTHING,
+            "Use a newer Spark, or continuous.",
+        )
+
+
+def _refuse_too_few_cores(spark: SparkSession, start: Offsets) -> None:
+    """Spark runs a task a partition for as long as the batch, and says nothing of those for which no core is left."""
+    partitions, cores = sum(1 for _ in kafka_positions(start)), spark.sparkContext.defaultParallelism
+    if cores < partitions and "spark.default.parallelism" not in dict(spark.sparkContext.getConf().getAll()):
+        raise SparkError(
+            "TOO_FEW_CORES",
+            f"The topics have {partitions} partitions, and the application has {cores} cores: Spark would never read "
+            "some of the partitions.",
+            NOTHING,
+            "Give the application a core for each partition, or read fewer topics in this query.",
+        )
+
+
+def _records(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    return spark.readStream.format("kafka").options(**options).load()
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What is known of the rows before anything is read."""
+
+    columns: tuple[EncodedColumn, ...]
+    positions: PositionColumns
+    one_row_a_record: bool
+
+
+def _planned(frame: DataFrame, given: Given) -> _Planned:
+    positions = position_columns(given["position_columns"], written=given["write_positions"])
+    positions.check(frame.schema)
+    columns = encoded_columns(written_type(frame.schema, positions))
+    refuse_other_types(columns)
+    return _Planned(columns, positions, refuse_other_plans(frame, positions))
+
+
+def _new_run(planned: _Planned, given: Given) -> Run:
+    location: str = given["checkpoint_location"]
+    return Run(
+        commit_settings_of(given),
+        destination_of(given),
+        planned.columns,
+        query_id_of(location),
+        given["query_name"],
+        location,
+        given["sink_name"],
+    )
+
+
+def _failed(run: Run) -> Failed:
+    return Failed(seen_by="planner", query_id=run.query_id, query_name=run.query_name, run_id=run.run_id)
+
+
+def _sink_name(run: Run) -> str:
+    with looking(run.settings.url) as connection:
+        return named_sink(connection, run.sink_name, run.destination).name
+
+
+def _flush(run: Run) -> str:
+    """The statement that writes rows, for the table as it is now."""
+    destination: Destination = run.destination
+    with connect(run.settings.url) as connection:
+        table = look_at_table(connection, destination, run.columns)
+        if table is None:
+            raise RuntimeError("the run's first batch has made the table")
+        plan = plan_columns(table, without_extra(table, run.columns, destination), destination)
+        return flush_statement(table, run.columns, plan).as_string(connection)

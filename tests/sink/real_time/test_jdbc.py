@@ -1,0 +1,79 @@
+"""What executors are told of the connection: libpq's parameters in the words of Postgres's JDBC driver."""
+
+from __future__ import annotations
+
+import pytest
+from support.fixtures.postgres import url_with
+
+from pgonce import PgonceError, PostgresUrl
+from pgonce.sink.real_time.jdbc import jdbc_url
+
+
+def properties_of(url, **parameters):
+    """What is said for a connection string with these parameters."""
+    return jdbc_url(url_with(url, **parameters), "run-1", 30).properties
+
+
+def test_host_port_and_database(tcp_url, database, postgres_server):
+    """They are the URL, and the run is the session's name."""
+    found = jdbc_url(tcp_url, "run-1", 30)
+    assert found.url == f"jdbc:postgresql://127.0.0.1:{postgres_server.tcp['port']}/{database}"
+    assert found.properties["ApplicationName"] == "pgonce run-1"
+    assert found.properties["options"] == "-c lock_timeout=30000"
+
+
+def test_what_the_driver_has_under_another_name(tcp_url):
+    """TLS, the session's options and the kind of server are translated."""
+    found = properties_of(
+        tcp_url, sslmode="disable", options="-c statement_timeout=7s", target_session_attrs="read-write"
+    )
+    assert found["sslmode"] == "disable"
+    assert found["options"] == "-c statement_timeout=7s -c lock_timeout=30000"
+    assert found["targetServerType"] == "primary"
+
+
+def test_several_hosts(postgres_server, database):
+    """Each keeps its own port."""
+    port, user = postgres_server.tcp["port"], postgres_server.tcp["user"]
+    url = f"host=127.0.0.1,127.0.0.1 port=1,{port} dbname={database} user={user}"
+    assert jdbc_url(url, "run-1", 30).url == f"jdbc:postgresql://127.0.0.1:1,127.0.0.1:{port}/{database}"
+
+
+def test_a_password_is_in_the_properties_alone(login):
+    """Neither the URL nor the text of the object shows it, wherever libpq has it from."""
+    found = jdbc_url(login.url, "run-1", 30)
+    assert found.properties["password"] == login.password
+    assert login.password not in found.url + repr(found)
+
+
+def test_a_password_of_the_environment(login, tcp_url, monkeypatch):
+    """What libpq finds on the driver is sent to the executors."""
+    monkeypatch.setenv("PGPASSWORD", login.password)
+    assert properties_of(tcp_url, user=login.user)["password"] == login.password
+
+
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        ({"target_session_attrs": "any", "requirepeer": "postgres"}, "requirepeer"),
+        ({"ssl_max_protocol_version": "TLSv1.3"}, "ssl_max_protocol_version"),
+    ],
+)
+def test_what_the_driver_does_not_have_is_refused(tcp_url, parameters, why):
+    """A parameter that it lacks is named."""
+    with pytest.raises(PgonceError, match=f"JDBC_CONNECTION.*{why}"):
+        properties_of(tcp_url, **parameters)
+
+
+def test_a_unix_socket_is_refused(url, postgres_server):
+    """The JDBC driver reaches servers by host and port only."""
+    if "host" in postgres_server.quick and not str(postgres_server.quick["host"]).startswith("/"):
+        url = "host=/tmp"
+    with pytest.raises(PgonceError, match=r"JDBC_CONNECTION.*Unix socket|CONNECT"):
+        jdbc_url(url, "run-1", 30)
+
+
+def test_a_password_from_a_function_is_refused(tcp_url):
+    """Executors cannot call Python."""
+    with pytest.raises(PgonceError, match=r"JDBC_CONNECTION.*passwordFrom"):
+        jdbc_url(PostgresUrl(tcp_url, "module:function"), "run-1", 30)

@@ -1,0 +1,34 @@
+"""The checkpoints of runs, inside the location of their query."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pgonce.sink.real_time.run_checkpoint import new_checkpoint, query_id_of, remove_older
+
+
+def test_a_query_keeps_its_id(tmp_path):
+    """It is written at the first start, and read at all others; a query that ran in micro-batches has Spark's."""
+    location = str(tmp_path / "query")
+    assert query_id_of(location) == query_id_of(location)
+    (tmp_path / "sparks").mkdir()
+    (tmp_path / "sparks/metadata").write_text('{"id":"7c4b1a0a-8a0b-4a9a-9a6f-000000000001"}')
+    assert query_id_of(str(tmp_path / "sparks")) == "7c4b1a0a-8a0b-4a9a-9a6f-000000000001"
+
+
+def test_each_run_has_a_new_one_of_the_same_query(tmp_path):
+    """It has the query's id and no batch, so that Spark begins where it is told."""
+    first, second = (new_checkpoint(str(tmp_path), "an-id") for _ in range(2))
+    assert first != second
+    assert json.loads((tmp_path / first / "metadata").read_text()) == {"id": "an-id"}
+
+
+@pytest.mark.spark
+def test_older_ones_are_removed(spark, tmp_path):
+    """The newest two stay; a location that is not there is nothing to worry about."""
+    made = [new_checkpoint(str(tmp_path), "an-id") for _ in range(4)]
+    remove_older(spark, str(tmp_path))
+    assert sorted(str(path) for path in (tmp_path / "pgonce-real-time").iterdir()) == sorted(made)[-2:]
+    remove_older(spark, str(tmp_path / "elsewhere"))

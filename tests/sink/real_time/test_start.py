@@ -1,0 +1,291 @@
+"""
+Queries in real-time and continuous mode: from Kafka's producer to the table, exactly once, on a real Spark.
+
+Covers: sink.real_time.java_writer, sink.real_time.recorder, sink.real_time.plan.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as f
+
+import pgonce
+from pgonce import OffsetsStore, PgonceError, PostgresBatchWriter
+from pgonce.sink.real_time.recorder import ends_of, reported
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
+
+# Spark waits out a batch before it stops, so batches are short here.
+TRIGGERS = {"real-time": {"real_time": "5 seconds"}, "continuous": {"continuous": "1 second"}}
+
+
+@pytest.fixture
+def produce(kafka):
+    """Send numbered records to a topic, keyed by their number."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 1})
+
+    def send(name, numbers):
+        for number in numbers:
+            producer.produce(name, json.dumps({"id": number, "body": f"row {number}"}), key=str(number))
+            producer.poll(0)
+        producer.flush(30)
+
+    return send
+
+
+def as_rows(records):
+    """The position, and two columns of the record's value."""
+    value = f.from_json(f.col("value").cast("string"), "id bigint, body string")
+    return records.select("topic", "partition", "offset", value.alias("v")).select(
+        "topic", "partition", "offset", "v.id", "v.body"
+    )
+
+
+@pytest.fixture
+def begin(spark, kafka, tcp_url, tmp_path):
+    """Start a query over a topic into the table orders."""
+
+    def start(name, trigger="real-time", rows=as_rows, **options):
+        return pgonce.start_real_time(
+            spark,
+            kafka={
+                "kafka.bootstrap.servers": kafka.bootstrap_servers,
+                "subscribe": name,
+                "startingOffsets": "earliest",
+            },
+            rows=rows,
+            url=tcp_url,
+            **{
+                "table": "orders",
+                "checkpoint_location": str(tmp_path / "query"),
+                "write_positions": False,
+                "create_table": True,
+                **TRIGGERS[trigger],
+                **options,
+            },
+        )
+
+    return start
+
+
+@pytest.fixture
+def ids(observer):
+    """The ids in the table, in order, once there are as many; or what there is after a while."""
+
+    def read(count, query=None):
+        deadline = time.monotonic() + 60
+        while True:
+            found = [row[0] for row in observer.execute("SELECT id FROM orders ORDER BY id").fetchall()]
+            if len(found) >= count or time.monotonic() > deadline or (query is not None and not query.isActive):
+                return found
+            time.sleep(0.05)
+
+    return read
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_each_record_is_there_once_over_restarts(trigger, begin, topic, produce, ids, tcp_url):
+    """Rows come within the batch, and a query that starts again goes on where its rows end."""
+    name = topic(2)
+    query = begin(name, trigger, query_name="orders")
+    produce(name, range(200))
+    assert ids(200, query) == list(range(200)), query.exception()
+    query.stop()
+    produce(name, range(200, 300))
+    query = begin(name, trigger, query_name="orders")
+    produce(name, range(300, 400))
+    assert ids(400, query) == list(range(400)), query.exception()
+    query.stop()
+    writer = OffsetsStore(tcp_url).latest("orders")
+    stored = [row.offset for row in writer.positions]
+    assert (writer.query_name, writer.transport, sum(stored)) == ("orders", "real-time", 400)
+
+
+def test_values_arrive_as_spark_holds_them(begin, topic, produce, observer, ids):
+    """Each type that is written has the value that Spark has, null and extremes among them."""
+    name = topic(1)
+
+    def rows(records):
+        n = f.col("value").cast("string")
+        odd = f.get_json_object(n, "$.id").cast("long") % 2 == 1
+        values = {
+            "boolean": "true", "tinyint": "-128", "smallint": "-32768", "int": "2147483647",
+            "bigint": "-9223372036854775808", "float": "1.1", "double": "2.2250738585072014E-308",
+            "decimal(38,10)": "-1234567890123456789012345678.0123456789",
+            "string": 'a"b\\c{,}\n\t\u00e9\U0001f600 NULL',
+            "date": "0044-03-15", "timestamp": "1582-10-04 23:59:59.999999Z",
+            "timestamp_ntz": "9999-12-31 23:59:59.123456",
+        }  # fmt: skip
+        columns = [f.when(odd, f.lit(text).cast(kind)).alias(f"c{i}") for i, (kind, text) in enumerate(values.items())]
+        binary = f.when(odd, f.unhex(f.lit("00FF5C22"))).alias("bytes")
+        nan = f.when(odd, f.lit("NaN").cast("double")).alias("nan")
+        infinite = f.when(odd, f.lit("-Infinity").cast("float")).alias("infinite")
+        number = f.get_json_object(n, "$.id").cast("long").alias("id")
+        return records.select("topic", "partition", "offset", number, *columns, binary, nan, infinite)
+
+    query = begin(name, rows=rows)
+    produce(name, [1, 2])
+    assert ids(2, query) == [1, 2], query.exception()
+    query.stop()
+    one, two = observer.execute("SELECT to_jsonb(o) - 'id' FROM orders AS o ORDER BY id").fetchall()
+    assert set(two[0].values()) == {None}
+    assert one[0] == {
+        "c0": True, "c1": -128, "c2": -32768, "c3": 2147483647, "c4": -9223372036854775808, "c5": 1.1,
+        "c6": 2.2250738585072014e-308, "c7": pytest.approx(-1234567890123456789012345678.0123456789),
+        "c8": 'a"b\\c{,}\n\t\u00e9\U0001f600 NULL', "c9": "0044-03-15", "c10": "1582-10-04T23:59:59.999999+00:00",
+        "c11": "9999-12-31T23:59:59.123456", "bytes": "\\x00ff5c22", "nan": "NaN", "infinite": "-Infinity",
+    }  # fmt: skip
+
+
+def test_rows_of_one_record_come_together(begin, topic, produce, ids, observer):
+    """With explode, a record's rows are written once the next record of its partition has come, or the batch ends."""
+    name = topic(1)
+
+    def rows(records):
+        number = f.get_json_object(f.col("value").cast("string"), "$.id").cast("long")
+        numbers = f.expr("sequence(0L, 2L)")
+        return (
+            records.withColumn("n", number)
+            .select("topic", "partition", "offset", f.explode(numbers).alias("part"), "n")
+            .select("topic", "partition", "offset", (f.col("n") * 10 + f.col("part")).alias("id"))
+        )
+
+    query = begin(name, rows=rows)
+    produce(name, range(20))
+    assert ids(60, query) == [n * 10 + part for n in range(20) for part in range(3)], query.exception()
+    query.stop()
+
+
+def test_filtered_records_are_not_read_again(begin, topic, produce, ids, observer):
+    """The position moves to the end of a batch, past records that were filtered out."""
+    name = topic(1)
+    query = begin(name, rows=lambda records: as_rows(records).where("id < 10"))
+    produce(name, range(50))
+    assert ids(10, query) == list(range(10)), query.exception()
+    deadline = time.monotonic() + 40
+    while observer.execute("SELECT next_offset FROM pgonce.positions").fetchone() != (50,):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    query.stop()
+
+
+def test_a_row_that_the_table_refuses_ends_the_query(begin, topic, produce, admin, ids, tcp_url):
+    """The query fails with the sentence of the refusal; what came before is there, and it goes on once repaired."""
+    admin.execute("CREATE TABLE orders (id bigint CONSTRAINT below_100 CHECK (id < 100), body text)")
+    name = topic(1)
+    query = begin(name)
+    produce(name, [1, 2])
+    assert ids(2, query) == [1, 2], query.exception()
+    produce(name, [100])
+    with pytest.raises(Exception, match=r"\[CHECK_VIOLATION\].*below_100"):
+        query.awaitTermination(60)
+    deadline = time.monotonic() + 20
+    while not (kept := OffsetsStore(tcp_url).failures()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert kept[0].code == "CHECK_VIOLATION"
+    admin.execute("ALTER TABLE orders DROP CONSTRAINT below_100")
+    query = begin(name)
+    assert ids(3, query) == [1, 2, 100], query.exception()
+    query.stop()
+
+
+def test_a_second_driver_takes_over(begin, topic, produce, ids):
+    """The newest start of a query wins: the older one stops by itself, and no row is lost or doubled."""
+    name = topic(2)
+    first = begin(name, query_name="first")
+    produce(name, range(100))
+    assert ids(100, first) == list(range(100)), first.exception()
+    second = begin(name, query_name="second")
+    produce(name, range(100, 200))
+    assert ids(200, second) == list(range(200)), second.exception()
+    # Its task is refused, or its driver's next record is.
+    with suppress(StreamingQueryException):
+        first.awaitTermination(60)
+    assert not first.isActive
+    assert first.exception() is None or "[FENCED]" in str(first.exception())
+    second.stop()
+
+
+def test_micro_batches_go_on_from_real_time_and_back(begin, spark, kafka, topic, produce, ids, tcp_url, tmp_path):
+    """The same query, checkpoint and table change their mode, and each record stays there once."""
+    name = topic(1)
+
+    def in_micro_batches():
+        source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+        records = source.option("subscribe", name).option("startingOffsets", "earliest").load()
+        writer = PostgresBatchWriter(
+            tcp_url, table="orders", position_columns=["topic", "partition", "offset"], write_positions=False
+        )
+        stream = as_rows(records).writeStream.foreachBatch(writer).trigger(availableNow=True)
+        stream.option("checkpointLocation", str(tmp_path / "query")).start().awaitTermination(120)
+
+    produce(name, range(10))
+    query = begin(name)
+    assert ids(10, query) == list(range(10)), query.exception()
+    query.stop()
+    produce(name, range(10, 20))
+    in_micro_batches()
+    assert ids(20) == list(range(20))
+    produce(name, range(20, 30))
+    query = begin(name)
+    assert ids(30, query) == list(range(30)), query.exception()
+    query.stop()
+    produce(name, range(30, 40))
+    in_micro_batches()
+    assert ids(40) == list(range(40))
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("rows", "why"),
+        [
+            (lambda r: as_rows(r).repartition(2), "Repartition"),
+            (lambda r: as_rows(r).dropDuplicates(["id"]), "Deduplicate"),
+            (lambda r: as_rows(r).withColumn("offset", f.col("offset") - 1), "is not the Kafka source's offset"),
+            (lambda r: as_rows(r).union(as_rows(r)), "Union"),
+            (lambda r: as_rows(r).select("topic", "partition", "id"), "offset"),
+            (lambda r: as_rows(r).withColumn("list", f.array("id")), "which is not written in real-time"),
+        ],
+        ids=["repartition", "deduplication", "another offset", "union", "no offset", "an array"],
+    )
+    def test_frames(self, begin, topic, rows, why, observer):
+        """What could lose or double a row is refused before anything is written."""
+        with pytest.raises(PgonceError, match=why):
+            begin(topic(1), rows=rows)
+        assert observer.execute("SELECT to_regclass('orders')").fetchone() == (None,)
+
+    def test_too_few_cores(self, begin, topic):
+        """A partition for which there is no core would never be read, so the query is not started."""
+        with pytest.raises(PgonceError, match="TOO_FEW_CORES.*8 partitions"):
+            begin(topic(8))
+
+    def test_another_query_of_the_table(self, begin, topic, produce, ids, tmp_path):
+        """A query with another checkpoint location is refused as a rival, as in micro-batches."""
+        name = topic(1)
+        produce(name, [1])
+        query = begin(name)
+        assert ids(1, query) == [1], query.exception()
+        query.stop()
+        with pytest.raises(PgonceError, match="FOREIGN"):
+            begin(name, checkpoint_location=str(tmp_path / "other"))
+
+    def test_neither_trigger_or_both(self, begin, topic):
+        """One trigger has to be chosen."""
+        with pytest.raises(PgonceError, match="Exactly one"):
+            begin(topic(1), continuous="1 second")
+
+
+def test_what_events_say():
+    """The end of a batch is read from Spark's event in either form, and reports of tasks with any topic's name."""
+    assert ends_of({"sources": [{"endOffset": '{"a":{"0":3}}'}]}) == {"0": {"a": {"0": 3}}}
+    assert ends_of({"sources": [{"endOffset": {"a": {"0": 3}}}]}) == {"0": {"a": {"0": 3}}}
+    assert ends_of({"sources": [{"endOffset": "-"}]}) is None
+    assert ends_of({"sources": []}) is None
+    assert reported(["a.b-c_d 12 345"]) == {("a.b-c_d", 12): 345}

@@ -1,0 +1,306 @@
+"""
+What tasks in real-time and continuous mode may write, and when they are refused: the statements, on a real Postgres.
+
+Covers: sink.real_time.statements, sink.real_time.run, offsets_store.ledger.positions.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+from support.real_time_tasks import QUERY, Task, begun, start
+
+from pgonce import OffsetsStore
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.errors import LedgerError, RefusedBatch
+from pgonce.offsets_store.ledger import migrations
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.offsets import Span
+from pgonce.offsets_store.recovery.by_hand import retire_sink
+from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
+
+
+@pytest.fixture
+def orders(admin):
+    """The ids that the table has, in the order in which they came."""
+    admin.execute("CREATE TABLE orders (id bigint, body text, n bigint GENERATED ALWAYS AS IDENTITY)")
+    return lambda: [row[0] for row in admin.execute("SELECT id FROM orders ORDER BY n").fetchall()]
+
+
+def position(url):
+    """Where partition 0 stands, for everybody who asks the ledger."""
+    return OffsetsStore(url).latest(QUERY).end_offsets["0"]["orders"]["0"]
+
+
+def test_rows_and_their_position_are_written_together(url, orders):
+    """A task claims its partition, and each flush moves the position past its rows."""
+    task = Task(url, begun(url, start(p0=5)))
+    assert task.claims(5)
+    assert task.next == 5
+    assert task.flushes(5, 6)
+    assert task.flushes(9)
+    assert orders() == [5, 6, 9]
+    assert position(url) == 10
+
+
+def test_nothing_is_written_without_the_claim(url, orders):
+    """Rows are refused from a task that has not claimed the partition."""
+    task = Task(url, begun(url))
+    task.next = 0
+    assert not task.flushes(0)
+    assert orders() == []
+
+
+def test_a_flush_is_done_once(url, orders):
+    """A flush that is sent again, because its answer was lost, writes nothing; the position tells that it landed."""
+    task = Task(url, begun(url))
+    task.claims()
+    assert task.flushes(0, 1)
+    assert not task.flushes(0, 1, next_known=0)
+    is_owner, is_ours, at, _, _ = task.looks()
+    assert (is_owner, is_ours, at) == (True, True, 2)
+    assert orders() == [0, 1]
+
+
+def test_another_table_of_the_same_name(url, admin, orders):
+    """If the table was exchanged while the query runs, nothing goes into the new one."""
+    task = Task(url, begun(url))
+    task.claims()
+    task.flushes(0)
+    admin.execute("ALTER TABLE orders RENAME TO old; CREATE TABLE orders (LIKE old)")
+    assert not task.flushes(1)
+    is_owner, is_ours, at, _, _ = task.looks()
+    assert (is_owner, is_ours, at) == (True, True, 1)
+
+
+def test_rows_that_the_table_refuses_leave_the_position(url, admin, orders):
+    """If one row of a flush is refused, none is written and the position stays."""
+    admin.execute("ALTER TABLE orders ADD CHECK (id <> 1)")
+    task = Task(url, begun(url))
+    task.claims()
+    with pytest.raises(psycopg.errors.CheckViolation):
+        task.flushes(0, 1)
+    assert orders() == []
+    assert position(url) == 0
+
+
+def stored_for_a_micro_batch(url, query_id):
+    """What a micro-batch that reads from the first record on is told to drop."""
+    found = []
+
+    def publish(_, __, below):
+        found.append(below)
+        return Published(0, "inline")
+
+    batch = PlannedBatch(
+        query_id=query_id,
+        run_id="micro-batches",
+        batch_id=1 if query_id == QUERY else 0,
+        start=start(p0=0),
+        end=start(p0=5),
+        span=Span(start(p0=0), start(p0=5)),
+        stateful=False,
+    )
+    remedies = Remedies() if query_id == QUERY else Remedies(replaces=QUERY)
+    commit_batch(CommitSettings(url, remedies), batch, Work(lambda _: "public.orders", publish))
+    return found[0]
+
+
+class TestTakeover:
+    def test_the_old_tasks_end(self, url, orders):
+        """Once a new run begins, no task of the old one writes or claims, and the new one begins at its end."""
+        old = begun(url)
+        zombie = Task(url, old)
+        zombie.claims()
+        zombie.flushes(0, 1)
+        new = begun(url, last=0)
+        assert new.positions == start(p0=2)
+        assert not zombie.flushes(2)
+        assert not Task(url, old, epoch=7).claims(2)
+        assert zombie.looks()[0] is False
+        task = Task(url, new)
+        assert task.claims(2)
+        assert task.flushes(2)
+        assert orders() == [0, 1, 2]
+
+    def test_a_flush_under_way_is_waited_for(self, url, orders):
+        """A new run begins after a flush that is under way, and behind its rows."""
+        old = begun(url)
+        task = Task(url, old)
+        task.claims()
+        task.connection.autocommit = False
+        assert task.flushes(0, 1, 2)
+        begins = []
+        thread = threading.Thread(target=lambda: begins.append(begun(url, last=0)))
+        thread.start()
+        thread.join(1)
+        assert thread.is_alive()
+        task.connection.commit()
+        thread.join(20)
+        assert begins[0].positions == start(p0=3)
+        assert orders() == [0, 1, 2]
+
+    @pytest.mark.parametrize("successor", [QUERY, "22222222-0000-0000-0000-000000000000"])
+    def test_a_micro_batch_that_takes_over_knows_every_row(self, successor, url, admin, orders):
+        """A batch of the same query, or of one that replaces it, waits for flushes and drops what they have stored."""
+        task = Task(url, begun(url))
+        task.claims()
+        task.flushes(0)
+        task.connection.autocommit = False
+        assert task.flushes(1, 2)
+        stored = []
+        thread = threading.Thread(target=lambda: stored.append(stored_for_a_micro_batch(url, successor)))
+        thread.start()
+        thread.join(1)
+        assert thread.is_alive()
+        task.connection.commit()
+        thread.join(20)
+        assert stored == [start(p0=3)]
+        assert not task.flushes(3)
+        task.connection.commit()
+        assert orders() == [0, 1, 2]
+
+    def test_a_retired_query_writes_nothing_more(self, url, orders):
+        """`pgonce retire` ends the claims of running tasks, and no task claims afterwards."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0)
+        retire_sink(QUERY, url, reason="it is over")
+        assert not task.flushes(1)
+        assert not Task(url, run, epoch=1).claims(1)
+        assert orders() == [0]
+
+    def test_the_old_driver_is_fenced(self, url, orders):
+        """A driver whose run was taken over can record nothing."""
+        old = begun(url)
+        begun(url, last=0)
+        with pytest.raises(RefusedBatch, match="FENCED"):
+            old.record({}, start(p0=9))
+        assert position(url) == 0
+
+
+class TestTasksOfOneBatch:
+    def test_a_later_attempt_takes_over(self, url, orders):
+        """An attempt that Spark starts again goes on where the first one ended, which writes nothing more."""
+        run = begun(url)
+        first, second = Task(url, run), Task(url, run)
+        first.claims()
+        first.flushes(0, 1)
+        assert second.claims()
+        assert second.next == 2
+        assert not first.flushes(2)
+        assert not first.claims(2)
+        assert second.flushes(2)
+        assert orders() == [0, 1, 2]
+
+    def test_two_tasks_with_rows_of_one_partition(self, url, orders):
+        """The second is refused, and no run begins until a person has looked at what may be missing."""
+        run = begun(url)
+        first, second = Task(url, run, spark_partition=0), Task(url, run, spark_partition=1)
+        first.claims(3)
+        first.flushes(3)
+        assert not second.claims(1)
+        second.disputes(1)
+        assert not first.flushes(4)
+        with pytest.raises(RefusedBatch, match="PARTITION_MIXED.*records 0 to 3"):
+            begun(url, last=0)
+        assert orders() == [3]
+
+    def test_the_next_batch_claims_again(self, url, orders):
+        """Another task may have the partition in the next batch; one of an earlier batch comes too late."""
+        run = begun(url)
+        late = Task(url, run, epoch=0, spark_partition=0)
+        first, second = Task(url, run, epoch=1, spark_partition=0), Task(url, run, epoch=2, spark_partition=1)
+        first.claims()
+        first.flushes(0)
+        assert second.claims(1)
+        assert second.flushes(1)
+        assert not late.claims(1)
+
+    def test_a_partition_that_appears_while_the_query_runs(self, url, orders):
+        """Its first task makes its row, at the first record that comes."""
+        run = begun(url)
+        task = Task(url, run, partition=3)
+        assert task.claims(0)
+        assert task.flushes(0)
+        assert OffsetsStore(url).latest(QUERY).end_offsets == start(p0=0, p3=1)
+
+
+class TestDatabaseThatWentBack:
+    def test_within_a_task(self, url, admin, orders):
+        """A task whose last flush is gone writes nothing more: rows between would be missing."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0, 1, 2)
+        admin.execute("UPDATE pgonce.positions SET next_offset = 1; DELETE FROM orders WHERE id > 0")
+        assert not task.flushes(3)
+        assert orders() == [0]
+
+    def test_between_two_tasks(self, url, admin, orders):
+        """The next task knows how far the one before it had come, and does not claim."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0, 1, 2)
+        admin.execute("UPDATE pgonce.positions SET next_offset = 1; DELETE FROM orders WHERE id > 0")
+        assert not Task(url, run, epoch=1, floor=3).claims(3)
+        admin.execute("DELETE FROM pgonce.positions")
+        assert not Task(url, run, epoch=1, floor=3).claims(3)
+        assert orders() == [0]
+
+    def test_the_driver_moves_no_position_that_went_back(self, url, admin, orders):
+        """Filtered records are passed over only from where the tasks have left the partition."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0, 1, 2)
+        admin.execute("UPDATE pgonce.positions SET next_offset = 1")
+        run.record({("orders", 0): 3}, start(p0=9))
+        assert position(url) == 9  # the end of what was read, not of what is stored
+        assert admin.execute("SELECT next_offset FROM pgonce.positions").fetchone() == (1,)
+
+
+class TestRecords:
+    def test_filtered_records_are_passed_over(self, url, orders):
+        """At the end of a batch, the position moves to where the batch has ended, and tasks go on from there."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0, 1)
+        run.record({("orders", 0): 2}, start(p0=9))
+        assert run.positions == start(p0=9)
+        assert task.flushes(9, 10)
+        assert orders() == [0, 1, 9, 10]
+
+    def test_each_record_counts_the_rows_since_the_one_before(self, url, orders):
+        """`pgonce history` shows how many rows came, batch by batch."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0, 1)
+        run.record({("orders", 0): 2}, start(p0=2))
+        task.flushes(2)
+        run.record({("orders", 0): 3}, start(p0=3))
+        assert [(b.batch_id, b.rows, b.transport) for b in OffsetsStore(url).history(QUERY)] == [
+            (2, 1, "real-time"),
+            (1, 2, "real-time"),
+            (0, 0, "real-time"),
+        ]
+
+
+def test_code_that_knows_no_positions_is_refused_once_there_are_any(url, admin, orders, monkeypatch):
+    """An older pgonce would write such a query's rows again, so it is refused from the first run on, and not before."""
+    migrations.ensure_ledger(url)
+    least = "SELECT max(least_reader_version) FROM pgonce.schema_version"
+    assert admin.execute(least).fetchone() == (100,)
+    begun(url)
+    assert admin.execute(least).fetchone() == (103,)
+    monkeypatch.setattr(migrations, "NEWEST", 102)
+    with pytest.raises(LedgerError, match="LEDGER_TOO_NEW"):
+        begun(url, last=0)
