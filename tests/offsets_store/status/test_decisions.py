@@ -58,7 +58,7 @@ def test_a_letter_that_is_gone(url, letter):
 def test_a_ledger_without_the_column(url, letter, admin):
     """Before version 102 it knows no person; decisions of roles are written and read as before, repairs are refused."""
     admin.execute("ALTER TABLE pgonce.interventions DROP COLUMN person")
-    admin.execute("DELETE FROM pgonce.schema_version WHERE version = 102")
+    admin.execute("DELETE FROM pgonce.schema_version WHERE version >= 102")
     with pytest.raises(OldLedgerError, match="LEDGER_TOO_OLD.*pgonce init"):
         repair_letters(choice(url, letter), url, {"name": '"y"'})
     retire_sink("orders", url, reason="gone")
