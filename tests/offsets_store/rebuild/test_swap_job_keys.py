@@ -150,9 +150,14 @@ def test_a_job_in_the_middle_of_its_commit(url, admin, swap):
     ]
     threads[0].start()
     assert entered.wait(20)
-    for thread in threads[1:]:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    for place, thread in enumerate(threads[1:], 1):
         thread.start()
-        time.sleep(0.5)
+        until = time.monotonic() + 15
+        # A command may take its time to begin.
+        while admin.execute(waiting).fetchone() != (place,):
+            assert time.monotonic() < until
+            time.sleep(0.02)
     assert (verdicts, swaps) == ([], [])
     go_on.set()
     for thread in threads:
