@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 
@@ -37,6 +38,7 @@ LEFT JOIN pgonce.batches AS l ON l.writer_id OPERATOR(pg_catalog.=) w.writer_id
     AND l.generation OPERATOR(pg_catalog.=) w.generation AND l.batch_id OPERATOR(pg_catalog.=) w.last_batch_id
 WHERE w.query_id OPERATOR(pg_catalog.=) %s AND w.sink_name OPERATOR(pg_catalog.=) %s
 """
+_DISPUTE = b"SELECT pgonce.first_dispute(%s)"
 _BEGIN = b"""
 INSERT INTO pgonce.positions AS p (writer_id, topic, partition, next_offset, run_id)
 SELECT %s, t.topic, t.partition, t.next_offset, %s
@@ -44,8 +46,7 @@ FROM ROWS FROM (pg_catalog.unnest(CAST(%s AS pg_catalog.text[])), pg_catalog.unn
     pg_catalog.unnest(CAST(%s AS pg_catalog.int8[]))) AS t (topic, partition, next_offset)
 ON CONFLICT (writer_id, topic, partition) DO UPDATE
 SET next_offset = greatest(p.next_offset, excluded.next_offset), run_id = excluded.run_id, claim = NULL,
-    epoch = NULL, spark_partition = NULL, task_attempt = NULL, claimed_from = NULL
-RETURNING p.topic, p.partition, p.disputed_from, p.next_offset
+    stage = NULL, epoch = NULL, spark_partition = NULL, task_attempt = NULL, claimed_from = NULL
 """
 # Only from where the tasks have left it: a position that is not there shows that the database has gone back.
 _ADVANCE = b"""
@@ -55,7 +56,7 @@ FROM ROWS FROM (pg_catalog.unnest(CAST(%s AS pg_catalog.text[])), pg_catalog.unn
     AS t (topic, partition, known, upto)
 WHERE p.writer_id OPERATOR(pg_catalog.=) %s AND p.topic OPERATOR(pg_catalog.=) t.topic
     AND p.partition OPERATOR(pg_catalog.=) t.partition AND p.next_offset OPERATOR(pg_catalog.=) t.known
-    AND p.next_offset OPERATOR(pg_catalog.<) t.upto
+    AND p.next_offset OPERATOR(pg_catalog.<) t.upto AND p.run_id OPERATOR(pg_catalog.=) %s
 """
 _NOW = b"""
 SELECT pgonce.real_time_positions(%(writer)s),
@@ -78,26 +79,60 @@ def begin_in_tx(
     writer_id, stored, of_tasks = row
     places = list(kafka_positions(furthest(stored, of_tasks, *known)))
     topics, partitions, offsets = ([place[n] for place in places] for n in (1, 2, 3))
-    for topic, partition, disputed_from, at in connection.execute(
-        _BEGIN, [writer_id, run_id, topics, partitions, offsets]
-    ):
-        if disputed_from is not None:
-            raise _disputed(topic, partition, disputed_from, at)
-    return _now(connection, writer_id)
+    refuse_disputed(connection.execute(_DISPUTE, [writer_id]).fetchone())
+    connection.execute(_BEGIN, [writer_id, run_id, topics, partitions, offsets])
+    return positions_of(connection, writer_id)
 
 
-def advance_in_tx(
-    connection: psycopg.Connection, writer_id: int, known: Mapping[TopicPartition, int], ends: Offsets
+def advance(
+    connection: psycopg.Connection,
+    run_id: str,
+    before: RunPositions,
+    known: Mapping[TopicPartition, int],
+    ends: Offsets,
 ) -> RunPositions:
     """
     Move each partition to where the query's last batch has ended: records up to there were written or filtered.
 
-    :param known: where the tasks have left each partition; others are not moved.
+    :param before: what this was called with, or returned, the last time.
+    :param known: where the tasks have left each partition, as far as they have said so; others are not moved.
+    :raises RefusedBatch: POSITION_WENT_BACK, if the database has lost what it had before.
     """
+    now = positions_of(connection, before.writer_id)
+    least = {(topic, partition): at for _, topic, partition, at in kafka_positions(before.positions)}
+    for place, at in known.items():
+        least[place] = max(at, least.get(place, 0))
+    refuse_less(now.positions, least)
     places = [(t, p, known[t, p], end) for _, t, p, end in kafka_positions(ends) if (t, p) in known]
     topics, partitions, left, upto = ([place[n] for place in places] for n in range(4))
-    connection.execute(_ADVANCE, [topics, partitions, left, upto, writer_id])
-    return _now(connection, writer_id)
+    connection.execute(_ADVANCE, [topics, partitions, left, upto, before.writer_id, run_id])
+    return positions_of(connection, before.writer_id)
+
+
+def refuse_less(stored: Offsets, least: Mapping[TopicPartition, int]) -> None:
+    """:raises RefusedBatch: POSITION_WENT_BACK, if a partition is stored less far than it was before."""
+    there = {(topic, partition): at for _, topic, partition, at in kafka_positions(stored)}
+    for (topic, partition), at in sorted(least.items()):
+        now = there.get((topic, partition), 0)
+        if now < at:
+            raise RefusedBatch(
+                "POSITION_WENT_BACK",
+                f"The stored position of partition {partition} of topic {topic} is {now}, but it was {at} before: the "
+                "database has lost what was committed since, as after a restore or a failover.",
+                NOTHING,
+                "Start the query again: it goes on at the stored positions.",
+            )
+
+
+def refuse_disputed(found: tuple[Any, ...] | None) -> None:
+    """
+    Refuse to go on from a partition of which rows may be missing.
+
+    :param found: a row with what ``pgonce.first_dispute`` returns.
+    :raises RefusedBatch: PARTITION_MIXED.
+    """
+    if found and found[0]:
+        raise _disputed(*found[0])
 
 
 def _disputed(topic: str, partition: int, disputed_from: int, at: int) -> RefusedBatch:
@@ -112,7 +147,8 @@ def _disputed(topic: str, partition: int, disputed_from: int, at: int) -> Refuse
     )
 
 
-def _now(connection: psycopg.Connection, writer_id: int) -> RunPositions:
+def positions_of(connection: psycopg.Connection, writer_id: int) -> RunPositions:
+    """Where the partitions of a writer stand now."""
     row = connection.execute(_NOW, {"writer": writer_id}).fetchone()
     positions, rows = row or (None, 0)
     return RunPositions(writer_id, positions or {}, rows)

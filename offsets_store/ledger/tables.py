@@ -249,6 +249,7 @@ positions = Table(
     Column("run_id", Text, nullable=False),
     Column("rows", BigInteger, nullable=False, server_default=text("0")),
     Column("claim", Uuid),
+    Column("stage", Integer),
     Column("epoch", BigInteger),
     Column("spark_partition", BigInteger),
     Column("task_attempt", BigInteger),

@@ -25,6 +25,7 @@ from ..verdict.facts import Batch, Recorded, Writer
 from ..verdict.reads import recorded_reads
 from .feeders import FEEDS
 from .migrations import POSITIONS
+from .positions import refuse_disputed
 from .tables import LEAST_READER, batches, last_batches, writers, writers_and_last_batches
 
 Condition = ColumnElement[bool] | TextClause
@@ -98,12 +99,16 @@ def take_positions_in_tx(connection: Connection, writer_id: int, run_id: str, le
     How far the tasks of a writer have stored rows; those of other runs write nothing until this transaction ends.
 
     None if it has no tasks that write for themselves.
+
+    :raises RefusedBatch: PARTITION_MIXED, if rows of a partition may be missing.
     """
     if least_reader < POSITIONS:
         return None
-    taken = select(func.pgonce.take_positions(writer_id, run_id, type_=JSONB))
-    found: Offsets | None = connection.execute(taken).scalar_one()
-    return found
+    taken = func.pgonce.take_positions(writer_id, run_id, type_=JSONB)
+    found, disputed = connection.execute(select(taken, func.pgonce.first_dispute(writer_id, type_=JSONB))).one()
+    refuse_disputed((disputed,))
+    stored: Offsets | None = found
+    return stored
 
 
 def with_positions(last: Recorded | None, of_tasks: Offsets | None) -> Recorded | None:

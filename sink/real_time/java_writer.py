@@ -15,7 +15,7 @@ from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import DateType, TimestampType
+from pyspark.sql.types import DateType, StringType, TimestampType
 
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.offsets import kafka_positions
@@ -31,6 +31,8 @@ from .statements import CLAIM, DISPUTE, LOOK
 
 WRITER_JAR = Path(__file__).with_name("pgonce-real-time.jar")
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
+# An idle session was ended; or an address leads to a standby, until it is promoted.
+_ALSO_PASSING = ("57P05", "25006")
 # As ArrayText.java has them. What else there is has a text that Postgres reads.
 _WRITTEN = frozenset({
     "bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "bytea", "date", "timestamp", "timestamptz",
@@ -59,6 +61,9 @@ def sent(frame: DataFrame, positions: PositionColumns, columns: Sequence[Encoded
         if isinstance(types[name], TimestampType):
             # As numbers, because Spark would shift days before 1582 to another calendar.
             return f.unix_micros(column)
+        if isinstance(types[name], StringType):
+            # As bytes, because a string of Java's would have other characters where they are not UTF-8.
+            return column.cast("binary")
         return f.unix_date(column) if isinstance(types[name], DateType) else column
 
     return frame.select(
@@ -101,7 +106,8 @@ def java_writer(
         "reports": tasks_report,
         "retry_seconds": float(run.settings.retry_timeout),
         "columns": [column.postgres_type for column in run.columns],
-        "passing": [*TRANSIENT_SQLSTATES, *TRANSIENT_CLASSES],
+        "passing": [*TRANSIENT_SQLSTATES, *TRANSIENT_CLASSES, *_ALSO_PASSING],
+        "time_zone": jdbc.time_zone,
         "remedies": {state: list(remedy) for state, remedy in REMEDIES.items()},
     }
     known = [f"{topic} {partition} {position}" for _, topic, partition, position in kafka_positions(run.positions)]

@@ -7,7 +7,9 @@ Invariant: a parameter is translated or refused, never ignored; and the password
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -27,19 +29,20 @@ _SAME = {
     "options": "options",
     "application_name": "ApplicationName",
     "channel_binding": "channelBinding",
-    "load_balance_hosts": "loadBalanceHosts",
     "connect_timeout": "connectTimeout",
 }
+# As in a commit, what a role or a database has set for its sessions must not end a flush.
+_TIMEOUTS = "-c lock_timeout={} -c statement_timeout=0 -c idle_session_timeout=0"
+_BALANCED = {"random": "true", "disable": "false"}
 _TARGET_SESSION = {"any": "any", "read-write": "primary", "primary": "primary"}
 # What pgonce sets itself, or what only says how libpq works.
 _NOT_NEEDED = frozenset({
-    *("host", "hostaddr", "port", "dbname", "password", "passfile", "service", "servicefile", "target_session_attrs"),
+    *("host", "hostaddr", "port", "dbname", "password", "passfile", "service", "servicefile"),
+    *("target_session_attrs", "load_balance_hosts"),
     *("client_encoding", "fallback_application_name", "keepalives", *KEEPALIVES, "tcp_user_timeout", "gssencmode"),
     *("krbsrvname", "sslcompression", "sslsni", "sslnegotiation", "sslcertmode", "ssl_min_protocol_version"),
     *("min_protocol_version", "max_protocol_version"),
 })  # fmt: skip
-# A flush waits for at most a lock; a silent server is then taken for gone.
-_SOCKET_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class JdbcUrl:
 
     url: str
     properties: dict[str, str] = field(repr=False)
+    time_zone: str = "UTC"
 
 
 def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
@@ -67,10 +71,11 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
         info = connection.info
         given, hosts, database = info.get_parameters(), _hosts(url, info), info.dbname
         password = info.password
+        zone = connection.execute("SHOW TimeZone").fetchone()
     properties = {
         "ApplicationName": f"pgonce {run_id}",
         "tcpKeepAlive": "true",
-        "socketTimeout": str(_SOCKET_SECONDS + int(lock_timeout)),
+        "socketTimeout": str(_silence(parse_url(url), lock_timeout)),
         "connectTimeout": "15",
     }
     for name, value in given.items():
@@ -81,13 +86,20 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
                 f"The connection string sets {name}, which Postgres's JDBC driver does not have.", f"Leave {name} out."
             )
     properties["ApplicationName"] = f"pgonce {run_id}"
+    properties["loadBalanceHosts"] = _BALANCED[given.get("load_balance_hosts", "disable")]
     properties["targetServerType"] = _target_of(given.get("target_session_attrs", "any"))
     properties["options"] = " ".join(
-        filter(None, [properties.get("options"), f"-c lock_timeout={int(lock_timeout * 1000)}"])
+        filter(None, [properties.get("options"), _TIMEOUTS.format(int(lock_timeout * 1000))])
     )
     if password:
         properties["password"] = password
-    return JdbcUrl(f"jdbc:postgresql://{hosts}/{quote(database, safe='')}", properties)
+    return JdbcUrl(f"jdbc:postgresql://{hosts}/{quote(database, safe='')}", properties, zone[0] if zone else "UTC")
+
+
+def _silence(parameters: Mapping[str, Any], lock_timeout: float) -> int:
+    """After how many seconds without an answer the server is taken for gone: a flush waits for at most a lock."""
+    milliseconds = int(parameters["tcp_user_timeout"])
+    return -(-milliseconds // 1000) + int(lock_timeout) if milliseconds else 0
 
 
 def _target_of(wanted: str) -> str:
@@ -101,7 +113,7 @@ def _target_of(wanted: str) -> str:
 def _hosts(url: str, info: psycopg.ConnectionInfo) -> str:
     # psycopg tries several hosts one by one, so the connection knows only the one that answered.
     given = parse_url(url)
-    names = str(given.get("host") or info.host).split(",")
+    names = str(given.get("hostaddr") or given.get("host") or info.host).split(",")
     ports = str(given.get("port") or info.port).split(",")
     ports = ports * len(names) if len(ports) == 1 else ports
     if any(not name or name.startswith(("/", "@")) for name in names):

@@ -98,6 +98,18 @@ class KafkaSource:
                     raise
                 time.sleep(0.5)
 
+    def known(self, start: Offsets, stored: Mapping[TopicPartition, int] | None) -> Offsets:
+        """What is stored of each partition in ``start``; of a query that is new, all that is before its start."""
+        if stored is None:
+            return start
+        topics: dict[str, dict[str, int]] = start[SOURCE]
+        return {
+            SOURCE: {
+                topic: {partition: stored.get((topic, int(partition)), 0) for partition in partitions}
+                for topic, partitions in topics.items()
+            }
+        }
+
     def options_from(self, start: Offsets) -> dict[str, str]:
         """What Spark's source is given: the user's options, and where each partition begins."""
         mine = {name: value for name, value in self.options.items() if name.lower() != "startingoffsets"}

@@ -24,10 +24,11 @@ _ONE_FOR_ONE = frozenset({"Project", "Filter", "SubqueryAlias", "EventTimeWaterm
 _SEVERAL = frozenset({"Generate"})
 
 
-def refuse_other_plans(frame: DataFrame, positions: PositionColumns) -> bool:
+def refuse_other_plans(frame: DataFrame, records: DataFrame, positions: PositionColumns) -> bool:
     """
     Refuse what does not keep Kafka's order; otherwise, whether each record becomes at most one row.
 
+    :param records: the source's frame, of which ``frame`` was made.
     :raises SparkError: REAL_TIME_PLAN.
     """
     plan: Any = frame._jdf.queryExecution().analyzed()
@@ -40,10 +41,20 @@ def refuse_other_plans(frame: DataFrame, positions: PositionColumns) -> bool:
             "to lose and double nothing here: select, where, withColumn, explode, withWatermark.",
             "Leave that step out, and do it in a view of Postgres; or run the query in micro-batches.",
         )
+    if plan.subqueriesAll().length():
+        raise _refused(
+            "The query has a subquery, which Spark turns into a join.",
+            "Leave it out, and do it in a view of Postgres; or run the query in micro-batches.",
+        )
     sources = [node for node, kind in zip(nodes, kinds, strict=True) if kind in _SOURCES]
     if len(sources) != 1 or "kafka" not in sources[0].toString().lower():
         raise _refused("The query does not read exactly one Kafka source.", "Use only the frame that rows is given.")
     of_source = {attribute.exprId(): attribute.name() for attribute in _each(sources[0].output())}
+    if of_source != {a.exprId(): a.name() for a in _each(records._jdf.queryExecution().analyzed().output())}:
+        raise _refused(
+            "The rows do not come from the frame that rows was given.",
+            "Make them of that frame: only there, Spark begins to read where the table ends.",
+        )
     for name, meaning in zip(positions.names, ("topic", "partition", "offset"), strict=True):
         if of_source.get(_origin(plan, name)) != meaning:
             raise _refused(

@@ -27,6 +27,8 @@ _log = logging.getLogger("pgonce")
 _LOOK_SECONDS = 0.5
 # Epochs may be far shorter than a batch, and each record is a commit.
 _RECORD_SECONDS = 5.0
+# When the query has ended: what is not recorded then is counted by the next start.
+_LAST_TRIES = 3
 
 
 class Recorder(threading.Thread):
@@ -45,13 +47,13 @@ class Recorder(threading.Thread):
 
     def run(self) -> None:
         """The thread."""
-        due = time.monotonic() + _RECORD_SECONDS
+        due, last_tries = time.monotonic() + _RECORD_SECONDS, _LAST_TRIES
         while True:
             try:
                 is_active = self._query.isActive
                 if not is_active or time.monotonic() >= due:
-                    self._record()
                     due = time.monotonic() + _RECORD_SECONDS
+                    self._record()
                 if not is_active:
                     self._keep_failure()
                     return
@@ -61,7 +63,9 @@ class Recorder(threading.Thread):
                 return
             except PgonceError as error:
                 _log.warning("what query %s has done is not recorded now: %s", self._run.query_id, error)
-                due = time.monotonic() + _RECORD_SECONDS
+                last_tries -= not is_active
+                if not last_tries:
+                    return
             except Exception as error:  # noqa: BLE001 (Spark's session has ended, and Py4J has many errors for that)
                 _log.info("query %s is not followed any longer: %s", self._run.query_id, type(error).__name__)
                 return

@@ -18,10 +18,17 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.kafka.settings import Brokers
-from pgonce.offsets_store.ledger.positions import RunPositions, TopicPartition, advance_in_tx, begin_in_tx
+from pgonce.offsets_store.ledger.positions import (
+    RunPositions,
+    TopicPartition,
+    advance,
+    begin_in_tx,
+    positions_of,
+    refuse_less,
+)
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.offsets import Offsets, Span
-from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.offsets import Offsets, Span, furthest, kafka_positions, places
+from pgonce.offsets_store.postgres.connect import connect, driver_connection
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..encoding.encoded_types import EncodedColumn
@@ -47,60 +54,66 @@ class Run:
     run_id: str = field(default_factory=lambda: str(uuid4()))
     batch_id: int = 0
     ends: Offsets = field(default_factory=dict)
-    positions: Offsets = field(default_factory=dict)
-    writer_id: int = 0
-    written: int = 0
+    stored: RunPositions = field(default_factory=lambda: RunPositions(0, {}, 0))
 
-    def begin(self, last_batch_id: int | None, start: Offsets, kafka: Brokers) -> None:
+    @property
+    def writer_id(self) -> int:
+        """The writer's key in the ledger."""
+        return self.stored.writer_id
+
+    @property
+    def positions(self) -> Offsets:
+        """Where the partitions that the query reads stood when the run began, or was recorded last."""
+        return _only(self.stored.positions, self.ends)
+
+    def begin(self, last_batch_id: int | None, known: Offsets, start: Offsets, kafka: Brokers | None) -> None:
         """
-        Become the owner, at the positions that are stored then, or at ``start`` where nothing is stored.
+        Become the owner, at the positions that are stored then, or at ``start`` where that is further.
 
         :param last_batch_id: of the writer, if the ledger knows it.
+        :param known: what is stored of the partitions in ``start``, as far as that is known before.
         :raises PgonceError: as a commit does; nothing has changed then.
         """
         self.batch_id = 0 if last_batch_id is None else last_batch_id + 1
         found: list[RunPositions] = []
 
         def set_positions(connection: Connection, batch: Batch, below: Offsets | None) -> None:
-            found.append(
-                begin_in_tx(
-                    driver_connection(connection), batch.query_id, batch.sink_name, batch.run_id, below, batch.start
-                )
-            )
+            driver = driver_connection(connection)
+            found.append(begin_in_tx(driver, batch.query_id, batch.sink_name, batch.run_id, below, start))
 
-        commit_batch(
-            self.settings,
-            with_topic_ids(self._batch(start, start), kafka, self.settings.url),
-            self._work(set_positions),
-        )
-        self._take(found[-1])
-        self.ends = self.positions
+        batch = with_topic_ids(self._batch(known, start), kafka, self.settings.url)
+        commit_batch(self.settings, batch, self._work(set_positions))
+        self.stored = found[-1]
+        # A topic that is not read any more keeps its positions, for the time when it is read again.
+        self.ends = _only(self.stored.positions, start)
 
     def record(self, known: Mapping[TopicPartition, int], ends: Offsets) -> None:
         """
         Record that the query has come to ``ends``: all records below are in the table, or were filtered.
 
-        :param known: where the tasks have left each partition, as far as they have reported it.
-        :raises PgonceError: as a commit does; FENCED if another run has taken over.
-        """
-        found: list[RunPositions] = []
+        What is recorded never goes beyond what is stored, because a start counts it as stored.
 
-        def advance(connection: Connection, _: Batch, __: Offsets | None) -> None:
-            found.append(advance_in_tx(driver_connection(connection), self.writer_id, known, ends))
+        :param known: where the tasks have left each partition, as far as they have reported it.
+        :raises PgonceError: as a commit does; FENCED if another run has taken over; POSITION_WENT_BACK.
+        """
+        before = self.stored
+        with connect(self.settings.url) as connection:
+            now = advance(connection, self.run_id, before, known, ends)
+        end = furthest(self.ends, _lesser(ends, now.positions))
+        least = {(topic, partition): at for _, topic, partition, at in kafka_positions(end)}
+
+        def check(connection: Connection, _: Batch, __: Offsets | None) -> None:
+            refuse_less(positions_of(driver_connection(connection), self.writer_id).positions, least)
 
         self.batch_id += 1
-        # The rows are there already; the record says how many.
-        work = self._work(advance, lambda: found[-1].rows - self.written)
         try:
-            commit_batch(self.settings, self._batch(self.ends, ends), work)
+            # The rows are there already; the record says how many.
+            batch = self._batch(self.ends, end)
+            commit_batch(self.settings, batch, self._work(check, now.rows - before.rows))
         except PgonceError:
             self.batch_id -= 1
             raise
-        self._take(found[-1])
-        self.ends = ends
-
-    def _take(self, now: RunPositions) -> None:
-        self.positions, self.writer_id, self.written = now.positions, now.writer_id, now.rows
+        self.stored, self.ends = now, end
 
     def _batch(self, start: Offsets, end: Offsets) -> PlannedBatch:
         return PlannedBatch(
@@ -115,15 +128,33 @@ class Run:
             checkpoint_location=self.checkpoint_location,
         )
 
-    def _work(
-        self, then: Callable[[Connection, Batch, Offsets | None], None], count: Callable[[], int] = lambda: 0
-    ) -> Work[Batch]:
+    def _work(self, then: Callable[[Connection, Batch, Offsets | None], None], rows: int = 0) -> Work[Batch]:
         writes = work_into(self.sink_name, self.destination, Rows(self.columns, lambda: 0, transport=TRANSPORT))
 
         def publish(connection: Connection, batch: Batch, below: Offsets | None) -> Published:
+            # No row is written, but the table is locked, looked at and created as for every batch.
             published = writes.publish(connection, batch, None)
             then(connection, batch, below)
-            # No row is written by it.
-            return replace(published, rows=count())
+            return replace(published, rows=rows)
 
         return Work(writes.name_sink, publish, leaves=True)
+
+
+def _only(positions: Offsets, wanted: Offsets) -> Offsets:
+    """The positions of the places that ``wanted`` has."""
+    there = places(wanted)
+    found: Offsets = {}
+    for (source_id, topic, partition), at in places(positions).items():
+        if (source_id, topic, partition) in there:
+            found.setdefault(source_id, {}).setdefault(topic, {})[partition] = at
+    return found
+
+
+def _lesser(ends: Offsets, stored: Offsets) -> Offsets:
+    """The lesser position of each place that both have."""
+    there = places(stored)
+    found: Offsets = {}
+    for (source_id, topic, partition), at in places(_only(ends, stored)).items():
+        lesser = min(at, there[source_id, topic, partition])
+        found.setdefault(source_id, {}).setdefault(topic, {})[partition] = lesser
+    return found

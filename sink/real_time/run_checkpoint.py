@@ -8,16 +8,18 @@ begins at the positions in the ledger, whatever checkpoints of older runs say.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from typing import Any
 from uuid import uuid4
 
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import NoCheckpointError
+
+_log = logging.getLogger("pgonce")
 
 _FOLDER = "pgonce-real-time"
 # The newest of the older ones stays, for people who want to look at it.
@@ -53,15 +55,16 @@ def _write_id(location: str, query_id: str) -> None:
     CheckpointWriter(location).write("metadata", json.dumps({"id": query_id}, separators=(",", ":")).encode())
 
 
-def remove_older(spark: SparkSession, location: str) -> None:
-    """Remove checkpoints of older runs, as far as that can be done: they are of no use."""
+def remove_older(spark: SparkSession, location: str, newest: str) -> None:
+    """Remove checkpoints of runs before the ``newest``, as far as that can be done: they are of no use."""
     context: Any = spark.sparkContext
     try:
         folder = context._jvm.org.apache.hadoop.fs.Path(f"{location.rstrip('/')}/{_FOLDER}")
         files = folder.getFileSystem(context._jsc.hadoopConfiguration())
         paths = sorted((status.getPath() for status in files.listStatus(folder)), key=lambda path: path.getName())
-        for path in paths[: -1 - _KEPT]:
+        # By name: a clock may have gone back.
+        older = [path for path in paths if path.getName() != newest.rpartition("/")[2]]
+        for path in older[: max(0, len(older) - _KEPT)]:
             files.delete(path, True)
-    except Py4JError:
-        # Another time.
-        return
+    except Exception as error:  # noqa: BLE001 (Spark gives some errors of its file systems classes of its own)
+        _log.info("checkpoints of older runs were not removed: %s", type(error).__name__)

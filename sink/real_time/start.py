@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.utils import is_remote
 from typing_extensions import Unpack
 
@@ -81,40 +82,57 @@ def start_real_time(
         )
     given.setdefault("position_columns", _POSITIONS)
     source = KafkaSource(kafka)
-    frame = rows(_records(spark, source.options))
-    planned = _planned(frame, given)
+    records = _records(spark, source.options)
+    planned = _planned(rows(records), records, given)
     load_classes(spark)
     run = _new_run(planned, given)
+    # Spark refuses a trigger that it cannot read, here and not when the run has begun.
+    _triggered(planned.frame, real_time, continuous)
+    _refuse_active(spark, run.query_name)
     jdbc = jdbc_url(given["executor_url"] or run.settings.url, run.run_id, run.settings.lock_timeout)
     with failures_kept(run.settings.url, _failed(run)):
         last, stored = stored_positions(run.settings.url, run.query_id, _sink_name(run), given["replaces"])
         start = source.start(stored)
         _refuse_too_few_cores(spark, start)
-        run.begin(last, start, source.brokers)
+        run.begin(last, source.known(start, stored), start, source.brokers)
     # From here on, older runs cannot write.
+    records = _records(spark, source.options_from(run.positions))
+    planned = _planned(rows(records), records, given)
     writer = java_writer(
         spark,
         run,
         jdbc,
-        _flush(run),
+        _flush(run, planned.columns),
         one_row_a_record=planned.one_row_a_record,
         tasks_report=real_time is not None,
     )
-    frame = rows(_records(spark, source.options_from(run.positions)))
-    stream = sent(frame, planned.positions, planned.columns).writeStream
-    stream = stream.option("checkpointLocation", new_checkpoint(run.checkpoint_location, run.query_id))
-    if real_time is not None:
-        stream = stream.outputMode("update").trigger(realTime=real_time)  # type: ignore[call-overload]
-    else:
-        stream = stream.outputMode("append").trigger(continuous=continuous or "")
+    checkpoint = new_checkpoint(run.checkpoint_location, run.query_id)
+    stream = _triggered(sent(planned.frame, planned.positions, planned.columns), real_time, continuous)
+    stream = stream.option("checkpointLocation", checkpoint)
     if run.query_name:
         stream = stream.queryName(run.query_name)
     wrapped: Any = stream
     wrapped._jwrite.foreach(writer)
     query = stream.start()
-    remove_older(spark, run.checkpoint_location)
     Recorder(query, run, writer if real_time is not None else None).start()
+    remove_older(spark, run.checkpoint_location, checkpoint)
     return query
+
+
+def _triggered(frame: DataFrame, real_time: str | None, continuous: str | None) -> DataStreamWriter:
+    if real_time is not None:
+        return frame.writeStream.outputMode("update").trigger(realTime=real_time)  # type: ignore[call-overload]
+    return frame.writeStream.outputMode("append").trigger(continuous=continuous or "")
+
+
+def _refuse_active(spark: SparkSession, query_name: str | None) -> None:
+    if query_name is not None and query_name in {query.name for query in spark.streams.active}:
+        raise SparkError(
+            "QUERY_ACTIVE",
+            f"A query {query_name!r} runs in this session.",
+            NOTHING,
+            "Stop it first, or give this one another query_name.",
+        )
 
 
 def _refuse_other_sessions(spark: SparkSession, real_time: str | None, continuous: str | None) -> None:
@@ -161,17 +179,18 @@ def _records(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 class _Planned:
     """What is known of the rows before anything is read."""
 
+    frame: DataFrame
     columns: tuple[EncodedColumn, ...]
     positions: PositionColumns
     one_row_a_record: bool
 
 
-def _planned(frame: DataFrame, given: Given) -> _Planned:
+def _planned(frame: DataFrame, records: DataFrame, given: Given) -> _Planned:
     positions = position_columns(given["position_columns"], written=given["write_positions"])
     positions.check(frame.schema)
     columns = encoded_columns(written_type(frame.schema, positions))
     refuse_other_types(columns)
-    return _Planned(columns, positions, refuse_other_plans(frame, positions))
+    return _Planned(frame, columns, positions, refuse_other_plans(frame, records, positions))
 
 
 def _new_run(planned: _Planned, given: Given) -> Run:
@@ -196,12 +215,12 @@ def _sink_name(run: Run) -> str:
         return named_sink(connection, run.sink_name, run.destination).name
 
 
-def _flush(run: Run) -> str:
+def _flush(run: Run, columns: tuple[EncodedColumn, ...]) -> str:
     """The statement that writes rows, for the table as it is now."""
     destination: Destination = run.destination
     with connect(run.settings.url) as connection:
-        table = look_at_table(connection, destination, run.columns)
+        table = look_at_table(connection, destination, columns)
         if table is None:
             raise RuntimeError("the run's first batch has made the table")
-        plan = plan_columns(table, without_extra(table, run.columns, destination), destination)
-        return flush_statement(table, run.columns, plan).as_string(connection)
+        plan = plan_columns(table, without_extra(table, columns, destination), destination)
+        return flush_statement(table, columns, plan).as_string(connection)

@@ -18,14 +18,16 @@ from ..writing.checked_table import ColumnPlan
 from ..writing.table.catalogue import TargetTable
 
 # A claim needs the writer's row, so that it is before or after whatever takes the writer over, and sees that.
-# An attempt that comes later in its batch takes over; two tasks of one batch that have rows of one partition do not.
+# A task of a later stage takes over, and so does a later attempt; two tasks of one batch that have rows of one
+# partition do not. (A continuous query plans its tasks again, in a new stage, when the topic gets more partitions.)
 # If the position is below where an earlier task left it, the database has lost what it had answered.
 CLAIM = """
-WITH given (writer_id, run_id, topic, partition, next_offset, claim, epoch, spark_partition, task_attempt, floor) AS (
+WITH given (writer_id, run_id, topic, partition, next_offset, claim, stage, epoch, spark_partition, task_attempt, floor)
+AS (
     VALUES (CAST(? AS pg_catalog.int8), CAST(? AS pg_catalog.text), CAST(? AS pg_catalog.text),
             CAST(? AS pg_catalog.int4), CAST(? AS pg_catalog.int8), CAST(? AS pg_catalog.uuid),
-            CAST(? AS pg_catalog.int8), CAST(? AS pg_catalog.int8), CAST(? AS pg_catalog.int8),
-            CAST(? AS pg_catalog.int8))
+            CAST(? AS pg_catalog.int4), CAST(? AS pg_catalog.int8), CAST(? AS pg_catalog.int8),
+            CAST(? AS pg_catalog.int8), CAST(? AS pg_catalog.int8))
 ), owner AS (
     SELECT w.writer_id FROM pgonce.writers AS w, given AS g
     WHERE w.writer_id OPERATOR(pg_catalog.=) g.writer_id AND w.run_id OPERATOR(pg_catalog.=) g.run_id
@@ -37,21 +39,24 @@ WITH given (writer_id, run_id, topic, partition, next_offset, claim, epoch, spar
         AND p.partition OPERATOR(pg_catalog.=) g.partition
 )
 INSERT INTO pgonce.positions AS p
-    (writer_id, run_id, topic, partition, next_offset, claim, epoch, spark_partition, task_attempt, claimed_from)
-SELECT g.writer_id, g.run_id, g.topic, g.partition, g.next_offset, g.claim, g.epoch, g.spark_partition, g.task_attempt,
-    g.next_offset
+    (writer_id, run_id, topic, partition, next_offset, claim, stage, epoch, spark_partition, task_attempt, claimed_from)
+SELECT g.writer_id, g.run_id, g.topic, g.partition, g.next_offset, g.claim, g.stage, g.epoch, g.spark_partition,
+    g.task_attempt, g.next_offset
 FROM given AS g JOIN owner ON owner.writer_id OPERATOR(pg_catalog.=) g.writer_id
 WHERE g.floor IS NULL OR EXISTS (SELECT FROM stored AS s WHERE s.next_offset OPERATOR(pg_catalog.>=) g.floor)
 ON CONFLICT (writer_id, topic, partition) DO UPDATE
-SET claim = excluded.claim, epoch = excluded.epoch, spark_partition = excluded.spark_partition,
+SET claim = excluded.claim, stage = excluded.stage, epoch = excluded.epoch, spark_partition = excluded.spark_partition,
     task_attempt = excluded.task_attempt,
-    claimed_from = CASE WHEN p.epoch OPERATOR(pg_catalog.=) excluded.epoch THEN p.claimed_from ELSE p.next_offset END
+    claimed_from = CASE WHEN p.stage OPERATOR(pg_catalog.=) excluded.stage
+        AND p.epoch OPERATOR(pg_catalog.=) excluded.epoch THEN p.claimed_from ELSE p.next_offset END
 WHERE p.run_id OPERATOR(pg_catalog.=) excluded.run_id AND p.disputed_from IS NULL
-    AND (p.claim OPERATOR(pg_catalog.=) excluded.claim OR p.epoch IS NULL
-        OR p.epoch OPERATOR(pg_catalog.<) excluded.epoch
-        OR (p.epoch OPERATOR(pg_catalog.=) excluded.epoch
-            AND p.spark_partition OPERATOR(pg_catalog.=) excluded.spark_partition
-            AND p.task_attempt OPERATOR(pg_catalog.<) excluded.task_attempt))
+    AND (p.claim OPERATOR(pg_catalog.=) excluded.claim OR p.stage IS NULL
+        OR p.stage OPERATOR(pg_catalog.<) excluded.stage
+        OR (p.stage OPERATOR(pg_catalog.=) excluded.stage
+            AND (p.epoch OPERATOR(pg_catalog.<) excluded.epoch
+                OR (p.epoch OPERATOR(pg_catalog.=) excluded.epoch
+                    AND p.spark_partition OPERATOR(pg_catalog.=) excluded.spark_partition
+                    AND p.task_attempt OPERATOR(pg_catalog.<) excluded.task_attempt))))
 RETURNING p.next_offset
 """
 
@@ -59,7 +64,7 @@ RETURNING p.next_offset
 LOOK = """
 SELECT w.run_id OPERATOR(pg_catalog.=) g.run_id AND w.retired_at IS NULL AND w.replaced_by IS NULL,
     coalesce(p.claim OPERATOR(pg_catalog.=) g.claim, false), coalesce(p.next_offset, 0), coalesce(p.epoch, -1),
-    coalesce(p.spark_partition, -1)
+    coalesce(p.spark_partition, -1), coalesce(p.stage, -1)
 FROM (VALUES (CAST(? AS pg_catalog.uuid), CAST(? AS pg_catalog.text), CAST(? AS pg_catalog.text),
               CAST(? AS pg_catalog.int4), CAST(? AS pg_catalog.int8))) AS g (claim, run_id, topic, partition, writer_id)
 JOIN pgonce.writers AS w ON w.writer_id OPERATOR(pg_catalog.=) g.writer_id

@@ -35,18 +35,18 @@ def begun(url, at=None, *, query_id=QUERY, last=None, table="orders"):
     run = Run(
         CommitSettings(url), Destination(table, create_table=True), COLUMNS, query_id, "orders", "/checkpoint", None
     )
-    run.begin(last, at or start(p0=0), None)
+    run.begin(last, at or start(p0=0), at or start(p0=0), None)
     return run
 
 
 class Task:
     """One attempt of a task that has rows of partition 0, unless another is named."""
 
-    def __init__(self, url, run, epoch=0, *, spark_partition=0, partition=0, floor=None):
+    def __init__(self, url, run, epoch=0, *, stage=0, spark_partition=0, partition=0, floor=None):
         self.connection = psycopg.connect(url, autocommit=True)
         self.run, self.epoch, self.partition = run, epoch, partition
         self.claim, self.attempt = uuid.uuid4(), next(_attempts)
-        self.spark_partition, self.floor = spark_partition, floor
+        self.stage, self.spark_partition, self.floor = stage, spark_partition, floor
         self.next = None
         table = look_at_table(self.connection, run.destination, COLUMNS)
         plan = plan_columns(table, COLUMNS, run.destination)
@@ -60,7 +60,15 @@ class Task:
         """Whether the partition may be claimed; ``next`` is its position then."""
         place = self.run.writer_id, self.run.run_id, "orders", self.partition
         row = self._ask(
-            CLAIM, *place, first, self.claim, self.epoch, self.spark_partition, self.attempt, self.floor
+            CLAIM,
+            *place,
+            first,
+            self.claim,
+            self.stage,
+            self.epoch,
+            self.spark_partition,
+            self.attempt,
+            self.floor,
         ).fetchone()
         self.next = row[0] if row else None
         return row is not None
@@ -78,7 +86,7 @@ class Task:
         return row is not None
 
     def looks(self):
-        """What the ledger has: owner, claim, position, epoch and Spark's partition of the claim."""
+        """What the ledger has: owner, claim, position, and epoch, Spark's partition and stage of the claim."""
         return self._ask(LOOK, self.claim, self.run.run_id, "orders", self.partition, self.run.writer_id).fetchone()
 
     def disputes(self, first):

@@ -25,10 +25,13 @@ class Transcript:
     """
     What one client said: `said` since its last BEGIN, `copied` bytes of data in its last COPY.
 
+    `also` finds the statements that commit by themselves, outside a transaction.
+
     Messages: https://www.postgresql.org/docs/current/protocol-message-formats.html
     """
 
-    def __init__(self) -> None:
+    def __init__(self, also: re.Pattern[bytes] | None = None) -> None:
+        self._also = also
         self.said = b""
         self.copied = 0
         self._prepared: dict[bytes, bytes] = {}
@@ -62,7 +65,7 @@ class Transcript:
         if _COPY.match(query):
             self.copied = 0
         self.said += query
-        return _COMMIT.match(query) is not None
+        return _COMMIT.match(query) is not None or (self._also is not None and self._also.search(query) is not None)
 
 
 def _put(names: set[bytes], name: bytes, belongs: bool) -> None:

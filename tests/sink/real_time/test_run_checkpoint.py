@@ -29,6 +29,8 @@ def test_each_run_has_a_new_one_of_the_same_query(tmp_path):
 def test_older_ones_are_removed(spark, tmp_path):
     """The newest two stay; a location that is not there is nothing to worry about."""
     made = [new_checkpoint(str(tmp_path), "an-id") for _ in range(4)]
-    remove_older(spark, str(tmp_path))
+    remove_older(spark, str(tmp_path), made[-1])
     assert sorted(str(path) for path in (tmp_path / "pgonce-real-time").iterdir()) == sorted(made)[-2:]
-    remove_older(spark, str(tmp_path / "elsewhere"))
+    remove_older(spark, str(tmp_path), made[-2])
+    assert len(list((tmp_path / "pgonce-real-time").iterdir())) == 2
+    remove_older(spark, str(tmp_path / "elsewhere"), made[-1])

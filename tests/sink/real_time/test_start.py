@@ -47,6 +47,12 @@ def as_rows(records):
     )
 
 
+def other_stream(records):
+    """Another stream of Kafka's, which begins where it wants."""
+    source = records.sparkSession.readStream.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:9")
+    return source.option("subscribe", "another").load()
+
+
 @pytest.fixture
 def begin(spark, kafka, tcp_url, tmp_path):
     """Start a query over a topic into the table orders."""
@@ -196,6 +202,18 @@ def test_a_row_that_the_table_refuses_ends_the_query(begin, topic, produce, admi
     query.stop()
 
 
+def test_a_text_that_is_not_utf_8_is_refused(begin, topic, produce, admin):
+    """It would come with other characters through a string of Java's."""
+    admin.execute("CREATE TABLE orders (id text)")
+    name = topic(1)
+    query = begin(
+        name, rows=lambda r: r.select("topic", "partition", "offset", f.unhex(f.lit("61FF")).cast("string").alias("id"))
+    )
+    produce(name, [1])
+    with pytest.raises(StreamingQueryException, match="TEXT_NOT_UTF8"):
+        query.awaitTermination(60)
+
+
 def test_a_second_driver_takes_over(begin, topic, produce, ids):
     """The newest start of a query wins: the older one stops by itself, and no row is lost or doubled."""
     name = topic(2)
@@ -251,9 +269,20 @@ class TestRefused:
             (lambda r: as_rows(r).withColumn("offset", f.col("offset") - 1), "is not the Kafka source's offset"),
             (lambda r: as_rows(r).union(as_rows(r)), "Union"),
             (lambda r: as_rows(r).select("topic", "partition", "id"), "offset"),
+            (lambda r: as_rows(other_stream(r)), "do not come from the frame"),
+            (lambda r: as_rows(r).where("id IN (SELECT 1)"), "subquery"),
             (lambda r: as_rows(r).withColumn("list", f.array("id")), "which is not written in real-time"),
         ],
-        ids=["repartition", "deduplication", "another offset", "union", "no offset", "an array"],
+        ids=[
+            "repartition",
+            "deduplication",
+            "another offset",
+            "union",
+            "no offset",
+            "another stream",
+            "a subquery",
+            "an array",
+        ],
     )
     def test_frames(self, begin, topic, rows, why, observer):
         """What could lose or double a row is refused before anything is written."""

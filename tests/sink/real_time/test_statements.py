@@ -61,7 +61,7 @@ def test_a_flush_is_done_once(url, orders):
     task.claims()
     assert task.flushes(0, 1)
     assert not task.flushes(0, 1, next_known=0)
-    is_owner, is_ours, at, _, _ = task.looks()
+    is_owner, is_ours, at, *_ = task.looks()
     assert (is_owner, is_ours, at) == (True, True, 2)
     assert orders() == [0, 1]
 
@@ -73,7 +73,7 @@ def test_another_table_of_the_same_name(url, admin, orders):
     task.flushes(0)
     admin.execute("ALTER TABLE orders RENAME TO old; CREATE TABLE orders (LIKE old)")
     assert not task.flushes(1)
-    is_owner, is_ours, at, _, _ = task.looks()
+    is_owner, is_ours, at, *_ = task.looks()
     assert (is_owner, is_ours, at) == (True, True, 1)
 
 
@@ -198,7 +198,7 @@ class TestTasksOfOneBatch:
         assert second.flushes(2)
         assert orders() == [0, 1, 2]
 
-    def test_two_tasks_with_rows_of_one_partition(self, url, orders):
+    def test_two_tasks_with_rows_of_one_partition(self, url, admin, orders):
         """The second is refused, and no run begins until a person has looked at what may be missing."""
         run = begun(url)
         first, second = Task(url, run, spark_partition=0), Task(url, run, spark_partition=1)
@@ -209,6 +209,13 @@ class TestTasksOfOneBatch:
         assert not first.flushes(4)
         with pytest.raises(RefusedBatch, match="PARTITION_MIXED.*records 0 to 3"):
             begun(url, last=0)
+        for successor in (QUERY, "22222222-0000-0000-0000-000000000000"):
+            with pytest.raises(RefusedBatch, match="PARTITION_MIXED"):
+                stored_for_a_micro_batch(url, successor)
+        with pytest.raises(psycopg.errors.RaiseException, match="may be missing"):
+            admin.execute("UPDATE pgonce.writers SET run_id = 'another'")
+        admin.execute("UPDATE pgonce.positions SET disputed_from = NULL")
+        assert begun(url, last=0).positions == start(p0=4)
         assert orders() == [3]
 
     def test_the_next_batch_claims_again(self, url, orders):
@@ -221,6 +228,18 @@ class TestTasksOfOneBatch:
         assert second.claims(1)
         assert second.flushes(1)
         assert not late.claims(1)
+
+    def test_tasks_that_are_planned_again_within_an_epoch(self, url, orders):
+        """A continuous query that finds new partitions plans its tasks again: those of the later stage take over."""
+        run = begun(url)
+        before = Task(url, run, epoch=5, stage=0, spark_partition=0)
+        again = Task(url, run, epoch=4, stage=1, spark_partition=1)
+        before.claims()
+        before.flushes(0)
+        assert again.claims(1)
+        assert not before.flushes(1)
+        assert not Task(url, run, epoch=6, stage=0).claims(1)
+        assert again.flushes(1)
 
     def test_a_partition_that_appears_while_the_query_runs(self, url, orders):
         """Its first task makes its row, at the first record that comes."""
@@ -254,16 +273,49 @@ class TestDatabaseThatWentBack:
         assert not Task(url, run, epoch=1, floor=3).claims(3)
         assert orders() == [0]
 
-    def test_the_driver_moves_no_position_that_went_back(self, url, admin, orders):
-        """Filtered records are passed over only from where the tasks have left the partition."""
+    @pytest.mark.parametrize("reports", [{("orders", 0): 3}, {}], ids=["reported", "continuous"])
+    def test_the_driver_records_nothing(self, url, admin, orders, reports):
+        """What is recorded counts as stored, so the driver is refused, and the next run reads what is missing."""
         run = begun(url)
         task = Task(url, run)
         task.claims()
         task.flushes(0, 1, 2)
-        admin.execute("UPDATE pgonce.positions SET next_offset = 1")
-        run.record({("orders", 0): 3}, start(p0=9))
-        assert position(url) == 9  # the end of what was read, not of what is stored
-        assert admin.execute("SELECT next_offset FROM pgonce.positions").fetchone() == (1,)
+        if not reports:
+            run.record({}, start(p0=3))
+        admin.execute("UPDATE pgonce.positions SET next_offset = 1; DELETE FROM orders WHERE id > 0")
+        with pytest.raises(RefusedBatch, match="POSITION_WENT_BACK"):
+            run.record(reports, start(p0=9))
+        if reports:
+            again = begun(url, last=0)
+            assert again.positions == start(p0=1)
+
+    def test_nothing_beyond_what_is_stored_is_recorded(self, url, admin, orders):
+        """Without reports of tasks, the end of a batch is recorded only as far as rows are stored."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0, 1, 2)
+        run.record({}, start(p0=9))
+        assert position(url) == 3
+        assert begun(url, last=1).positions == start(p0=3)
+
+
+class TestBegin:
+    def test_a_topic_that_is_read_no_more(self, url, orders):
+        """Its positions stay for later, and Spark is not told of it."""
+        begun(url, {"0": {"orders": {"0": 5}, "old": {"0": 7}}})
+        run = begun(url, start(p0=5), last=0)
+        assert run.positions == start(p0=5)
+        run.record({("orders", 0): 5}, start(p0=6))
+        assert OffsetsStore(url).latest(QUERY).end_offsets == {"0": {"orders": {"0": 6}, "old": {"0": 7}}}
+
+    def test_records_that_may_be_lost(self, url, orders):
+        """Where the user accepts that Kafka has deleted records, the run begins behind them."""
+        run = begun(url)
+        Task(url, run)
+        again = begun(url, last=0)
+        again.begin(1, start(p0=0), start(p0=40), None)
+        assert again.positions == start(p0=40)
 
 
 class TestRecords:

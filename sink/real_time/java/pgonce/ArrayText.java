@@ -1,6 +1,10 @@
 package pgonce;
 
 import java.math.BigDecimal;
+import java.nio.ByteBuffer;
+import java.nio.charset.CharacterCodingException;
+import java.nio.charset.CodingErrorAction;
+import java.nio.charset.StandardCharsets;
 import java.time.LocalDate;
 import java.time.LocalDateTime;
 import java.time.ZoneOffset;
@@ -49,7 +53,7 @@ final class ArrayText {
                 text.append(((BigDecimal) value).toPlainString());
                 break;
             case "text":
-                quote((String) value);
+                quote(decoded((byte[]) value));
                 break;
             case "bytea":
                 hex((byte[]) value);
@@ -86,6 +90,24 @@ final class ArrayText {
         // Behind a comma, unless nothing comes.
         rest.text.append(text, Math.min(length + 1, text.length()), text.length());
         return rest;
+    }
+
+    // Spark's strings may hold bytes that are no UTF-8. As a string of Java's they would come with other characters.
+    private static String decoded(byte[] value) {
+        try {
+            return StandardCharsets.UTF_8
+                    .newDecoder()
+                    .onMalformedInput(CodingErrorAction.REPORT)
+                    .onUnmappableCharacter(CodingErrorAction.REPORT)
+                    .decode(ByteBuffer.wrap(value))
+                    .toString();
+        } catch (CharacterCodingException e) {
+            throw Refusal.of(
+                    "TEXT_NOT_UTF8",
+                    "A string has bytes that are not UTF-8, which Postgres cannot store in a text.",
+                    "It was not written.",
+                    "Repair or replace such values in Spark, or write the column as binary into a bytea column.");
+        }
     }
 
     private void quote(String value) {

@@ -28,11 +28,11 @@ final class PartitionWriter {
     private boolean abandoned;
     private RuntimeException failure;
 
-    PartitionWriter(Settings settings, Place place, long epoch, long sparkPartition, long attempt, Long floor) {
+    PartitionWriter(Settings settings, Place place, int stage, long epoch, long sparkPartition, long attempt, Long floor) {
         this.settings = settings;
         this.place = place;
         known = floor == null ? 0 : floor;
-        positions = new Positions(settings, place, UUID.randomUUID(), epoch, sparkPartition, attempt, floor);
+        positions = new Positions(settings, place, UUID.randomUUID(), stage, epoch, sparkPartition, attempt, floor);
         rows = new Rows(settings.columns, settings.oneRowARecord);
     }
 

@@ -21,6 +21,7 @@ final class Positions {
     private final Settings settings;
     private final Place place;
     private final UUID claim;
+    private final int stage;
     private final long epoch;
     private final long sparkPartition;
     private final long attempt;
@@ -29,10 +30,11 @@ final class Positions {
     private long next;
     private volatile boolean abandoned;
 
-    Positions(Settings settings, Place place, UUID claim, long epoch, long sparkPartition, long attempt, Long floor) {
+    Positions(Settings settings, Place place, UUID claim, int stage, long epoch, long sparkPartition, long attempt, Long floor) {
         this.settings = settings;
         this.place = place;
         this.claim = claim;
+        this.stage = stage;
         this.epoch = epoch;
         this.sparkPartition = sparkPartition;
         this.attempt = attempt;
@@ -46,6 +48,13 @@ final class Positions {
     /** Make flushes and retries end soon. */
     void abandon() {
         abandoned = true;
+    }
+
+    private void discard() {
+        if (session != null) {
+            session.discard();
+            session = null;
+        }
     }
 
     void release() {
@@ -66,6 +75,7 @@ final class Positions {
                 statement.setInt(++at, place.partition);
                 statement.setLong(++at, firstOffset);
                 statement.setObject(++at, claim);
+                statement.setInt(++at, stage);
                 statement.setLong(++at, epoch);
                 statement.setLong(++at, sparkPartition);
                 statement.setLong(++at, attempt);
@@ -131,10 +141,7 @@ final class Positions {
                 }
                 return work.run(session.connection, isRetry);
             } catch (SQLException e) {
-                if (session != null) {
-                    session.discard();
-                    session = null;
-                }
+                discard();
                 isRetry = true;
                 long now = System.nanoTime();
                 if (deadline == 0) {
@@ -145,6 +152,10 @@ final class Positions {
                 }
                 pause(pause);
                 pause = Math.min(pause * 2, LONGEST_PAUSE_MILLIS);
+            } catch (RuntimeException | Error e) {
+                // The session may stand in the middle of an answer.
+                discard();
+                throw e;
             }
         }
     }
@@ -161,7 +172,7 @@ final class Positions {
     private IllegalStateException refused(String what, SQLException e) {
         // The text of an error may show values of a row; its code, and the names of a constraint and a column, do not.
         String state = e.getSQLState() == null ? "none" : e.getSQLState();
-        String there = "None of these rows were written; rows below record " + next + " are there.";
+        String there = "Rows below record " + next + " are there, and later ones may be.";
         List<String> remedy = settings.remedy(e.getSQLState());
         if (remedy == null) {
             return Refusal.of(
@@ -226,7 +237,7 @@ final class Positions {
                                 found.getBoolean(2),
                                 found.getLong(3),
                                 found.getLong(4),
-                                found.getLong(5) != sparkPartition)
+                                found.getLong(5) != sparkPartition && found.getInt(6) == stage)
                         : new Found(false, false, 0, -1, false);
             }
         }

@@ -64,9 +64,15 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
         long offset = ((Number) row.get(2)).longValue();
         if (writer == null) {
             Place place = new Place(topic, partition);
-            long attempt = TaskContext.get().taskAttemptId();
-            PartitionWriter begun =
-                    new PartitionWriter(settings, place, epoch, sparkPartition, attempt, floors.get(place.key()));
+            TaskContext task = TaskContext.get();
+            PartitionWriter begun = new PartitionWriter(
+                    settings,
+                    place,
+                    task.stageId(),
+                    epoch,
+                    sparkPartition,
+                    task.taskAttemptId(),
+                    floors.get(place.key()));
             begun.claim(offset);
             writer = begun;
         }

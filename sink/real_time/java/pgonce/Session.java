@@ -18,11 +18,13 @@ import java.util.concurrent.ConcurrentHashMap;
  */
 final class Session {
     private static final int MOST_KEPT = 64;
+    private static final long IDLE_NANOS = 300_000_000_000L;
     private static final Map<String, Deque<Session>> KEPT = new ConcurrentHashMap<>();
 
     final Connection connection;
     private final Settings settings;
     private PreparedStatement flush;
+    private long releasedAt;
 
     private Session(Connection connection, Settings settings) {
         this.connection = connection;
@@ -39,10 +41,10 @@ final class Session {
             if (found == null) {
                 return new Session(connect(settings), settings);
             }
-            if (found.settings.runId.equals(settings.runId)) {
+            if (found.settings.runId.equals(settings.runId) && System.nanoTime() - found.releasedAt < IDLE_NANOS) {
                 return found;
             }
-            // It was made for an older run, whose settings may have been others.
+            // It was made for an older run, whose settings may have been others; or is not needed any more.
             found.discard();
         }
     }
@@ -69,7 +71,9 @@ final class Session {
                             + " its path.");
         }
         try (Statement statement = made.createStatement();
-                ResultSet found = statement.executeQuery("SELECT pg_catalog.current_setting('synchronous_commit')")) {
+                ResultSet found = statement.executeQuery("SELECT pg_catalog.current_setting('synchronous_commit'),"
+                        + " pg_catalog.set_config('TimeZone', '" + settings.timeZone.replace("'", "''") + "', false)")) {
+            // The JDBC driver sets the JVM's zone, over what the role has, and defaults and triggers may depend on it.
             found.next();
             if (found.getString(1).equals("off")) {
                 throw Refusal.of(
@@ -94,6 +98,7 @@ final class Session {
     }
 
     void release() {
+        releasedAt = System.nanoTime();
         Deque<Session> kept = kept(settings);
         synchronized (kept) {
             if (kept.size() < MOST_KEPT) {

@@ -20,6 +20,7 @@ final class Settings implements Serializable {
     final String url;
     final Properties properties = new Properties();
     final String table;
+    final String timeZone;
     final long writerId;
     final String runId;
     final String claim;
@@ -40,6 +41,7 @@ final class Settings implements Serializable {
             properties.setProperty((String) entry.getKey(), (String) entry.getValue());
         }
         table = (String) given.get("table");
+        timeZone = (String) given.get("time_zone");
         writerId = ((Number) given.get("writer_id")).longValue();
         runId = (String) given.get("run_id");
         claim = (String) given.get("claim");

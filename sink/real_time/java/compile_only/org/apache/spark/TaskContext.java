@@ -6,5 +6,7 @@ public abstract class TaskContext implements java.io.Serializable {
         throw new UnsupportedOperationException();
     }
 
+    public abstract int stageId();
+
     public abstract long taskAttemptId();
 }
