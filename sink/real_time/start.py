@@ -45,7 +45,8 @@ from .run_checkpoint import new_checkpoint, query_id_of, remove_older
 from .statements import flush_statement
 
 _POSITIONS = ("topic", "partition", "offset")
-_FIRST_REAL_TIME = (4, 1)
+# Spark 4.1 has the trigger for Scala alone.
+_FIRST_REAL_TIME = (4, 2)
 
 
 @takes_options(Way.REAL_TIME)
@@ -152,7 +153,7 @@ def _refuse_other_sessions(spark: SparkSession, real_time: str | None, continuou
     if real_time is not None and tuple(map(int, spark.version.split(".")[:2])) < _FIRST_REAL_TIME:
         raise SparkError(
             "SPARK_TOO_OLD",
-            f"Spark {spark.version} has no real-time mode, which came with Spark 4.1.",
+            f"PySpark {spark.version} has no real-time mode, which came with PySpark 4.2.",
             NOTHING,
             "Use a newer Spark, or continuous.",
         )
