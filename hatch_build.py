@@ -33,12 +33,13 @@ class WriterJar(BuildHookInterface):  # type: ignore[type-arg]
         """Make the jar, unless it is there, and say where it goes."""
         del version
         root = Path(self.root)
-        packed = root / "pgonce" / JAR
-        if packed.exists():
-            return
-        made = Path(self.directory) / "writer-jar" / Path(JAR).name
-        build(root / "sink" / "real_time" / "java", made)
-        build_data["force_include"][str(made)] = f"pgonce/{JAR}"
+        jar = root / "pgonce" / JAR
+        if not jar.exists():
+            # Hatchling reads it after this, and the folder goes with the hook.
+            self._folder = tempfile.TemporaryDirectory()
+            jar = Path(self._folder.name) / Path(JAR).name
+            build(root / "sink" / "real_time" / "java", jar)
+        build_data["force_include"][str(jar)] = f"pgonce/{JAR}"
 
 
 def build(sources: Path, jar: Path) -> None:

@@ -17,6 +17,7 @@ from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
 from support.dead_letters import put_aside as put_letter_aside
 from support.ledger_history import publish_job
+from support.real_time_tasks import Task, begun
 from support.recoveries import history
 from support.sent_rows import publish
 from support.stopped_query import entries, write_checkpoint
@@ -41,6 +42,7 @@ from pgonce.offsets_store.progress.stored_progress import store_progress_in_tx
 from pgonce.offsets_store.status.states import MeasuredLag
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.serve.lag import store_in_tx as store_measured_in_tx
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
@@ -141,10 +143,20 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
     use_a_restored_ledger(url)
     run_batch_jobs(url, query_id)
     put_aside(url)
+    write_in_real_time(url, f"{query_id} real time")
     with connect(url) as connection:
         connection.execute("SELECT * FROM pgonce.current_offsets, pgonce.replays_skipped, pgonce.dead_letters")
     store_progress(url, f"{query_id} 0")
     tell_states(url, f"{query_id} 0")
+
+
+def write_in_real_time(url: str, query_id: str) -> None:
+    """Begin a run, and let one of its tasks claim a partition and flush a row."""
+    run = begun(url, query_id=query_id, table="sales.orders", remedies=Remedies(independent=True))
+    task = Task(url, run)
+    with task.connection:
+        assert task.claims()
+        assert task.flushes(0)
 
 
 def tell_states(url: str, query_id: str) -> None:
@@ -215,7 +227,8 @@ def store_progress(url: str, query_id: str) -> None:
 def test_what_the_document_grants_is_enough(streamer):
     """A role with these grants, and no others, publishes in every mode, inline and staged, and skips replays."""
     everything_that_a_streaming_role_does(streamer, "q")
-    assert rows_in(streamer.admin, "sales.orders") == [(1, "one"), (1, "one"), (2, "two"), (2, "two")]
+    written = [(0, "0"), (1, "one"), (1, "one"), (2, "two"), (2, "two")]
+    assert rows_in(streamer.admin, "sales.orders") == written
     assert (
         rows_in(streamer.admin, "sales.totals") == rows_in(streamer.admin, "sales.report") == [(1, "one"), (2, "two")]
     )
@@ -242,7 +255,7 @@ GRANTS = [*granted_in_the_document("streamer"), *single_grants(grants("streamer"
 
 def test_every_grant_is_needed_and_its_absence_is_named(streamer):
     """Without any one of them something fails, with a code, and the text names the object that lacks it."""
-    assert len(GRANTS) == 13 + 2 + 18 + 24 + 6 + 10 + 5
+    assert len(GRANTS) == 13 + 2 + 21 + 24 + 6 + 10 + 5
     unexplained = []
     for number, grant in enumerate(GRANTS):
         with streamer.without(grant):

@@ -13,6 +13,7 @@ import psycopg
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.real_time.run import Run
@@ -20,7 +21,7 @@ from pgonce.sink.real_time.statements import CLAIM, DISPUTE, LOOK, flush_stateme
 from pgonce.sink.writing.checked_table import plan_columns
 from pgonce.sink.writing.first_look import look_at_table
 
-COLUMNS = encoded_columns(StructType([StructField("id", LongType()), StructField("body", StringType())]))
+COLUMNS = encoded_columns(StructType([StructField("id", LongType()), StructField("name", StringType())]))
 QUERY = "11111111-0000-0000-0000-000000000000"
 _attempts = itertools.count(1)
 
@@ -30,10 +31,16 @@ def start(**partitions):
     return {"0": {"orders": {name.removeprefix("p"): at for name, at in partitions.items()}}}
 
 
-def begun(url, at=None, *, query_id=QUERY, last=None, table="orders"):
+def begun(url, at=None, *, query_id=QUERY, last=None, table="orders", remedies=Remedies()):  # noqa: B008
     """A run that has become the owner."""
     run = Run(
-        CommitSettings(url), Destination(table, create_table=True), COLUMNS, query_id, "orders", "/checkpoint", None
+        CommitSettings(url, remedies),
+        Destination(table, create_table=True),
+        COLUMNS,
+        query_id,
+        "orders",
+        "/checkpoint",
+        None,
     )
     run.begin(last, at or start(p0=0), at or start(p0=0), None)
     return run

@@ -255,7 +255,15 @@ def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> No
 
 # A test revokes them one by one.
 PRIVILEGES = {
-    "SELECT, INSERT, UPDATE": ("writers", "interventions", "batch_jobs", "home", "measured_lag", "brokers"),
+    "SELECT, INSERT, UPDATE": (
+        "writers",
+        "interventions",
+        "batch_jobs",
+        "home",
+        "measured_lag",
+        "positions",
+        "brokers",
+    ),
     "SELECT, INSERT, UPDATE, DELETE": (
         "batches",
         "progress",
@@ -263,7 +271,6 @@ PRIVILEGES = {
         "tombstone_sets",
         "failures",
         "heartbeats",
-        "positions",
     ),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
     "SELECT, INSERT": ("dead_letters", "runs", "target_changes", "batch_job_skips", "batch_job_aborts"),

@@ -27,7 +27,7 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 @pytest.fixture
 def orders(admin):
     """The ids that the table has, in the order in which they came."""
-    admin.execute("CREATE TABLE orders (id bigint, body text, n bigint GENERATED ALWAYS AS IDENTITY)")
+    admin.execute("CREATE TABLE orders (id bigint, name text, n bigint GENERATED ALWAYS AS IDENTITY)")
     return lambda: [row[0] for row in admin.execute("SELECT id FROM orders ORDER BY n").fetchall()]
 
 
