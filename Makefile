@@ -59,8 +59,9 @@ help: ## list the targets
 
 setup: java $(WHEEL) ## make .venv and install the wheel there; the other targets do so by themselves
 
-demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 reads from a real Kafka
-	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/examples/demo $(BIN)/python examples/demo/main.py $(if $(KAFKA),--kafka)
+demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 reads from a real Kafka; REAL_TIME=1 shows latency
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/examples/demo $(BIN)/python examples/demo/main.py $(if $(KAFKA),--kafka) \
+	$(if $(REAL_TIME),--real-time)
 
 test test-all test-long: export TMPDIR := $(or $(IN_MEMORY),$(TMPDIR))
 

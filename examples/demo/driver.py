@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-_JOB = Path(__file__).with_name("job.py")
+JOB = Path(__file__).with_name("job.py")
+REAL_TIME_JOB = Path(__file__).with_name("real_time_job.py")
 
 
 def spark_settings(jars: Sequence[Path]) -> Mapping[str, str]:
@@ -63,10 +64,10 @@ class Workplace:
 
 
 class Driver:
-    """The job as a running process."""
+    """A job as a running process."""
 
-    def __init__(self, workplace: Workplace, arguments: Sequence[str]) -> None:
-        command = [sys.executable, str(_JOB), "--checkpoint", str(workplace.checkpoint), *arguments]
+    def __init__(self, workplace: Workplace, job: Path, arguments: Sequence[str]) -> None:
+        command = [sys.executable, str(job), "--checkpoint", str(workplace.checkpoint), *arguments]
         self._log = workplace.log
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

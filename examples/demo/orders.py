@@ -20,7 +20,6 @@ from outcome import Sent, sent
 _EVERY_SECONDS = 0.4
 _AT_ONCE = (50, 250)
 _TOPIC = "orders"
-_PARTITIONS = 4
 
 
 class Source(Protocol):
@@ -59,20 +58,19 @@ class Files:
 
 
 class Topic:
-    """A Kafka topic of four partitions; a customer's orders stay in order in one of them."""
+    """A Kafka topic; a customer's orders stay in order in one of its partitions."""
 
-    name = f"Kafka messages in {_PARTITIONS} partitions"
-
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, partitions: int = 4) -> None:
         from confluent_kafka import Producer
         from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
         admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
-        admin.create_topics([NewTopic(_TOPIC, _PARTITIONS, 1)])[_TOPIC].result(timeout=30)
+        admin.create_topics([NewTopic(_TOPIC, partitions, 1)])[_TOPIC].result(timeout=30)
         # Idempotent, so that the producer's own retries double nothing.
         # Silent, because what it would log is passed on by the callback or is the broker's end.
         quiet = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
         self._producer = Producer({**quiet, "enable.idempotence": True, "linger.ms": 2})
+        self.name = f"Kafka messages in {partitions} partitions"
         self.job_arguments = ("--kafka", bootstrap_servers, _TOPIC)
 
     def send(self, orders: Sequence[tuple[str, str]]) -> None:
@@ -91,21 +89,26 @@ def _raise_error(error: object, _: object) -> None:
 class Customers:
     """They keep ordering, with ids from 1 on: :meth:`order_when_due` is called over and over."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(
+        self, source: Source, *, every_seconds: float = _EVERY_SECONDS, at_once: tuple[int, int] = _AT_ONCE
+    ) -> None:
         self._source = source
+        self._every_seconds = every_seconds
+        self._at_once = at_once
         self._due = 0.0
         self.sent = Sent()
 
     def order_when_due(self) -> None:
-        """Send a few hundred orders, unless the last ones were sent just now."""
+        """Send some orders, unless the last ones were sent just now."""
         if time.monotonic() >= self._due:
-            self._due = time.monotonic() + _EVERY_SECONDS
+            self._due = time.monotonic() + self._every_seconds
             self.order()
 
     def order(self) -> None:
-        """Send a few hundred orders."""
+        """Send some orders, all at once."""
         first = self.sent.orders + 1
-        orders = [(number, random.randint(1, 999_999)) for number in range(first, first + random.randint(*_AT_ONCE))]
+        numbers = range(first, first + random.randint(*self._at_once))
+        orders = [(number, random.randint(1, 999_999)) for number in numbers]
         self._source.send(list(_as_json(orders)))
         self.sent = sent(orders, self.sent)
 

@@ -7,7 +7,9 @@ user could in psql; the job and the demo share nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import psycopg
 from outcome import FINGERPRINT, Found
@@ -21,6 +23,26 @@ class Standing:
     run_id: str
     last_batch_id: int
     rows: int
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How many ms after they were placed orders were visible, and how many orders that were."""
+
+    p50: float
+    p99: float
+    greatest: float
+    orders: int
+
+
+_LATENCY = """
+SELECT coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY ms), 0) AS p50,
+    coalesce(percentile_cont(0.99) WITHIN GROUP (ORDER BY ms), 0) AS p99,
+    coalesce(max(ms), 0) AS greatest, count(*) AS orders
+FROM (SELECT extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - o.placed_at)::float8 * 1000 AS ms
+      FROM orders AS o JOIN unnest(%s::timestamptz[], %s::timestamptz[]) AS stretch (begun, ended)
+      ON o.placed_at >= begun AND pg_xact_commit_timestamp(o.xmin) <= ended) AS timed
+"""
 
 
 class Watch:
@@ -52,6 +74,28 @@ class Watch:
     def replays(self) -> int:
         """How many batches were handed over again, and skipped."""
         return self._number("SELECT count(*) FROM pgonce.replays")
+
+    def messages_read(self) -> int:
+        """How many messages are below the end offsets of a topic that was read from its beginning."""
+        try:
+            return self._number("SELECT coalesce(sum(end_offset::text::bigint), 0) FROM pgonce.current_offsets")
+        except psycopg.errors.UndefinedTable:
+            return 0
+
+    def latency(self, stretches: Sequence[tuple[datetime, datetime]]) -> Latency:
+        """Of all orders that were placed and became visible within one of these stretches of time."""
+        begun, ended = zip(*stretches, strict=True)
+        cursor = self._connection.cursor(row_factory=class_row(Latency))
+        latency = cursor.execute(_LATENCY, [list(begun), list(ended)]).fetchone()
+        assert latency
+        return latency
+
+    def longest_wait_seconds(self) -> float:
+        """Of all orders, from when one was placed to when it was visible."""
+        query = "SELECT extract(epoch FROM max(pg_xact_commit_timestamp(xmin) - placed_at))::float8 FROM orders"
+        row = self._connection.execute(query).fetchone()
+        assert row
+        return float(row[0] or 0)
 
     def end_offsets(self) -> list[str]:
         """How far the writer is in its source, with a line for each topic partition or source."""

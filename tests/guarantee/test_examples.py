@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -41,16 +43,26 @@ MISSING = "is missing"
 
 
 @pytest.fixture
-def run_example(start_driver: Callable[..., Driver], tmp_path: Path) -> Callable[..., Driver]:
-    """Run an example to its end as a process of its own: ``run_example(script, *arguments, kafka=False)``."""
+def start_example(start_driver: Callable[..., Driver], tmp_path: Path) -> Callable[..., Driver]:
+    """Start an example as a process of its own: ``start_example(script, *arguments, kafka=False)``."""
 
-    def run(script: Path, *arguments: object, kafka: bool = False) -> Driver:
+    def start(script: Path, *arguments: object, kafka: bool = False) -> Driver:
         settings = {**spark_settings(tmp_path, kafka=kafka), "spark.ui.showConsoleProgress": "false"}
         properties = tmp_path / "spark.properties"
         properties.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
         # Not a SPARK_CONF_DIR: it would stand on the JVM's class path, and its classes come from an archive of another.
         env = {"PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(str(properties))} pyspark-shell"}
-        driver = start_driver(script, *arguments, env=env)
+        return start_driver(script, *arguments, env=env)
+
+    return start
+
+
+@pytest.fixture
+def run_example(start_example: Callable[..., Driver]) -> Callable[..., Driver]:
+    """The same, to its end."""
+
+    def run(script: Path, *arguments: object, kafka: bool = False) -> Driver:
+        driver = start_example(script, *arguments, kafka=kafka)
         driver.wait()
         return driver
 
@@ -92,6 +104,14 @@ def produce(kafka) -> Callable[..., None]:
         assert producer.flush(30) == 0
 
     return put
+
+
+def messages_there(observer: psycopg.Connection, wanted: int) -> bool:
+    """Whether the table of messages is there, and has so many rows or more."""
+    if one(observer, "SELECT to_regclass('messages')") == (None,):
+        return False
+    (count,) = one(observer, "SELECT count(*) FROM messages")
+    return count >= wanted
 
 
 class TestExamples:
@@ -162,6 +182,25 @@ class TestExamples:
         assert newest == [("customer-0", 198), ("customer-1", 199), ("customer-2", 200)]
         assert one(observer, "SELECT count(*) FROM pgonce.replays") == (1,)
         assert one(observer, "SELECT sum(end_offset::text::int) FROM pgonce.current_offsets") == (200,)
+
+    @pytest.mark.spark
+    @pytest.mark.slow
+    @pytest.mark.kafka
+    def test_real_time(self, start_example, kafka, topic, produce, tcp_url, observer, tmp_path):
+        """Each message is there once, though each driver is killed, and the next one runs in another mode."""
+        name = topic(partitions=2)
+        servers = ("--servers", kafka.bootstrap_servers, "--topic", name)
+        arguments = (*servers, "--checkpoint", tmp_path / "checkpoint", "--url", tcp_url)
+        for number, mode in enumerate(("async", "continuous", "real-time", "async", "real-time")):
+            produce(name, range(100 * number, 100 * number + 50))
+            driver = start_example(EXAMPLES / "real_time.py", "--mode", mode, *arguments, kafka=True)
+            wanted = 100 * number + 50
+            driver.wait_for(partial(messages_there, observer, wanted), f"{wanted} messages came in mode {mode}")
+            produce(name, range(wanted, wanted + 50))
+            driver.wait_for(partial(messages_there, observer, wanted + 50), f"more messages came in mode {mode}")
+            driver.sigkill()
+        ids = observer.execute("SELECT (value::json ->> 'order_id')::int AS id FROM messages ORDER BY id").fetchall()
+        assert [number for (number,) in ids] == list(range(500))
 
     @pytest.mark.spark
     @pytest.mark.slow
@@ -310,31 +349,55 @@ def table(output: str) -> dict[str, str]:
 def assert_exactly_once(output: str) -> None:
     """The table holds what the issue asks for, and its figures agree with each other."""
     figures = table(output)
-    assert {"batches", "rows expected", "rows there", "distinct ids", "replays skipped", "end offsets", "kills"} <= {
-        *figures
-    }
+    assert {"rows expected", "rows there", "distinct ids", "end offsets", "kills"} <= {*figures}
     assert figures["rows expected"] == figures["rows there"] == figures["distinct ids"]
     assert figures["checksum expected"] == figures["checksum there"]
     assert int(figures["rows there"].replace(",", "")) > 1000
     assert int(figures["kills"]) == output.count("SIGKILL to driver") == 3
-    assert int(figures["replays skipped"]) >= output.count("will hand it over again")
     assert "EXACTLY ONCE" in output.splitlines()[-1]
+
+
+def assert_replays_skipped(output: str) -> None:
+    """Each batch that was to be handed over again was skipped."""
+    figures = table(output)
+    assert int(figures["batches"].replace(",", "")) > 0
+    assert int(figures["replays skipped"]) >= output.count("will hand it over again")
+
+
+def assert_timed(output: str) -> None:
+    """Orders were visible long before Spark's batch of a minute ended, with each driver that was killed."""
+    figures = table(output)
+    p50, p99, greatest = (
+        float(figures[name].removesuffix(" ms")) for name in ("visible after, p50", "p99", "greatest")
+    )
+    assert 0 < p50 <= p99 <= greatest
+    assert p50 < 1000
+    assert output.count("orders were visible after") == output.count("at the positions in Postgres") == 3
+    timed = sum(int(found.replace(",", "")) for found in re.findall(r"([\d,]+) orders were visible after", output))
+    assert int(figures["orders timed"].replace(",", "")) == timed > 300
 
 
 class TestDemo:
     @pytest.mark.spark
     @pytest.mark.slow
-    @pytest.mark.parametrize("source", ["files", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])])
-    def test_three_kills(self, demo, source):
+    @pytest.mark.parametrize(
+        ("argument", "partitions"),
+        [
+            pytest.param(None, 0, id="files"),
+            pytest.param("--kafka", 4, id="kafka", marks=[pytest.mark.kafka, pytest.mark.long]),
+            pytest.param("--real-time", 2, id="real-time", marks=[pytest.mark.kafka, pytest.mark.long]),
+        ],
+    )
+    def test_three_kills(self, demo, argument, partitions):
         """Every order is there once, from files or from a real broker, and nothing of the demo is left."""
-        running = demo(*(["--kafka"] if source == "kafka" else []))
+        running = demo(*([argument] if argument else []))
         status = running.process.wait(PATIENCE_SECONDS)
         if status == 2 and MISSING in running.output():
             unavailable(running.output().splitlines()[-1])
         assert status == 0, running.output()
         assert_exactly_once(running.output())
-        if source == "kafka":
-            assert [f"orders/{partition}: " in running.output() for partition in range(4)] == [True] * 4
+        (assert_timed if argument == "--real-time" else assert_replays_skipped)(running.output())
+        assert [f"orders/{partition}: " in running.output() for partition in range(partitions)] == [True] * partitions
         assert running.left_behind() == []
 
     @pytest.mark.spark
