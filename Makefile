@@ -142,8 +142,9 @@ bench-cluster: setup ## rows a second with 1, 2 and 4 executors of one core, on 
 bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, against Spark JDBC, Debezium, Flink XA, a consumer
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py
 
-bench-latency: setup ## from the producer to a visible row, for each trigger and asynchronous setting
-	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/latency.py
+bench-latency: setup ## from the producer to a visible row, for each trigger and asynchronous setting, and in real time; PART=real-time
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/latency.py \
+	$(if $(PART),--part $(PART)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-ledger: setup ## a ledger of 1,000,000 batches against an empty one
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/ledger_size.py

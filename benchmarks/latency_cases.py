@@ -1,0 +1,122 @@
+"""
+The queries whose latency is compared: micro-batches, and those in real-time and continuous mode.
+
+Runs on the driver. Invariant: each is exactly-once, reads its topic from the beginning, and writes the same rows into a
+table of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from async_ways import SOURCE, WRITER, asynchronous
+from contenders import Contender, Place
+from kafka_topic import topic_stream
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pgonce import start_real_time
+
+# Queries in real time need a core for each.
+PARTITIONS = 2
+COLUMNS = 'id bigint, sent_at timestamptz, topic text, "partition" integer, "offset" bigint'
+RATES = (100, 2_000)
+TRIGGERS = ("0 seconds", "100 milliseconds", "1 second")
+WAYS = tuple(
+    way
+    for contender in (WRITER, SOURCE)
+    for way in (contender, asynchronous(contender, 0), asynchronous(contender, 1000))
+)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Where a query reads and writes."""
+
+    spark: SparkSession
+    bootstrap_servers: str
+    topic: str
+    url: str
+    table: str
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    One query that is measured.
+
+    ``seconds`` is how long, if the command does not say it; ``goal`` is the most ms that its p50 and its p99 may be.
+    """
+
+    name: str
+    table: str
+    start: Callable[[Feed], StreamingQuery]
+    rows_a_second: int = RATES[0]
+    seconds: float | None = None
+    goal: tuple[float, float] | None = None
+
+
+def rows(records: DataFrame) -> DataFrame:
+    """The rows of the table, with the producer's time."""
+    return records.selectExpr(
+        f"offset * {PARTITIONS} + partition AS id", "timestamp AS sent_at", "topic", "partition", "offset"
+    )
+
+
+def name_of(way: Contender, trigger: str) -> str:
+    """What a query in micro-batches is called."""
+    return f"{way.name}, trigger {trigger}"
+
+
+def _micro_batches(way: Contender, trigger: str, rows_a_second: int = RATES[0]) -> Case:
+    def start(feed: Feed) -> StreamingQuery:
+        stream = rows(topic_stream(feed.spark, feed.bootstrap_servers, feed.topic)).writeStream
+        stream = way.write(stream.option("checkpointLocation", feed.checkpoint), Place(feed.url, "", feed.table))
+        return stream.trigger(processingTime=trigger).start()
+
+    return Case(name_of(way, trigger), str(way.table), start, rows_a_second)
+
+
+def _in_real_time(
+    name: str,
+    rows_a_second: int,
+    seconds: float | None,
+    goal: tuple[float, float],
+    kafka: Mapping[str, str] | None = None,
+    **trigger: Any,
+) -> Case:
+    def start(feed: Feed) -> StreamingQuery:
+        source = {"kafka.bootstrap.servers": feed.bootstrap_servers, "subscribe": feed.topic}
+        return start_real_time(
+            feed.spark,
+            kafka={**source, "startingOffsets": "earliest", **(kafka or {})},
+            rows=rows,
+            url=feed.url,
+            table=feed.table,
+            checkpoint_location=feed.checkpoint,
+            # Each round is another query, which writes the same table again.
+            independent=True,
+            **trigger,
+        )
+
+    return Case(name, "in_real_time", start, rows_a_second, seconds, goal)
+
+
+MICRO_BATCHES = tuple(_micro_batches(way, trigger) for way in WAYS for trigger in TRIGGERS)
+
+# A minute has one end of a batch, at which rows wait for the next batch's tasks.
+_A_BATCH_SECONDS = 60.0
+_SOONER = {"kafka.fetch.max.wait.ms": "5"}
+REAL_TIME = tuple(
+    case
+    for rate in RATES
+    for case in (
+        _micro_batches(asynchronous(WRITER, 1000), TRIGGERS[0], rate),
+        _in_real_time("real time, batches of a minute", rate, _A_BATCH_SECONDS, (5, 20), real_time="1 minute"),
+        _in_real_time("continuous, epochs of a second", rate, None, (15, 30), continuous="1 second"),
+        _in_real_time("continuous, fetch.max.wait.ms=5", rate, None, (15, 30), continuous="1 second", kafka=_SOONER),
+    )
+)
