@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn, TypeGuard
@@ -152,6 +152,8 @@ def _source_order(source_id: str) -> tuple[bool, int, str]:
 
 Place = tuple[str, str, str]
 """A source's id, a topic and a partition."""
+TopicPartition = tuple[str, int]
+"""A topic, and the number of one of its partitions."""
 
 
 @dataclass(frozen=True)
@@ -168,13 +170,42 @@ def places(positions: Offsets | None) -> dict[Place, int]:
     return {(source_id, topic, str(partition)): position for source_id, topic, partition, position in found}
 
 
+def by_partition(positions: Offsets | None) -> dict[TopicPartition, int]:
+    """The position of each topic and partition, for positions of one source."""
+    return {(topic, partition): position for _, topic, partition, position in kafka_positions(positions or {})}
+
+
 def furthest(*sets: Offsets | None) -> Offsets:
     """The greatest position of each partition in any of ``sets``."""
-    found: Offsets = {}
+    found: dict[Place, int] = {}
     for positions in sets:
-        for (source_id, topic, partition), position in places(positions).items():
-            partitions = found.setdefault(source_id, {}).setdefault(topic, {})
-            partitions[partition] = max(position, partitions.get(partition, 0))
+        for place, position in places(positions).items():
+            found[place] = max(position, found.get(place, 0))
+    return _as_offsets(found)
+
+
+def least_common(first: Offsets, *others: Offsets) -> Offsets:
+    """The least position of each partition that all of them have."""
+    known = [places(positions) for positions in others]
+    return _as_offsets(
+        {
+            place: min(position, *(each[place] for each in known))
+            for place, position in places(first).items()
+            if all(place in each for each in known)
+        }
+    )
+
+
+def only(positions: Offsets, wanted: Offsets) -> Offsets:
+    """The positions of the partitions that ``wanted`` has."""
+    there = places(wanted)
+    return _as_offsets({place: position for place, position in places(positions).items() if place in there})
+
+
+def _as_offsets(positions: Mapping[Place, int]) -> Offsets:
+    found: Offsets = {}
+    for (source_id, topic, partition), position in positions.items():
+        found.setdefault(source_id, {}).setdefault(topic, {})[partition] = position
     return found
 
 

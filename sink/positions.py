@@ -159,7 +159,7 @@ def stored_already(columns: PositionColumns, stored: Offsets | None, span: Span 
 
     :param span: where the batch begins and ends, as far as that is known.
     """
-    topic, partition, offset = (f.col(_quoted(name)) for name in columns.names)
+    topic, partition, offset = (f.col(quoted(name)) for name in columns.names)
     key = f.concat_ws(" ", partition.cast("string"), topic)
     lacks = topic.isNull() | partition.isNull() | offset.isNull()
     condition = f.when(lacks, _raising("NULL_POSITION", "A row has no complete position in Kafka", columns))
@@ -185,5 +185,6 @@ def _raising(name: str, what: str, columns: PositionColumns) -> Column:
     return f.raise_error(f.lit(f"[{name}] {what}: " + ", ".join(columns.names))).cast("boolean")
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name, as Spark reads it in an expression."""
     return "`" + name.replace("`", "``") + "`"

@@ -19,6 +19,7 @@ pytest_plugins = [
     "support.fixtures.sources",
     "support.fixtures.connect",
     "support.fixtures.driver",
+    "support.fixtures.browser",
 ]
 # PySpark 3.5, on which `make matrix` runs, has no data sources written in Python, and so nothing that is received.
 if find_spec("pyspark.sql.datasource"):

@@ -115,6 +115,11 @@ def parse_query_id(text: str, where: str = "The file metadata") -> str:
     return query_id
 
 
+def query_id_text(query_id: str) -> str:
+    """What the checkpoint's file ``metadata`` holds."""
+    return json.dumps({"id": query_id}, separators=(",", ":"))
+
+
 def parse_initial_offset(data: bytes, where: str = "The initial offset") -> Any:
     """
     Read a file ``sources/<i>/0``: the offset where batch 0 began; None if the file holds something else.

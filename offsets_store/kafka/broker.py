@@ -15,12 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..errors import UNCHANGED, BrokersError, NotInstalledError, UnreachableBrokersError
+from ..offsets import TopicPartition
 from .settings import Brokers
 
 _Answer = TypeVar("_Answer")
-TopicPartition = tuple[str, int]
-"""A topic, and the number of one of its partitions."""
-
 # librdkafka insists on a group; nothing joins it.
 _NO_GROUP = "pgonce-reads-metadata-only"
 

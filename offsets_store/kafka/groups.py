@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..errors import BrokersError, GroupInUseError, OffsetsError
-from .broker import RIGHTS, TopicPartition, asked, at_topic, partitions_of, with_consumer
+from ..offsets import TopicPartition
+from .broker import RIGHTS, asked, at_topic, partitions_of, with_consumer
 from .settings import Brokers
 
 _Answer = TypeVar("_Answer")

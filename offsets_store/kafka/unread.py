@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .broker import TopicPartition, asked, with_consumer
+from ..offsets import TopicPartition
+from .broker import asked, with_consumer
 from .settings import Brokers
 
 _LONGEST_SECONDS = 10

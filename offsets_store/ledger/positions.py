@@ -8,16 +8,15 @@ writer's row, and no task of an older run can move them afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from ..errors import NOTHING, RefusedBatch
-from ..offsets import Offsets, furthest, kafka_positions
+from ..offsets import Offsets, TopicPartition, by_partition, furthest, kafka_positions
 
-TopicPartition = tuple[str, int]
 SOURCE = "0"
 """Such a query has one source, which is Spark's first."""
 
@@ -38,7 +37,6 @@ LEFT JOIN pgonce.batches AS l ON l.writer_id OPERATOR(pg_catalog.=) w.writer_id
     AND l.generation OPERATOR(pg_catalog.=) w.generation AND l.batch_id OPERATOR(pg_catalog.=) w.last_batch_id
 WHERE w.query_id OPERATOR(pg_catalog.=) %s AND w.sink_name OPERATOR(pg_catalog.=) %s
 """
-_DISPUTE = b"SELECT pgonce.first_dispute(%s)"
 _BEGIN = b"""
 INSERT INTO pgonce.positions AS p (writer_id, topic, partition, next_offset, run_id)
 SELECT %s, t.topic, t.partition, t.next_offset, %s
@@ -71,7 +69,7 @@ def begin_in_tx(
     """
     Give each partition to this run, at the furthest of what is stored and of ``known``; no task has claimed it.
 
-    The transaction has the lock on the writer's row, and makes this run the owner.
+    The transaction has the lock on the writer's row, for which no partition is disputed, and makes this run the owner.
     """
     row = connection.execute(_STORED, [query_id, sink_name]).fetchone()
     if row is None:
@@ -79,7 +77,6 @@ def begin_in_tx(
     writer_id, stored, of_tasks = row
     places = list(kafka_positions(furthest(stored, of_tasks, *known)))
     topics, partitions, offsets = ([place[n] for place in places] for n in (1, 2, 3))
-    refuse_disputed(connection.execute(_DISPUTE, [writer_id]).fetchone())
     connection.execute(_BEGIN, [writer_id, run_id, topics, partitions, offsets])
     return positions_of(connection, writer_id)
 
@@ -99,11 +96,11 @@ def advance(
     :raises RefusedBatch: POSITION_WENT_BACK, if the database has lost what it had before.
     """
     now = positions_of(connection, before.writer_id)
-    least = {(topic, partition): at for _, topic, partition, at in kafka_positions(before.positions)}
+    least = by_partition(before.positions)
     for place, at in known.items():
         least[place] = max(at, least.get(place, 0))
     refuse_less(now.positions, least)
-    places = [(t, p, known[t, p], end) for _, t, p, end in kafka_positions(ends) if (t, p) in known]
+    places = [(*place, known[place], end) for place, end in by_partition(ends).items() if place in known]
     topics, partitions, left, upto = ([place[n] for place in places] for n in range(4))
     connection.execute(_ADVANCE, [topics, partitions, left, upto, before.writer_id, run_id])
     return positions_of(connection, before.writer_id)
@@ -111,7 +108,7 @@ def advance(
 
 def refuse_less(stored: Offsets, least: Mapping[TopicPartition, int]) -> None:
     """:raises RefusedBatch: POSITION_WENT_BACK, if a partition is stored less far than it was before."""
-    there = {(topic, partition): at for _, topic, partition, at in kafka_positions(stored)}
+    there = by_partition(stored)
     for (topic, partition), at in sorted(least.items()):
         now = there.get((topic, partition), 0)
         if now < at:
@@ -124,22 +121,20 @@ def refuse_less(stored: Offsets, least: Mapping[TopicPartition, int]) -> None:
             )
 
 
-def refuse_disputed(found: tuple[Any, ...] | None) -> None:
+def refuse_disputed(found: Sequence[Any] | None) -> None:
     """
     Refuse to go on from a partition of which rows may be missing.
 
-    :param found: a row with what ``pgonce.first_dispute`` returns.
+    :param found: what ``pgonce.first_dispute`` returns: topic, partition, the first of these records, and the position.
     :raises RefusedBatch: PARTITION_MIXED.
     """
-    if found and found[0]:
-        raise _disputed(*found[0])
-
-
-def _disputed(topic: str, partition: int, disputed_from: int, at: int) -> RefusedBatch:
-    return RefusedBatch(
+    if found is None:
+        return
+    topic, partition, disputed_from, position = found
+    raise RefusedBatch(
         "PARTITION_MIXED",
         f"In an earlier run, two tasks of one batch had rows of partition {partition} of topic {topic}: of records "
-        f"{disputed_from} to {at - 1}, some may be missing in the table.",
+        f"{disputed_from} to {position - 1}, some may be missing in the table.",
         NOTHING,
         "Compare these records with the table, repair it by hand, and run UPDATE pgonce.positions SET disputed_from = "
         f"NULL WHERE topic = '{topic}' AND partition = {partition}. Then start the query again, without the step that "

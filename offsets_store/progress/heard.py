@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ..offsets import Offsets, is_kafka, kafka_positions, parse_offset, same_json
+from ..offsets import Offsets, is_kafka, parse_offset, places, same_json
 from ..verdict.facts import Recorded, Writer
 
 
@@ -83,8 +83,7 @@ def left_by(end: Offsets, latest: Offsets) -> int | None:
     """
     if not end or not all(is_kafka(offset) for offset in (*end.values(), *latest.values())):
         return None
-    begins = {(source, topic, partition): at for source, topic, partition, at in kafka_positions(end)}
-    ends = {(source, topic, partition): at for source, topic, partition, at in kafka_positions(latest)}
+    begins, ends = places(end), places(latest)
     # An end before the begin means that a topic was created again.
     if begins.keys() != ends.keys() or any(ends[place] < begins[place] for place in begins):
         return None

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select, update
 
 from ..ledger.tables import batches, interventions, writers
 from ..ledger.writers import IS_LIVING, feeds, writers_in_tx
-from ..offsets import Offsets, kafka_positions, same, says_which_rows, tells_which_rows
+from ..offsets import Offsets, by_partition, kafka_positions, same, says_which_rows, tells_which_rows
 from ..verdict.facts import Writer
 from .described_table import Table
 
@@ -214,24 +214,20 @@ def _behind(living: dict[tuple[str, int], int], new: dict[tuple[str, int], int])
 
 def _refuse_later_start(living: Sequence[Reach], new: Sequence[Reach]) -> None:
     """:raises NotComparableError: unless each writer of the new table began where those of the living one did."""
-    starts = [dict(_by_partition(reach.start)) for reach in new if reach.start is not None]
+    starts = [by_partition(reach.start) for reach in new if reach.start is not None]
     if len(starts) < len(new):
         raise NotComparableError("there is no record any more of where the query that fills the new table began")
     later = []
-    for place in sorted({place for reach in living for place, _ in _by_partition(reach.offsets)}):
+    for place in sorted({place for reach in living for place in by_partition(reach.offsets)}):
         # A partition that was added later is read from its beginning. Where no record tells any more when the living
         # table's query began, that may also have been at the beginning.
-        began = min(dict(_by_partition(reach.start)).get(place, 0) for reach in living)
+        began = min(by_partition(reach.start).get(place, 0) for reach in living)
         begins = max(start.get(place, 0) for start in starts)
         if begins > began:
             since = f"from {began} on" if all(reach.start is not None for reach in living) else "perhaps from 0 on"
             later.append(f"{place[0]}-{place[1]} is stored {since}, but in the new table only from {begins} on")
     if later:
         raise NotComparableError(f"its query began later: {'; '.join(later)}")
-
-
-def _by_partition(offsets: Offsets | None) -> list[tuple[tuple[str, int], int]]:
-    return [((topic, partition), position) for _, topic, partition, position in kafka_positions(offsets or {})]
 
 
 def _refuse_other_topics(living: Iterable[Reach], new: Iterable[Reach]) -> None:

@@ -116,7 +116,7 @@ def accept(url: str, sink: SinkFacts, batch_id: int, reason: str, person: str | 
         refuse_gone(connection, _as_it_is_in_tx(connection, sink))
         if is_accepted_in_tx(connection, sink.writer_id, batch_id):
             raise _accepted_already(connection, sink, batch_id)
-        note(connection, sink, "accept", batch_id=batch_id, reason=reason.strip(), person=person)
+        note(connection, sink.writer_id, "accept", batch_id=batch_id, reason=reason.strip(), person=person)
 
 
 def _accepted_already(connection: Connection, sink: SinkFacts, batch_id: int) -> RecoveryError:
@@ -168,7 +168,7 @@ def put_out_of_the_way(
             refuse_gone(connection, _as_it_is_in_tx(connection, sink))
             gone = update(writers).where(writers.c.writer_id == sink.writer_id)
             connection.execute(gone.values(retired_at=func.clock_timestamp()))
-            note(connection, sink, kind, batch_id=sink.last_batch_id, reason=reason, person=person)
+            note(connection, sink.writer_id, kind, batch_id=sink.last_batch_id, reason=reason, person=person)
 
 
 def _as_it_is_in_tx(connection: Connection, sink: SinkFacts) -> SinkFacts:

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection, Table, Text, cast, delete, insert, literal, select, text, tuple_, update
+from sqlalchemy import Connection, Table, Text, cast, delete, literal, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..errors import UNCHANGED, LedgerError, NotFoundError, RecoveryError
@@ -31,6 +31,7 @@ from ..status.decisions import decisions_on_letters
 from ..status.read_stored import writers_of
 from ..status.stored import StoredWriter
 from .by_hand import refuse_no_reason
+from .fence import note
 
 
 @dataclass(frozen=True)
@@ -129,10 +130,9 @@ def _note_in_tx(
     letters: Sequence[StoredLetter],
     writer_ids: dict[tuple[str, str], int],
     more: Mapping[str, Any],
+    kind: str,
     **values: str | None,
 ) -> None:
-    # Ledgers before version 102 know no person.
-    known = {name: value for name, value in values.items() if value is not None}
     for key, writer_id in writer_ids.items():
         own = [letter for letter in letters if (letter.query_id, letter.sink_name) == key]
         if own:
@@ -144,7 +144,7 @@ def _note_in_tx(
                 **more,
             }
             with _saying_what_to_grant(interventions):
-                connection.execute(insert(interventions).values(writer_id=writer_id, details=details, **known))
+                note(connection, writer_id, kind, details=details, **values)
 
 
 def _became(connection: Connection, table: Table, missing: Collection[int]) -> str:

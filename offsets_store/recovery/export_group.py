@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import UNCHANGED, GroupError, OffsetsError
-from ..kafka.broker import TopicPartition
 from ..kafka.groups import GroupOffset, group_in_use, group_offsets, has_members, log_ends, move_group
 from ..kafka.settings import Brokers
 from ..ledger.session import reading
+from ..offsets import TopicPartition
 from ..status.ends import held_by_all, living_writers
 from ..status.read_stored import writers_of
 from ..status.stored import StoredWriter

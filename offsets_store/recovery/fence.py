@@ -109,7 +109,7 @@ def fence(
     with holding(url, sinks) as connection:
         for sink in sinks:
             connection.execute(update(writers).where(writers.c.writer_id == sink.writer_id).values(run_id=recovery))
-            note(connection, sink, kind, batch_id=stands_at, details={**details, "recovery": recovery})
+            note(connection, sink.writer_id, kind, batch_id=stands_at, details={**details, "recovery": recovery})
             if entry is not None:
                 _record_entry(connection, sink, entry)
     return recovery
@@ -128,10 +128,10 @@ def _record_entry(connection: Connection, sink: SinkFacts, entry: str) -> None:
     )
 
 
-def note(connection: Connection, sink: SinkFacts, kind: str, **values: Any) -> None:
-    """Record what was done to a sink, and who did it. What is None is left out: older ledgers know no ``person``."""
+def note(connection: Connection, writer_id: int, kind: str, **values: Any) -> None:
+    """Record what was done to a writer, and who did it. What is None is left out: older ledgers know no ``person``."""
     known = {name: value for name, value in values.items() if value is not None}
-    connection.execute(insert(interventions).values(writer_id=sink.writer_id, kind=kind, **known))
+    connection.execute(insert(interventions).values(writer_id=writer_id, kind=kind, **known))
 
 
 @contextmanager

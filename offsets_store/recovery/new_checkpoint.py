@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..checkpoint.log_entries import parse_offset_log
+from ..checkpoint.log_entries import parse_offset_log, query_id_text
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import RecoveryError
 from ..ledger.session import reading
@@ -110,7 +110,7 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpo
     :raises RecoveryError: if that is not enough.
     """
     # First, because without it an older Spark would begin a new query. (A start from it alone would be refused.)
-    metadata = Change("metadata", json.dumps({"id": query_id}, separators=(",", ":")))
+    metadata = Change("metadata", query_id_text(query_id))
     empty = CheckpointFacts(f"of query {query_id}", query_id, {}, {}, frozenset(), {}, {}, is_stateful=False)
     living = living_sinks(empty, sinks)
     # First: for a query that is judged by ids, it is not recorded whether it keeps state.

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..errors import UNCHANGED, ConfigurationError, OffsetsError
-from ..kafka.broker import TopicPartition
-from ..offsets import Offsets, as_current, is_kafka, kafka_positions
+from ..offsets import Offsets, TopicPartition, as_current, is_kafka, kafka_positions
 from .stored import PartitionLag, StoredWriter
 
 OLDEST = timedelta(minutes=10)

@@ -15,14 +15,14 @@ from datetime import datetime, timezone
 from sqlalchemy import exists, select
 
 from ..errors import BrokersError
-from ..kafka.broker import TopicPartition, ends_of, is_reachable
+from ..kafka.broker import ends_of, is_reachable
 from ..kafka.settings import Brokers, brokers
 from ..kafka.unread import retention_seconds, times_of
 from ..ledger.session import reading
 from ..ledger.tables import brokers as brokers_named
 from ..ledger.tables import writers
 from ..ledger.writers import IS_LIVING
-from ..offsets import kafka_topics
+from ..offsets import TopicPartition, kafka_topics
 from .ends import Newest, lag_of, total_lag
 from .read_stored import stored_writers
 from .states import MeasuredLag

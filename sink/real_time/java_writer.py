@@ -25,6 +25,7 @@ from pgonce.offsets_store.postgres.translate import TRANSIENT_CLASSES, TRANSIENT
 from ..encoding.encoded_types import EncodedColumn
 from ..errors import SparkError, TypeMappingError
 from ..options.position_columns import PositionColumns
+from ..positions import quoted
 from .jdbc import JdbcUrl
 from .run import Run
 from .statements import CLAIM, DISPUTE, LOOK
@@ -57,7 +58,7 @@ def sent(frame: DataFrame, positions: PositionColumns, columns: Sequence[Encoded
     types = {field.name: field.dataType for field in frame.schema.fields}
 
     def as_sent(name: str) -> Column:
-        column = _column(frame, name)
+        column = frame[quoted(name)]
         if isinstance(types[name], TimestampType):
             # As numbers, because Spark would shift days before 1582 to another calendar.
             return f.unix_micros(column)
@@ -67,13 +68,9 @@ def sent(frame: DataFrame, positions: PositionColumns, columns: Sequence[Encoded
         return f.unix_date(column) if isinstance(types[name], DateType) else column
 
     return frame.select(
-        *(_column(frame, name).alias(f"position {number}") for number, name in enumerate(positions.names)),
+        *(frame[quoted(name)].alias(f"position {number}") for number, name in enumerate(positions.names)),
         *(as_sent(column.name).alias(f"value {number}") for number, column in enumerate(columns)),
     )
-
-
-def _column(frame: DataFrame, name: str) -> Column:
-    return frame["`" + name.replace("`", "``") + "`"]
 
 
 def java_writer(

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import psycopg
 
+from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
 from pgonce.offsets_store.postgres.bounds import KEEPALIVES
 from pgonce.offsets_store.postgres.connect import connect, parse_url
@@ -27,7 +28,6 @@ _SAME = {
     "sslcert": "sslcert",
     "sslpassword": "sslpassword",
     "options": "options",
-    "application_name": "ApplicationName",
     "channel_binding": "channelBinding",
     "connect_timeout": "connectTimeout",
 }
@@ -38,7 +38,7 @@ _TARGET_SESSION = {"any": "any", "read-write": "primary", "primary": "primary"}
 # What pgonce sets itself, or what only says how libpq works.
 _NOT_NEEDED = frozenset({
     *("host", "hostaddr", "port", "dbname", "password", "passfile", "service", "servicefile"),
-    *("target_session_attrs", "load_balance_hosts"),
+    *("application_name", "target_session_attrs", "load_balance_hosts"),
     *("client_encoding", "fallback_application_name", "keepalives", *KEEPALIVES, "tcp_user_timeout", "gssencmode"),
     *("krbsrvname", "sslcompression", "sslsni", "sslnegotiation", "sslcertmode", "ssl_min_protocol_version"),
     *("min_protocol_version", "max_protocol_version"),
@@ -73,7 +73,7 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
         password = info.password
         zone = connection.execute("SHOW TimeZone").fetchone()
     properties = {
-        "ApplicationName": f"pgonce {run_id}",
+        "ApplicationName": application_name(run_id),
         "tcpKeepAlive": "true",
         "socketTimeout": str(_silence(parse_url(url), lock_timeout)),
         "connectTimeout": "15",
@@ -85,7 +85,6 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
             raise _refused(
                 f"The connection string sets {name}, which Postgres's JDBC driver does not have.", f"Leave {name} out."
             )
-    properties["ApplicationName"] = f"pgonce {run_id}"
     properties["loadBalanceHosts"] = _BALANCED[given.get("load_balance_hosts", "disable")]
     properties["targetServerType"] = _target_of(given.get("target_session_attrs", "any"))
     properties["options"] = " ".join(

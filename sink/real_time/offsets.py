@@ -21,17 +21,17 @@ from pgonce.offsets_store.errors import (
     UnreachableBrokersError,
     bad_option,
 )
-from pgonce.offsets_store.kafka.broker import TopicPartition, ends_of
+from pgonce.offsets_store.kafka.broker import ends_of
 from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
 from pgonce.offsets_store.ledger.positions import SOURCE
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.offsets import Offsets
-from pgonce.offsets_store.status.ends import kafka_end
+from pgonce.offsets_store.offsets import Offsets, TopicPartition
+from pgonce.offsets_store.status.ends import EARLIEST, kafka_end
 from pgonce.offsets_store.status.read_stored import writers_of
 
 _BROKERS_SECONDS = 10
-_EARLIEST, _LATEST = -2, -1
-_WORDS = {"earliest": _EARLIEST, "latest": _LATEST}
+_LATEST = -1
+_WORDS = {"earliest": EARLIEST, "latest": _LATEST}
 
 
 class KafkaSource:
@@ -126,7 +126,7 @@ class KafkaSource:
                     f"startingOffsets does not name partition {partition} of topic {topic}.",
                     'Write earliest, latest, or JSON that names all partitions: {"orders": {"0": 23, "1": -2}}.',
                 ) from None
-        return {_EARLIEST: earliest, _LATEST: end}.get(word, word)
+        return {EARLIEST: earliest, _LATEST: end}.get(word, word)
 
     def _checked(self, topic: str, partition: int, at: int, earliest: int, end: int) -> int:
         if at > end:

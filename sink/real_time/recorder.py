@@ -17,8 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch, said_in
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept, keep_failure
-from pgonce.offsets_store.ledger.positions import SOURCE, TopicPartition
-from pgonce.offsets_store.offsets import Offsets, is_kafka, parse_offset
+from pgonce.offsets_store.ledger.positions import SOURCE
+from pgonce.offsets_store.offsets import Offsets, TopicPartition, is_kafka, parse_offset
 
 from .run import Run
 
@@ -90,13 +90,7 @@ class Recorder(threading.Thread):
             keep_failure(self._run.settings.url, self._failed(), said.code, said.sentences)
 
     def _failed(self) -> Failed:
-        return Failed(
-            seen_by="commit",
-            query_id=self._run.query_id,
-            query_name=self._run.query_name,
-            run_id=self._run.run_id,
-            batch_id=self._run.batch_id + 1,
-        )
+        return self._run.failed("commit", self._run.batch_id + 1)
 
 
 def ends_of(progress: Mapping[str, Any]) -> Offsets | None:

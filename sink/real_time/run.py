@@ -18,16 +18,16 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.kafka.settings import Brokers
+from pgonce.offsets_store.ledger.failures import Failed, SeenBy
 from pgonce.offsets_store.ledger.positions import (
     RunPositions,
-    TopicPartition,
     advance,
     begin_in_tx,
     positions_of,
     refuse_less,
 )
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.offsets import Offsets, Span, furthest, kafka_positions, places
+from pgonce.offsets_store.offsets import Offsets, Span, TopicPartition, by_partition, furthest, least_common, only
 from pgonce.offsets_store.postgres.connect import connect, driver_connection
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
@@ -64,7 +64,7 @@ class Run:
     @property
     def positions(self) -> Offsets:
         """Where the partitions that the query reads stood when the run began, or was recorded last."""
-        return _only(self.stored.positions, self.ends)
+        return only(self.stored.positions, self.ends)
 
     def begin(self, last_batch_id: int | None, known: Offsets, start: Offsets, kafka: Brokers | None) -> None:
         """
@@ -85,7 +85,7 @@ class Run:
         commit_batch(self.settings, batch, self._work(set_positions))
         self.stored = found[-1]
         # A topic that is not read any more keeps its positions, for the time when it is read again.
-        self.ends = _only(self.stored.positions, start)
+        self.ends = only(self.stored.positions, start)
 
     def record(self, known: Mapping[TopicPartition, int], ends: Offsets) -> None:
         """
@@ -99,8 +99,8 @@ class Run:
         before = self.stored
         with connect(self.settings.url) as connection:
             now = advance(connection, self.run_id, before, known, ends)
-        end = furthest(self.ends, _lesser(ends, now.positions))
-        least = {(topic, partition): at for _, topic, partition, at in kafka_positions(end)}
+        end = furthest(self.ends, least_common(ends, now.positions))
+        least = by_partition(end)
 
         def check(connection: Connection, _: Batch, __: Offsets | None) -> None:
             refuse_less(positions_of(driver_connection(connection), self.writer_id).positions, least)
@@ -114,6 +114,16 @@ class Run:
             self.batch_id -= 1
             raise
         self.stored, self.ends = now, end
+
+    def failed(self, seen_by: SeenBy, batch_id: int | None = None) -> Failed:
+        """How a failure of this run is kept."""
+        return Failed(
+            seen_by=seen_by,
+            query_id=self.query_id,
+            query_name=self.query_name,
+            run_id=self.run_id,
+            batch_id=batch_id,
+        )
 
     def _batch(self, start: Offsets, end: Offsets) -> PlannedBatch:
         return PlannedBatch(
@@ -138,23 +148,3 @@ class Run:
             return replace(published, rows=rows)
 
         return Work(writes.name_sink, publish, leaves=True)
-
-
-def _only(positions: Offsets, wanted: Offsets) -> Offsets:
-    """The positions of the places that ``wanted`` has."""
-    there = places(wanted)
-    found: Offsets = {}
-    for (source_id, topic, partition), at in places(positions).items():
-        if (source_id, topic, partition) in there:
-            found.setdefault(source_id, {}).setdefault(topic, {})[partition] = at
-    return found
-
-
-def _lesser(ends: Offsets, stored: Offsets) -> Offsets:
-    """The lesser position of each place that both have."""
-    there = places(stored)
-    found: Offsets = {}
-    for (source_id, topic, partition), at in places(_only(ends, stored)).items():
-        lesser = min(at, there[source_id, topic, partition])
-        found.setdefault(source_id, {}).setdefault(topic, {})[partition] = lesser
-    return found

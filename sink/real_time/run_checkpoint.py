@@ -7,7 +7,6 @@ begins at the positions in the ledger, whatever checkpoints of older runs say.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from typing import Any
@@ -15,6 +14,7 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
+from pgonce.offsets_store.checkpoint.log_entries import query_id_text
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import NoCheckpointError
@@ -52,7 +52,7 @@ def new_checkpoint(location: str, query_id: str) -> str:
 
 
 def _write_id(location: str, query_id: str) -> None:
-    CheckpointWriter(location).write("metadata", json.dumps({"id": query_id}, separators=(",", ":")).encode())
+    CheckpointWriter(location).write("metadata", query_id_text(query_id).encode())
 
 
 def remove_older(spark: SparkSession, location: str, newest: str) -> None:

@@ -19,14 +19,14 @@ from pyspark.sql.utils import is_remote
 from typing_extensions import Unpack
 
 from pgonce.offsets_store.errors import NOTHING, bad_option
-from pgonce.offsets_store.ledger.failures import Failed, failures_kept
+from pgonce.offsets_store.ledger.failures import failures_kept
 from pgonce.offsets_store.offsets import Offsets, kafka_positions
 from pgonce.offsets_store.postgres.connect import connect
 
 from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..errors import SparkError
 from ..options.definitions import RealTimeOptions
-from ..options.destination import Destination, destination_of
+from ..options.destination import destination_of
 from ..options.option import Way
 from ..options.position_columns import PositionColumns, position_columns, written_type
 from ..options.reading import Given, read, takes_options
@@ -91,7 +91,7 @@ def start_real_time(
     _triggered(planned.frame, real_time, continuous)
     _refuse_active(spark, run.query_name)
     jdbc = jdbc_url(given["executor_url"] or run.settings.url, run.run_id, run.settings.lock_timeout)
-    with failures_kept(run.settings.url, _failed(run)):
+    with failures_kept(run.settings.url, run.failed("planner")):
         last, stored = stored_positions(run.settings.url, run.query_id, _sink_name(run), given["replaces"])
         start = source.start(stored)
         _refuse_too_few_cores(spark, start)
@@ -103,12 +103,12 @@ def start_real_time(
         spark,
         run,
         jdbc,
-        _flush(run, planned.columns),
+        _flush(run),
         one_row_a_record=planned.one_row_a_record,
         tasks_report=real_time is not None,
     )
     checkpoint = new_checkpoint(run.checkpoint_location, run.query_id)
-    stream = _triggered(sent(planned.frame, planned.positions, planned.columns), real_time, continuous)
+    stream = _triggered(sent(planned.frame, planned.positions, run.columns), real_time, continuous)
     stream = stream.option("checkpointLocation", checkpoint)
     if run.query_name:
         stream = stream.queryName(run.query_name)
@@ -207,18 +207,14 @@ def _new_run(planned: _Planned, given: Given) -> Run:
     )
 
 
-def _failed(run: Run) -> Failed:
-    return Failed(seen_by="planner", query_id=run.query_id, query_name=run.query_name, run_id=run.run_id)
-
-
 def _sink_name(run: Run) -> str:
     with looking(run.settings.url) as connection:
         return named_sink(connection, run.sink_name, run.destination).name
 
 
-def _flush(run: Run, columns: tuple[EncodedColumn, ...]) -> str:
+def _flush(run: Run) -> str:
     """The statement that writes rows, for the table as it is now."""
-    destination: Destination = run.destination
+    columns, destination = run.columns, run.destination
     with connect(run.settings.url) as connection:
         table = look_at_table(connection, destination, columns)
         if table is None:

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from pgonce.offsets_store.offsets import (
     CurrentOffset,
     as_current,
+    by_partition,
     goes_back,
     is_kafka,
     kafka_partitions,
+    least_common,
+    only,
     parse_offset,
     same,
     says_which_rows,
@@ -143,3 +146,23 @@ class TestSame:
     def test_null_inside_an_offset_is_a_value(self):
         """Only a whole offset can be unknown; a null that a source wrote inside of it is what it wrote."""
         assert same({"0": {"x": None}}, {"0": {"x": None}})
+
+
+FIRST = {"0": {"a": {"0": 5, "1": 7}, "b": {"0": 1}}}
+SECOND = {"0": {"a": {"0": 3, "2": 9}, "b": {"0": 4}}}
+
+
+class TestSetsOfPositions:
+    def test_by_partition(self):
+        """The source has no place in it, and what is not Kafka's is left out."""
+        assert by_partition(FIRST) == {("a", 0): 5, ("a", 1): 7, ("b", 0): 1}
+        assert by_partition(None) == by_partition({"0": 7}) == {}
+
+    def test_least_common(self):
+        """The lesser of both where both have the partition; nothing where one lacks it."""
+        assert least_common(FIRST, SECOND) == {"0": {"a": {"0": 3}, "b": {"0": 1}}}
+        assert least_common(FIRST, {}) == {}
+
+    def test_only(self):
+        """The positions of one set, of the partitions of another."""
+        assert only(FIRST, SECOND) == {"0": {"a": {"0": 5}, "b": {"0": 1}}}

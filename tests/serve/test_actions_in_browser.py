@@ -3,61 +3,33 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 from support.acting import SINK, TOKEN, acting
 from support.dead_letters import put_aside
-from support.fixtures.skips import unavailable
+from support.fixtures.browser import DESKTOP, NARROW, PHONE, opened_pages
 from support.ledger_history import KAFKA, QUERY, publish
 from support.recoveries import history
 from support.stopped_query import entries, write_checkpoint
 
 EVIL = "</textarea><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202e"
-DESKTOP = {"width": 1280, "height": 860}
-PHONE = {"width": 390, "height": 844}
-NARROW = {"width": 360, "height": 740}
 PICTURES = os.environ.get("PGONCE_TEST_PICTURES")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """One browser for all tests."""
-    program = shutil.which("chromium")
-    if program is None:
-        unavailable("Chromium is missing: apt-get install chromium")
-    with sync_playwright() as playwright:
-        # Chromium's own sandbox does not start as root, as which CI runs; it sees only pages of this test.
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
 def open_page(browser):
     """Open an address; at the end, nothing may have been refused by the policy, and no script may have failed."""
-    contexts, said = [], []
-
-    def open_page(address: str, viewport=DESKTOP):
-        context = browser.new_context(viewport=viewport)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda one: said.append(one.text) if one.type == "error" and is_ours(one.text) else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(address)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert said == []
+    with opened_pages(browser, is_trouble) as open_page:
+        yield open_page
 
 
-def is_ours(text: str) -> bool:
+def is_trouble(message) -> bool:
     """Whether it is about the page. (The server ends before the page does, and refuses what the test wants it to.)"""
-    return not any(known in text for known in ("net::ERR_", "status of 4", "Refused to frame", "frame-ancestors"))
+    return message.type == "error" and not any(
+        known in message.text for known in ("net::ERR_", "status of 4", "Refused to frame", "frame-ancestors")
+    )
 
 
 @pytest.fixture

@@ -7,56 +7,26 @@ Few tests, because each waits for a browser; test_app.py has what the server ans
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 from support.dead_letters import put_aside
-from support.fixtures.skips import unavailable
+from support.fixtures.browser import DESKTOP, NARROW, PHONE, opened_pages
 from support.ledger_history import KAFKA, OTHER, publish
 from support.many_queries import fill
 from support.served import served
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-PHONE = {"width": 390, "height": 844}
-NARROW = {"width": 360, "height": 740}
-DESKTOP = {"width": 1280, "height": 860}
 # Where the pictures are left, to be looked at; docs/serve.png is the first screen of one of them.
 PICTURES = os.environ.get("PGONCE_TEST_PICTURES")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """One browser for all tests."""
-    program = shutil.which("chromium")
-    if program is None:
-        unavailable("Chromium is missing: apt-get install chromium")
-    with sync_playwright() as playwright:
-        # Chromium's own sandbox does not start as root, as which CI runs; it sees only pages of this test.
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
 def open_page(browser):
     """Open an address; at the end, nothing may have been refused by the policy, and no script may have failed."""
-    contexts, said = [], []
-
-    def open_page(address: str, viewport=DESKTOP, scheme: str = "light"):
-        context = browser.new_context(viewport=viewport, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: said.append(message.text) if is_trouble(message) else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(address)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert said == []
+    with opened_pages(browser, is_trouble) as open_page:
+        yield open_page
 
 
 def is_trouble(message) -> bool:

@@ -16,6 +16,11 @@ from support.spark_session import started_session
 import pgonce
 
 
+def source_of(servers, topic):
+    """The options of the source that reads this topic from its first record on."""
+    return {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest"}
+
+
 def rows(records):
     """The position, and the number that the record is."""
     number = f.col("value").cast("string").cast("long").alias("id")
@@ -27,11 +32,7 @@ def main(given):
     spark = started_session("real-time", given["spark"], "ERROR")
     query = pgonce.start_real_time(
         spark,
-        kafka={
-            "kafka.bootstrap.servers": given["servers"],
-            "subscribe": given["topic"],
-            "startingOffsets": "earliest",
-        },
+        kafka=source_of(given["servers"], given["topic"]),
         rows=rows,
         url=given["url"],
         table="numbers",

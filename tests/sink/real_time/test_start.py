@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
+from support.real_time_job import source_of
 
 import pgonce
 from pgonce import OffsetsStore, PgonceError, PostgresBatchWriter
@@ -60,11 +61,7 @@ def begin(spark, kafka, tcp_url, tmp_path):
     def start(name, trigger="real-time", rows=as_rows, **options):
         return pgonce.start_real_time(
             spark,
-            kafka={
-                "kafka.bootstrap.servers": kafka.bootstrap_servers,
-                "subscribe": name,
-                "startingOffsets": "earliest",
-            },
+            kafka=source_of(kafka.bootstrap_servers, name),
             rows=rows,
             url=tcp_url,
             **{

@@ -13,7 +13,7 @@ import time
 import pytest
 from confluent_kafka import Producer
 from support.fixtures.postgres import url_with
-from support.real_time_job import rows
+from support.real_time_job import rows, source_of
 
 import pgonce
 
@@ -45,11 +45,7 @@ def running(spark, kafka, topic, admin, proxy, tmp_path):
         thread.start()
         return pgonce.start_real_time(
             spark,
-            kafka={
-                "kafka.bootstrap.servers": kafka.bootstrap_servers,
-                "subscribe": name,
-                "startingOffsets": "earliest",
-            },
+            kafka=source_of(kafka.bootstrap_servers, name),
             rows=rows,
             url=url_with(proxy.url, tcp_user_timeout=2000),
             table="numbers",
