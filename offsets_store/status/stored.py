@@ -8,7 +8,7 @@ lists all. A writer that was replaced is never taken for the one that took its p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -71,6 +71,16 @@ class StoredWriter:
     def positions(self) -> list[CurrentOffset]:
         """One row a topic and partition for Kafka, or one a source otherwise; none if the offsets are unknown."""
         return as_current(self.end_offsets or {})
+
+
+def outcomes(counts: Mapping[str, int] | None) -> list[str]:
+    """
+    What became of rows, a text for each outcome that any row had.
+
+    >>> outcomes({"written": 3, "passed_over": 1, "deleted": 0})
+    ['3 written', '1 passed over']
+    """
+    return [f"{count} {outcome.replace('_', ' ')}" for outcome, count in (counts or {}).items() if count]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pgonce.offsets_store.recovery.dead_letters import shown_ids
 from pgonce.offsets_store.status.dead_letters import StoredLetter
+from pgonce.offsets_store.status.stored import outcomes
 
 if TYPE_CHECKING:
     from .replay import Group
@@ -26,8 +27,7 @@ def _replayed(groups: Sequence[Group]) -> Iterator[str]:
     for group in groups:
         if group.letters and not group.replayed:
             continue
-        counts = (group.counts or {}).items()
-        became = ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in counts if count)
+        became = ", ".join(outcomes(group.counts))
         yield (
             f"{len(group.replayed)} into {group.destination.table} (mode {group.destination.mode}): "
             f"{_ids(group.replayed)}{f'; {became}' if became else ''}."

@@ -20,6 +20,7 @@ from rich.text import Text
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.offsets import Offsets, is_kafka
 from pgonce.offsets_store.status.in_json import encoded
+from pgonce.offsets_store.status.stored import outcomes
 
 _Found = TypeVar("_Found")
 
@@ -66,9 +67,7 @@ def tables_text(tables: Mapping[str, int] | None) -> str:
 
 def counts_text(counts: Mapping[str, int] | None) -> str:
     """What became of a batch's rows, one line for each outcome that any row had."""
-    return "\n".join(
-        one_line(f"{count} {outcome.replace('_', ' ')}") for outcome, count in (counts or {}).items() if count
-    )
+    return "\n".join(map(one_line, outcomes(counts)))
 
 
 def json_text(value: Any) -> str:
