@@ -63,7 +63,7 @@ def test_by_keys_alone(url, store, open_page):
         page.keyboard.press("/")
         page.keyboard.type("order")
         expect(page.locator("tr.row")).to_have_count(1)
-        assert page.url.endswith("?q=order")
+        expect(page).to_have_url(address(site, "/?q=order"))
         page.keyboard.press("Enter")
         expect(page.locator("tr.selected .name")).to_have_text("orders")
         page.keyboard.press("Enter")
@@ -74,7 +74,7 @@ def test_by_keys_alone(url, store, open_page):
         expect(page.locator("dialog#keys")).to_be_hidden()
         page.keyboard.press("Escape")
         expect(page.locator("tr.row")).to_have_count(2)
-        assert page.url == address(site)
+        expect(page).to_have_url(address(site))
 
 
 def test_dark_by_the_system_or_by_choice(url, store, open_page):
