@@ -52,7 +52,7 @@ PROSE := sink offsets_store pgonce docs README.md ARCHITECTURE.md CONTRIBUTING.m
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale bench-serve matrix nightly picture release-check soak clean
+.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-drain bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale bench-serve matrix nightly picture release-check soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -145,6 +145,9 @@ bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, against Spark 
 bench-latency: setup ## from the producer to a visible row, for each trigger and asynchronous setting, and in real time; PART=real-time
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/latency.py \
 	$(if $(PART),--part $(PART)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+bench-drain: setup ## rows a second from a full topic: real time, continuous, micro-batches
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/drain.py
 
 bench-ledger: setup ## a ledger of 1,000,000 batches against an empty one
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/ledger_size.py

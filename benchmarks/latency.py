@@ -84,7 +84,9 @@ class LatencyBench:
     @contextmanager
     def _sending(self, topic: str, rows_a_second: int) -> Iterator[None]:
         """One row after the other, while the block runs."""
-        producer = Producer({"bootstrap.servers": self.bootstrap_servers, "linger.ms": 0, "log_level": 4})
+        # One request at a time, so that a broker which is busy gets records in larger ones, not in a queue.
+        settings = {"linger.ms": 0, "max.in.flight.requests.per.connection": 1, "log_level": 4}
+        producer = Producer({"bootstrap.servers": self.bootstrap_servers, **settings})
 
         def send_until(done: threading.Event) -> None:
             number, begun = 0, time.monotonic()

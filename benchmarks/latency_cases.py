@@ -7,7 +7,7 @@ table of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,28 +71,31 @@ def name_of(way: Contender, trigger: str) -> str:
     return f"{way.name}, trigger {trigger}"
 
 
-def _micro_batches(way: Contender, trigger: str, rows_a_second: int = RATES[0]) -> Case:
+def micro_batches(way: Contender, trigger: str, rows_a_second: int = RATES[0], **source: int) -> Case:
+    """A query in micro-batches, with these options of its source."""
+
     def start(feed: Feed) -> StreamingQuery:
-        stream = rows(topic_stream(feed.spark, feed.bootstrap_servers, feed.topic)).writeStream
+        stream = rows(topic_stream(feed.spark, feed.bootstrap_servers, feed.topic, **source)).writeStream
         stream = way.write(stream.option("checkpointLocation", feed.checkpoint), Place(feed.url, "", feed.table))
         return stream.trigger(processingTime=trigger).start()
 
     return Case(name_of(way, trigger), str(way.table), start, rows_a_second)
 
 
-def _in_real_time(
+def in_real_time(
     name: str,
-    rows_a_second: int,
-    seconds: float | None,
-    goal: tuple[float, float],
-    kafka: Mapping[str, str] | None = None,
+    rows_a_second: int = RATES[0],
+    seconds: float | None = None,
+    goal: tuple[float, float] | None = None,
     **trigger: Any,
 ) -> Case:
+    """A query in real-time or continuous mode, by the arguments of its trigger."""
+
     def start(feed: Feed) -> StreamingQuery:
         source = {"kafka.bootstrap.servers": feed.bootstrap_servers, "subscribe": feed.topic}
         return start_real_time(
             feed.spark,
-            kafka={**source, "startingOffsets": "earliest", **(kafka or {})},
+            kafka={**source, "startingOffsets": "earliest"},
             rows=rows,
             url=feed.url,
             table=feed.table,
@@ -105,18 +108,16 @@ def _in_real_time(
     return Case(name, "in_real_time", start, rows_a_second, seconds, goal)
 
 
-MICRO_BATCHES = tuple(_micro_batches(way, trigger) for way in WAYS for trigger in TRIGGERS)
+MICRO_BATCHES = tuple(micro_batches(way, trigger) for way in WAYS for trigger in TRIGGERS)
 
 # A minute has one end of a batch, at which rows wait for the next batch's tasks.
 _A_BATCH_SECONDS = 60.0
-_SOONER = {"kafka.fetch.max.wait.ms": "5"}
 REAL_TIME = tuple(
     case
     for rate in RATES
     for case in (
-        _micro_batches(asynchronous(WRITER, 1000), TRIGGERS[0], rate),
-        _in_real_time("real time, batches of a minute", rate, _A_BATCH_SECONDS, (5, 20), real_time="1 minute"),
-        _in_real_time("continuous, epochs of a second", rate, None, (15, 30), continuous="1 second"),
-        _in_real_time("continuous, fetch.max.wait.ms=5", rate, None, (15, 30), continuous="1 second", kafka=_SOONER),
+        micro_batches(asynchronous(WRITER, 1000), TRIGGERS[0], rate),
+        in_real_time("real time, batches of a minute", rate, _A_BATCH_SECONDS, (5, 20), real_time="1 minute"),
+        in_real_time("continuous, epochs of a second", rate, None, (15, 30), continuous="1 second"),
     )
 )

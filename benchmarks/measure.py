@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import psutil
 import psycopg
@@ -28,6 +28,7 @@ from rich.console import Console
 from stretches import Stretch
 
 _Contender = TypeVar("_Contender")
+_Named = TypeVar("_Named", bound="Named")
 _Found = TypeVar("_Found")
 _LONGEST_SECONDS = 600.0
 # Daemons of Spark's Python workers name their module, and so do the workers, which are their forks. That of the tasks
@@ -114,13 +115,21 @@ def alternate(contenders: Sequence[_Contender], rounds: int, measure: Callable[[
             measure(contender, number)
 
 
+class Named(Protocol):
+    """What is compared with others."""
+
+    @property
+    def name(self) -> str:
+        """How tables of figures call it."""
+
+
 def by_round(
-    contenders: Sequence[Contender], load: Load, console: Console, run: Callable[[Contender], _Found]
+    contenders: Sequence[_Named], load: Load, console: Console, run: Callable[[_Named], _Found]
 ) -> dict[str, list[_Found]]:
     """What ``run`` has found of each contender in each round; they take turns."""
     found: dict[str, list[_Found]] = {contender.name: [] for contender in contenders}
 
-    def measure(contender: Contender, number: int) -> None:
+    def measure(contender: _Named, number: int) -> None:
         console.print(f"{load.name}, round {number + 1} of {load.rounds}: {contender.name}", style="dim")
         found[contender.name].append(run(contender))
 

@@ -45,6 +45,8 @@ from .run_checkpoint import new_checkpoint, query_id_of, remove_older
 from .statements import flush_statement
 
 _POSITIONS = ("topic", "partition", "offset")
+# A task of a continuous query gives a row on when its next fetch is answered, and brokers wait up to 500 ms for one.
+_SOON = {"kafka.fetch.max.wait.ms": "10"}
 # Spark 4.1 has the trigger for Scala alone.
 _FIRST_REAL_TIME = (4, 2)
 
@@ -82,7 +84,7 @@ def start_real_time(
             "Set it to a folder of this query's own.",
         )
     given.setdefault("position_columns", _POSITIONS)
-    source = KafkaSource(kafka)
+    source = KafkaSource({**_SOON, **kafka} if continuous else kafka)
     records = _records(spark, source.options)
     planned = _planned(rows(records), records, given)
     load_classes(spark)

@@ -1,6 +1,7 @@
 package pgonce;
 
 import java.util.UUID;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.spark.sql.Row;
 
 /**
@@ -10,8 +11,10 @@ import org.apache.spark.sql.Row;
  * each begins where the one before it ended.
  */
 final class PartitionWriter {
-    // Rows that come together go into one flush. Longer waits make no fewer commits at the rates at which they matter.
-    private static final long GATHER_NANOS = 1_000_000;
+    // Rows of one fetch come within this time, and go into one flush.
+    private static final long TOGETHER_NANOS = 200_000;
+    // From the end of a flush to the next one, so that a busy partition makes fewer commits.
+    private static final long APART_NANOS = 1_000_000;
     private static final int MOST_ROWS = 20_000;
     private static final long MOST_CHARACTERS = 8L << 20;
 
@@ -23,6 +26,7 @@ final class PartitionWriter {
     private final Object changed = new Object();
     private Thread thread;
     private long stored;
+    private long flushedAt;
     private long lastOffset = -1;
     private boolean closing;
     private boolean abandoned;
@@ -39,6 +43,7 @@ final class PartitionWriter {
     /** Take the partition over, and learn how far its rows are stored. */
     void claim(long firstOffset) {
         stored = positions.claim(firstOffset);
+        flushedAt = System.nanoTime();
         thread = new Thread(this::flushAll, "pgonce writes " + place);
         thread.setDaemon(true);
         thread.start();
@@ -66,7 +71,7 @@ final class PartitionWriter {
         }
         synchronized (changed) {
             while (failure == null && (rows.count() >= MOST_ROWS || rows.characters() >= MOST_CHARACTERS) && rows.whole() > 0) {
-                await(0);
+                await();
             }
             refuseFailed();
             rows.add(offset, row);
@@ -127,6 +132,7 @@ final class PartitionWriter {
         try {
             for (Rows.Flush next = next(); next != null; next = next()) {
                 positions.flush(next);
+                flushedAt = System.nanoTime();
             }
         } catch (RuntimeException | Error e) {
             synchronized (changed) {
@@ -139,25 +145,30 @@ final class PartitionWriter {
     private Rows.Flush next() {
         synchronized (changed) {
             while (rows.whole() == 0 && !closing) {
-                await(0);
+                await();
             }
-            long until = System.nanoTime() + GATHER_NANOS;
-            for (long left = GATHER_NANOS; left > 0 && !closing && rows.whole() < MOST_ROWS; ) {
-                await(1 + left / 1_000_000);
-                left = until - System.nanoTime();
+            if (closing) {
+                return taken();
             }
-            if (abandoned || rows.whole() == 0) {
-                return null;
-            }
-            Rows.Flush taken = rows.take();
-            changed.notifyAll();
-            return taken;
+        }
+        LockSupport.parkNanos(Math.max(TOGETHER_NANOS, flushedAt + APART_NANOS - System.nanoTime()));
+        synchronized (changed) {
+            return taken();
         }
     }
 
-    private void await(long millis) {
+    private Rows.Flush taken() {
+        if (abandoned || rows.whole() == 0) {
+            return null;
+        }
+        Rows.Flush taken = rows.take();
+        changed.notifyAll();
+        return taken;
+    }
+
+    private void await() {
         try {
-            changed.wait(millis);
+            changed.wait();
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new IllegalStateException("interrupted", e);
