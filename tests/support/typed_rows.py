@@ -19,7 +19,6 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
@@ -46,6 +45,9 @@ def typed_rows(columns: Columns, rows: Sequence[Sequence[Any]]) -> Rows:
 
 def staged_rows(url: str, table: StagingTable, columns: Columns, rows: Sequence[Sequence[Any]]) -> Rows:
     """Rows that a task's third attempt has staged."""
+    # PySpark 3.5, on which `make matrix` runs, has no data sources written in Python.
+    from pgonce.sink.data_source.stager import stage_rows
+
     struct = struct_of(columns)
     encoded = encoded_columns(struct)
     body = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3}).encode(arrow_rows(struct, rows))
