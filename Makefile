@@ -52,7 +52,7 @@ PROSE := sink offsets_store pgonce docs README.md ARCHITECTURE.md CONTRIBUTING.m
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-drain bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale bench-serve matrix nightly picture release-check soak clean
+.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-drain bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale bench-serve matrix nightly picture release-check soak soak-epochs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -125,6 +125,9 @@ picture: setup ## draw docs/benchmarks.png from the newest run of `make bench`
 soak: setup ## N=10000 small batches of each way in, one driver after the other: what grows? WAYS=inline,staged runs some
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/soak.py --batches $(or $(N),10000) \
 	$(if $(WAYS),--ways $(WAYS))
+
+soak-epochs: setup ## N=10000 epochs of a continuous query: what grows?
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/soak_epochs.py --epochs $(or $(N),10000)
 
 bench-diff: setup ## what a change did to each figure, in turns with BASE=<commit>; SMALL=1 for a quick look, LOADS=upserts for some
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/diff.py $(if $(BASE),--base $(BASE)) \

@@ -109,7 +109,7 @@ def soak(
         for way in ways:
             observer.execute(tables(way).encode())
         before = catalogue(observer)
-        job = Job(url, ways, batches, _ROWS, retain_batches, directory, _spark_settings(directory))
+        job = Job(url, ways, batches, _ROWS, retain_batches, directory, spark_settings(directory))
         with _driver(job) as driver:
             samples = list(_watched(driver, observer, batches, every_seconds, console))
         left = observer.execute("SELECT table_name FROM pgonce.staged_tables").fetchall()
@@ -117,7 +117,7 @@ def soak(
             drop_staging_table(observer, name)
         observer.execute("VACUUM")
         times = {way: _times(job, way) for way in ways}
-        return Soaked(ways, batches, times, samples, len(left), _plain(before), _plain(catalogue(observer)))
+        return Soaked(ways, batches, times, samples, len(left), plain(before), plain(catalogue(observer)))
 
 
 def _watched(
@@ -144,10 +144,10 @@ def _watched(
             driver.wait(every_seconds)
 
 
-def show(console: Console, soaked: Soaked) -> None:
+def show(console: Console, soaked: Soaked, units: str = "batches") -> None:
     """A table of one driver: each figure after the first tenth and in the last one."""
     ratios = ", ".join(f"{way} {soaked.ratio(way):.2f}" for way in soaked.ways)
-    title = f"{soaked.batches:,} batches of {', '.join(soaked.ways)}: time of the last to the first: {ratios}"
+    title = f"{soaked.batches:,} {units} of {', '.join(soaked.ways)}: time of the last to the first: {ratios}"
     screen = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for name in ("what", "after a tenth", "at the end"):
         screen.add_column(name, justify="left" if name == "what" else "right")
@@ -172,7 +172,7 @@ def _figures(soaked: Soaked) -> Iterator[tuple[str, Callable[[Sample], float]]]:
     yield "staging tables", lambda s: s.staging_tables
 
 
-def _plain(tables: dict[str, Any]) -> dict[str, Any]:
+def plain(tables: dict[str, Any]) -> dict[str, Any]:
     return {name: asdict(table) for name, table in tables.items()}
 
 
@@ -181,7 +181,7 @@ def _times(job: Job, way: str) -> list[int]:
     return [int(ms) for number, ms in lines if int(number) < job.batches]
 
 
-def _spark_settings(directory: str) -> dict[str, str]:
+def spark_settings(directory: str) -> dict[str, str]:
     return {
         "spark.master": f"local[{os.cpu_count() or 2}]",
         "spark.driver.memory": "2g",
