@@ -45,14 +45,14 @@ endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
 # Where `make lint` looks for the phrases of .ci/phrases. Decision records that are settled stay as they are.
-PROSE := sink offsets_store pgonce docs README.md ARCHITECTURE.md CONTRIBUTING.md
+PROSE := sink offsets_store pgonce docs website README.md ARCHITECTURE.md CONTRIBUTING.md
 
 # Two processes take the tests one by one, in the order of tests/support/fixtures/order.py. If one of them crashes, the
 # run ends: xdist can wait for ever for the process that it starts in its place.
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-drain bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale bench-serve matrix nightly picture release-check soak soak-epochs clean
+.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-drain bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale bench-serve matrix nightly picture release-check soak soak-epochs clean site
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -109,6 +109,9 @@ docs: setup ## write the table of docs/options.md from the table of options, the
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.options_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.manual_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.watch_picture
+
+site: setup ## build the documentation's site into .build/site, and check its links
+	@PYTHONPATH=$(CURDIR)/website:$(CURDIR)/tests $(BIN)/python -m build_site .build/site
 
 check: lint test ## lint, then test
 
@@ -192,7 +195,7 @@ $(ENVIRONMENT): pyproject.toml
 	@$(INSTALLER)
 	@$(INSTALL) hatchling
 	@$(BUILD)
-	@$(INSTALL) --group test --group check .build/wheel/*.whl
+	@$(INSTALL) --group test --group check --group site .build/wheel/*.whl
 	@touch $@
 
 $(WHEEL): $(ENVIRONMENT) $(PACKED)

@@ -27,8 +27,8 @@ table once. These commands read what the ledger (schema
 .BR pgonce )
 knows of queries, prepare it, and repair what a restart would fail on. Those that repair change nothing without
 .BR \\-\\-yes ."""
-_COMMON = ("url", "password_from", "as_json")
-_ENVIRONMENT = {
+COMMON = ("url", "password_from", "as_json")
+ENVIRONMENT = {
     "PGONCE_URL": "The connection string, if --url is not given.",
     "PGONCE_PASSWORD_FROM": "The function that returns the password, if --password-from is not given.",
     "PGHOST, PGPORT, PGDATABASE, PGUSER, PGSERVICE, ...": "libpq's variables, for what the connection string lacks.",
@@ -53,13 +53,13 @@ def page() -> str:
             _ABOUT,
             ".SH OPTIONS",
             "Most commands take these.",
-            *_common(),
+            *(line for one in common_parameters() for line in _item(one.shown, one.text)),
             ".SH COMMANDS",
             *(line for one in app.registered_commands for line in _command(one)),
             ".SH EXIT STATUS",
             *(line for code, meaning in EXIT_CODES.items() for line in _item(str(int(code)), f"{meaning}.")),
             ".SH ENVIRONMENT",
-            *(line for name, meaning in _ENVIRONMENT.items() for line in _item(name, meaning)),
+            *(line for name, meaning in ENVIRONMENT.items() for line in _item(name, meaning)),
             ".SH COMPLETION",
             *_item("pgonce --install-completion", "Completes commands, options, and the names of queries and sinks."),
             ".SH SEE ALSO",
@@ -71,25 +71,46 @@ def page() -> str:
 
 
 def _command(command: CommandInfo) -> Iterator[str]:
-    called, function = command.name or command.callback.__name__, command.callback
-    parameters = [Parameter.of(one) for one in inspect.signature(function, eval_str=True).parameters.values()]
-    arguments = [one for one in parameters if not one.is_option]
-    yield f".SS {_escaped(' '.join([f'pgonce {called}', *(one.written for one in arguments), '[OPTIONS]']))}"
-    for paragraph in inspect.cleandoc(function.__doc__ or "").split("\n\n"):
-        yield _escaped(" ".join(paragraph.split()))
+    parameters = parameters_of(command)
+    yield f".SS {_escaped(usage(command))}"
+    for paragraph in paragraphs(command):
+        yield _escaped(paragraph)
         yield ".PP"
-    for one in sorted(parameters, key=lambda one: one.is_option):
-        if one.name not in _COMMON:
+    for one in parameters:
+        if one.name not in COMMON:
             yield from _item(one.shown, one.text)
 
 
-def _common() -> Iterator[str]:
+def name_of(command: CommandInfo) -> str:
+    """What is typed after ``pgonce``."""
+    return command.name or command.callback.__name__
+
+
+def usage(command: CommandInfo) -> str:
+    """How a command is typed."""
+    arguments = (one.written for one in parameters_of(command) if not one.is_option)
+    return " ".join([f"pgonce {name_of(command)}", *arguments, "[OPTIONS]"])
+
+
+def paragraphs(command: CommandInfo) -> list[str]:
+    """What a command says of itself."""
+    text = inspect.cleandoc(command.callback.__doc__ or "")
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+
+
+def parameters_of(command: CommandInfo) -> list[Parameter]:
+    """Its arguments, then its options."""
+    declared = inspect.signature(command.callback, eval_str=True).parameters.values()
+    return sorted(map(Parameter.of, declared), key=lambda one: one.is_option)
+
+
+def common_parameters() -> list[Parameter]:
     """What most commands take, once."""
     found: dict[str, Parameter] = {}
     for command in app.registered_commands:
-        for declared in inspect.signature(command.callback, eval_str=True).parameters.values():
-            found.setdefault(declared.name, Parameter.of(declared))
-    return (line for name in _COMMON for line in _item(found[name].shown, found[name].text))
+        for one in parameters_of(command):
+            found.setdefault(one.name, one)
+    return [found[name] for name in COMMON]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+"""
+Configure Sphinx for the documentation's site.
+
+Runs in ``make site``. Invariant: a built page loads nothing from another host, so a network is not needed.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version as installed
+
+project = "pgonce"
+author = "the authors of pgonce"
+version = release = installed("pgonce")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "site_pages"]
+nitpicky = True
+# Types of other packages, whose documentation is on other hosts; and what only pgonce itself makes.
+nitpick_ignore_regex = [("py:.*", r"(?!pgonce\.).*"), ("py:class", r"pgonce\.offsets_store\.verdict\..*")]
+
+myst_enable_extensions = ["attrs_inline"]
+# SQL whose parameters have names ($writer) is not quite SQL.
+suppress_warnings = ["misc.highlighting_failure"]
+# As GitHub does, so that a link to a heading works in both.
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+
+html_theme = "furo"
+html_title = f"pgonce {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_copyright = False
+pygments_style = "friendly"
+pygments_dark_style = "monokai"

@@ -1,0 +1,146 @@
+"""
+The pages of the reference that are made from the code: commands, Python, and the tables of the ledger.
+
+Runs in ``make site``. Invariant: what is named here is not typed here, so that none of it can be forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from sqlalchemy import Table
+from sqlalchemy.dialects import postgresql
+from support.manual_page import (
+    COMMON,
+    ENVIRONMENT,
+    Parameter,
+    common_parameters,
+    name_of,
+    paragraphs,
+    parameters_of,
+    usage,
+)
+
+import pgonce
+from pgonce.cli.main import app
+from pgonce.cli.terms import EXIT_CODES
+from pgonce.offsets_store.ledger.migrations import MIGRATIONS
+from pgonce.offsets_store.ledger.tables import metadata
+
+# The version from which on there is what a page of the reference has. What comes later is told by its own entry.
+SINCE = "0.1.0"
+_HEAD = f"```{{versionadded}} {SINCE}\nEverything on this page, if its entry has no later version.\n```\n"
+_COMMENT = re.compile(r"^COMMENT ON (TABLE|VIEW|COLUMN|FUNCTION) pgonce\.(.+?) IS '((?:[^']|'')*)';", re.MULTILINE)
+_DIALECT = postgresql.dialect()
+
+
+def generated_pages() -> dict[str, str]:
+    """The text of each page, by its place on the site."""
+    return {"reference/commands.md": _commands(), "reference/python.md": _python(), "reference/tables.md": _tables()}
+
+
+def _commands() -> str:
+    parts = [
+        "# Commands",
+        "Every command of `pgonce` with its arguments and options; `pgonce COMMAND --help` says the same.",
+        _HEAD,
+        "## Options of most commands",
+        _parameter_table(common_parameters()),
+    ]
+    for command in sorted(app.registered_commands, key=name_of):
+        parts += [f"## {name_of(command)}", f"```text\n{usage(command)}\n```", *paragraphs(command)]
+        if own := [one for one in parameters_of(command) if one.name not in COMMON]:
+            parts.append(_parameter_table(own))
+    parts += [
+        "## Exit codes",
+        _table(("Code", "Meaning"), ((f"`{code:d}`", f"{EXIT_CODES[code]}") for code in EXIT_CODES)),
+    ]
+    parts += [
+        "## Environment",
+        _table(("Variable", "Meaning"), ((f"`{name}`", text) for name, text in ENVIRONMENT.items())),
+    ]
+    return _page(parts)
+
+
+def _parameter_table(parameters: Iterable[Parameter]) -> str:
+    return _table(("Option or argument", "Meaning"), ((f"`{one.shown}`", one.text) for one in parameters))
+
+
+def _python() -> str:
+    parts = [
+        "# Python, name by name",
+        "Every name that `import pgonce` offers, with its signature and docstring. [Python](../python.md) explains what"
+        " the names are for.",
+        _HEAD,
+    ]
+    for name in pgonce.__all__:
+        public = getattr(pgonce, name)
+        kind = "function" if not isinstance(public, type) else "exception" if issubclass(public, Exception) else "class"
+        parts.append(f"## {name}\n\n```{{eval-rst}}\n.. auto{kind}:: pgonce.{name}\n```")
+    return _page(parts)
+
+
+def _tables() -> str:
+    comments = {
+        (kind, name): text.replace("''", "'") for one in MIGRATIONS for kind, name, text in _COMMENT.findall(one.ddl)
+    }
+    parts = [
+        "# Tables and views of the ledger",
+        "Every table, view and function in the schema `pgonce`, as the migrations create and describe them. [The"
+        " ledger](../ledger.md) says which of them are for users, and has queries to begin with.",
+        _HEAD,
+        "## Views",
+    ]
+    for name in [name for kind, name in comments if kind == "VIEW"]:
+        parts += [f"### `pgonce.{name}`", comments["VIEW", name]]
+        columns = [
+            of.removeprefix(f"{name}.") for what, of in comments if what == "COLUMN" and of.startswith(f"{name}.")
+        ]
+        if columns:
+            rows = ((f"`{column}`", comments["COLUMN", f"{name}.{column}"]) for column in columns)
+            parts.append(_table(("Column", "Meaning"), rows))
+    parts.append("## Tables")
+    for table in sorted(metadata.tables.values(), key=lambda table: table.name):
+        parts += [f"### `pgonce.{table.name}`", comments["TABLE", table.name], _columns(table, comments)]
+    parts.append("## Functions")
+    parts += [
+        _table(
+            ("Function", "Meaning"),
+            ((f"`pgonce.{name}`", text) for (kind, name), text in comments.items() if kind == "FUNCTION"),
+        )
+    ]
+    return _page(parts)
+
+
+def _columns(table: Table, comments: dict[tuple[str, str], str]) -> str:
+    rows = (
+        (
+            f"`{column.name}`",
+            f"`{column.type.compile(_DIALECT).lower()}`",
+            ", ".join(_rules(table, column.name)),
+            comments["COLUMN", f"{table.name}.{column.name}"],
+        )
+        for column in table.columns
+    )
+    return _table(("Column", "Type", "Rules", "Meaning"), rows)
+
+
+def _rules(table: Table, name: str) -> Iterator[str]:
+    column = table.columns[name]
+    if column.primary_key:
+        yield "primary key"
+    elif not column.nullable:
+        yield "not null"
+    for key in sorted(key.target_fullname for key in column.foreign_keys):
+        yield f"refers to `{key.removeprefix('pgonce.')}`"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    # A bar would end the cell, in code too.
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _page(parts: Iterable[str]) -> str:
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"

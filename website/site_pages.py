@@ -1,0 +1,161 @@
+"""
+What the site adds to Sphinx: lists of pages with one line each, pictures as part of their page, and texts for programs.
+
+Runs in ``make site``, as an extension of Sphinx. Invariant: a page's line is what README.md says of the page, or else
+the page's own first sentence, wherever it is shown.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx import addnodes
+from sphinx.directives.other import TocTree
+from sphinx.util import docname_join
+from sphinx.util.nodes import make_refnode
+from sphinx.writers.text import TextTranslator
+from stage import ROOT, pages
+
+import pgonce
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
+
+_README_LINE = re.compile(r"^- \[[^\]]+\]\(([^)#\s]+)\): (.+)$", re.MULTILINE)
+_SENTENCE = re.compile(r"(.+?)(?:\.(?=\s|$)|:?$)")
+
+
+class PageList(nodes.General, nodes.Element):
+    """Where the pages of a section are listed."""
+
+
+class Pages(TocTree):
+    """A hidden toctree, and in its place a list of its pages with a line for each."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make both."""
+        self.options |= {"hidden": True, "glob": True}
+        # A folder without pages yet is not wrong.
+        there = self.env.found_docs - {self.env.docname}
+        self.content = StringList([line for line in self.content if "*" not in line or _fits(self.env, line, there)])
+        found = super().run()
+        (tree,) = (node for one in found for node in one.findall(addnodes.toctree))
+        return [*found, PageList("", pages=tree["entries"])]
+
+
+def _fits(env: BuildEnvironment, pattern: str, names: set[str]) -> bool:
+    return bool(fnmatch.filter(names, docname_join(env.docname, pattern)))
+
+
+def _readme_lines() -> dict[str, str]:
+    places = pages()
+    said = _README_LINE.findall((ROOT / "README.md").read_text())
+    return {places[ROOT / path].removesuffix(".md"): line for path, line in said if ROOT / path in places}
+
+
+def line_of(env: BuildEnvironment, name: str) -> str:
+    """What a page is about, in one line that begins with a small letter or a name."""
+    said = _readme_lines().get(name)
+    if said is not None:
+        return said.rstrip(".")
+    for paragraph in env.get_doctree(name).findall(nodes.paragraph):
+        if isinstance(paragraph.parent, nodes.section):
+            return _SENTENCE.match(" ".join(paragraph.astext().split()))[1]
+    return ""
+
+
+def _fill_lists(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    for place in list(doctree.findall(PageList)):
+        listed = nodes.bullet_list()
+        for title, page in place["pages"]:
+            address = app.builder.get_relative_uri(name, page)
+            link = nodes.reference("", title or app.env.titles[page].astext(), internal=True, refuri=address)
+            # Code stands at the odd places.
+            parts = f": {line_of(app.env, page)}".rstrip(": ").split("`")
+            shown = (nodes.literal("", part) if at % 2 else nodes.Text(part) for at, part in enumerate(parts))
+            listed += nodes.list_item("", nodes.paragraph("", "", link, *shown))
+        place.replace_self(listed)
+
+
+def _draw_pictures(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    """Put the SVGs of docs/pictures into their pages, where they take the colours of the theme."""
+    del name
+    for image in list(doctree.findall(nodes.image)):
+        if "pictures/" in image["uri"]:
+            svg = (Path(app.srcdir) / image["uri"]).read_text()
+            label = f'role="img" aria-label="{escape(image.get("alt", ""))}"'
+            image.replace_self(nodes.raw("", svg.replace("<svg ", f"<svg {label} ", 1), format="html"))
+
+
+def _write_texts(app: Sphinx, failed: Exception | None) -> None:
+    """Write llms.txt, with a line for each page, and llms-full.txt, with all of them."""
+    if failed or app.builder.name != "html":
+        return
+    shown = [name for name in _in_order(app.env) if "orphan" not in app.env.metadata[name]]
+    lines = [
+        f"- [{app.env.titles[name].astext()}]({app.builder.get_target_uri(name)}): {line_of(app.env, name)}"
+        for name in shown
+    ]
+    head = f"# pgonce {app.config.release}\n\n> {pgonce.__doc__.split(chr(10))[1].removeprefix('pgonce: ')}\n"
+    out = Path(app.outdir)
+    (out / "llms.txt").write_text("\n".join([head, *lines, ""]))
+    texts = (f"<!-- {app.builder.get_target_uri(name)} -->\n\n{_text_of(app, name).strip()}\n" for name in shown)
+    (out / "llms-full.txt").write_text("\n".join([head, *texts]))
+
+
+def _in_order(env: BuildEnvironment) -> list[str]:
+    """All pages, those of a section after its own."""
+    found: list[str] = []
+    waiting = ["index"]
+    while waiting:
+        name = waiting.pop(0)
+        if name not in found:
+            found.append(name)
+            waiting[:0] = env.toctree_includes.get(name, [])
+    return found + sorted(env.found_docs - set(found))
+
+
+def _text_of(app: Sphinx, name: str) -> str:
+    """A page as Markdown; as plain text, if most of it is made from docstrings."""
+    text = Path(app.env.doc2path(name)).read_text()
+    if "```{eval-rst}" not in text:
+        return text
+    translator = TextTranslator(app.env.get_and_resolve_doctree(name, app.builder), app.builder)
+    translator.document.walkabout(translator)
+    return translator.body
+
+
+def _link_types(app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, shown: nodes.TextElement) -> Any:
+    """Lead from a public name's own module to where it is described, and from a table of options to their page."""
+    here, target = node["refdoc"], node["reftarget"]
+    name = target.rpartition(".")[2]
+    if target.startswith("pgonce.sink.options."):
+        return make_refnode(app.builder, here, "options", "", shown)
+    if target.startswith("pgonce.") and name in pgonce.__all__:
+        return env.domains["py"].resolve_xref(env, here, app.builder, "obj", f"pgonce.{name}", node, shown)
+    return None
+
+
+def _name_modules() -> None:
+    """Let each public name be known by where users import it."""
+    for name in pgonce.__all__:
+        getattr(pgonce, name).__module__ = "pgonce"
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Tell Sphinx."""
+    _name_modules()
+    app.add_node(PageList)
+    app.add_directive("pages", Pages)
+    app.connect("missing-reference", _link_types)
+    app.connect("doctree-resolved", _fill_lists)
+    app.connect("doctree-resolved", _draw_pictures)
+    app.connect("build-finished", _write_texts)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,115 @@
+"""
+Lay the site's sources out in one folder for Sphinx: pages, pictures, and a page for each file that is linked.
+
+Runs in ``make site``. Invariant: the repository's files are only read, and what a link means on GitHub it also means on
+the site.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from generated import generated_pages
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+# Pages that only the site has.
+OWN = Path(__file__).resolve().parent / "pages"
+# Pages that stand elsewhere in the repository, each with its place on the site.
+ELSEWHERE = {
+    "README.md": "readme.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/NOTES.md": "benchmarks-notes.md",
+    "examples/README.md": "examples.md",
+    "testbed/README.md": "testbed.md",
+    "tests/chaos/crashes.md": "crashes.md",
+}
+_FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
+_LANGUAGES = {".json": "json", ".py": "python", ".sql": "sql", ".svg": "xml", ".yml": "yaml"}
+# The first cell of a row: an error's code, or an option.
+_NAMED_ROW = re.compile(r"^\| `([A-Za-z_]+)` \|", re.MULTILINE)
+_NAMED_ROWS = {"errors.md", "options.md"}
+
+# What else is in the folder of a README.md; GitHub shows a folder's list by itself.
+_OTHERS = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n*/*\n```\n"
+
+
+def pages() -> dict[Path, str]:
+    """Each Markdown page of the repository, with its place in the staged folder."""
+    found = {path: path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md"))}
+    found |= {path: path.relative_to(OWN).as_posix() for path in sorted(OWN.rglob("*.md"))}
+    found |= {ROOT / path: place for path, place in ELSEWHERE.items()}
+    return {path: re.sub(r"README\.md$", "index.md", place) for path, place in found.items()}
+
+
+class Staged:
+    """The sources of the site, by their places."""
+
+    def __init__(self) -> None:
+        self._places = pages()
+        self._shown: dict[Path, str] = {}
+        self.files: dict[str, bytes] = {}
+        for path, place in self._places.items():
+            self.files[place] = self._page(path, place).encode()
+        for place, text in generated_pages().items():
+            self.files[place] = text.encode()
+        for path, place in self._shown.items():
+            self.files[place] = _shown_file(path).encode()
+
+    def _page(self, path: Path, place: str) -> str:
+        text = path.read_text()
+        parts = _FENCED.split(text)
+        # Code stands at the odd places.
+        parts[::2] = [_LINK.sub(lambda link: self._link(path, place, link), part) for part in parts[::2]]
+        text = "".join(parts)
+        if path.name == "README.md" and path.is_relative_to(DOCS):
+            text += _OTHERS
+        if place in _NAMED_ROWS:
+            return _NAMED_ROW.sub(r"| `\1`{#\1} |", text)
+        return text
+
+    def _link(self, path: Path, place: str, link: re.Match[str]) -> str:
+        if re.match(r"[a-z]+:", link[1]):
+            return link[0]
+        # A page of the site may link to what is generated, or to a page by its place on the site.
+        target = (path.parent / link[1]).resolve()
+        if path.is_relative_to(OWN) and not target.exists():
+            return link[0]
+        return os.path.relpath(self._place_of(target), Path(place).parent) + (link[2] or "")
+
+    def _place_of(self, target: Path) -> str:
+        if target.is_dir() and target / "README.md" in self._places:
+            target /= "README.md"
+        if target in self._places:
+            return self._places[target]
+        if target.suffix in {".png", ".svg"}:
+            place = target.relative_to(DOCS).as_posix()
+            self.files[place] = target.read_bytes()
+            return place
+        return self._shown.setdefault(target, f"files/{target.relative_to(ROOT).as_posix().lstrip('.')}.md")
+
+    def write(self, folder: Path) -> None:
+        """Write them into an empty folder."""
+        for place, content in self.files.items():
+            path = folder / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+def _shown_file(path: Path) -> str:
+    """A page that shows a file, or lists a folder, for links to what is no page."""
+    head = f"---\norphan: true\nnosearch: true\n---\n# `{path.relative_to(ROOT).as_posix()}`\n\n"
+    if path.is_dir():
+        return head + "This folder of the repository has\n\n" + "".join(f"- `{name}`\n" for name in _listed(path))
+    return f"{head}````````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text().rstrip()}\n````````\n"
+
+
+def _listed(folder: Path) -> Iterator[str]:
+    return (path.name for path in sorted(folder.iterdir()))
