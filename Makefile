@@ -105,10 +105,11 @@ package: setup ## build sdist and wheel into dist/, and check what an index woul
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
-docs: setup ## write the table of docs/options.md from the table of options, the manual page from the commands, and the picture of pgonce watch
+docs: setup ## write the table of docs/options.md from the table of options, the manual page from the commands, and the pictures from their texts
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.options_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.manual_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.watch_picture
+	@$(BIN)/python website/draw.py
 
 site: setup ## build the documentation's site into .build/site, and check its links
 	@PYTHONPATH=$(CURDIR)/website:$(CURDIR)/tests $(BIN)/python -m build_site .build/site

@@ -17,7 +17,6 @@ nitpicky = True
 # Types of other packages, whose documentation is on other hosts; and what only pgonce itself makes.
 nitpick_ignore_regex = [("py:.*", r"(?!pgonce\.).*"), ("py:class", r"pgonce\.offsets_store\.verdict\..*")]
 
-myst_enable_extensions = ["attrs_inline"]
 # SQL whose parameters have names ($writer) is not quite SQL.
 suppress_warnings = ["misc.highlighting_failure"]
 # As GitHub does, so that a link to a heading works in both.
@@ -25,13 +24,15 @@ myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 
 html_theme = "furo"
 html_title = f"pgonce {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+# Found pages are shown by their titles alone: their text would be fetched, which a browser refuses for files.
+html_show_search_summary = False
 html_show_copyright = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"

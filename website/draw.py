@@ -31,13 +31,13 @@ _LINE = 16
 # A little more than the mean letter of the widest usual typeface at 13 pixels.
 _LETTER = 7.0
 _STYLE = """\
-.drawn { color: #1f2328; font: 13px system-ui, sans-serif }
-@media (prefers-color-scheme: dark) { .drawn { color: #e6edf3 } }
+.drawn { color: #1f2328; background: #fff; font: 13px system-ui, sans-serif }
+@media (prefers-color-scheme: dark) { .drawn { color: #e6edf3; background: #0d1117 } }
 .drawn text { fill: currentColor; text-anchor: middle }
 .drawn .left { text-anchor: start }
 .drawn .strong { font-weight: 600 }
 .drawn line, .drawn path { stroke: currentColor; fill: none }
-.drawn .lane { stroke-opacity: .3 }
+.drawn .lane { stroke-opacity: .2 }
 .drawn .head { fill: currentColor }
 .drawn rect { fill: #8886; fill-opacity: .25; stroke: currentColor; stroke-opacity: .5 }
 .drawn .good { fill: #2da44e; stroke: #2da44e; stroke-opacity: 1 }
@@ -100,6 +100,7 @@ class Picture:
             self.y += 6
         elif word == "frame":
             self.frames.append(self.y)
+            self.y += 2
             self.text(_MARGIN + 6, [rest], "left strong")
             self.y += 4
         elif word == "end":
@@ -136,8 +137,8 @@ class Picture:
         if end:
             self.arrow(self.lanes[start], self.lanes[end], text)
             return
-        half = min(_WIDTH / len(self.lanes) / 2 + 22, self.lanes[start] - 10, _WIDTH - 10 - self.lanes[start])
-        self.boxed(self.lanes[start] - half, self.lanes[start] + half, text)
+        x, half = self.lanes[start], _WIDTH / len(self.lanes) / 2 + 22
+        self.boxed(max(x - half, 10), min(x + half, _WIDTH - 10), text)
         self.y += 8
 
 

@@ -28,9 +28,6 @@ from pgonce.cli.terms import EXIT_CODES
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS
 from pgonce.offsets_store.ledger.tables import metadata
 
-# The version from which on there is what a page of the reference has. What comes later is told by its own entry.
-SINCE = "0.1.0"
-_HEAD = f"```{{versionadded}} {SINCE}\nEverything on this page, if its entry has no later version.\n```\n"
 _COMMENT = re.compile(r"^COMMENT ON (TABLE|VIEW|COLUMN|FUNCTION) pgonce\.(.+?) IS '((?:[^']|'')*)';", re.MULTILINE)
 _DIALECT = postgresql.dialect()
 
@@ -44,7 +41,6 @@ def _commands() -> str:
     parts = [
         "# Commands",
         "Every command of `pgonce` with its arguments and options; `pgonce COMMAND --help` says the same.",
-        _HEAD,
         "## Options of most commands",
         _parameter_table(common_parameters()),
     ]
@@ -72,7 +68,6 @@ def _python() -> str:
         "# Python, name by name",
         "Every name that `import pgonce` offers, with its signature and docstring. [Python](../python.md) explains what"
         " the names are for.",
-        _HEAD,
     ]
     for name in pgonce.__all__:
         public = getattr(pgonce, name)
@@ -89,7 +84,6 @@ def _tables() -> str:
         "# Tables and views of the ledger",
         "Every table, view and function in the schema `pgonce`, as the migrations create and describe them. [The"
         " ledger](../ledger.md) says which of them are for users, and has queries to begin with.",
-        _HEAD,
         "## Views",
     ]
     for name in [name for kind, name in comments if kind == "VIEW"]:

@@ -33,8 +33,11 @@ ELSEWHERE = {
 _FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _LANGUAGES = {".json": "json", ".py": "python", ".sql": "sql", ".svg": "xml", ".yml": "yaml"}
-# The first cell of a row: an error's code, or an option.
-_NAMED_ROW = re.compile(r"^\| `([A-Za-z_]+)` \|", re.MULTILINE)
+# What stands below the title of each page of the reference; what comes later says so in its own entry.
+_SINCE = "```{versionadded} 0.1.0\nEverything on this page, if its entry names no later version.\n```"
+_REFERENCE = {"errors.md", "ledger.md", "options.md", "python.md", "types.md"}
+# The first cell of a row that is not empty: an error's code, an option, or an argument.
+_NAMED_ROW = re.compile(r"^(\| (?: \| )?)`(\w+)` \|", re.MULTILINE)
 _NAMED_ROWS = {"errors.md", "options.md"}
 
 # What else is in the folder of a README.md; GitHub shows a folder's list by itself.
@@ -59,7 +62,7 @@ class Staged:
         for path, place in self._places.items():
             self.files[place] = self._page(path, place).encode()
         for place, text in generated_pages().items():
-            self.files[place] = text.encode()
+            self.files[place] = _with_version(text).encode()
         for path, place in self._shown.items():
             self.files[place] = _shown_file(path).encode()
 
@@ -72,8 +75,8 @@ class Staged:
         if path.name == "README.md" and path.is_relative_to(DOCS):
             text += _OTHERS
         if place in _NAMED_ROWS:
-            return _NAMED_ROW.sub(r"| `\1`{#\1} |", text)
-        return text
+            text = _NAMED_ROW.sub(r'\1<span id="\2"></span>`\2` |', text)
+        return _with_version(text) if place in _REFERENCE else text
 
     def _link(self, path: Path, place: str, link: re.Match[str]) -> str:
         if re.match(r"[a-z]+:", link[1]):
@@ -101,6 +104,11 @@ class Staged:
             path = folder / place
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+
+
+def _with_version(text: str) -> str:
+    title, rest = text.split("\n", 1)
+    return f"{title}\n\n{_SINCE}\n{rest}"
 
 
 def _shown_file(path: Path) -> str:

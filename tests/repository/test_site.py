@@ -1,0 +1,152 @@
+"""
+The site is built without a warning, has all that the code has, and can be read on a phone and without a network.
+
+Covers: ``website/``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from check_site import faults
+from support.fixtures.browser import DESKTOP, PHONE, opened_pages
+
+import pgonce
+from pgonce.cli.explain import error_entries
+from pgonce.cli.main import app
+from pgonce.offsets_store.ledger.tables import metadata
+from pgonce.sink.options.definitions import OPTIONS
+
+ROOT = Path(__file__).parents[2]
+SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# What a text of a picture takes to the left, to the right, or below its picture.
+OUTSIDE = """
+[...document.querySelectorAll('svg.drawn')].flatMap(svg => {
+    const all = svg.getBoundingClientRect()
+    return [...svg.querySelectorAll('text')].filter(text => {
+        const own = text.getBoundingClientRect()
+        return own.left < all.left || own.right > all.right || own.bottom > all.bottom
+    }).map(text => text.textContent)
+})"""
+# How high the letters of pictures are on the screen, in pixels.
+SMALLEST = """
+Math.min(...[...document.querySelectorAll('svg.drawn')].map(svg =>
+    parseFloat(getComputedStyle(svg).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width))"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site, and what its build said."""
+    folder = tmp_path_factory.mktemp("site") / "site"
+    path = os.pathsep.join([str(ROOT / "website"), str(ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-m", "build_site", str(folder)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+@pytest.fixture
+def open_page(browser):
+    """A function that opens a page; a message of the console is trouble."""
+    with opened_pages(browser, lambda _: True) as open_page:
+        yield open_page
+
+
+def names_in(site):
+    """The pages, without those that Sphinx makes and those that show a file."""
+    found = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    return sorted(name for name in found - {"genindex.html", "search.html"} if not name.startswith("files/"))
+
+
+def ids_in(site, name):
+    """The places to which a link can lead."""
+    return set(re.findall(r'\bid="([^"]+)"', (site / name).read_text()))
+
+
+def test_the_texts_for_programs_have_each_page(site):
+    """llms.txt has a line for each, and llms-full.txt each page's text."""
+    lines = (site / "llms.txt").read_text()
+    assert sorted(re.findall(r"^- \[.+\]\((.+\.html)\): \S", lines, re.MULTILINE)) == names_in(site)
+    whole = (site / "llms-full.txt").read_text()
+    assert re.findall(r"^<!-- (.+\.html) -->$", whole, re.MULTILINE) == re.findall(r"\((\S+\.html)\):", lines)
+    assert "start_real_time(" in whole.partition("<!-- reference/python.html -->")[2]
+
+
+def test_the_reference_has_all_that_the_code_has(site):
+    """Each option, error, command, public name, and table of the ledger has its place."""
+    options = {option.name for argument, option in OPTIONS.items() if argument != "kafka_options"}
+    assert options <= ids_in(site, "options.html")
+    assert error_entries().keys() <= ids_in(site, "errors.html")
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert commands <= ids_in(site, "reference/commands.html")
+    assert {f"pgonce.{name}" for name in pgonce.__all__} <= ids_in(site, "reference/python.html")
+    tables = {f"pgonce-{table.name}".replace("_", "-") for table in metadata.tables.values()}
+    assert tables | {"pgonce-queries", "pgonce-health"} <= ids_in(site, "reference/tables.html")
+    for name in ["options.html", "errors.html", "reference/commands.html", "reference/python.html"]:
+        assert "Added in version 0.1.0" in (site / name).read_text()
+
+
+def test_no_page_scrolls_sideways_or_asks_another_host(site, open_page):
+    """On a phone and on a desktop, in light and dark; what is wider scrolls in itself."""
+    for viewport in (PHONE, DESKTOP):
+        page = open_page((site / "index.html").as_uri(), viewport)
+        asked = []
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        wide = {}
+        for name in names_in(site):
+            page.goto((site / name).as_uri())
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                if page.evaluate(SIDEWAYS) > 0:
+                    wide[name] = scheme
+        assert wide == {}
+        assert [address for address in asked if not address.startswith(("file:", "data:"))] == []
+
+
+def test_pictures_are_legible_in_both_schemes(site, open_page):
+    """Their text lies inside them, is as large on a phone as a footnote, and is dark on light or light on dark."""
+    for name in ("guarantees.html", "clusters.html", "recovering.html"):
+        for scheme in ("light", "dark"):
+            page = open_page((site / name).as_uri(), PHONE, scheme)
+            assert page.evaluate(OUTSIDE) == []
+            assert page.evaluate(SMALLEST) > 11
+            color = page.evaluate("getComputedStyle(document.querySelector('svg.drawn text')).fill")
+            brightness = sum(map(int, re.findall(r"\d+", color)[:3])) / 3
+            assert (brightness > 128) == (scheme == "dark")
+            assert page.locator("svg.drawn").first.get_attribute("aria-label")
+
+
+def test_the_search_finds_a_page_without_a_server(site, open_page):
+    """The index is part of the site."""
+    page = open_page(f"{(site / 'search.html').as_uri()}?q=tombstone")
+    found = page.locator("#search-results li a").first
+    found.wait_for()
+    assert page.locator("#search-results li a[href^='change-data.html']").count() >= 1
+
+
+def test_what_is_wrong_with_a_page_is_found(tmp_path):
+    """A page that loads from another host, links to nothing, or that no link leads to."""
+    (tmp_path / "index.html").write_text(
+        '<h1 id="here"></h1><a href="#here">1</a><a href="#there">2</a><a href="gone.html">3</a>'
+        '<a href="https://example.org">4</a><script src="https://example.org/x.js"></script><img src="gone.png">'
+    )
+    (tmp_path / "alone.html").write_text('<a href="index.html">back</a>')
+    (tmp_path / "site.css").write_text("@font-face { src: url(https://example.org/font) }")
+    assert list(faults(tmp_path)) == [
+        "index.html loads https://example.org/x.js",
+        "index.html loads gone.png, which is missing",
+        "index.html links to #there, which has no such place",
+        "index.html links to gone.html, which is missing",
+        "site.css loads from another host",
+        "alone.html cannot be reached from index.html",
+    ]
