@@ -6,6 +6,7 @@ Covers: ``website/draw.py``.
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 
 import pytest
@@ -30,6 +31,12 @@ def test_each_stands_on_a_page_with_words():
     ]
     assert sorted(name for _, name in shown) == [path.stem for path in TEXTS]
     assert [name for words, name in shown if len(words.split()) < 10] == []
+
+
+def test_the_wheel_has_only_the_pages_that_are_explained():
+    """Pictures, and pages that only the site has, are not installed."""
+    installed = [file.parts for file in importlib.metadata.files("pgonce") if file.parts[:2] == ("pgonce", "docs")]
+    assert {parts[2:] for parts in installed} == {(path.name,) for path in DOCS.glob("*.md")}
 
 
 def test_a_line_that_is_not_understood_is_not_left_out():
