@@ -1,7 +1,7 @@
 """
 What the site adds to Sphinx: lists of pages with one line each, pictures as part of their page, and texts for programs.
 
-Runs in ``make site``, as an extension of Sphinx. Invariant: a page's line is what README.md says of the page, or else
+Runs in ``make site``, as an extension of Sphinx. Invariant: a page's line is what the list that names it says, or else
 the page's own first sentence, wherever it is shown.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from html import escape
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,8 @@ from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.directives.other import TocTree
 from sphinx.util import docname_join
-from sphinx.util.nodes import make_refnode
+from sphinx.util.nodes import explicit_title_re, make_refnode
 from sphinx.writers.text import TextTranslator
-from stage import ROOT, pages
 
 import pgonce
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
     from sphinx.environment import BuildEnvironment
 
-_README_LINE = re.compile(r"^- \[[^\]]+\]\(([^)#\s]+)\): (.+)$", re.MULTILINE)
 _SENTENCE = re.compile(r"(.+?)(?:\.(?=\s|$)|:?$)")
 
 
@@ -37,36 +36,36 @@ class PageList(nodes.General, nodes.Element):
 
 
 class Pages(TocTree):
-    """A hidden toctree, and in its place a list of its pages with a line for each."""
+    """A hidden toctree, and in its place a list of its pages; ``name: line`` says what a page is about."""
 
     def run(self) -> list[nodes.Node]:
         """Make both."""
         self.options |= {"hidden": True, "glob": True}
-        # A folder without pages yet is not wrong.
-        there = self.env.found_docs - {self.env.docname}
-        self.content = StringList([line for line in self.content if "*" not in line or _fits(self.env, line, there)])
+        names = []
+        for entry, _, line in (text.partition(": ") for text in self.content):
+            titled = explicit_title_re.match(entry)
+            name = docname_join(self.env.docname, titled[2] if titled else entry)
+            _said(self.env)[name] = line
+            # A folder without pages yet is not wrong.
+            if "*" not in entry or fnmatch.filter(self.env.found_docs - {self.env.docname}, name):
+                names.append(entry)
+        self.content = StringList(names)
         found = super().run()
         (tree,) = (node for one in found for node in one.findall(addnodes.toctree))
         return [*found, PageList("", pages=tree["entries"])]
 
 
-def _fits(env: BuildEnvironment, pattern: str, names: set[str]) -> bool:
-    return bool(fnmatch.filter(names, docname_join(env.docname, pattern)))
-
-
-def _readme_lines() -> dict[str, str]:
-    places = pages()
-    said = _README_LINE.findall((ROOT / "README.md").read_text())
-    return {places[ROOT / path].removesuffix(".md"): line for path, line in said if ROOT / path in places}
+def _said(env: BuildEnvironment) -> dict[str, str]:
+    """What lists say of their pages."""
+    return env.__dict__.setdefault("said_of_pages", {})
 
 
 def line_of(env: BuildEnvironment, name: str) -> str:
-    """What a page is about, in one line that begins with a small letter or a name."""
-    said = _readme_lines().get(name)
-    if said is not None:
-        return said.rstrip(".")
+    """What a page is about."""
+    if said := _said(env).get(name):
+        return said
     for paragraph in env.get_doctree(name).findall(nodes.paragraph):
-        if isinstance(paragraph.parent, nodes.section):
+        if isinstance(paragraph.parent, nodes.section) and not isinstance(paragraph[0], nodes.image):
             return _SENTENCE.match(" ".join(paragraph.astext().split()))[1]
     return ""
 
@@ -103,7 +102,7 @@ def _write_texts(app: Sphinx, failed: Exception | None) -> None:
         f"- [{app.env.titles[name].astext()}]({app.builder.get_target_uri(name)}): {line_of(app.env, name)}"
         for name in shown
     ]
-    head = f"# pgonce {app.config.release}\n\n> {pgonce.__doc__.split(chr(10))[1].removeprefix('pgonce: ')}\n"
+    head = f"# pgonce {app.config.release}\n\n> {metadata('pgonce')['Summary']}.\n"
     out = Path(app.outdir)
     (out / "llms.txt").write_text("\n".join([head, *lines, ""]))
     texts = (f"<!-- {app.builder.get_target_uri(name)} -->\n\n{_text_of(app, name).strip()}\n" for name in shown)
@@ -158,4 +157,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-resolved", _fill_lists)
     app.connect("doctree-resolved", _draw_pictures)
     app.connect("build-finished", _write_texts)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    return {"parallel_read_safe": False, "parallel_write_safe": True}

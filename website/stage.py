@@ -85,11 +85,13 @@ class Staged:
         target = (path.parent / link[1]).resolve()
         if path.is_relative_to(OWN) and not target.exists():
             return link[0]
+        if not target.exists():
+            raise SystemExit(f"{path.relative_to(ROOT)} links to {link[1]}, which is missing")
         return os.path.relpath(self._place_of(target), Path(place).parent) + (link[2] or "")
 
     def _place_of(self, target: Path) -> str:
-        if target.is_dir() and target / "README.md" in self._places:
-            target /= "README.md"
+        if target.is_dir():
+            target = next((path for path in self._indexes_of(target) if path in self._places), target)
         if target in self._places:
             return self._places[target]
         if target.suffix in {".png", ".svg"}:
@@ -97,6 +99,11 @@ class Staged:
             self.files[place] = target.read_bytes()
             return place
         return self._shown.setdefault(target, f"files/{target.relative_to(ROOT).as_posix().lstrip('.')}.md")
+
+    @staticmethod
+    def _indexes_of(folder: Path) -> tuple[Path, ...]:
+        own = OWN / folder.relative_to(DOCS) if folder.is_relative_to(DOCS) else folder
+        return folder / "README.md", folder / "index.md", own / "index.md"
 
     def write(self, folder: Path) -> None:
         """Write them into an empty folder."""
