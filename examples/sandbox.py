@@ -3,13 +3,15 @@ Run an example without servers: with a Postgres (and with --kafka a broker) of i
 
     .venv/bin/python examples/sandbox.py examples/files_to_postgres.py
     .venv/bin/python examples/sandbox.py --kafka examples/kafka_orders.py --until-caught-up
+    .venv/bin/python examples/sandbox.py
 
 There are some orders to read, in the directory `orders` or in the topic `orders`. Environment variables (libpq's own,
 and KAFKA_SERVERS) name the servers, so the example needs no arguments. At the end the rows of its tables are counted,
-and everything is removed.
+and everything is removed. Without an example, the servers run until Ctrl-C, and their addresses are printed.
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,20 +34,21 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kafka", action="store_true", help="start a Kafka broker too (Maven and Java needed)")
-    parser.add_argument("example", type=Path)
+    parser.add_argument("example", type=Path, nargs="?")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args()
 
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgonce-sandbox-")))
         postgres = stack.enter_context(EmbeddedPostgres())
+        servers = stack.enter_context(KafkaBroker()).bootstrap_servers if given.kafka else ""
+        if given.example is None:
+            return _wait(postgres.uri(), servers)
         environment = Workplace(directory, spark_connector_jars() if given.kafka else ()).environment
         environment |= _libpq(postgres.uri())
-        if given.kafka:
-            servers = environment["KAFKA_SERVERS"] = stack.enter_context(KafkaBroker()).bootstrap_servers
-            source: Source = Topic(servers)
-        else:
-            source = Files(directory / "orders")
+        if servers:
+            environment["KAFKA_SERVERS"] = servers
+        source: Source = Topic(servers) if servers else Files(directory / "orders")
         customers = Customers(source)
         for _ in range(10):
             customers.order()
@@ -54,6 +57,13 @@ def main() -> int:
         status = subprocess.run(command, cwd=directory, env=environment, check=False).returncode
         _count_tables(postgres.uri())
     return status
+
+
+def _wait(uri: str, servers: str) -> int:
+    print("Type this into another shell. Ctrl-C here removes the servers, with all that they hold.\n")
+    print(f"export PGONCE_URL='{uri}'{f' KAFKA_SERVERS={servers}' if servers else ''}", flush=True)
+    signal.pause()
+    return 0
 
 
 def _libpq(uri: str) -> dict[str, str]:

@@ -428,6 +428,17 @@ class TestDemo:
         assert lines[-1] == f"orders: {went_in} rows"
         assert running.left_behind() == []
 
+    def test_a_postgres_for_a_while(self, demo):
+        """Without an example it prints what a shell takes to reach its Postgres, which Ctrl-C removes."""
+        running = demo(script=EXAMPLES / "sandbox.py")
+        running.wait_for_output("export PGONCE_URL=")
+        url = shlex.split(running.output().splitlines()[-1])[1].removeprefix("PGONCE_URL=")
+        with psycopg.connect(url) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(PATIENCE_SECONDS) == 130, running.output()
+        assert running.left_behind() == []
+
 
 @pytest.fixture
 def outcome() -> Iterator[ModuleType]:
