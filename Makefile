@@ -44,6 +44,15 @@ INSTALLER = { $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m
 endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
+# What a release is checked with, next to what the tests have.
+TOOLS := .build/tools/.stamp
+TOOLS_BIN := .build/tools/bin
+UV := $(TOOLS_BIN)/uv
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+EXTRAS := aws_rds,azure,databricks,google,kafka,otel,serve,watch
+# The files of a release have the time of its commit.
+COMMITTED_AT = $(shell git log -1 --format=%ct 2>/dev/null)
+
 # Where `make lint` looks for the phrases of .ci/phrases. Decision records that are settled stay as they are.
 PROSE := sink offsets_store pgonce docs website README.md ARCHITECTURE.md CONTRIBUTING.md
 
@@ -52,7 +61,7 @@ PROSE := sink offsets_store pgonce docs website README.md ARCHITECTURE.md CONTRI
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-drain bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale bench-serve matrix nightly picture release-check soak soak-epochs clean site
+.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-drain bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale bench-serve matrix nightly picture release-check soak soak-epochs clean site release-tag release-files release-notes licences sbom workflows lowest newest test-dist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -91,8 +100,62 @@ chaos: setup ## strike running queries by seed and count lost and doubled rows; 
 	$(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(FAULT),--fault "$(FAULT)") \
 	$(if $(RESUME),--resume) $(if $(TABLE),--table) $(if $(REPORT),--report $(REPORT))
 
-release-check: setup ## is the table of faults in docs/guarantees.md about the code as it is? a release needs that
-	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --check
+RELEASE = PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/release/run.py
+
+release-check: setup ## all that a release needs and that takes minutes; it lists what takes hours
+	@failed=0; PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --check || failed=1; \
+	$(RELEASE) check || failed=1; \
+	for one in package release-files workflows sbom; do $(MAKE) --no-print-directory $$one || failed=1; done; \
+	$(RELEASE) long; exit $$failed
+
+release-tag: setup ## is the tag at HEAD signed, by a key of .github/allowed_signers, and of this version? TAG=v0.1.0
+	@$(RELEASE) tag $(TAG)
+
+release-files: export SOURCE_DATE_EPOCH := $(COMMITTED_AT)
+release-files: setup ## does HEAD give the files in dist/, byte for byte, when it is built again in another folder?
+	@$(RELEASE) files
+
+release-notes: setup ## what CHANGELOG.md says of this version, or of VERSION=0.1.0
+	@$(RELEASE) notes $(VERSION)
+
+licences: setup ## the licence of each package that pgonce and its extras bring
+	@$(RELEASE) licences
+
+sbom: $(TOOLS) setup ## write .build/pgonce.cdx.json: what pgonce and its extras bring, but for Spark (CycloneDX)
+	@$(UV) venv --quiet --clear --python $(BIN)/python .build/sbom
+	@$(UV) pip install --quiet --python .build/sbom/bin/python "$$(ls .build/wheel/*.whl)[$(EXTRAS)]"
+	@$(TOOLS_BIN)/cyclonedx-py environment .build/sbom/bin/python --pyproject pyproject.toml --output-reproducible \
+	--output-format JSON --output-file .build/pgonce.cdx.json
+
+workflows: $(TOOLS) ## actionlint and zizmor on what is in .github
+	@test -x .build/bin/actionlint || GOBIN=$(CURDIR)/.build/bin go install $(ACTIONLINT)
+	@.build/bin/actionlint
+	@$(TOOLS_BIN)/zizmor --quiet --offline --strict-collection --config .github/zizmor.yml .github/workflows
+
+# Whether versions work together shows in encoding, the ledger, and a query that is started again.
+SHORT_TESTS = tests/sink/encoding tests/offsets_store/ledger \
+	"tests/guarantee/test_conformance.py::TestRestarts::test_goes_on_where_it_ended[inline]"
+short-tests = PYSPARK_PYTHON=$(CURDIR)/$(1)/bin/python PYSPARK_DRIVER_PYTHON=$(CURDIR)/$(1)/bin/python \
+	$(1)/bin/python -m pytest -q $(or $(ARGS),$(SHORT_TESTS))
+
+lowest: $(TOOLS) setup ## tests with the lowest versions that pyproject.toml allows, and PySpark 4.0
+	mkdir -p .build/lowest
+	$(UV) pip compile --quiet --all-extras --group test --resolution lowest-direct --python $(BIN)/python pyproject.toml \
+	--constraints tests/release/lowest.txt --output-file .build/lowest/requirements.txt
+	$(UV) venv --quiet --clear --python $(BIN)/python .build/lowest/venv
+	$(UV) pip install --quiet --python .build/lowest/venv/bin/python \
+	--requirements .build/lowest/requirements.txt .build/wheel/*.whl
+	$(call short-tests,.build/lowest/venv)
+
+newest: $(TOOLS) setup ## the same tests with the newest versions that there are today
+	$(UV) venv --quiet --clear --python $(BIN)/python .build/newest
+	$(UV) pip install --quiet --refresh --python .build/newest/bin/python --group test .build/wheel/*.whl
+	$(call short-tests,.build/newest)
+
+test-dist: $(TOOLS) setup ## the same tests with the wheel that is in dist/
+	$(UV) venv --quiet --clear --python $(BIN)/python .build/test-dist
+	$(UV) pip install --quiet --python .build/test-dist/bin/python --group test dist/*.whl
+	$(call short-tests,.build/test-dist)
 
 lint: setup ## ruff, the format check, mypy, which folder may import which, and phrases that are not plain English
 	@failed=0; for tool in "ruff check" "ruff format --check" mypy "lint-imports --no-logo --no-cache"; do \
@@ -100,14 +163,16 @@ lint: setup ## ruff, the format check, mypy, which folder may import which, and 
 	@! grep -Ev '^(#|$$)' .ci/phrases | grep -rniE -f - --include='*.py' --include='*.md' --exclude-dir=archive $(PROSE) \
 	|| { echo 'These phrases have to be read twice: .ci/phrases says how to write instead.' >&2; exit 1; }
 
+package: export SOURCE_DATE_EPOCH := $(COMMITTED_AT)
 package: setup ## build sdist and wheel into dist/, and check what an index would show of them
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
-docs: setup ## write the table of docs/options.md from the table of options, the manual page from the commands, and the pictures from their texts
+docs: setup ## write what is made from the code (options, manual page, list of what is public) and from texts (pictures)
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.options_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.manual_page
+	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.public_interface
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.watch_picture
 	@$(BIN)/python website/draw.py
 
@@ -202,4 +267,10 @@ $(ENVIRONMENT): pyproject.toml
 $(WHEEL): $(ENVIRONMENT) $(PACKED)
 	@$(BUILD)
 	@$(INSTALL) --no-deps --force-reinstall .build/wheel/*.whl
+	@touch $@
+
+$(TOOLS): pyproject.toml | $(ENVIRONMENT)
+	@$(BIN)/python -m venv --clear .build/tools
+	@$(TOOLS_BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(TOOLS_BIN)/python -m pip install --quiet --group release
 	@touch $@

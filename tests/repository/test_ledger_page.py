@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from support.dead_letters import put_aside
 from support.ledger_history import hear, publish, replay
 from support.pages import DOCS, quoted_names, sections, sql_blocks, table_rows
+from support.public_interface import ledger_columns
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 
@@ -30,15 +30,6 @@ def ledger(admin, url):
     return admin
 
 
-def described() -> dict[str, list[str]]:
-    """The tables and views of the page, each with its columns, in the page's order."""
-    found = {}
-    for heading, text in sections(PAGE.read_text(), 3).items():
-        [name] = re.findall(r"`pgonce\.(\w+)`", heading)
-        found[name] = [column for cell, _ in table_rows(text) for column in re.findall("`([^`]+)`", cell)]
-    return found
-
-
 def of_watching() -> list[str]:
     """The queries of docs/watching.md: all states, all findings, and the writers that do not move."""
     return sql_blocks(sections((DOCS / "watching.md").read_text(), 2)["In SQL"])
@@ -54,7 +45,7 @@ def test_the_page_has_what_the_ledger_has(ledger):
         columns.add(column)
         if relation not in ours and column not in ours:
             there.setdefault(relation, []).append(column)
-    assert described() == there
+    assert ledger_columns() == there
     assert ours - columns == OUR_TABLES
 
 

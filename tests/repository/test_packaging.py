@@ -1,8 +1,11 @@
-"""The tests import the wheel, and it is complete."""
+"""The tests import the wheel, it is complete, and the same bytes come of it wherever it is built."""
 
+import ast
+import hashlib
 import importlib
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from matrix.combinations import PYTHONS
 from support.distributions import build
 
 import pgonce
@@ -57,9 +61,16 @@ def test_wheel_is_typed():
     assert "pgonce/py.typed" in files
 
 
-def test_source_archive_and_wheel_hold_the_same_files(tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The source archive and the wheel of this repository."""
+    folder = tmp_path_factory.mktemp("built")
+    return build("sdist", ROOT, folder / "sdist"), build("wheel", ROOT, folder / "wheel")
+
+
+def test_source_archive_and_wheel_hold_the_same_files(built, tmp_path):
     """A wheel that is built from the source archive is that which is built from the repository."""
-    archive, direct = build("sdist", ROOT, tmp_path / "sdist"), build("wheel", ROOT, tmp_path / "direct")
+    archive, direct = built
     with tarfile.open(archive) as sources:
         sources.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("pgonce-*")
@@ -68,6 +79,67 @@ def test_source_archive_and_wheel_hold_the_same_files(tmp_path):
     top = {Path(name).parts[0] for name in contents(direct)}
     # What is in .data goes to share/man.
     assert {name for name in top if not name.endswith((".dist-info", ".data"))} == {"pgonce", "pyspark_pgonce.py"}
+
+
+def test_another_folder_gives_the_same_bytes(built, tmp_path, monkeypatch):
+    """Not a name, a time, a mode or an order of files of the folder gets into what is released."""
+    copy = tmp_path / "elsewhere" / "clone"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    files = [name for name in listed.split("\0")[:-1] if (ROOT / name).is_symlink() or (ROOT / name).is_file()]
+    for name in reversed(files):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, copy / name, follow_symlinks=False)
+        if not (copy / name).is_symlink():
+            # As a clone with another umask has it.
+            (copy / name).chmod(0o700 if (ROOT / name).stat().st_mode & 0o100 else 0o600)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    again = build("sdist", copy, tmp_path / "sdist"), build("wheel", copy, tmp_path / "wheel")
+    assert [file.name for file in again] == [file.name for file in built]
+    assert [hashlib.sha256(file.read_bytes()).hexdigest() for file in again] == [
+        hashlib.sha256(file.read_bytes()).hexdigest() for file in built
+    ]
+
+
+def test_the_times_in_it_can_be_those_of_the_commit(tmp_path, monkeypatch):
+    """With SOURCE_DATE_EPOCH, each file in the wheel has that time."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
+    with zipfile.ZipFile(build("wheel", ROOT, tmp_path / "wheel")) as files:
+        assert {entry.date_time for entry in files.infolist()} == {(2026, 9, 21, 14, 13, 20)}
+
+
+def test_what_an_index_shows_can_be_trusted():
+    """The repository's address is the same everywhere, and each Python that the matrix runs is named."""
+    about = importlib.metadata.metadata("pgonce")
+    addresses = dict(line.split(", ", 1) for line in about.get_all("Project-URL"))
+    repository = addresses["Repository"]
+    assert all(address.startswith(repository) for address in addresses.values())
+    assert f"repository-code: {repository}\n" in (ROOT / "CITATION.cff").read_text()
+    named = {each.rpartition(" :: ")[2] for each in about.get_all("Classifier") if re.search(r"Python :: 3\.\d", each)}
+    assert named == {python for pythons in PYTHONS.values() for python in pythons}
+    assert about["License-Expression"] == "Apache-2.0"
+    assert not any(each.startswith("License ::") for each in about.get_all("Classifier"))
+
+
+def test_one_module_encodes_with_pgpq():
+    """ADR 47 counts on that: another encoder would be one other module."""
+    sources = [path for folder in ("sink", "offsets_store", "pgonce") for path in (ROOT / folder).rglob("*.py")]
+    users = {str(path.relative_to(ROOT)) for path in sources if "pgpq" in imported_by(path)}
+    assert users == {"sink/encoding/copy_encoder.py"}
+
+
+def imported_by(path):
+    """The packages from which a module imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def contents(wheel):
