@@ -1,5 +1,6 @@
 """
-Compile the writer for Spark's real-time and continuous modes, and pack it into the wheel and the sdist.
+Compile the writer for Spark's real-time and continuous modes, and pack it into the wheel and the sdist. And let the
+links of the README lead to the repository, as an index shows the README without it.
 
 Runs in hatchling, when either is built. It needs the JDK's compiler alone: the few classes of Spark that the writer
 touches are declared in `compile_only`, and not packed. Invariant: the same sources and compiler give the same jar.
@@ -8,6 +9,7 @@ touches are declared in `compile_only`, and not packed. Invariant: the same sour
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 JAR = "sink/real_time/pgonce-real-time.jar"
 # Spark 3.5 runs on Java 11 too.
@@ -40,6 +43,20 @@ class WriterJar(BuildHookInterface):  # type: ignore[type-arg]
             jar = Path(self._folder.name) / Path(JAR).name
             build(root / "sink" / "real_time" / "java", jar)
         build_data["force_include"][str(jar)] = f"pgonce/{JAR}"
+
+
+class Readme(MetadataHookInterface):
+    """The hook for what an index shows: links and pictures are those of the version's tag."""
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add the README to the metadata."""
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        repository = f"{metadata['urls']['Repository']}/{{}}/v{metadata['version']}/"
+        text = re.sub(r"(!\[[^\]]*\]\()(?![a-z]+:|#)", rf"\g<1>{repository.format('raw')}", text)
+        text = re.sub(r"(?<!!)(\[[^\]]*\]\()(?![a-z]+:|#)", rf"\g<1>{repository.format('blob')}", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
 def build(sources: Path, jar: Path) -> None:

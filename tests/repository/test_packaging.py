@@ -127,6 +127,16 @@ def test_what_an_index_shows_can_be_trusted():
     assert not any(each.startswith("License ::") for each in about.get_all("Classifier"))
 
 
+def test_links_of_the_readme_lead_somewhere_on_an_index():
+    """They are absolute, to the files as the version has them; headings of the page itself stay."""
+    about = importlib.metadata.metadata("pgonce")
+    links = re.findall(r"\]\(([^)\s]+)\)", about.get_payload() or about["Description"])
+    repository = next(line.split(", ")[1] for line in about.get_all("Project-URL") if line.startswith("Repository"))
+    assert f"{repository}/blob/v{about['Version']}/docs/databases.md" in links
+    assert f"{repository}/raw/v{about['Version']}/docs/serve.png" in links
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
 def test_one_module_encodes_with_pgpq():
     """ADR 47 counts on that: another encoder would be one other module."""
     sources = [path for folder in ("sink", "offsets_store", "pgonce") for path in (ROOT / folder).rglob("*.py")]
