@@ -61,7 +61,7 @@ PROSE := sink offsets_store pgonce docs website README.md ARCHITECTURE.md CONTRI
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-drain bench-first bench-kafka bench-latency bench-ledger bench-newer bench-upserts bench-routes bench-scale bench-serve matrix nightly picture release-check soak soak-epochs clean site release-tag release-files release-notes licences sbom workflows lowest newest test-dist release-quick
+.PHONY: java $(shell awk -F: '/^[a-z-]+:.*## / {print $$1}' Makefile)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
