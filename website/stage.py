@@ -24,6 +24,8 @@ ELSEWHERE = {
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SUPPORT.md": "support.md",
+    "SECURITY.md": "security-policy.md",
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/NOTES.md": "benchmarks-notes.md",
     "examples/README.md": "examples.md",
