@@ -1,4 +1,9 @@
-"""The Python of the README and of docs/start/which-way-in.md runs as it stands, and its rows are in their tables."""
+"""
+The Python of the README and of docs/start/which-way-in.md runs, and its rows are in their tables.
+
+It runs as it stands, but for the address and the checkpoints' folder; and of two programs of the chooser that write one
+table, the second one says that it is independent.
+"""
 
 import re
 
