@@ -30,6 +30,8 @@ _MOST_HEADINGS = 12
 _MOST_CODES = 8
 
 _HEADING = re.compile(r"(#{1,4}) (.+)")
+# A picture says nothing in a terminal.
+_PICTURE = re.compile(r"^!\[[^\]]*\]\([^)]*\)\n\n?", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]^]+)\]\(([a-z-]*)(?:\.md)?(?:#[^)]*)?\)")
 
 
@@ -150,9 +152,9 @@ def _own_mentions(word: re.Pattern[str], section: Section) -> int:
 
 
 def pages() -> dict[str, str]:
-    """The documents, by their names without ``.md``."""
+    """The documents, by their names without ``.md``, and without pictures."""
     found = [file for file in _DOCS.iterdir() if file.name.endswith(".md")]
-    return {page.name.removesuffix(".md"): page.read_text(encoding="utf-8") for page in found}
+    return {page.name.removesuffix(".md"): _PICTURE.sub("", page.read_text(encoding="utf-8")) for page in found}
 
 
 def error_entries() -> dict[str, Entry]:
