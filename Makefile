@@ -140,7 +140,7 @@ SHORT_TESTS = tests/sink/encoding tests/offsets_store/ledger \
 short-tests = PYSPARK_PYTHON=$(CURDIR)/$(1)/bin/python PYSPARK_DRIVER_PYTHON=$(CURDIR)/$(1)/bin/python \
 	$(1)/bin/python -m pytest -q $(or $(ARGS),$(SHORT_TESTS))
 
-lowest: $(TOOLS) setup ## tests with the lowest versions that pyproject.toml allows, and PySpark 4.1
+lowest: $(TOOLS) setup ## tests with the lowest versions that pyproject.toml allows, but for PySpark, which make matrix has
 	mkdir -p .build/lowest
 	$(UV) pip compile --quiet --all-extras --group test --resolution lowest-direct --python $(BIN)/python pyproject.toml \
 	--constraints tests/release/lowest.txt --output-file .build/lowest/requirements.txt
