@@ -77,6 +77,20 @@ def test_another_table_of_the_same_name(url, admin, orders):
     assert (is_owner, is_ours, at) == (True, True, 1)
 
 
+def test_a_table_that_is_made_unlogged(url, admin, orders):
+    """A crash would empty the table and leave the positions, so nothing goes into it until it is logged again."""
+    task = Task(url, begun(url))
+    task.claims()
+    task.flushes(0)
+    admin.execute("ALTER TABLE orders SET UNLOGGED")
+    assert not task.flushes(1)
+    is_owner, is_ours, at, *_ = task.looks()
+    assert (is_owner, is_ours, at) == (True, True, 1)
+    admin.execute("ALTER TABLE orders SET LOGGED")
+    assert task.flushes(1)
+    assert orders() == [0, 1]
+
+
 def test_rows_that_the_table_refuses_leave_the_position(url, admin, orders):
     """If one row of a flush is refused, none is written and the position stays."""
     admin.execute("ALTER TABLE orders ADD CHECK (id <> 1)")

@@ -290,9 +290,10 @@ final class Positions {
                 return Refusal.of(
                         "TARGET_CHANGED",
                         settings.table + " is not the table any more with which this run began: it was renamed, dropped"
-                                + " and created again, or exchanged for another.",
+                                + " and created again, exchanged for another, or made unlogged.",
                         nothing,
-                        "If that was meant, start the query again. Otherwise give the table its name back.");
+                        "If that was meant, start the query again; that says if the table cannot be used. Otherwise give"
+                                + " the table its name back.");
             }
             return Refusal.of(
                     "FENCED",
