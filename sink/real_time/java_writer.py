@@ -7,7 +7,7 @@ given finished statements; what it does not decide it cannot decide differently 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,23 +73,17 @@ def sent(frame: DataFrame, positions: PositionColumns, columns: Sequence[Encoded
     )
 
 
-def java_writer(
-    spark: SparkSession,
-    run: Run,
-    jdbc: JdbcUrl,
-    flush: str,
-    *,
-    one_row_a_record: bool,
-    tasks_report: bool,
-) -> Any:
+def writer_settings(
+    run: Run, jdbc: JdbcUrl, flush: str, *, one_row_a_record: bool, tasks_report: bool
+) -> dict[str, object]:
     """
-    The driver's object of the writer, which Spark sends to its tasks.
+    How the writer in Java works, as it reads it.
 
     :param flush: the statement that writes rows.
     :param one_row_a_record: whether a record becomes at most one row, so that each row is whole as it comes.
     :param tasks_report: whether tasks end with each batch, and can say how far they have come.
     """
-    settings = {
+    return {
         "url": jdbc.url,
         "properties": jdbc.properties,
         "table": run.destination.table,
@@ -107,6 +101,10 @@ def java_writer(
         "time_zone": jdbc.time_zone,
         "remedies": {state: list(remedy) for state, remedy in REMEDIES.items()},
     }
+
+
+def java_writer(spark: SparkSession, run: Run, settings: Mapping[str, object]) -> Any:
+    """The driver's object of the writer, which Spark sends to its tasks; with the run's :func:`writer_settings`."""
     known = [f"{topic} {partition} {position}" for _, topic, partition, position in kafka_positions(run.positions)]
     context: Any = spark.sparkContext._jsc
     return _jvm(spark).pgonce.RealTimeWriter(settings, context.sc().collectionAccumulator(), known)

@@ -35,7 +35,7 @@ from ..writing.checked_table import plan_columns
 from ..writing.first_look import look_at_table, looking
 from ..writing.new_columns import without_extra
 from ..writing.write_batch import named_sink
-from .java_writer import java_writer, load_classes, refuse_other_types, sent
+from .java_writer import java_writer, load_classes, refuse_other_types, sent, writer_settings
 from .jdbc import jdbc_url
 from .offsets import KafkaSource, stored_positions
 from .plan import refuse_other_plans
@@ -101,14 +101,10 @@ def start_real_time(
     # From here on, older runs cannot write.
     records = _records(spark, source.options_from(run.positions))
     planned = _planned(rows(records), records, given)
-    writer = java_writer(
-        spark,
-        run,
-        jdbc,
-        _flush(run),
-        one_row_a_record=planned.one_row_a_record,
-        tasks_report=real_time is not None,
+    settings = writer_settings(
+        run, jdbc, _flush(run), one_row_a_record=planned.one_row_a_record, tasks_report=real_time is not None
     )
+    writer = java_writer(spark, run, settings)
     checkpoint = new_checkpoint(run.checkpoint_location, run.query_id)
     stream = _triggered(sent(planned.frame, planned.positions, run.columns), real_time, continuous)
     stream = stream.option("checkpointLocation", checkpoint)

@@ -21,7 +21,7 @@ final class PartitionWriter {
     final Place place;
     private final Settings settings;
     private final Positions positions;
-    private final long known;
+    private final long readFrom;
     private final Rows rows;
     private final Object changed = new Object();
     private Thread thread;
@@ -32,10 +32,10 @@ final class PartitionWriter {
     private boolean abandoned;
     private RuntimeException failure;
 
-    PartitionWriter(Settings settings, Place place, int stage, long epoch, long sparkPartition, long attempt, Long floor) {
+    PartitionWriter(Settings settings, Place place, int stage, long epoch, long sparkPartition, long attempt, Long floor, long readFrom) {
         this.settings = settings;
         this.place = place;
-        known = floor == null ? 0 : floor;
+        this.readFrom = readFrom;
         positions = new Positions(settings, place, UUID.randomUUID(), stage, epoch, sparkPartition, attempt, floor);
         rows = new Rows(settings.columns, settings.oneRowARecord);
     }
@@ -57,10 +57,10 @@ final class PartitionWriter {
             throw mixed(offset, "A row of record " + offset + " of " + place + " came after one of " + lastOffset + ".");
         }
         lastOffset = offset;
-        if (offset < known) {
+        if (offset < readFrom) {
             throw Refusal.of(
                     "TOPIC_RECREATED",
-                    "Record " + offset + " of " + place + " came, although this run has gone past record " + known
+                    "Record " + offset + " of " + place + " came, although this run has read past record " + readFrom
                             + ": the topic was deleted and created again, or the position columns are not Kafka's.",
                     "It was not written.",
                     "If the topic is another one now, start the query with a new checkpoint location, and replaces.");
@@ -126,6 +126,11 @@ final class PartitionWriter {
             }
         }
         return interrupted;
+    }
+
+    /** The record behind the last one that came, also if it was stored before. */
+    long readUpTo() {
+        return lastOffset + 1;
     }
 
     private void flushAll() {

@@ -26,6 +26,9 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     private final CollectionAccumulator<String> reached;
     // How far each partition was stored when this object left the driver. A database that has less went back.
     private final HashMap<String, Long> floors = new HashMap<>();
+    // From where Spark reads each partition on. This may be less: an attempt in place of one that failed has only what is
+    // left of the batch's time, and may end before it has come to the position of the one before.
+    private final HashMap<String, Long> readFrom = new HashMap<>();
 
     private transient long epoch;
     private transient long sparkPartition;
@@ -40,7 +43,7 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
             Map<String, Object> settings, CollectionAccumulator<String> reached, List<String> positions) {
         this.settings = new Settings(settings);
         this.reached = reached;
-        positions.forEach(this::learn);
+        positions.forEach(said -> learn(said + said.substring(said.lastIndexOf(' '))));
     }
 
     @Override
@@ -72,7 +75,8 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
                     epoch,
                     sparkPartition,
                     task.taskAttemptId(),
-                    floors.get(place.key()));
+                    floors.get(place.key()),
+                    readFrom.getOrDefault(place.key(), 0L));
             begun.claim(offset);
             writer = begun;
         }
@@ -89,8 +93,12 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
         long position = closing.close(error == null);
         String key = closing.place.key();
         floors.put(key, position);
+        if (error == null) {
+            readFrom.put(key, closing.readUpTo());
+        }
+        // Spark forgets what a task has added that failed.
         if (settings.reports) {
-            reached.add(key + " " + position);
+            reached.add(key + " " + position + " " + closing.readUpTo());
         }
     }
 
@@ -105,8 +113,11 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     }
 
     private void learn(String said) {
-        int space = said.lastIndexOf(' ');
-        floors.merge(said.substring(0, space), Long.valueOf(said.substring(space + 1)), Math::max);
+        int second = said.lastIndexOf(' ');
+        int first = said.lastIndexOf(' ', second - 1);
+        String key = said.substring(0, first);
+        floors.merge(key, Long.valueOf(said.substring(first + 1, second)), Math::max);
+        readFrom.merge(key, Long.valueOf(said.substring(second + 1)), Math::max);
     }
 
     // Spark serializes the driver's object for each batch, when all tasks of the one before have reported.

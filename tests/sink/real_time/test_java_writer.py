@@ -1,0 +1,88 @@
+"""
+The writer in Java, attempt by attempt, as Spark calls it in its tasks.
+
+Covers: sink.real_time.java_writer.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support.fixtures.driver import wait_until
+from support.real_time_tasks import COLUMNS, begun
+
+from pgonce.sink.real_time.java_writer import load_classes, writer_settings
+from pgonce.sink.real_time.jdbc import jdbc_url
+from pgonce.sink.real_time.statements import flush_statement
+from pgonce.sink.writing.checked_table import plan_columns
+from pgonce.sink.writing.first_look import look_at_table
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture
+def jvm(spark, kafka):
+    """Spark's JVM, whose thread for this test runs a task."""
+    load_classes(spark)
+    jvm = spark.sparkContext._jvm  # noqa: SLF001
+    companion = jvm.java.lang.Class.forName("org.apache.spark.TaskContext$").getField("MODULE$").get(None)
+    companion.setTaskContext(companion.empty())
+    yield jvm
+    companion.unset()
+
+
+@pytest.fixture
+def ids(admin):
+    """The ids that the table has, in the order in which they came."""
+    admin.execute("CREATE TABLE orders (id bigint, name text, n bigint GENERATED ALWAYS AS IDENTITY)")
+    return lambda: [row[0] for row in admin.execute("SELECT id FROM orders ORDER BY n").fetchall()]
+
+
+@pytest.fixture
+def writer(spark, jvm, tcp_url, ids, admin):
+    """
+    Make writers of one run that began at record 0: the driver's, and those of tasks, which report to the driver's.
+
+    Spark forgets what a task reports that fails.
+    """
+    run = begun(tcp_url)
+    table = look_at_table(admin, run.destination, COLUMNS)
+    flush = flush_statement(table, COLUMNS, plan_columns(table, COLUMNS, run.destination)).as_string(admin)
+    jdbc = jdbc_url(tcp_url, run.run_id, run.settings.lock_timeout)
+    settings = writer_settings(run, jdbc, flush, one_row_a_record=True, tasks_report=True)
+    context = spark.sparkContext._jsc.sc()  # noqa: SLF001
+    kept, forgotten = context.collectionAccumulator(), context.collectionAccumulator()
+    return lambda fails=False: jvm.pgonce.RealTimeWriter(settings, forgotten if fails else kept, ["orders 0 0"])
+
+
+def give(jvm, writer, *offsets):
+    """Let a task have these records of partition 0."""
+    for offset in offsets:
+        values = jvm.java.util.ArrayList()
+        for value in ("orders", 0, offset, offset, None):
+            values.add(value)
+        writer.process(jvm.org.apache.spark.sql.RowFactory.create(values.toArray()))
+
+
+def test_an_attempt_may_end_before_the_one_that_failed(jvm, writer, ids):
+    """
+    A task that takes the place of one that failed may read less, for it has less time.
+
+    The next batch begins where it ended, and what was stored before is dropped; below that, no record may come.
+    """
+    driver, failed, second = writer(), writer(fails=True), writer()
+    failed.open(0, 0)
+    give(jvm, failed, *range(10))
+    assert wait_until(lambda: ids() == list(range(10)))
+    failed.close(jvm.java.lang.RuntimeException("the line broke"))
+    # As of a later batch, because a task outside of a job has no number of its attempt.
+    second.open(0, 1)
+    give(jvm, second, 0, 1)
+    second.close(None)
+    assert list(driver.known()) == ["orders 0 10"]
+    driver.open(0, 2)
+    give(jvm, driver, *range(2, 12))
+    driver.close(None)
+    assert ids() == list(range(12))
+    driver.open(0, 3)
+    with pytest.raises(Exception, match="TOPIC_RECREATED"):
+        give(jvm, driver, 11)
