@@ -95,10 +95,10 @@ connect: setup ## what docs/clusters.md says of Spark Connect, with another PySp
 	PYSPARK_PYTHON=$(CURDIR)/$(CONNECT) PYSPARK_DRIVER_PYTHON=$(CURDIR)/$(CONNECT) $(CONNECT) -m pytest \
 	$(or $(ARGS),tests/guarantee/test_connect.py tests/guarantee/test_connect_refused.py tests/guarantee/test_connect_conformance.py)
 
-chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., see CONTRIBUTING.md
+chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., ONLY=real-time, see CONTRIBUTING.md
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --faults $(or $(N),40) \
 	$(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(FAULT),--fault "$(FAULT)") \
-	$(if $(RESUME),--resume) $(if $(TABLE),--table) $(if $(REPORT),--report $(REPORT))
+	$(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(TABLE),--table) $(if $(REPORT),--report $(REPORT))
 
 RELEASE = PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/release/run.py
 

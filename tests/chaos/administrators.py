@@ -17,12 +17,10 @@ from dataclasses import dataclass
 import psycopg
 from chaos.faults import AIM_SECONDS, MISSED, Fault, Hit, wait_for_flight
 from chaos.site import NotRecovered, Site
-from chaos.subject import checkpoint_of
-from chaos.workloads import WORKLOADS
-from support.audit import recorded
+from chaos.workloads import IN_REAL_TIME, WORKLOADS
 from support.fixtures.driver import wait_until
 
-_APPENDED = ("inline", "staged", "received", "append", "deduplicated")
+_APPENDED = ("inline", "staged", "received", "append", "deduplicated", *IN_REAL_TIME)
 # But for the two tables whose sums an observer reads all the time, which not all types have.
 _WITH_POSITIONS = (*_APPENDED, "upsert", "merged")
 # After the act a query goes on, or fails and is started again: one of both is seen.
@@ -84,22 +82,22 @@ class Alter(_Locked):
                 altering.rollback()
                 return MISSED
             at = time.monotonic()
-            batches, failures = _recorded(site, workload), site.failures(workload)
+            recorded, failures = site.recorded(workload), site.failures(workload)
         try:
             moved = wait_until(
-                lambda: _recorded(site, workload) > batches or site.failures(workload) > failures, _REACTION_SECONDS
+                lambda: site.recorded(workload) > recorded or site.failures(workload) > failures, _REACTION_SECONDS
             )
         finally:
             published = self._undone(site, workload, table)
         wrong = [] if moved else [f"{workload} neither went on nor failed {_REACTION_SECONDS:.0f} s long"]
-        if published > batches and not self.may_publish:
+        if published > recorded and not self.may_publish:
             wrong.append(f"{workload} has published into a table that was {self.what}")
         return Hit([workload], at, tuple(wrong))
 
     def _undone(self, site: Site, workload: str, table: str) -> int:
         try:
             with _transaction(site, f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE") as undoing:
-                published = _recorded(site, workload)
+                published = site.recorded(workload)
                 undoing.execute(self.undo.format(t=table).encode())
         except psycopg.Error as error:
             # Values that have arrived as others fail here, by the table's key.
@@ -140,7 +138,7 @@ ALTERATIONS = (
     ),
     Alter(
         "renamed, another in its place",
-        "ALTER TABLE {t} RENAME TO {t}_old; CREATE TABLE {t} (LIKE {t}_old)",
+        "ALTER TABLE {t} RENAME TO {t}_old; CREATE TABLE {t} (LIKE {t}_old INCLUDING DEFAULTS)",
         "INSERT INTO {t}_old SELECT * FROM {t}; DROP TABLE {t}; ALTER TABLE {t}_old RENAME TO {t}",
         _APPENDED,
     ),
@@ -235,8 +233,3 @@ def _waits(site: Site, waiting: psycopg.Connection, blocking: psycopg.Connection
 def _seen(site: Site, condition: Callable[[psycopg.Connection], bool]) -> bool:
     with psycopg.connect(site.url, autocommit=True) as observer:
         return wait_until(lambda: condition(observer), AIM_SECONDS)
-
-
-def _recorded(site: Site, workload: str) -> int:
-    with psycopg.connect(site.url, autocommit=True) as connection:
-        return len(recorded(connection, str(checkpoint_of(site.directory, workload))))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +21,19 @@ from chaos.plan import Aimed, Round
 from chaos.site import NotRecovered, Site
 from kafka_broker import KafkaBroker
 
-_REFUSALS = {"FOREIGN", "UNKNOWN", "FENCED", "DUPLICATE", "CHANGED", "GAP", "DISJOINT", "BACKWARD"}
+_REFUSALS = {
+    *("FOREIGN", "UNKNOWN", "FENCED", "DUPLICATE", "CHANGED", "GAP", "DISJOINT", "BACKWARD"),
+    *("POSITION_WENT_BACK", "PARTITION_MIXED", "TOPIC_RECREATED", "TARGET_CHANGED"),
+}
 
 
 @dataclass
 class Outcome:
-    """What one fault did; ``recovery`` in seconds from the strike to the end of the batch that was hit."""
+    """
+    What one fault did; ``recovery`` in seconds from the strike to the end of the batch that was hit.
+
+    In real time a query has recovered when rows of each partition come again that came after the fault.
+    """
 
     fault: str
     round: int
@@ -41,6 +48,7 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     # How often each path was taken; at the end of a round.
     paths: dict[str, int] = field(default_factory=dict)
+    in_real_time: bool = False
 
 
 def run_round(
@@ -101,18 +109,25 @@ def _strike(site: Site, round_: Round, wave: tuple[Aimed, ...], dice: random.Ran
 
 def _strike_one(site: Site, round_: Round, aimed: Aimed, seed: int) -> Outcome:
     hit, at, wrong = aimed.fault.strike(site, aimed.workload, random.Random(seed))
-    outcome = Outcome(aimed.fault.name, round_.number, round_.setting.source, aimed.workload, hit, wrong=list(wrong))
+    outcome = _outcome(round_, aimed.fault.name, aimed.workload, hit, wrong)
     site.wait_for_recovery({name: site.planned(name) for name in hit})
     outcome.recovery = time.monotonic() - at if hit else None
     return outcome
 
 
 def _end(site: Site, round_: Round, wrong: list[str], judgements: dict[str, Judgement]) -> Outcome:
-    outcome = Outcome("end of the round", round_.number, round_.setting.source, "all", [], wrong=wrong)
+    outcome = _outcome(round_, "end of the round", "all", [], wrong)
     _add(outcome, site.news())
     for judgement in judgements.values():
         _add_judgement(outcome, judgement)
     return outcome
+
+
+def _outcome(round_: Round, fault: str, aimed_at: str, hit: list[str], wrong: Iterable[str]) -> Outcome:
+    setting = round_.setting
+    return Outcome(
+        fault, round_.number, setting.source, aimed_at, hit, wrong=list(wrong), in_real_time=setting.in_real_time
+    )
 
 
 def _add(outcome: Outcome, news: list[dict[str, Any]]) -> None:

@@ -1,7 +1,8 @@
 """
 The faults that the laboratory knows, and how often it draws each.
 
-Pure. Invariant: every fault stands in a family, and every family comes up in a plan as short as CI's.
+Pure. Invariant: every fault stands in a family, and every family comes up in a plan of 32 faults. A fault tells itself
+what it fits: in real time many fit nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from chaos.faults import (
     KillExecutor,
     KillTaskWorker,
     KillWorker,
+    SecondDriver,
     Wire,
 )
 from chaos.poolers import KillPooler, WireBehindPooler
 from chaos.receivers import FillDisk, FreezeReceiver, KillReceiver
+from chaos.restores import Restore
 from chaos.vanishing import Vanish
 
 # Tools that a machine may lack.
@@ -42,7 +45,7 @@ class Family:
 
 
 # Strike one query each, and so all queries of a site at the same time. What stands in a family twice comes up twice as
-# often. The shares are such that 24 faults have some of each family.
+# often. The shares are such that 24 faults in micro-batches have some of each family.
 AT_ONE_QUERY: tuple[Family, ...] = (
     Family(
         tuple(
@@ -93,4 +96,7 @@ AT_ALL: tuple[tuple[Fault, int], ...] = (
     (KillBroker(), 8),
     (KillExecutor(), 12),
     *((Freeze(moment), 1) for moment in _AT_COMMIT),
+    (SecondDriver(), 2),
+    (Restore(queries_run=True), 3),
+    (Restore(queries_run=False), 2),
 )

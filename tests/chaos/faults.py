@@ -23,7 +23,7 @@ import psycopg
 from chaos.site import CAN_WAIT, Setting, Site, command_of, process_of_connection
 from chaos.subject import Subject
 from chaos.workloads import WORKLOADS
-from support.fixtures.driver import wait_until
+from support.fixtures.driver import Driver, wait_until
 from support.fixtures.proxy import Hold, Proxy
 
 Moment = Literal["connect", "in_copy", "before_commit", "after_commit"]
@@ -72,11 +72,15 @@ class Fault(ABC):
         """Do it, and tell what was hit."""
 
 
+def comes(moment: Moment | None, *, in_real_time: bool) -> bool:
+    """Whether a query has such a moment: in real time there is no COPY, and each flush is a commit."""
+    return moment != "in_copy" or not in_real_time
+
+
 def _arm(site: Site, workload: str, moment: Moment, proxy: Proxy | None = None) -> Hold:
     """Have the workload's line (or the one that ``proxy`` is) stop at a moment of a commit."""
     proxy = proxy or site.proxies[workload]
-    # As the statement names the table that writes the rows; a task that stages does not name it so.
-    table = f'"{WORKLOADS[workload].table}"'
+    telltale = WORKLOADS[workload].telltale
     match moment:
         case "connect":
             hold = proxy.hold_at_connect()
@@ -86,9 +90,9 @@ def _arm(site: Site, workload: str, moment: Moment, proxy: Proxy | None = None) 
         case "in_copy":
             return proxy.hold_in_copy(after_bytes=20)
         case "before_commit":
-            return proxy.hold_before_commit(touching=table)
+            return proxy.hold_before_commit(touching=telltale)
         case "after_commit":
-            return proxy.hold_after_commit(touching=table)
+            return proxy.hold_after_commit(touching=telltale)
 
 
 def held(site: Site, workload: str, moment: Moment, proxy: Proxy | None = None) -> Hold | None:
@@ -111,6 +115,9 @@ class Wire(Fault):
     @property
     def name(self) -> str:
         return f"line: {self.action} {self.moment}"
+
+    def fits_workload(self, workload: str) -> bool:
+        return comes(self.moment, in_real_time=WORKLOADS[workload].in_real_time)
 
     def line(self, site: Site, workload: str) -> Proxy:
         """The line that fails."""
@@ -210,6 +217,12 @@ class KillDriver(Fault):
         who = "driver SIGKILL, workers live on" if self.workers_live else "driver SIGKILL"
         return f"{who} {self.moment or 'anywhere'}"
 
+    def fits_setting(self, setting: Setting) -> bool:
+        if not setting.in_real_time:
+            return True
+        # Its workers are executors.
+        return comes(self.moment, in_real_time=True) and (setting.cluster or not self.workers_live)
+
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         holds = _arm_all(site, self.moment)
         if self.moment:
@@ -218,7 +231,7 @@ class KillDriver(Fault):
             time.sleep(dice.uniform(0, 1.5))
         at, dead = time.monotonic(), site.driver
         if self.workers_live:
-            os.killpg(dead.pid, signal.SIGKILL)
+            _kill_without_workers(dead, site.setting)
         else:
             dead.sigkill()
         hit = [name for name, hold in holds.items() if hold.reached.is_set()] if holds else site.in_flight()
@@ -229,6 +242,20 @@ class KillDriver(Fault):
         for hold in holds.values():
             hold.release() if self.workers_live else hold.cut()
         return Hit(hit, at)
+
+
+def _kill_without_workers(driver: Driver, setting: Setting) -> None:
+    if not setting.in_real_time:
+        os.killpg(driver.pid, signal.SIGKILL)
+        return
+    for process in driver.processes():
+        if not _is_executor(process):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    return "CoarseGrainedExecutorBackend" in command_of(process)
 
 
 @dataclass(frozen=True)
@@ -243,7 +270,7 @@ class KillExecutor(Fault):
         return setting.cluster
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        executors = [p for p in site.driver.processes() if "CoarseGrainedExecutorBackend" in command_of(p)]
+        executors = [process for process in site.driver.processes() if _is_executor(process)]
         hit = Hit(wait_for_flight(site), time.monotonic())
         if not executors:
             return MISSED
@@ -269,8 +296,10 @@ class KillBackend(Fault):
                     "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pgonce%' "
                     "AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"
                 ).fetchone()
+                # First, because the server does not answer for a while if all its sessions end.
+                flight = site.in_flight() if found else []
                 if found and self._end(connection, found[0]):
-                    return Hit(site.in_flight(), time.monotonic())
+                    return Hit(flight, time.monotonic())
                 time.sleep(0.003)
         return MISSED
 
@@ -331,7 +360,7 @@ class Freeze(Fault):
         return f"driver frozen {self.moment}, woken beside its successor"
 
     def fits_setting(self, setting: Setting) -> bool:
-        return not setting.cluster
+        return not setting.cluster and comes(self.moment, in_real_time=setting.in_real_time)
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         holds = _arm_all(site, self.moment)
@@ -353,15 +382,39 @@ class Freeze(Fault):
             for process in frozen:
                 with suppress(psutil.NoSuchProcess):
                     process.resume()
-        wait_until(lambda: _left(old) >= set(before), 60)
-        stopped = _left(old)
+        wait_until(lambda: left_by(old) >= set(before), 60)
+        stopped = left_by(old)
         zombie.sigkill()
         # Spark lets the zombie win a batch now and then, and tells the successor to leave.
-        (site.directory / "revive").touch()
+        site.revive()
         return Hit([name for name in hit if name in stopped], at)
 
 
-def _left(subject: Subject) -> set[str]:
+@dataclass(frozen=True)
+class SecondDriver(Fault):
+    """Another driver starts on the same checkpoints while the first one runs: the newest start of a query wins."""
+
+    @property
+    def name(self) -> str:
+        return "second driver started"
+
+    def fits_setting(self, setting: Setting) -> bool:
+        # In micro-batches Spark may stop both (tests/chaos/test_two_drivers.py).
+        return setting.in_real_time and not setting.cluster
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
+        flight, first, old = wait_for_flight(site), site.driver, site.subjects[-1]
+        at = time.monotonic()
+        site.start_driver()
+        wait_until(lambda: left_by(old) >= set(flight), AIM_SECONDS)
+        left = left_by(old)
+        first.sigkill()
+        site.revive()
+        return Hit([name for name in flight if name in left], at)
+
+
+def left_by(subject: Subject) -> set[str]:
+    """The workloads that a driver has left to another one."""
     return {entry["workload"] for entry in subject.entries if entry["event"] == "left"}
 
 

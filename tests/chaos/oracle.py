@@ -2,7 +2,8 @@
 Judge whether every row is there once, now and in the end, and whether the ledger agrees.
 
 Runs in: the laboratory, over connections that only look. Invariant: nothing of pgonce is asked: tables are judged by
-their own rows, the ledger by the tables and by the files of Spark's checkpoint.
+their own rows, the ledger by the tables and by the files of Spark's checkpoint. In real time, where Spark's files say
+nothing, positions are compared with the rows.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
 from chaos.workloads import Workload
-from support.audit import recorded, wrong_ledger
+from support.audit import left_behind, query_id, recorded, wrong_ledger
 
 
 @dataclass
@@ -34,9 +36,9 @@ def judge_running(url: str, workload: Workload, checkpoint: Path) -> Judgement:
     judgement = Judgement()
     with psycopg.connect(url) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        rows = 0
+        rows: dict[int, int] = {}
         for stream, found, doubled, lost, wrong in _judged(connection, workload):
-            rows += found
+            rows[stream] = found
             judgement.doubled += doubled
             judgement.lost += lost
             if doubled or lost or wrong:
@@ -45,8 +47,10 @@ def judge_running(url: str, workload: Workload, checkpoint: Path) -> Judgement:
                 )
         if workload.counts_rows and (checkpoint / "metadata").exists():
             in_ledger = sum(batch.rows for batch in recorded(connection, str(checkpoint)))
-            if in_ledger != rows:
-                judgement.wrong.append(f"{workload.table} has {rows} rows, its batches {in_ledger}")
+            if in_ledger != sum(rows.values()):
+                judgement.wrong.append(f"{workload.table} has {sum(rows.values())} rows, its batches {in_ledger}")
+        if workload.in_real_time:
+            judgement.wrong += _wrong_positions(connection, workload, checkpoint, rows)
     return judgement
 
 
@@ -63,8 +67,59 @@ def judge_finished(url: str, workload: Workload, checkpoint: Path, totals: dict[
                 judgement.wrong.append(
                     f"{workload.table}, stream {stream}: {found.get(stream, 0)} rows of {totals.get(stream, 0)}"
                 )
-        judgement.wrong += wrong_ledger(connection, str(checkpoint))
+        if workload.in_real_time:
+            # A run of such a query has a checkpoint of its own, and its records in the ledger may lag behind.
+            # A number comes again if a run began while the one before it made its last record.
+            batches = {batch.batch_id for batch in recorded(connection, str(checkpoint))}
+            is_unbroken = batches == set(range(len(batches)))
+            judgement.wrong += [] if is_unbroken else [f"batches {sorted(batches)} have a hole"]
+            judgement.wrong += left_behind(connection)
+        else:
+            judgement.wrong += wrong_ledger(connection, str(checkpoint))
     return judgement
+
+
+class Position(NamedTuple):
+    """How far a partition is stored by a query in real time, and whether rows of it came within two seconds."""
+
+    partition: int
+    next_offset: int
+    moved_lately: bool
+
+
+def positions(connection: psycopg.Connection, checkpoint: Path) -> list[Position]:
+    """Where a query in real time stands; nothing before its first run has begun."""
+    if not (checkpoint / "metadata").exists():
+        return []
+    try:
+        found = connection.execute(
+            "SELECT partition, next_offset, moved_at > clock_timestamp() - interval '2 s' FROM pgonce.positions "
+            "JOIN pgonce.writers USING (writer_id) WHERE query_id = %s ORDER BY 1",
+            [query_id(checkpoint)],
+        ).fetchall()
+    except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable):
+        return []
+    return [Position(*row) for row in found]
+
+
+def _wrong_positions(
+    connection: psycopg.Connection, workload: Workload, checkpoint: Path, rows: dict[int, int]
+) -> list[str]:
+    """A position that is not where the rows end, and a record of a batch that goes beyond it."""
+    stored = {one.partition: one.next_offset for one in positions(connection, checkpoint)}
+    wrong = [
+        f"{workload.table}, partition {partition}: {rows.get(partition, 0)} rows, position {stored.get(partition, 0)}"
+        for partition in sorted(stored.keys() | rows.keys())
+        if stored.get(partition, 0) != rows.get(partition, 0)
+    ]
+    for batch in recorded(connection, str(checkpoint)) if stored else []:
+        for ends in batch.end["0"].values():
+            wrong += [
+                f"{workload.table}, partition {partition}: batch {batch.batch_id} ends at {end}, rows do at {at}"
+                for partition, end in ends.items()
+                if end > (at := stored.get(int(partition), 0))
+            ]
+    return wrong
 
 
 def sessions_left(url: str, *, in_transactions: bool = False) -> list[str]:

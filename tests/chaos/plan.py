@@ -7,18 +7,28 @@ Pure. Invariant: a plan has exactly as many faults as were asked for.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from chaos.families import AT_ALL, AT_ONE_QUERY, POOLER, Family
 from chaos.faults import Fault, KillBroker, KillExecutor
 from chaos.site import Setting
-from chaos.workloads import WORKLOADS
+from chaos.workloads import IN_MICRO_BATCHES, IN_REAL_TIME, WORKLOADS
 
 _ROUND_FAULTS = 60
 _QUERIES = 4
-_WAVES_PER_BLOW = 3
+# Waves of faults at one query each, to one that strikes all queries; in real time, where queries are two.
+_WAVES_PER_BLOW, _OF_TWO_QUERIES = 3, 1
+
+# The rounds that may be asked for alone.
+Only = Literal["micro-batches", "real-time"]
+_REAL_TIME = "real-time"
+_SOURCES: dict[Only | None, tuple[str, ...]] = {
+    None: ("files", "rate", "kafka", _REAL_TIME),
+    "micro-batches": ("files", "rate", "kafka"),
+    "real-time": (_REAL_TIME,),
+}
 
 
 @dataclass(frozen=True)
@@ -39,36 +49,39 @@ class Round:
     waves: tuple[tuple[Aimed, ...], ...]
 
 
-def plan(seed: int, faults: int, missing: Iterable[str] = ()) -> list[Round]:
+def plan(seed: int, faults: int, missing: Iterable[str] = (), only: Only | None = None) -> list[Round]:
     """
-    So many faults over rounds of all sources, with and without a cluster, over all workloads.
+    So many faults over rounds of all sources, with and without a cluster, over all workloads; one in four in real time.
 
     :param missing: tools that this machine lacks; what needs them is left out.
     """
     dice = random.Random(seed)
-    dealer = _Dealer(dice, frozenset(missing))
+    # One for each kind of rounds: what fits only one of them must not wait in the other one's decks.
+    in_micro_batches = _Dealer(dice, frozenset(missing), IN_MICRO_BATCHES)
+    in_real_time = _Dealer(dice, frozenset(missing), IN_REAL_TIME)
     sources: list[str] = []
     rounds: list[Round] = []
-    round_faults = min(_ROUND_FAULTS, max(8, -(-faults // 3)))
+    round_faults = min(_ROUND_FAULTS, max(8, -(-faults // len(_SOURCES[None]))))
     left = faults
     while left:
         if not sources:
-            sources = ["files", "rate", "kafka"]
+            sources = list(_SOURCES[only])
             dice.shuffle(sources)
-        size = min(left, round_faults)
-        rounds.append(_round(dice, dealer, len(rounds), sources.pop(), size))
+        source, size = sources.pop(), min(left, round_faults)
+        dealer = in_real_time if source == _REAL_TIME else in_micro_batches
+        setting = dealer.real_time_setting() if source == _REAL_TIME else dealer.setting(source)
+        rounds.append(_round(dice, dealer, len(rounds), setting, size))
         left -= size
     return rounds
 
 
-def _round(dice: random.Random, dealer: _Dealer, number: int, source: str, faults: int) -> Round:
-    workloads = dealer.workloads(stateful=number % 2)
-    pooled = dealer.pooled(workloads, dice.choice((1, 2)))
-    setting = Setting(source, number % 4 == 2, workloads, pooled)
+def _round(dice: random.Random, dealer: _Dealer, number: int, setting: Setting, faults: int) -> Round:
+    workloads = setting.workloads
+    waves_per_blow = _OF_TWO_QUERIES if setting.in_real_time else _WAVES_PER_BLOW
     waves: list[tuple[Aimed, ...]] = []
     left = faults
     while left:
-        if len(waves) % (_WAVES_PER_BLOW + 1) == 0:
+        if len(waves) % (waves_per_blow + 1) == 0:
             wave = (Aimed(dealer.at_all(setting), workloads[0]),)
         else:
             # In any order, for the last wave of a round may be a part of one.
@@ -79,9 +92,9 @@ def _round(dice: random.Random, dealer: _Dealer, number: int, source: str, fault
     return Round(number, dice.randrange(2**32), setting, tuple(waves))
 
 
-def plan_of(text: str, seed: int, faults: int, missing: Iterable[str] = ()) -> list[Round]:
+def plan_of(text: str, seed: int, faults: int, missing: Iterable[str] = (), only: Only | None = None) -> list[Round]:
     """
-    One round of the faults whose names have this text, at queries that they fit.
+    One round of the faults whose names have this text, at queries that they fit: in micro-batches, if they fit those.
 
     :raises ValueError: there are none.
     """
@@ -90,21 +103,25 @@ def plan_of(text: str, seed: int, faults: int, missing: Iterable[str] = ()) -> l
     at_one = [fault for family in AT_ONE_QUERY if family.needs not in without for fault in family.faults]
     at_one = [fault for fault in at_one if text in fault.name]
     at_all = [fault for fault, _ in AT_ALL if text in fault.name]
-    if not at_one and not at_all:
-        raise ValueError(f"no fault's name has {text!r} in it, or this machine lacks what it needs")
-    fitting = [name for name in WORKLOADS if any(fault.fits_workload(name) for fault in at_one)] or list(WORKLOADS)
-    workloads = tuple(dice.sample(fitting, min(_QUERIES, len(fitting))))
-    source = "kafka" if any(isinstance(fault, KillBroker) for fault in at_all) else dice.choice(("files", "rate"))
     cluster = any(isinstance(fault, KillExecutor) for fault in at_all)
-    setting = Setting(source, cluster, workloads, () if POOLER in without else workloads[::2])
-    waves: list[tuple[Aimed, ...]] = []
-    while (left := faults - sum(map(len, waves))) > 0:
-        by_workload = {name: [fault for fault in at_one if fault.fits_query(setting, name)] for name in workloads}
-        wave = tuple(Aimed(dice.choice(found), name) for name, found in by_workload.items() if found)
+    fitting = [name for name in IN_MICRO_BATCHES if any(fault.fits_workload(name) for fault in at_one)]
+    workloads = tuple(dice.sample(fitting or IN_MICRO_BATCHES, min(_QUERIES, len(fitting or IN_MICRO_BATCHES))))
+    source = "kafka" if any(isinstance(fault, KillBroker) for fault in at_all) else dice.choice(("files", "rate"))
+    settings: dict[Only, Setting] = {
+        "micro-batches": Setting(source, cluster, workloads, () if POOLER in without else workloads[::2]),
+        "real-time": Setting("kafka", cluster, IN_REAL_TIME),
+    }
+    for setting in settings.values() if only is None else (settings[only],):
+        by_workload = {name: [one for one in at_one if one.fits_query(setting, name)] for name in setting.workloads}
         blow = [fault for fault in at_all if fault.fits_setting(setting)]
-        is_blow = blow and (not wave or dice.random() < len(at_all) / (len(at_all) + len(at_one)))
-        waves.append((Aimed(dice.choice(blow), workloads[0]),) if is_blow else wave[:left])
-    return [Round(0, dice.randrange(2**32), setting, tuple(waves))]
+        waves: list[tuple[Aimed, ...]] = []
+        while (left := faults - sum(map(len, waves))) > 0 and (blow or any(by_workload.values())):
+            wave = tuple(Aimed(dice.choice(found), name) for name, found in by_workload.items() if found)
+            is_blow = blow and (not wave or dice.random() < len(at_all) / (len(at_all) + len(at_one)))
+            waves.append((Aimed(dice.choice(blow), setting.workloads[0]),) if is_blow else wave[:left])
+        if waves:
+            return [Round(0, dice.randrange(2**32), setting, tuple(waves))]
+    raise ValueError(f"no fault's name has {text!r} in it, or none fits; or this machine lacks what it needs")
 
 
 def _by_data_source(workload: str) -> bool:
@@ -137,18 +154,32 @@ class _Deck(Generic[T]):
 class _Dealer:
     """All decks of a plan."""
 
-    def __init__(self, dice: random.Random, missing: frozenset[str]) -> None:
+    def __init__(self, dice: random.Random, missing: frozenset[str], workloads: Sequence[str]) -> None:
         self.missing = missing
+        self._names = workloads
         families = [family for family in AT_ONE_QUERY if family.needs not in missing]
         self._dealt = dict.fromkeys(families, 0)
         self._of_family = {family: _Deck(dice, family.faults) for family in families}
         self._dice = dice
         self._blows = _Deck(dice, [fault for fault, times in AT_ALL for _ in range(times)])
-        self._pooled = _Deck(dice, WORKLOADS)
+        self._pooled = _Deck(dice, workloads)
         self._workloads = {
-            stateful: _Deck(dice, [name for name, one in WORKLOADS.items() if one.stateful == stateful])
+            stateful: _Deck(dice, [name for name in workloads if WORKLOADS[name].stateful == stateful])
             for stateful in (True, False)
         }
+        self._clusters = _Deck(dice, (False, True))
+        self._rounds = 0
+
+    def setting(self, source: str) -> Setting:
+        """That of the next round in micro-batches."""
+        workloads = self._queries(stateful=self._rounds % 2)
+        setting = Setting(source, self._rounds % 4 == 2, workloads, self._behind_poolers(workloads))
+        self._rounds += 1
+        return setting
+
+    def real_time_setting(self) -> Setting:
+        """That of the next round in real time."""
+        return Setting("kafka", self._clusters.draw(lambda _: True), tuple(self._names))
 
     def at_all(self, setting: Setting) -> Fault:
         """A fault that strikes everything at such a site."""
@@ -162,24 +193,26 @@ class _Dealer:
 
         def turn(family: Family) -> tuple[float, int, float]:
             # First of all what is behind its share, and then what fits few: a short plan has few chances for it.
-            chances = sum(any(fault.fits_workload(name) for fault in family.faults) for name in WORKLOADS)
+            chances = sum(any(fault.fits_workload(name) for fault in family.faults) for name in self._names)
             return self._dealt[family] / family.share, chances, self._dice.random()
 
         family = min((family for family in self._dealt if any(map(fits, family.faults))), key=turn)
         self._dealt[family] += 1
         return self._of_family[family].draw(fits)
 
-    def workloads(self, *, stateful: int) -> tuple[str, ...]:
+    def _queries(self, *, stateful: int) -> tuple[str, ...]:
         """So many that keep state, one of the Data Source's always, and others."""
         chosen = [self._workloads[True].draw(lambda _: True) for _ in range(stateful)]
         while len(chosen) < _QUERIES:
             is_missing = len(chosen) == _QUERIES - 1 and not any(map(_by_data_source, chosen))
-            may_be = [name for name in WORKLOADS if name not in chosen and (_by_data_source(name) or not is_missing)]
+            others = [name for name in self._names if name not in chosen]
+            may_be = [name for name in others if _by_data_source(name) or not is_missing]
             chosen.append(self._workloads[False].draw(may_be.__contains__))
         return tuple(chosen)
 
-    def pooled(self, workloads: tuple[str, ...], number: int) -> tuple[str, ...]:
-        """So many of these, none where there is no PgBouncer."""
+    def _behind_poolers(self, workloads: tuple[str, ...]) -> tuple[str, ...]:
+        """One or two of these, none where there is no PgBouncer."""
+        number = self._dice.choice((1, 2))
         chosen: list[str] = []
         while len(chosen) < number and POOLER not in self.missing:
             chosen.append(self._pooled.draw(lambda name: name in workloads and name not in chosen))

@@ -71,6 +71,7 @@ class KeptRun:
 
     :param missing: tools that the machine lacked.
     :param fault: only faults whose names have this text.
+    :param only: only rounds of this kind.
     """
 
     product: Product
@@ -79,6 +80,13 @@ class KeptRun:
     missing: Sequence[str] = ()
     fault: str | None = None
     outcomes: list[Outcome] = field(default_factory=list)
+    only: str | None = None
+
+    @property
+    def command(self) -> str:
+        """What runs it again."""
+        chosen = (f" FAULT='{self.fault}'" if self.fault else "") + (f" ONLY={self.only}" if self.only else "")
+        return f"make chaos N={self.faults} SEED={self.seed}{chosen}"
 
     def begin(self, file: Path, *, resume: bool) -> set[int]:
         """
@@ -104,7 +112,7 @@ class KeptRun:
         return [outcome.round for outcome in self.outcomes if outcome.fault == _END_OF_ROUND]
 
     def _key(self) -> tuple[Any, ...]:
-        return self.product.fingerprint, self.seed, self.faults, list(self.missing), self.fault
+        return self.product.fingerprint, self.seed, self.faults, list(self.missing), self.fault, self.only
 
     def _write(self, file: Path) -> None:
         head = asdict(self)
@@ -130,11 +138,11 @@ def table_of(runs: Sequence[KeptRun]) -> str:
     """
     if len({run.product.fingerprint for run in runs}) > 1:
         sys.exit("These files are of several products (by their fingerprints): one table cannot be of them all.")
-    rounds: dict[tuple[int, int, int], list[Outcome]] = {}
+    rounds: dict[tuple[str, int], list[Outcome]] = {}
     again: list[str] = []
     for run in runs:
         for number in run.whole_rounds():
-            key = run.seed, run.faults, number
+            key = run.command, number
             again += [f"round {number} of seed {run.seed}"] if key in rounds else []
             rounds[key] = [outcome for outcome in run.outcomes if outcome.round == number]
     outcomes = [outcome for found in rounds.values() for outcome in found]
@@ -149,9 +157,7 @@ def _head(runs: Sequence[KeptRun], outcomes: list[Outcome], again: list[str]) ->
     product = runs[-1].product
     struck = sum(bool(outcome.hit) for outcome in outcomes)
     tried = sum(outcome.fault != _END_OF_ROUND for outcome in outcomes)
-    commands = dict.fromkeys(
-        f"`make chaos N={run.faults} SEED={run.seed}`" + (f" (only {run.fault!r})" if run.fault else "") for run in runs
-    )
+    commands = dict.fromkeys(f"`{run.command}`" for run in runs)
     commits = dict.fromkeys(run.product.commit + (" with changes" if run.product.changed else "") for run in runs)
     sentences = [
         f"{struck} faults, each seen to hit what it aimed at, of {tried} that were tried: {', '.join(commands)}.",

@@ -29,10 +29,11 @@ def table(outcomes: Iterable[Outcome]) -> str:
     A row for each kind of fault, and the sum; as Markdown.
 
     Faults that differ only in when they struck, or in details, share a row. It has the least and the greatest median.
+    Those that struck queries in real-time and continuous mode have rows of their own.
     """
     by_kind: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        by_kind[_DETAIL.sub("", outcome.fault)].append(outcome)
+        by_kind[_DETAIL.sub("", outcome.fault) + (" (real time)" if outcome.in_real_time else "")].append(outcome)
     every = [outcome for kind in by_kind.values() for outcome in kind]
     rows = [_row(kind, by_kind[kind], _medians(by_kind[kind])) for kind in sorted(by_kind)]
     return "\n".join([_HEAD, *rows, _row("**all**", every, _recovery(every))])

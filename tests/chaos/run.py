@@ -13,12 +13,13 @@ import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import get_args
 
 from black_hole import refuse_without_tools
 from chaos.campaign import Outcome, run_round
 from chaos.families import FIREWALL, POOLER
 from chaos.fingerprint import fingerprint
-from chaos.plan import Round, plan, plan_of
+from chaos.plan import Only, Round, plan, plan_of
 from chaos.proof import KeptRun, Product, fingerprint_in, put_into_docs, set_aside, table_in, table_of
 from chaos.report import keep
 from kafka_broker import KafkaBroker, MissingTool
@@ -41,17 +42,17 @@ def main() -> int:
         print(f"CI must have {' and '.join(missing)}: no fault may be left out.", file=sys.stderr)
         return 1
     seed = arguments.seed if arguments.seed is not None else secrets.randbelow(10**9)
-    again = f"make chaos N={arguments.faults} SEED={seed}" + (f" FAULT='{arguments.fault}'" if arguments.fault else "")
-    print(f"seed {seed}: the same again with {again}; RESUME=1 goes on with it", flush=True)
+    product = Product.here(arguments.postgres)
+    plan_run = KeptRun(product, seed, arguments.faults, missing, arguments.fault, only=arguments.only)
+    print(f"seed {seed}: the same again with {plan_run.command}; RESUME=1 goes on with it", flush=True)
     if arguments.fault:
-        rounds = plan_of(arguments.fault, seed, arguments.faults, missing)
+        rounds = plan_of(arguments.fault, seed, arguments.faults, missing, arguments.only)
     else:
-        rounds = plan(seed, arguments.faults, missing)
+        rounds = plan(seed, arguments.faults, missing, arguments.only)
     if arguments.round is not None:
         rounds = [one for one in rounds if one.number == arguments.round]
     directory = arguments.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    plan_run = KeptRun(Product.here(arguments.postgres), seed, arguments.faults, missing, arguments.fault)
     # A round by itself has a file of its own: it may be run again during a long run, and be reported with it.
     part = "" if arguments.round is None else f"-only-round-{arguments.round}"
     file = directory / f"seed-{seed}{part}.jsonl"
@@ -66,6 +67,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="which (default: new ones)")
     parser.add_argument("--round", type=int, help="only this round of the plan")
     parser.add_argument("--fault", help="only faults whose names have this text, in one round")
+    parser.add_argument("--only", choices=get_args(Only), help="only rounds of queries of this kind")
     parser.add_argument("--resume", action="store_true", help="go on after the last round that came to its end")
     parser.add_argument("--postgres", type=int, default=DEFAULT_MAJOR, help="major version, 14 to 18")
     parser.add_argument("--directory", type=Path, default=Path(".build/chaos"), help="for outcomes and evidence")

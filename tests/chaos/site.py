@@ -7,6 +7,7 @@ its own proxy only, so that a fault on one line leaves the others alone.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,15 +18,25 @@ from typing import Any
 import chaos.subject
 import psutil
 import psycopg
-from chaos.oracle import Judgement, TotalsWatch, dump_ledger, judge_finished, judge_running, sessions_left
+from chaos.oracle import (
+    Judgement,
+    Position,
+    TotalsWatch,
+    dump_ledger,
+    judge_finished,
+    judge_running,
+    positions,
+    sessions_left,
+)
 from chaos.seams import MERGED, taken
-from chaos.sources import JsonFiles, KafkaTopic, RateMicroBatch, Source, newest
+from chaos.sources import PARTITIONS, JsonFiles, KafkaTopic, RateMicroBatch, Source, newest
 from chaos.subject import Subject, checkpoint_of
 from chaos.workloads import WORKLOADS, Workload
 from embedded_postgres import EmbeddedPostgres
 from kafka_broker import KafkaBroker
 from pgbouncer import PgBouncer
 from psycopg.conninfo import conninfo_to_dict
+from support.audit import recorded
 from support.fixtures.driver import Driver, wait_until, with_tests_on_path
 from support.fixtures.proxy import Proxy
 from support.fixtures.spark import spark_settings
@@ -61,6 +72,24 @@ class Setting:
     cluster: bool
     workloads: tuple[str, ...]
     pooled: tuple[str, ...] = ()
+
+    @property
+    def in_real_time(self) -> bool:
+        """Whether its queries are in real-time and continuous mode, from Kafka; all are, or none."""
+        return any(WORKLOADS[name].in_real_time for name in self.workloads)
+
+    @property
+    def master(self) -> str:
+        """
+        Spark's. In real time a query holds a core for each partition, and one executor has enough for all queries.
+
+        Tasks there are tried again on a cluster alone: of a continuous query Spark does not try a task again, and says
+        that in place of why the first try failed, such as that another driver goes on.
+        """
+        cores = PARTITIONS * len(self.workloads) if self.in_real_time else 2
+        if self.cluster:
+            return f"local-cluster[2,{cores},1024]"
+        return f"local[{cores}]" if self.in_real_time else "local[4,4]"
 
 
 class Site:
@@ -100,6 +129,8 @@ class Site:
             with psycopg.connect(self.url) as connection:
                 connection.execute(workload.create.format(t=workload.table).encode())
             self.proxies[workload.name] = Proxy(self._way_of(workload.name) | LINES_DIE_SOON)
+            if workload.in_real_time:
+                self.proxies[workload.name].also_commits = re.compile(workload.telltale.encode())
             (self.directory / f"tasks-{workload.name}").mkdir()
             if workload.name == "two_tables":
                 self.watch = TotalsWatch(self.url, workload.table)
@@ -141,7 +172,7 @@ class Site:
     def start_driver(self) -> Driver:
         """Start a driver on the site's checkpoints; the one before is not asked."""
         settings = spark_settings(self.directory, kafka=self.setting.source == "kafka") | {
-            "spark.master": "local-cluster[2,2,1024]" if self.setting.cluster else "local[4,4]",
+            "spark.master": self.setting.master,
             "spark.executor.memory": "1g",
             # stop() inside a foreachBatch function may need a deep stack.
             "spark.driver.extraJavaOptions": "-Xss8m",
@@ -163,12 +194,36 @@ class Site:
         return self.driver
 
     def planned(self, workload: str) -> int:
-        """The newest batch that Spark has planned."""
+        """The newest batch that Spark has planned; in real time, a record that is stored of no partition yet."""
+        if WORKLOADS[workload].in_real_time:
+            return max((one.next_offset for one in self._positions(workload)), default=0)
         return newest(checkpoint_of(self.directory, workload), "offsets")
 
     def committed(self, workload: str) -> int:
-        """The newest batch that Spark holds to be done."""
+        """The newest batch that Spark holds to be done; in real time, the newest record that each partition has."""
+        if WORKLOADS[workload].in_real_time:
+            found = [one.next_offset for one in self._positions(workload)]
+            return min(found) - 1 if len(found) == PARTITIONS else -1
         return newest(checkpoint_of(self.directory, workload), "commits")
+
+    def recorded(self, workload: str) -> int:
+        """How much the ledger has of its query: batches, or records in real time."""
+        if WORKLOADS[workload].in_real_time:
+            return sum(one.next_offset for one in self._positions(workload))
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            return len(recorded(connection, str(checkpoint_of(self.directory, workload))))
+
+    def _positions(self, workload: str) -> list[Position]:
+        """Where its query stands in real time. A server that is down is waited for."""
+        until = time.monotonic() + 60
+        while True:
+            try:
+                with psycopg.connect(self.url, autocommit=True) as connection:
+                    return positions(connection, checkpoint_of(self.directory, workload))
+            except psycopg.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
 
     def failures(self, workload: str) -> int:
         """How often its query has failed."""
@@ -176,8 +231,13 @@ class Site:
         return sum(entry["workload"] == workload for entry in ends)
 
     def in_flight(self) -> list[str]:
-        """The workloads that are between ``offsets/N`` and ``commits/N``."""
-        return [w.name for w in self.workloads if self.planned(w.name) > self.committed(w.name)]
+        """The workloads that are between ``offsets/N`` and ``commits/N``; in real time, to which rows come now."""
+        return [w.name for w in self.workloads if self._is_in_flight(w)]
+
+    def _is_in_flight(self, workload: Workload) -> bool:
+        if workload.in_real_time:
+            return any(one.moved_lately for one in self._positions(workload.name))
+        return self.planned(workload.name) > self.committed(workload.name)
 
     def wait_until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
         """
@@ -219,6 +279,8 @@ class Site:
     def finish(self) -> dict[str, Judgement]:
         """Let the last run bring all rows in, and judge what is there and what is left behind."""
         self.source.stop()
+        if self.setting.in_real_time:
+            self._wait_for_all_records()
         (self.directory / "finish").touch()
         if self.driver.wait() != 0:
             raise NotRecovered("the last run did not come to its end")
@@ -236,6 +298,19 @@ class Site:
         if self.watch and not self.watch.reads:
             first.wrong.append("nobody has read the two tables")
         return found
+
+    def _wait_for_all_records(self) -> None:
+        for workload in self.workloads:
+            totals = self.source.totals(checkpoint_of(self.directory, workload.name))
+
+            def is_done(name: str = workload.name, ends: dict[int, int] = totals) -> bool:
+                return {one.partition: one.next_offset for one in self._positions(name)} == ends
+
+            self.wait_until(is_done, f"all records of {workload.name}")
+
+    def revive(self) -> None:
+        """Have the driver start the queries again that it has left to another one."""
+        (self.directory / "revive").touch()
 
     def paths_taken(self) -> dict[str, int]:
         """How often each path that the laboratory aims at was taken, and how many batches came by each transport."""

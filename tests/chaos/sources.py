@@ -1,7 +1,7 @@
 """
 The rows of an experiment: where they come from, and how many there must be in the end.
 
-Runs in: the laboratory, which feeds (:class:`Source`), and in the driver under test, which reads (:func:`rows_of`).
+Runs in: the laboratory, which feeds (:class:`Source`), and in the driver under test, which reads (:class:`Stream`).
 Invariant: every row says which it is, ``(stream, position)``, positions of a stream begin at 0 and have no gap, and
 the payload follows from both; so a table can be judged without knowing what was fed.
 """
@@ -13,7 +13,9 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_broker import KafkaBroker
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from support.passed_through import Batches, passed_through
 
 _PAUSE_SECONDS = 0.15
 _ROWS = 20
 _RATE = 40
-_PARTITIONS = 3
+PARTITIONS = 3
 
 
 def payload(stream: int, position: int) -> str:
@@ -35,7 +38,7 @@ def payload(stream: int, position: int) -> str:
 
 
 class Source(ABC):
-    """Rows for any number of queries; ``spec`` is what :func:`rows_of` needs in another process."""
+    """Rows for any number of queries; ``spec`` is what a :class:`Stream` needs in another process."""
 
     spec: dict[str, Any]
 
@@ -115,7 +118,7 @@ class KafkaTopic(Source):
         self._servers = broker.bootstrap_servers
         self._topic = f"chaos-{time.time_ns()}"
         admin = AdminClient({"bootstrap.servers": self._servers})
-        admin.create_topics([NewTopic(self._topic, _PARTITIONS, 1)], operation_timeout=20)[self._topic].result(30)
+        admin.create_topics([NewTopic(self._topic, PARTITIONS, 1)], operation_timeout=20)[self._topic].result(30)
         # Idempotent: a broker that is killed must not make the producer double a row, whose offset is its position.
         self._producer = Producer(
             {"bootstrap.servers": self._servers, "enable.idempotence": True, "log_level": 0, "linger.ms": 5}
@@ -127,7 +130,7 @@ class KafkaTopic(Source):
     def feed(self) -> None:
         """Add some rows to each partition, and wait until the broker has them."""
         for row in range(self._rows, self._rows + _ROWS // 2):
-            for partition in range(_PARTITIONS):
+            for partition in range(PARTITIONS):
                 self._producer.produce(self._topic, payload(partition, row).encode(), partition=partition)
         self._rows += _ROWS // 2
         self._producer.flush()
@@ -137,7 +140,7 @@ class KafkaTopic(Source):
         consumer = Consumer({"bootstrap.servers": self._servers, "group.id": "chaos", "log_level": 0})
         try:
             ends = {number: consumer.get_watermark_offsets(TopicPartition(self._topic, number), 10)[1]
-                    for number in range(_PARTITIONS)}  # fmt: skip
+                    for number in range(PARTITIONS)}  # fmt: skip
             consumer.assign([TopicPartition(self._topic, number, 0) for number in ends])
             read = 0
             while read < sum(ends.values()):
@@ -152,22 +155,46 @@ class KafkaTopic(Source):
             consumer.close()
 
 
-def rows_of(session: SparkSession, spec: dict[str, Any], *, files_a_batch: int = 20) -> DataFrame:
-    """The source as a stream of (stream int, position bigint, payload string)."""
-    read = session.readStream
-    match spec["kind"]:
-        case "files":
-            schema = "stream int, position bigint, payload string"
-            return read.schema(schema).option("maxFilesPerTrigger", files_a_batch).json(spec["folder"])
-        case "rate":
-            rate = read.format("rate-micro-batch").option("rowsPerBatch", _RATE).option("numPartitions", 2).load()
-            number = f.concat_ws(":", f.lit(0), "value")
-            return rate.select(f.lit(0).alias("stream"), rate.value.alias("position"), f.md5(number).alias("payload"))
-        case _:
-            kafka = read.format("kafka").option("kafka.bootstrap.servers", spec["servers"])
-            kafka = kafka.option("subscribe", spec["topic"]).option("startingOffsets", "earliest")
-            columns = ("partition AS stream", "offset AS position", "CAST(value AS string) AS payload")
-            return kafka.load().selectExpr(*columns)
+KAFKA_COLUMNS = ("partition AS stream", "offset AS position", "CAST(value AS string) AS payload")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """
+    A source as one query reads it.
+
+    :param trigger: of a query in micro-batches.
+    :param tasks: what its tasks do with the rows besides, in micro-batches.
+    """
+
+    session: SparkSession
+    spec: Mapping[str, Any]
+    trigger: Mapping[str, Any]
+    files_a_batch: int = 20
+    tasks: Callable[[Batches], Batches] | None = None
+
+    def rows(self) -> DataFrame:
+        """A frame of (stream int, position bigint, payload string)."""
+        return passed_through(self.tasks, self._read()) if self.tasks else self._read()
+
+    def kafka_options(self) -> dict[str, str]:
+        """For a reader of the topic from its beginning, which the source must be."""
+        servers, topic = self.spec["servers"], self.spec["topic"]
+        return {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest"}
+
+    def _read(self) -> DataFrame:
+        read = self.session.readStream
+        match self.spec["kind"]:
+            case "files":
+                schema = "stream int, position bigint, payload string"
+                return read.schema(schema).option("maxFilesPerTrigger", self.files_a_batch).json(self.spec["folder"])
+            case "rate":
+                rate = read.format("rate-micro-batch").option("rowsPerBatch", _RATE).option("numPartitions", 2).load()
+                number = f.concat_ws(":", f.lit(0), "value")
+                columns = (f.lit(0).alias("stream"), rate.value.alias("position"), f.md5(number).alias("payload"))
+                return rate.select(*columns)
+            case _:
+                return read.format("kafka").options(**self.kafka_options()).load().selectExpr(*KAFKA_COLUMNS)
 
 
 def newest(checkpoint: Path, log: str) -> int:

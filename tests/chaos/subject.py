@@ -20,12 +20,11 @@ from typing import Any
 from chaos.another_driver import another_driver
 from chaos.driver_job import waiting_when_told
 from chaos.seams import lower_thresholds
-from chaos.sources import rows_of
+from chaos.sources import Stream
 from chaos.workloads import WORKLOADS, Place
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from support.passed_through import passed_through
 from support.spark_session import started_session
 
 from pgonce import PgonceError
@@ -87,13 +86,11 @@ class _Supervised:
         workload = WORKLOADS[self.name]
         checkpoint = checkpoint_of(self.subject.directory, self.name)
         place = Place(self.subject.urls[self.name], workload.table, str(checkpoint))
-        rows = rows_of(self.session, self.subject.source, files_a_batch=files_a_batch)
-        if self.name in self.subject.can_wait:
-            folder = self.subject.sign(f"tasks-{self.name}")
-            rows = passed_through(waiting_when_told(str(folder)), rows)
+        can_wait = self.name in self.subject.can_wait
+        tasks = waiting_when_told(str(self.subject.sign(f"tasks-{self.name}"))) if can_wait else None
         self.query = None
         try:
-            self.query = workload.start(rows, place).trigger(**trigger).start()
+            self.query = workload.start(Stream(self.session, self.subject.source, trigger, files_a_batch, tasks), place)
         except PgonceError as refused:
             self.note("failed", str(refused))
             time.sleep(_AFTER_REFUSAL_SECONDS)
@@ -118,10 +115,16 @@ class _Supervised:
         return another
 
     def finish(self) -> None:
-        """Run it over all that is left, however many tries that takes."""
+        """
+        Run it over all that is left, however many tries that takes.
+
+        In real time a query has no end, and is told to finish when all its rows are there.
+        """
         if self.query is not None:
             with suppress(Exception):
                 self.query.stop()
+        if WORKLOADS[self.name].in_real_time:
+            return
         for _ in range(10):
             # What is left may be a good deal, where faults have kept it waiting.
             query = self.start(files_a_batch=500, availableNow=True)

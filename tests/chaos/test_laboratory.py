@@ -15,7 +15,7 @@ from chaos.plan import plan, plan_of
 from chaos.proof import BEGIN, END, KeptRun, Product, fingerprint_in, put_into_docs, table_in, table_of
 from chaos.report import keep, table
 from chaos.sources import payload
-from chaos.workloads import WORKLOADS
+from chaos.workloads import IN_MICRO_BATCHES, IN_REAL_TIME, WORKLOADS
 from kafka_broker import MissingTool
 from support.fixtures.driver import wait_until
 
@@ -50,10 +50,11 @@ def struck_by(rounds):
 
 
 class TestPlan:
-    @pytest.mark.parametrize("faults", [1, 9, 40, 1000])
-    def test_number(self, faults):
+    @pytest.mark.parametrize("faults", [1, 9, 12, 40, 1000])
+    @pytest.mark.parametrize("only", [None, "micro-batches", "real-time"])
+    def test_number(self, faults, only):
         """A plan has as many faults as were asked for."""
-        assert sum(len(wave) for one in plan(7, faults) for wave in one.waves) == faults
+        assert sum(len(wave) for one in plan(7, faults, only=only) for wave in one.waves) == faults
 
     def test_seed(self):
         """The same seed gives the same plan, another one another."""
@@ -73,12 +74,61 @@ class TestPlan:
         assert {one.setting.source for one in rounds} == {"files", "rate", "kafka"}
         assert {one.setting.cluster for one in rounds} == {False, True}
         assert {name for one in rounds for name in one.setting.workloads} == set(WORKLOADS)
-        assert {name for one in rounds for name in one.setting.pooled} == set(WORKLOADS)
+        assert {name for one in rounds for name in one.setting.pooled} == set(IN_MICRO_BATCHES)
+
+    @pytest.mark.parametrize("seed", range(5))
+    @pytest.mark.parametrize("faults", [32, 100, 1000])
+    def test_real_time(self, seed, faults):
+        """A plan of 32 faults or more has queries in real time, in about a quarter of its rounds."""
+        rounds = plan(seed, faults)
+        in_real_time = [one for one in rounds if one.setting.in_real_time]
+        assert in_real_time
+        assert len(rounds) // 4 <= len(in_real_time) <= -(-len(rounds) // 4)
+        assert all(set(one.setting.workloads) == set(IN_REAL_TIME) for one in in_real_time)
+        assert all(one.setting.source == "kafka" for one in in_real_time)
+
+    @pytest.mark.parametrize("only", ["micro-batches", "real-time"])
+    def test_only(self, only):
+        """Rounds of one kind can be asked for, and those in real time have both of Spark's modes and a cluster."""
+        rounds = plan(7, 300, only=only)
+        assert {one.setting.in_real_time for one in rounds} == {only == "real-time"}
+        assert {one.setting.cluster for one in rounds} == {False, True}
+
+    def test_struck_in_real_time(self):
+        """Real time is struck by what concerns it: by no COPY, worker, receiver or pooler, and by restores."""
+        names = {fault.name for fault in struck_by(plan(7, 600, only="real-time"))}
+        foreign = ("in_copy", "worker SIGKILL", "task's worker", "receiver", "PgBouncer")
+        assert [name for name in names if any(text in name for text in foreign)] == []
+        assert {
+            "driver SIGKILL anywhere",
+            "driver SIGKILL before_commit",
+            "driver SIGKILL after_commit",
+            "driver SIGKILL, workers live on before_commit",
+            "executor SIGKILL",
+            "backend terminated",
+            "backend SIGKILL",
+            "server SIGKILL",
+            "broker SIGKILL",
+            "all sessions terminated",
+            "driver frozen after_commit, woken beside its successor",
+            "second driver started",
+            "database restored, under running queries",
+            "database restored, between two runs",
+            "line: black_hole before_commit",
+            "host vanished after_commit, answers lost",
+            "table locked for a while",
+            "table maintained: VACUUM FULL",
+            "table altered: unlogged",
+        } <= names
+        assert not {fault.name for fault in struck_by(plan(7, 600, only="micro-batches"))} & {
+            "second driver started",
+            "database restored, under running queries",
+        }
 
     @pytest.mark.parametrize("seed", range(20))
     def test_short(self, seed):
-        """What CI draws has faults of every family, and every workload without state."""
-        rounds = plan(seed, 24)
+        """What CONTRIBUTING.md begins with has faults of every family, and every workload without state."""
+        rounds = plan(seed, 32)
         drawn = struck_by(rounds)
         assert [family.faults[0].name for family in AT_ONE_QUERY if not drawn & set(family.faults)] == []
         stateless = {name for name, workload in WORKLOADS.items() if not workload.stateful}
@@ -95,6 +145,16 @@ class TestPlan:
     def test_one_fault(self, name):
         """A single kind of fault can be asked for, by its name."""
         assert all(name in fault.name for fault in struck_by(plan_of(name, 7, 5)))
+
+    def test_one_fault_in_real_time(self):
+        """A fault can be asked for in real time, and strikes there by itself if it fits nothing else."""
+        (asked,) = plan_of("line: cut", 7, 5, only="real-time")
+        (alone,) = plan_of("restored", 7, 5)
+        (usual,) = plan_of("line: cut", 7, 5)
+        assert [one.setting.in_real_time for one in (asked, alone, usual)] == [True, True, False]
+        assert all("restored" in fault.name for fault in struck_by([alone]))
+        with pytest.raises(ValueError, match="none fits"):
+            plan_of("receiver", 7, 5, only="real-time")
 
     def test_no_such_fault(self):
         """A text that no name has is refused."""
@@ -173,6 +233,30 @@ class TestOracle:
             total = sum(range(bucket, 10, 8)) if n == len(range(bucket, 10, 8)) else 99
             ledger.execute("INSERT INTO events_counted VALUES (0, %s, %s, %s)", [bucket, n, total])
         assert bool(judge_running(url, WORKLOADS["counted"], tmp_path)) == wrong
+
+    @pytest.mark.parametrize(
+        ("rows", "next_offsets", "end", "wrong"),
+        [
+            (ROWS, (3, 2), 3, ""),
+            ([ROWS[0], ROWS[2], ROWS[1], *ROWS[3:]], (3, 2), 3, "2 wrong"),
+            (ROWS, (3, 3), 3, "partition 1: 2 rows, position 3"),
+            (ROWS, (3, 2), 4, "batch 0 ends at 4, rows do at 3"),
+        ],
+        ids=["whole", "out of order", "a position too far", "a record too far"],
+    )
+    def test_real_time(self, ledger, url, tmp_path, rows, next_offsets, end, wrong):
+        """In real time rows must have come in order, and neither positions nor records in the ledger go beyond them."""
+        fill(ledger, WORKLOADS["real_time"], rows)
+        ledger.execute(
+            "CREATE TABLE pgonce.positions (writer_id int, partition int, next_offset int, moved_at timestamptz)"
+        )
+        for partition, at in enumerate(next_offsets):
+            ledger.execute("INSERT INTO pgonce.positions VALUES (1, %s, %s, now())", [partition, at])
+        ends = json.dumps({"0": {"topic": {"0": end}}})
+        ledger.execute("UPDATE pgonce.batches SET end_offsets = %s", [ends])
+        found = judge_running(url, WORKLOADS["real_time"], tmp_path)
+        assert bool(found) == bool(wrong)
+        assert wrong in " ".join(found.wrong)
 
     def test_totals_watch(self, ledger, url):
         """Two tables that differ for a moment are seen from outside."""

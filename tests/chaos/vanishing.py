@@ -12,8 +12,9 @@ import time
 from dataclasses import dataclass
 
 from black_hole import BlackHole, Lost
-from chaos.faults import MISSED, Fault, Hit, Moment, held
+from chaos.faults import MISSED, Fault, Hit, Moment, comes, held
 from chaos.site import Site
+from chaos.workloads import WORKLOADS
 
 # Longer than the laboratory's queries wait for an acknowledgement (``site.LINES_DIE_SOON``).
 _SECONDS = (4.0, 9.0)
@@ -33,6 +34,9 @@ class Vanish(Fault):
     @property
     def name(self) -> str:
         return f"host vanished {self.moment}, {self.lost} lost"
+
+    def fits_workload(self, workload: str) -> bool:
+        return comes(self.moment, in_real_time=WORKLOADS[workload].in_real_time)
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         hold = held(site, workload, self.moment)

@@ -2,7 +2,8 @@
 What the driver under test does with its rows, and how its table shows that it was done once.
 
 Runs in: the driver under test (``start``) and in the laboratory (the SQL). Invariant: each table can be judged by
-itself, while it is written and afterwards: what has arrived of a stream must be a prefix of it.
+itself, while it is written and afterwards: what has arrived of a stream must be a prefix of it. In real time it must
+also have come in order.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from chaos.sources import KAFKA_COLUMNS, Stream
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from pgonce import start_real_time
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction, transactional_batch
 
@@ -32,6 +36,18 @@ SELECT stream, count(*), count(*) - count(DISTINCT position) + {again}, max(posi
        count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position))
 FROM {t} GROUP BY stream
 """
+
+# The same of a table that numbers its rows as they come: a row that did not come next after the one before it in its
+# stream is wrong.
+_IN_ORDER = """
+SELECT stream, count(*), count(*) - count(DISTINCT position), max(position) + 1 - count(DISTINCT position),
+       count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position)
+                        OR position IS DISTINCT FROM before + 1)
+FROM (SELECT *, lag(position, 1, -1::bigint) OVER (PARTITION BY stream ORDER BY n) AS before FROM {t}) AS rows
+GROUP BY stream
+"""
+# A sequence that belongs to no table, so that one that takes the place of another goes on with its numbers.
+_NUMBERED = "CREATE SEQUENCE {t}_n; " + _EVENTS.format(t="{t}", more=", topic text, n bigint DEFAULT nextval('{t}_n')")
 
 # A row that was upserted twice looks like one that was upserted once; its counter does not.
 _COUNT_WRITES = """
@@ -100,21 +116,56 @@ class Workload:
     One way in.
 
     ``judge`` gives for each stream: rows, doubled, lost, wrong. ``counts_rows`` tells whether the ledger's row
-    counts add up to the table's.
+    counts add up to the table's. ``commits_in`` says which process speaks to Postgres when rows are committed; in real
+    time it is an executor, for each task by itself.
     """
 
     name: str
-    start: Callable[[DataFrame, Place], DataStreamWriter]
+    start: Callable[[Stream, Place], StreamingQuery]
     create: str = _EVENTS.format(t="{t}", more="")
     judge: str = _PREFIX.format(t="{t}", again="0")
     counts_rows: bool = True
-    commits_in: Literal["worker", "receiver", "driver"] = "driver"
+    commits_in: Literal["worker", "receiver", "driver", "task"] = "driver"
     stateful: bool = False
 
     @property
     def table(self) -> str:
         """Its table, which has no other writer."""
         return f"events_{self.name}"
+
+    @property
+    def in_real_time(self) -> bool:
+        """Whether it runs in Spark's real-time or continuous mode, and so without batches that could be committed."""
+        return self.commits_in == "task"
+
+    @property
+    def telltale(self) -> str:
+        """What is in the statements that write its rows, and in no others of its sessions."""
+        # A task that stages does not name the table so.
+        return "moved AS" if self.in_real_time else f'"{self.table}"'
+
+
+def _in_micro_batches(
+    write: Callable[[DataFrame, Place], DataStreamWriter],
+) -> Callable[[Stream, Place], StreamingQuery]:
+    return lambda stream, place: write(stream.rows(), place).trigger(**stream.trigger).start()
+
+
+def _in_real_time(**trigger: Any) -> Callable[[Stream, Place], StreamingQuery]:
+    def start(stream: Stream, place: Place) -> StreamingQuery:
+        return start_real_time(
+            stream.session,
+            kafka=stream.kafka_options(),
+            rows=lambda records: records.selectExpr("topic", *KAFKA_COLUMNS),
+            position_columns=("topic", "stream", "position"),
+            url=place.url,
+            table=place.table,
+            checkpoint_location=place.checkpoint,
+            **_PATIENCE,
+            **trigger,
+        )
+
+    return start
 
 
 def _data_source(frame: DataFrame, place: Place, **options: str) -> DataStreamWriter:
@@ -215,13 +266,13 @@ def _counted(frame: DataFrame, place: Place) -> DataStreamWriter:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("inline", _data_source, commits_in="worker"),
-        Workload("staged", _staged, commits_in="worker"),
-        Workload("received", _received, commits_in="receiver"),
-        Workload("append", _append),
+        Workload("inline", _in_micro_batches(_data_source), commits_in="worker"),
+        Workload("staged", _in_micro_batches(_staged), commits_in="worker"),
+        Workload("received", _in_micro_batches(_received), commits_in="receiver"),
+        Workload("append", _in_micro_batches(_append)),
         Workload(
             "upsert",
-            _upsert,
+            _in_micro_batches(_upsert),
             create=_EVENTS.format(t="{t}", more=", writes int DEFAULT 1, PRIMARY KEY (stream, position)")
             + ";"
             + _COUNT_WRITES,
@@ -229,7 +280,7 @@ WORKLOADS = {
         ),
         Workload(
             "merged",
-            _merged,
+            _in_micro_batches(_merged),
             # Without a trigger, which MERGE would let a user see.
             create=_EVENTS.format(t="{t}", more=", written_by bigint, PRIMARY KEY (stream, position)"),
             judge=_TOUCHED,
@@ -237,7 +288,7 @@ WORKLOADS = {
         ),
         Workload(
             "applied",
-            _applied,
+            _in_micro_batches(_applied),
             create=_EVENTS.format(t="{t}", more=", seq bigint, PRIMARY KEY (stream, position)"),
             judge=_APPLIED,
             counts_rows=False,
@@ -245,32 +296,52 @@ WORKLOADS = {
         ),
         Workload(
             "diverted",
-            _diverted,
+            _in_micro_batches(_diverted),
             create=_EVENTS.format(t="{t}", more="") + ";" + _LETTERS,
             judge=_DIVERTED,
             commits_in="worker",
         ),
         Workload(
             "routed",
-            _routed,
+            _in_micro_batches(_routed),
             create=_EVENTS.format(t="{t}", more="") + "; CREATE TABLE {t}_odd (LIKE {t} INCLUDING ALL)",
             judge=_PREFIX.format(t="(SELECT * FROM {t} UNION ALL SELECT * FROM {t}_odd) AS rows", again="0"),
             commits_in="worker",
         ),
         Workload(
             "two_tables",
-            _two_tables,
+            _in_micro_batches(_two_tables),
             create=_EVENTS.format(t="{t}", more="")
             + "; CREATE TABLE {t}_totals (stream int PRIMARY KEY, n bigint, total numeric)",
         ),
-        Workload("deduplicated", _deduplicated, commits_in="worker", stateful=True),
+        Workload("deduplicated", _in_micro_batches(_deduplicated), commits_in="worker", stateful=True),
         Workload(
             "counted",
-            _counted,
+            _in_micro_batches(_counted),
             create="CREATE TABLE {t} (stream int, bucket int, n bigint, total bigint, PRIMARY KEY (stream, bucket))",
             judge=_BUCKETED,
             counts_rows=False,
             stateful=True,
         ),
+        Workload(
+            "real_time",
+            # In the least that Spark takes (5 s), a task that fails often has no time left to fail again.
+            _in_real_time(real_time="10 seconds"),
+            create=_NUMBERED,
+            judge=_IN_ORDER,
+            counts_rows=False,
+            commits_in="task",
+        ),
+        Workload(
+            "continuous",
+            _in_real_time(continuous="1 second"),
+            create=_NUMBERED,
+            judge=_IN_ORDER,
+            counts_rows=False,
+            commits_in="task",
+        ),
     )
 }
+IN_MICRO_BATCHES, IN_REAL_TIME = (
+    tuple(name for name, workload in WORKLOADS.items() if workload.in_real_time == real) for real in (False, True)
+)

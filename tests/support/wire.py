@@ -25,7 +25,7 @@ class Transcript:
     """
     What one client said: `said` since its last BEGIN, `copied` bytes of data in its last COPY.
 
-    `also` finds the statements that commit by themselves, outside a transaction.
+    `also` finds the statements that commit by themselves, outside a transaction: `said` begins with each of them.
 
     Messages: https://www.postgresql.org/docs/current/protocol-message-formats.html
     """
@@ -51,7 +51,7 @@ class Transcript:
                 portal, statement, _ = body.split(b"\0", 2)
                 if statement:
                     # Its text was sent once, perhaps in an earlier transaction.
-                    self.said += self._prepared.get(statement, b"")
+                    self._say(self._prepared.get(statement, b""))
                 _put(self._commit_portals, portal, statement in self._commit_statements)
             case b"E":
                 return body.split(b"\0", 1)[0] in self._commit_portals
@@ -60,12 +60,18 @@ class Transcript:
         return False
 
     def _query(self, query: bytes) -> bool:
-        if _BEGIN.match(query):
-            self.said = b""
         if _COPY.match(query):
             self.copied = 0
+        self._say(query)
+        return _COMMIT.match(query) is not None or self._commits_by_itself(query)
+
+    def _say(self, query: bytes) -> None:
+        if _BEGIN.match(query) or self._commits_by_itself(query):
+            self.said = b""
         self.said += query
-        return _COMMIT.match(query) is not None or (self._also is not None and self._also.search(query) is not None)
+
+    def _commits_by_itself(self, query: bytes) -> bool:
+        return self._also is not None and self._also.search(query) is not None
 
 
 def _put(names: set[bytes], name: bytes, belongs: bool) -> None:
