@@ -17,9 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 # What Spark, a user or another process calls first; all that these modules import takes part in a commit, or may.
-_ENTRANCES = ("PostgresBatchWriter", "transactional_batch", "PgonceDataSource", "run_receiver")
+_ENTRANCES = ("PostgresBatchWriter", "transactional_batch", "PgonceDataSource", "run_receiver", "start_real_time")
 # The folders of the product: what lies elsewhere, such as an installed copy in .venv, is another one.
 _FOLDERS = ("sink", "offsets_store", "pgonce")
+# Of SQL and Java nothing else is left out.
+_COMMENT = {".sql": re.compile(r"--.*"), ".java": re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)}
 _MODULE_NAME = re.compile(r"\b(pgonce\.)?(sink|offsets_store)(\.[a-z_]+)+")
 _ERROR_CODE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|[A-Z]{4,}")
 _LOG_CALL = re.compile(r"_?log(ger)?\.(debug|info|warning|error|exception|log)")
@@ -28,8 +30,9 @@ _LOG_CALL = re.compile(r"_?log(ger)?\.(debug|info|warning|error|exception|log)")
 def fingerprint(root: Path = ROOT) -> str:
     """Sixteen hexadecimal digits for the code under ``root`` that takes part in commits, and for the ledger's form."""
     migrations = sorted((root / "offsets_store").glob("**/migrations/*.sql"))
-    ledger = [_without_comments(file.read_text()) for file in migrations]
-    return _digest(" ".join([of_trees(modules_of_commits(root).values()), *ledger]))
+    in_tasks = sorted((root / "sink" / "real_time" / "java" / "pgonce").glob("*.java"))
+    texts = [_without_comments(file.read_text(), file.suffix) for file in (*migrations, *in_tasks)]
+    return _digest(" ".join([of_trees(modules_of_commits(root).values()), *texts]))
 
 
 def of_trees(trees: Iterable[ast.Module]) -> str:
@@ -58,8 +61,8 @@ def modules_of_commits(root: Path) -> dict[str, ast.Module]:
     return found
 
 
-def _without_comments(sql: str) -> str:
-    return " ".join(re.sub(r"--.*", "", sql).split())
+def _without_comments(text: str, suffix: str) -> str:
+    return " ".join(_COMMENT[suffix].sub("", text).split())
 
 
 def _files(root: Path) -> Iterator[tuple[str, Path]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import shutil
 
 import pytest
-from chaos.fingerprint import ROOT, modules_of_commits, of_trees
+from chaos.fingerprint import ROOT, fingerprint, modules_of_commits, of_trees
 from chaos.proof import table_in
 
 SOURCE = """
@@ -69,6 +70,18 @@ def test_moving_does_not_count():
     assert of(function, "from other import publish\n" + rest) == of(SOURCE)
 
 
+def test_java_counts(tmp_path):
+    """What runs in tasks in real time takes part in commits; comments there do not."""
+    for folder in ("sink", "offsets_store", "pgonce"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    java = tmp_path / "sink" / "real_time" / "java" / "pgonce" / "Positions.java"
+    text, before = java.read_text(), fingerprint(tmp_path)
+    java.write_text(f"// What tasks write.\n{text}")
+    assert fingerprint(tmp_path) == before
+    java.write_text(text.replace("isRetry = true;", ""))
+    assert fingerprint(tmp_path) != before
+
+
 def test_what_takes_part():
     """All that decides and commits is in, what only looks is not."""
     names = {name.rpartition(".")[2] for name in modules_of_commits(ROOT)}
@@ -82,5 +95,7 @@ def test_what_takes_part():
         "reception",
         "batch_writer",
         "stager",
+        "start",
+        "statements",
     } <= names
     assert not {"main", "progress", "doctor"} & names
