@@ -293,6 +293,16 @@ class TestReport:
             ["| **all**", "5", "1.0 s |"],
         ]
 
+    def test_real_time_has_rows_of_its_own(self):
+        """What struck queries in real time is not summed up with what struck micro-batches."""
+        lines = table([STRUCK, replace(STRUCK, in_real_time=True)]).splitlines()
+        assert [line.split(" | ")[:2] for line in lines[2:4]] == [["| cut", "1"], ["| cut (real time)", "1"]]
+
+    def test_command(self):
+        """A report names the command that runs the same again, with all that was asked for."""
+        run = KeptRun(PRODUCT, 7, 24, (), "line: cut", [STRUCK, ENDED], only="real-time")
+        assert "`make chaos N=24 SEED=7 FAULT='line: cut' ONLY=real-time`" in table_of([run])
+
     def test_run_again(self):
         """A round that was run again counts once, as it went the last time, and the table says so."""
         rounds = [KeptRun(PRODUCT, 7, 24, (), None, found) for found in ([STRUCK, ENDED], [STRUCK, STRUCK, ENDED])]
