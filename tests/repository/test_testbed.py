@@ -1,5 +1,6 @@
 """The testbed does what the other tests rely on."""
 
+import re
 import threading
 
 import psycopg
@@ -31,6 +32,12 @@ def insert(url, **options):
     with psycopg.connect(url, **options) as connection:
         connection.execute("INSERT INTO rows VALUES (1)")
         connection.execute("COMMIT", [], prepare=options.get("prepare_threshold") == 0)
+
+
+def insert_by_itself(url):
+    """Insert one row by a statement that is a transaction of its own, as JDBC sends it."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("INSERT INTO rows VALUES (%s)", [1], prepare=True)
 
 
 def copy_in(url, count):
@@ -102,15 +109,17 @@ class TestProxy:
             psycopg.connect(proxy.url, connect_timeout=2).close()
         psycopg.connect(proxy.url).close()
 
+    @pytest.mark.parametrize("inserts", [insert, insert_by_itself])
     @pytest.mark.parametrize(("when", "while_held", "after_cut"), [("before", 0, 0), ("after", 1, 1)])
-    def test_hold_and_cut(self, proxy, rows, when, while_held, after_cut):
-        """A client is held at COMMIT for as long as the test likes, and then loses its connection."""
-        hold = getattr(proxy, f"hold_{when}_commit")()
+    def test_hold_and_cut(self, proxy, rows, when, while_held, after_cut, inserts):
+        """A client is held for as long as the test likes where it commits, and then loses its connection."""
+        proxy.also_commits = re.compile(rb"INSERT") if inserts is insert_by_itself else None
+        hold = getattr(proxy, f"hold_{when}_commit")(touching="INTO rows")
         outcome = []
 
         def client():
             try:
-                insert(proxy.url)
+                inserts(proxy.url)
             except psycopg.OperationalError as lost:
                 outcome.append(lost)
 
