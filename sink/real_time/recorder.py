@@ -11,8 +11,10 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch, said_in
@@ -27,6 +29,8 @@ _log = logging.getLogger("pgonce")
 _LOOK_SECONDS = 0.5
 # Epochs may be far shorter than a batch, and each record is a commit.
 _RECORD_SECONDS = 5.0
+# How long a query that is refused waits for rows.
+_TASKS_SECONDS = 20
 # When the query has ended: what is not recorded then is counted by the next start.
 _LAST_TRIES = 3
 
@@ -59,7 +63,7 @@ class Recorder(threading.Thread):
                     return
             except RefusedBatch as refused:
                 _log.error("query %s stops: %s", self._run.query_id, refused)
-                self._query.stop()
+                self._stop()
                 return
             except PgonceError as error:
                 _log.warning("what query %s has done is not recorded now: %s", self._run.query_id, error)
@@ -70,6 +74,12 @@ class Recorder(threading.Thread):
                 _log.info("query %s is not followed any longer: %s", self._run.query_id, type(error).__name__)
                 return
             time.sleep(_LOOK_SECONDS)
+
+    def _stop(self) -> None:
+        # A task is refused with its next rows, and then the query ends with that error. A stop would give it none.
+        with suppress(StreamingQueryException):
+            if not self._query.awaitTermination(_TASKS_SECONDS):
+                self._query.stop()
 
     def _record(self) -> None:
         # First what Spark has done, and then what tasks have reached: the other way round, it could be less.

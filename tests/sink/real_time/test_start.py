@@ -228,6 +228,28 @@ def test_a_second_driver_takes_over(begin, topic, produce, ids):
     second.stop()
 
 
+def test_a_database_that_went_back_ends_the_query_with_that_error(begin, topic, produce, admin, ids, tcp_url):
+    """Also if the driver is the first to notice; started again, the query brings what was lost."""
+    name = topic(1)
+    query = begin(name)
+    produce(name, range(10))
+    assert ids(10, query) == list(range(10)), query.exception()
+    # As after a restore, before the batch has ended; and no rows come by which a task would notice.
+    with admin.transaction():
+        admin.execute("DELETE FROM orders")
+        admin.execute("UPDATE pgonce.positions SET next_offset = 0, rows = 0")
+    deadline = time.monotonic() + 60
+    while not OffsetsStore(tcp_url).failures():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    produce(name, range(10, 20))
+    with pytest.raises(StreamingQueryException, match="POSITION_WENT_BACK"):
+        query.awaitTermination(60)
+    query = begin(name)
+    assert ids(20, query) == list(range(20)), query.exception()
+    query.stop()
+
+
 def test_micro_batches_go_on_from_real_time_and_back(begin, spark, kafka, topic, produce, ids, tcp_url, tmp_path):
     """The same query, checkpoint and table change their mode, and each record stays there once."""
     name = topic(1)
