@@ -41,7 +41,7 @@ class Repository:
     def why_unsigned(self, tag: str) -> str:
         """What git says of a tag that no allowed key has signed; an empty string if one has."""
         if self.git("cat-file", "-t", f"refs/tags/{tag}") != "tag":
-            return f"{tag} is not an annotated tag, so nobody has signed it."
+            return f"{tag} is not an annotated tag, so it has no signature."
         signers = f"gpg.ssh.allowedSignersFile={self.root / SIGNERS}"
         command = ["git", "-c", signers, "-c", "gpg.format=ssh", "verify-tag", tag]
         done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
