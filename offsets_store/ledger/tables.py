@@ -256,7 +256,6 @@ positions = Table(
     Column("claimed_from", BigInteger),
     Column("disputed_from", BigInteger),
     _now("moved_at"),
-    postgresql_with={"fillfactor": "50"},
 )
 
 staged_tables = Table(

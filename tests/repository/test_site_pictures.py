@@ -1,7 +1,7 @@
 """
 The pictures of the site are those of their texts, and stand on a page with words for those who cannot see them.
 
-Covers: ``website/draw.py``.
+Of ``website/draw.py``.
 """
 
 from __future__ import annotations

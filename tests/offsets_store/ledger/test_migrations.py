@@ -347,7 +347,8 @@ def form(table):
 
 
 def normal(line):
-    """One line of DDL without the names of constraints that Postgres makes up, and with its form of IN."""
+    """One line of DDL without names of constraints that Postgres makes up and storage parameters, with its form of IN."""
+    line = re.sub(r"(?<=\)) WITH \(\w+ = \w+\)$", "", line)
     line = re.sub(r"CONSTRAINT \w+ (?=PRIMARY|UNIQUE)", "", line.strip().rstrip(","))
     line = re.sub(r"CHECK \((\w+) = ANY \(ARRAY\[(.*)\]\)\)", r"CHECK (\1 IN (\2))", line)
     line = re.sub(r"WHERE \((.*)\)$", r"WHERE \1", line)
