@@ -21,10 +21,12 @@ from statistics import median
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 from embedded_postgres import EmbeddedPostgres
+from far_server import FarServer
 from kafka_broker import KafkaBroker, MissingTool, postgres_jdbc_jar, spark_connector_jars
 from kafka_topic import create_topic
 from latency_cases import COLUMNS, MICRO_BATCHES, PARTITIONS, RATES, REAL_TIME, TRIGGERS, WAYS, Case, Feed, name_of
 from measure import alternate, beside
+from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 from report import Outcome
 from rich.console import Console
@@ -34,6 +36,7 @@ from screen import about_this_run, show_goals, write_results
 
 PARTS = {"micro-batches": MICRO_BATCHES, "real-time": REAL_TIME}
 _LONGEST_SECONDS = 120.0
+_ONE_WAY_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class LatencyBench:
 
     spark: SparkSession
     url: str
+    far_url: str
     bootstrap_servers: str
     warm_up: float
     measured: float
@@ -68,7 +72,8 @@ class LatencyBench:
             tempfile.TemporaryDirectory(prefix="bench-") as root,
         ):
             connection.execute(f"DROP TABLE IF EXISTS {case.table}; CREATE TABLE {case.table} ({COLUMNS})".encode())
-            feed = Feed(self.spark, self.bootstrap_servers, topic, self.url, case.table, f"{root}/checkpoint")
+            url = self.far_url if case.is_far else self.url
+            feed = Feed(self.spark, self.bootstrap_servers, topic, url, case.table, f"{root}/checkpoint")
             query = case.start(feed)
             try:
                 with self._sending(topic, case.rows_a_second):
@@ -135,10 +140,13 @@ def main(arguments: Sequence[str]) -> int:
         with (
             KafkaBroker() as broker,
             EmbeddedPostgres(settings=settings) as postgres,
+            FarServer(postgres.host, postgres.port, _ONE_WAY_SECONDS) as far,
             spark_session(*jars) as spark,
             psycopg.connect(postgres.uri()) as connection,
         ):
-            bench = LatencyBench(spark, postgres.tcp_uri(), broker.bootstrap_servers, 6, given.seconds)
+            url = postgres.tcp_uri()
+            far_url = make_conninfo(url, port=far.port)
+            bench = LatencyBench(spark, url, far_url, broker.bootstrap_servers, 6, given.seconds)
 
             def measure(case: Case, number: int) -> None:
                 what = f"{case.name}, {case.rows_a_second:,} rows a second"

@@ -2,9 +2,12 @@
 
 import re
 import threading
+import time
 
 import psycopg
 import pytest
+from far_server import FarServer
+from psycopg.conninfo import conninfo_to_dict
 from safety_net import is_alive
 from support.fixtures.driver import Driver
 from support.fixtures.postgres import WITHOUT_LEDGER, fresh_database
@@ -179,3 +182,13 @@ def test_some_databases_have_no_ledger(admin):
     """The places whose tests create it themselves exist, and this is one of them."""
     assert admin.execute("SELECT FROM pg_namespace WHERE nspname = 'pgonce'").fetchall() == []
     assert [place for place in WITHOUT_LEDGER if not (ROOT / place).exists()] == []
+
+
+def test_a_far_server_answers_later(tcp_url):
+    """An answer takes as long as a byte travels there and back, and all of it comes."""
+    server = conninfo_to_dict(tcp_url)
+    with FarServer(server["host"], int(server["port"]), 0.05) as far, psycopg.connect(tcp_url, port=far.port) as near:
+        begun = time.monotonic()
+        (text,) = near.execute("SELECT repeat('x', 1000000)").fetchone()
+        assert time.monotonic() - begun >= 0.1
+        assert len(text) == 1_000_000
