@@ -6,6 +6,7 @@ Runs in ``make site``. Invariant: a built page loads nothing from another host, 
 
 from __future__ import annotations
 
+from importlib.metadata import metadata
 from importlib.metadata import version as installed
 
 project = "pgonce"
@@ -26,7 +27,16 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True}
 
+_urls = dict(url.split(", ", 1) for url in metadata("pgonce").get_all("Project-URL", []))
+
 html_theme = "furo"
+html_theme_options = {
+    "footer_icons": [
+        {"name": name, "url": _urls[name], "html": name, "class": ""}
+        for name in ("Repository", "Issues")
+        if name in _urls
+    ]
+}
 html_title = f"pgonce {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]

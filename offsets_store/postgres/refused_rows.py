@@ -18,7 +18,8 @@ _AFTERWARDS = "Then start the query again: Spark runs the batch again from its s
 # SQLSTATE (or its class): code, and what to do.
 REMEDIES = {
     "42501": ("TARGET_NOT_PERMITTED", "Grant what the text names: USAGE on the schema (CREATE for createTable); INSERT "
-              "on the table (for upserts also SELECT and UPDATE, for complete mode DELETE); TEMPORARY on the database. "
+              "on the table (for upserts also SELECT and UPDATE, for complete mode DELETE); USAGE on the sequence of a "
+              "serial column; TEMPORARY on the database. "
               "Where a policy of row-level security refused a row, change the policy, or filter such rows."),
     "23502": ("NOT_NULL_VIOLATION", "Fill the column in Spark, or drop the constraint."),
     "23505": ("UNIQUE_VIOLATION", "Remove such rows in Spark, or write with mode=upsert and this constraint's columns "

@@ -156,6 +156,11 @@ def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> T
     else:
         before = _entry_before(checkpoint, sinks, newest, done=entry)
         does = f"puts the checkpoint at batch {newest}, where the ledger is"
+        if checkpoint.commits and max(checkpoint.commits) > newest:
+            does += (
+                "; if something else wrote the rows of later batches, such as a function that you went back to, they "
+                "would be written twice: then see `pgonce explain replace-your-foreachbatch`, And back"
+            )
     return Target({**before, newest: entry}, newest, is_committed=not behind, does=does)
 
 

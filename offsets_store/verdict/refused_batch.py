@@ -217,7 +217,9 @@ def _gap(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     return (
         f"Spark runs batch {batch.batch_id} of {_writer(batch)}, but the last one published here is {last}: the "
         "database was restored to an earlier state, or failed over to a standby that lacked the last batches, or the "
-        "writer is called only for some batches.",
+        "writer is called only for some batches, or another one wrote the batches between.",
+        "If another writer has written them, such as a function that you went back to, a recovery would write their "
+        "rows twice: do what `pgonce explain replace-your-foreachbatch` says under And back. Otherwise "
         f"{_doctor(batch)} If the database was restored, you can also restore the checkpoint of the same time, or "
         f"start a new checkpoint at the stored offsets ({_stored(batch)}). In "
         "foreachBatch, call the writer for every batch, empty ones too, and let its errors out of the function.",
