@@ -60,6 +60,8 @@ def main() -> int:
 
 
 def _wait(uri: str, servers: str) -> int:
+    # A script that starts this in the background has it ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print("Type this into another shell. Ctrl-C here removes the servers, with all that they hold.\n")
     print(f"export PGONCE_URL='{uri}'{f' KAFKA_SERVERS={servers}' if servers else ''}", flush=True)
     signal.pause()
