@@ -1,6 +1,6 @@
 """
-Compile the writer for Spark's real-time and continuous modes, and pack it into the wheel and the sdist. And let the
-links of the README lead to the repository, as an index shows the README without it.
+Compile the writer for Spark's real-time and continuous modes, and pack it into the wheel and the sdist. Also make the
+README's links absolute, because a package index shows the README without the repository.
 
 Runs in hatchling, when either is built. It needs the JDK's compiler alone: the few classes of Spark that the writer
 touches are declared in `compile_only`, and not packed. Invariant: the same sources and compiler give the same jar.

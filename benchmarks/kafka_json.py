@@ -59,15 +59,19 @@ class JsonLoad(Load):
         servers = {"bootstrap.servers": self.bootstrap_servers}
         producer = Producer({**servers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
         for number in range(self.records):
-            at = f"2025-06-15T15:{number // 60 % 60:02}:{number % 60:02}Z"
-            record = (
-                f'{{"id":{number},"customer":{number % 100_000},"amount":{number / 100},'
-                f'"status":"accepted","note":"order {number} of the day","at":"{at}"}}'
-            )
-            producer.produce(TOPIC, record.encode(), partition=number % self.partitions)
+            producer.produce(TOPIC, self.record(number), partition=number % self.partitions)
             if number % 10_000 == 0:
                 producer.poll(0)
         producer.flush()
+
+    def record(self, number: int) -> bytes:
+        """The value of a record."""
+        at = f"2025-06-15T15:{number // 60 % 60:02}:{number % 60:02}Z"
+        record = (
+            f'{{"id":{number},"customer":{number % 100_000},"amount":{number / 100},'
+            f'"status":"accepted","note":"order {number} of the day","at":"{at}"}}'
+        )
+        return record.encode()
 
 
 def consume(load: JsonLoad, url: str, table: str) -> list[Stretch]:
