@@ -20,6 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pgonce.offsets_store.commit.settings import RETRY_SECONDS
 from pgonce.offsets_store.errors import NOTHING, RecoveryError, UnknownQueryError
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
+from pgonce.offsets_store.recovery.plan import MAY_DOUBLE
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
 
 from .errors import SparkError, without_data_sources
@@ -47,7 +48,8 @@ def recover_and_start(
     :param url: where the ledger is; a libpq URI or key=value string, empty for libpq's environment.
     :param quiet_seconds: how long the checkpoint and the ledger must have been unchanged, if files must be changed.
     :param retry_timeout: seconds to wait while Postgres is unavailable, as a commit does.
-    :raises RecoveryError: if the checkpoint cannot be repaired, or not in this application; or if the query is running.
+    :raises RecoveryError: if the checkpoint cannot be repaired, or not in this application; if a repair may write rows
+        twice, which people decide (RECOVERY_MAY_DOUBLE); or if the query is running.
     :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger; UPDATE_MODE; SPARK_TOO_OLD.
     """
     _refuse_old_spark(writer)
@@ -58,7 +60,7 @@ def recover_and_start(
             url,
             quiet_seconds=quiet_seconds,
             retry_timeout=retry_timeout,
-            approve=_refuse_old_executors,
+            approve=_refuse_what_people_decide,
         )
     options = {"checkpointLocation": checkpoint_location, _LET_ANY_SINK: "true"}
     query = writer.options(**options).start()
@@ -66,7 +68,16 @@ def recover_and_start(
     return query
 
 
-def _refuse_old_executors(planned: Recovery) -> None:
+def _refuse_what_people_decide(planned: Recovery) -> None:
+    # After a failover and after a return from another function, ledger and checkpoint look the same.
+    if planned.may_double:
+        raise RecoveryError(
+            "RECOVERY_MAY_DOUBLE",
+            f"A recovery of the checkpoint {planned.location} {planned.does}. {MAY_DOUBLE}",
+            NOTHING,
+            f"If the database lost these batches, run `pgonce recover {shlex.quote(planned.location)} --yes`, or call "
+            "recover_checkpoint, and start the query again.",
+        )
     if planned.needs_new_application:
         raise RecoveryError(
             "RECOVERY_STATEFUL",

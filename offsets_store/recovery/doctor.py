@@ -29,7 +29,7 @@ from .next_start import (
     planned_entry,
     verdict_on,
 )
-from .plan import plan_recovery
+from .plan import MAY_DOUBLE, plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, read_neighbours, with_state
 from .stopped_query import CheckpointFacts, SinkFacts, no_checkpoint
 
@@ -113,6 +113,8 @@ def diagnose(
         if plan.changes:
             finding = Finding.RECOVERABLE
             advice = f"`pgonce recover {shlex.quote(checkpoint.location)}` repairs this: it {plan.does}."
+            if plan.may_double:
+                advice = f"{advice} {MAY_DOUBLE}"
         else:
             finding, advice = Finding.AGREE, f"Nothing to repair: `pgonce recover` {plan.does}."
     if finding is Finding.AGREE and checkpoint.is_continuous:

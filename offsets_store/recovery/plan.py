@@ -34,18 +34,26 @@ from .stopped_query import (
     unproven,
 )
 
+MAY_DOUBLE = (
+    "Spark has done batches that the ledger does not have, and runs them again. If the database was restored, or lost "
+    "them in a failover, that is right. If something else wrote their rows, such as a function that you went back to, "
+    "they would be written twice: see `pgonce explain replace-your-foreachbatch`, And back."
+)
+
 
 @dataclass(frozen=True)
 class Plan:
     """
     The changes, in the order in which they must be made, and the text for what they do. There are none if all is well.
 
-    ``stands_at`` is the newest batch in ``offsets/`` afterwards; None in a checkpoint without any.
+    ``stands_at`` is the newest batch in ``offsets/`` afterwards; None in a checkpoint without any. ``may_double`` is
+    whether :data:`MAY_DOUBLE` holds.
     """
 
     changes: tuple[Change, ...]
     stands_at: int | None
     does: str
+    may_double: bool = False
 
 
 def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Plan:
@@ -114,7 +122,7 @@ def _proven(
         raise unproven(
             f"A recovery that {target.does} would not help: batch {after.batch_id} would be refused ({verdicts})."
         )
-    return Plan(changes, target.newest, target.does)
+    return Plan(changes, target.newest, target.does, target.may_double)
 
 
 def _all_go_on(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> bool:
@@ -156,12 +164,8 @@ def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> T
     else:
         before = _entry_before(checkpoint, sinks, newest, done=entry)
         does = f"puts the checkpoint at batch {newest}, where the ledger is"
-        if checkpoint.commits and max(checkpoint.commits) > newest:
-            does += (
-                "; if something else wrote the rows of later batches, such as a function that you went back to, they "
-                "would be written twice: then see `pgonce explain replace-your-foreachbatch`, And back"
-            )
-    return Target({**before, newest: entry}, newest, is_committed=not behind, does=does)
+    lost = checkpoint.newest_commit is not None and checkpoint.newest_commit > newest
+    return Target({**before, newest: entry}, newest, is_committed=not behind, does=does, may_double=lost)
 
 
 def _at_a_proven_entry(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Target:
@@ -249,12 +253,17 @@ Settings that are not named here are taken from the session.
 
 @dataclass(frozen=True)
 class Target:
-    """The entries to write, the newest one that stays, whether it stays committed, and the text for all this."""
+    """
+    The entries to write, the newest one that stays, whether it stays committed, and the text for all this.
+
+    ``may_double`` is that of the :class:`Plan`.
+    """
 
     entries: Mapping[int, str]
     newest: int
     is_committed: bool
     does: str
+    may_double: bool = False
 
 
 def changes_for(checkpoint: CheckpointFacts, target: Target) -> Iterator[Change]:

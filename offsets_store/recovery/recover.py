@@ -55,7 +55,8 @@ class Recovery:
     that were there before, and ``kept_in`` is the folder of the checkpoint with their copies. ``stands_at`` is the
     newest batch in ``offsets/`` afterwards. ``query_id`` is None if there is no checkpoint yet. With
     ``needs_new_application`` the query must be started in a new Spark application, because executors that ran the
-    refused batch of a stateful query may still write its state.
+    refused batch of a stateful query may still write its state. ``may_double`` is whether Spark runs batches
+    again that it has done and the ledger does not have: their rows are written twice if something else wrote them.
     """
 
     location: str
@@ -68,6 +69,7 @@ class Recovery:
     kept_in: str | None = None
     is_done: bool = False
     needs_new_application: bool = False
+    may_double: bool = False
 
     @property
     def is_needed(self) -> bool:
@@ -161,6 +163,7 @@ def _recover(
         removed=tuple(name for name, text in plan.changes if text is None),
         kept=tuple(name for name, _ in plan.changes if writer.files.exists(name)),
         needs_new_application=checkpoint.is_stateful and any(text is not None for _, text in plan.changes),
+        may_double=plan.may_double,
     )
     if dry_run or not plan.changes:
         return recovery

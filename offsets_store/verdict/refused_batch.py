@@ -214,15 +214,16 @@ def _changed(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
 
 def _gap(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     last = ledger.writer.last_batch_id if ledger.writer else -1
+    missing = f"batch {last + 1}" if last + 2 == batch.batch_id else f"batches {last + 1} to {batch.batch_id - 1}"
     return (
-        f"Spark runs batch {batch.batch_id} of {_writer(batch)}, but the last one published here is {last}: the "
-        "database was restored to an earlier state, or failed over to a standby that lacked the last batches, or the "
-        "writer is called only for some batches, or another one wrote the batches between.",
-        "If another writer has written them, such as a function that you went back to, a recovery would write their "
-        "rows twice: do what `pgonce explain replace-your-foreachbatch` says under And back. Otherwise "
-        f"{_doctor(batch)} If the database was restored, you can also restore the checkpoint of the same time, or "
-        f"start a new checkpoint at the stored offsets ({_stored(batch)}). In "
-        "foreachBatch, call the writer for every batch, empty ones too, and let its errors out of the function.",
+        f"Spark runs batch {batch.batch_id} of {_writer(batch)}, but the ledger does not have {missing}. One of these "
+        "has happened: the database was restored to an earlier state, or lost commits in a failover; your function "
+        "did not call the writer for each batch; or something else wrote these batches.",
+        f"If the database was restored or lost commits: {_doctor(batch)} (Or restore the checkpoint of the same time, "
+        f"or start a new one at the stored offsets: {_stored(batch)}.) If your function left batches out, call the "
+        "writer for each of them, empty ones too, and let its errors out of the function; then recover. If something "
+        "else wrote these batches, such as a function that you went back to, do not recover, because their rows would "
+        "be written twice: see `pgonce explain replace-your-foreachbatch`, And back.",
     )
 
 

@@ -20,6 +20,7 @@ from pgonce.offsets_store.rebuild.swap import LOCK_SECONDS, Allowed, Swap, swap_
 from pgonce.offsets_store.recovery.by_hand import Forgetting, accept_batch, forget_query, retire_sink
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
+from pgonce.offsets_store.recovery.plan import MAY_DOUBLE
 from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint, undo_recovery
 from pgonce.offsets_store.recovery.stopped_query import no_checkpoint
@@ -59,6 +60,8 @@ def _recovery_lines(recovery: Recovery) -> list[str]:
     lines = [f"Checkpoint {recovery.location} of query {recovery.query_id}.", f"This {recovery.does}."]
     for what, names in (("write", recovery.written), ("remove", recovery.removed), ("keep aside", recovery.kept)):
         lines += [f"  {what:<10} {name}" for name in names]
+    if recovery.may_double:
+        lines.append(MAY_DOUBLE)
     if recovery.is_done:
         lines.append(
             f"Done. The replaced files are kept in {recovery.kept_in}; `pgonce recover --undo` brings them back."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from support.ledger_history import QUERY
 from support.recoveries import recover_at_once
 from support.stopped_query import entry, files_of
@@ -51,6 +52,13 @@ class TestCommands:
         assert (behind / "offsets/9").exists()
         assert pgonce("recover", behind, "--undo", "--yes", "--quiet-for", 0).exit_code == ExitCode.OK
         assert files_of(behind) == before
+
+    @pytest.mark.parametrize(("stands", "may_double"), [("ahead", True), ("behind", False)])
+    def test_going_back_may_double(self, stands, may_double, pgonce, request):
+        """Both commands say so before anything is changed, but not of a checkpoint that goes forward."""
+        checkpoint = request.getfixturevalue(stands)
+        for command in ("doctor", "recover"):
+            assert ("would be written twice" in pgonce(command, checkpoint).stdout.replace("\n", " ")) == may_double
 
     def test_recover_refuses(self, pgonce, ahead, tmp_path):
         """Refusals have an exit code of their own, and so has a place without a checkpoint."""

@@ -103,6 +103,21 @@ class TestNothingToDo:
         assert plan_recovery(facts, [published_to(5)]).changes == (Change(orphan, None),)
 
 
+class TestMayDouble:
+    @pytest.mark.parametrize(("commits", "may"), [((4, 5, 6), True), ((4, 5), False)])
+    def test_where_spark_has_done_what_the_ledger_lacks(self, commits, may):
+        """Batches that were only planned have written nothing anywhere."""
+        plan = plan_recovery(checkpoint(entries(4, 5, 6, 7), commits), [published_to(5)])
+        assert (plan.stands_at, plan.may_double) == (5, may)
+
+    def test_beside_another_sink(self):
+        """A batch that one sink has, and the other lacks, is done by the ledger."""
+        behind = published_to(5, writer_id=2, sink_name="audit")
+        for commits, may in [((4, 5, 6), False), ((4, 5, 6, 7), True)]:
+            plan = plan_recovery(checkpoint(entries(4, 5, 6, 7), commits), [published_to(6), behind])
+            assert plan.may_double == may
+
+
 class TestForward:
     def test_a_text_that_differs_is_replaced_with_its_checksum(self):
         """An entry that was planned again gives way to the recorded one; its checksum goes first."""
