@@ -84,8 +84,8 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) CAST(? AS pg_catalog.int8)
 """
 
 # The driver may have moved the position past records that were filtered, but never past the first of these rows. The
-# table may have been exchanged for another one of the same name. Or it was made unlogged: then a crash would empty it,
-# and leave the position.
+# table may have been exchanged for another one of the same name. Or it, or a partition of it, was made unlogged: then a
+# crash would empty that, and leave the position.
 _MOVED = """
 UPDATE pgonce.positions AS p
 SET next_offset = CAST(? AS pg_catalog.int8), rows = p.rows OPERATOR(pg_catalog.+) CAST(? AS pg_catalog.int4),
@@ -99,6 +99,8 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) CAST(? AS pg_catalog.int8)
     AND pg_catalog.to_regclass({name}) OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid
     AND EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid
         AND c.relpersistence OPERATOR(pg_catalog.=) 'p')
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree({oid}::pg_catalog.oid) AS t JOIN pg_catalog.pg_class AS c
+        ON c.oid OPERATOR(pg_catalog.=) t.relid WHERE c.relpersistence OPERATOR(pg_catalog.<>) 'p')
 RETURNING p.next_offset
 """
 

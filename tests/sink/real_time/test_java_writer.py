@@ -7,6 +7,7 @@ Covers: sink.real_time.java_writer.
 from __future__ import annotations
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from support.fixtures.driver import wait_until
 from support.real_time_tasks import COLUMNS, begun
 
@@ -61,6 +62,20 @@ def give(jvm, writer, *offsets):
         for value in ("orders", 0, offset, offset, None):
             values.add(value)
         writer.process(jvm.org.apache.spark.sql.RowFactory.create(values.toArray()))
+
+
+def test_a_column_that_changes_under_a_run(jvm, writer, ids, admin):
+    """Its rows no longer fit the statement: the task is refused at once, and a start looks at the table anew."""
+    driver, task = writer(), writer()
+    task.open(0, 0)
+    give(jvm, task, 0)
+    assert wait_until(lambda: ids() == [0])
+    admin.execute("ALTER TABLE orders ALTER name TYPE integer USING 0")
+    with pytest.raises(Py4JJavaError, match=r"\[TARGET_CHANGED\].*42804"):
+        give(jvm, task, 1)
+        task.close(None)
+    assert ids() == [0]
+    del driver
 
 
 def test_an_attempt_may_end_before_the_one_that_failed(jvm, writer, ids):

@@ -91,6 +91,24 @@ def test_a_table_that_is_made_unlogged(url, admin, orders):
     assert orders() == [0, 1]
 
 
+def test_a_partition_that_is_made_unlogged(url, admin, orders):
+    """As for a whole table, even if no row of the flush goes into that partition."""
+    admin.execute(
+        "DROP TABLE orders; CREATE TABLE orders (id bigint, name text, n serial) PARTITION BY RANGE (id); "
+        "CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id); "
+        "CREATE TABLE first PARTITION OF few FOR VALUES FROM (0) TO (5); "
+        "CREATE TABLE others PARTITION OF orders DEFAULT"
+    )
+    task = Task(url, begun(url))
+    task.claims()
+    task.flushes(0)
+    admin.execute("ALTER TABLE first SET UNLOGGED")
+    assert not task.flushes(100)
+    admin.execute("ALTER TABLE first SET LOGGED")
+    assert task.flushes(100)
+    assert orders() == [0, 100]
+
+
 def test_rows_that_the_table_refuses_leave_the_position(url, admin, orders):
     """If one row of a flush is refused, none is written and the position stays."""
     admin.execute("ALTER TABLE orders ADD CHECK (id <> 1)")

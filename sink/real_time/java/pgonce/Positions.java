@@ -290,7 +290,7 @@ final class Positions {
                 return Refusal.of(
                         "TARGET_CHANGED",
                         settings.table + " is not the table any more with which this run began: it was renamed, dropped"
-                                + " and created again, exchanged for another, or made unlogged.",
+                                + " and created again, exchanged for another, or it or a partition was made unlogged.",
                         nothing,
                         "If that was meant, start the query again; that says if the table cannot be used. Otherwise give"
                                 + " the table its name back.");
