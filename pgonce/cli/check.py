@@ -13,9 +13,11 @@ from typing import Annotated
 
 import psycopg
 import typer
+from psycopg import sql
 
 from pgonce.offsets_store.errors import LedgerError, TargetError, needing_pyspark
 from pgonce.offsets_store.postgres.postgres_url import with_source_of
+from pgonce.offsets_store.postgres.search_path import execute_in_tx
 from pgonce.offsets_store.preflight.answers import Answer, Finding, Holds, Question, one_row
 from pgonce.offsets_store.preflight.check import check_server
 from pgonce.offsets_store.status.read_stored import last_written
@@ -30,6 +32,17 @@ from .doctor import Looked, look_again
 from .terms import ExitCode, Json, Url
 
 _OWN = "pg_temp.pgonce_target"
+# A serial column's default calls nextval with the rights of who inserts; an identity column's does not.
+_SEQUENCES_NOT_PERMITTED = sql.SQL("""
+SELECT a.attname::text, s.oid::regclass::text
+FROM pg_attrdef AS d
+JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+JOIN pg_depend AS u ON u.classid = 'pg_catalog.pg_attrdef'::regclass AND u.objid = d.oid
+    AND u.refclassid = 'pg_catalog.pg_class'::regclass
+JOIN pg_class AS s ON s.oid = u.refobjid
+WHERE d.adrelid = {oid} AND CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE, UPDATE') END
+ORDER BY a.attnum
+""")
 _WIDTH = max(len(holds.value) for holds in Holds)
 
 
@@ -157,6 +170,14 @@ def _writable(connection: psycopg.Connection, table: TargetTable) -> Answer:
     if not keys:
         notes.append(
             "it has no primary key: mode=upsert needs the option keys, and a unique index on exactly these columns"
+        )
+    if without := execute_in_tx(connection, _SEQUENCES_NOT_PERMITTED.format(oid=sql.Literal(table.oid))).fetchall():
+        columns, sequences = (", ".join(names) for names in zip(*without, strict=True))
+        return Answer(
+            Holds.UNKNOWN,
+            f"{name} can be written to, but only by rows that have the column {columns}: its default takes the next "
+            f"number of {sequences}, which the role may not use",
+            f"GRANT USAGE ON SEQUENCE {sequences} TO <role>, if the rows do not have the column.",
         )
     notes.append("only the table was checked, not the columns of a query (--query checks these)")
     return Answer(Holds.YES, "; ".join([says, *notes]))

@@ -35,11 +35,12 @@ JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 # An idle session was ended; or an address leads to a standby, until it is promoted.
 _ALSO_PASSING = ("57P05", "25006")
 # The statement was composed for the table as it was when the run began.
-_CHANGED = {
+_REMEDIES = {
     "42": (
         "TARGET_CHANGED",
         "Look what has changed since this run began: a column of the table, or a function that a trigger calls.",
     ),
+    **REMEDIES,
 }
 # As ArrayText.java has them. What else there is has a text that Postgres reads.
 _WRITTEN = frozenset({
@@ -106,7 +107,7 @@ def writer_settings(
         "columns": [column.postgres_type for column in run.columns],
         "passing": [*TRANSIENT_SQLSTATES, *TRANSIENT_CLASSES, *_ALSO_PASSING],
         "time_zone": jdbc.time_zone,
-        "remedies": {state: list(remedy) for state, remedy in {**_CHANGED, **REMEDIES}.items()},
+        "remedies": {state: list(remedy) for state, remedy in _REMEDIES.items()},
     }
 
 
