@@ -43,7 +43,7 @@ _NAMED_ROW = re.compile(r"^(\| (?: \| )?)`(\w+)` \|", re.MULTILINE)
 _NAMED_ROWS = {"errors.md", "options.md"}
 
 # What else is in the folder of a README.md; GitHub shows a folder's list by itself.
-_OTHERS = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n*/*\n```\n"
+_OTHERS = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n%s```\n"
 
 
 def pages() -> dict[Path, str]:
@@ -75,7 +75,8 @@ class Staged:
         parts[::2] = [_LINK.sub(lambda link: self._link(path, place, link), part) for part in parts[::2]]
         text = "".join(parts)
         if path.name == "README.md" and path.is_relative_to(DOCS):
-            text += _OTHERS
+            inner = sorted(path.parent.glob("*/README.md"))
+            text += _OTHERS % "".join(f"{readme.parent.name}/index\n" for readme in inner)
         if place in _NAMED_ROWS:
             text = _NAMED_ROW.sub(r'\1<span id="\2"></span>`\2` |', text)
         return _with_version(text) if place in _REFERENCE else text
