@@ -38,7 +38,7 @@ _ALSO_PASSING = ("57P05", "25006")
 _REMEDIES = {
     "42": (
         "TARGET_CHANGED",
-        "Look what has changed since this run began: a column of the table, or a function that a trigger calls.",
+        "Look at what has changed since this run began: a column of the table, or a function that a trigger calls.",
     ),
     **REMEDIES,
 }

@@ -84,8 +84,8 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) CAST(? AS pg_catalog.int8)
 """
 
 # The driver may have moved the position past records that were filtered, but never past the first of these rows. The
-# table may have been exchanged for another one of the same name. Or it, or a partition of it, was made unlogged: then a
-# crash would empty that, and leave the position.
+# table may have been exchanged for another one of the same name. Or it was made unlogged: then a crash would empty it,
+# and leave the position.
 _MOVED = """
 UPDATE pgonce.positions AS p
 SET next_offset = CAST(? AS pg_catalog.int8), rows = p.rows OPERATOR(pg_catalog.+) CAST(? AS pg_catalog.int4),
@@ -98,11 +98,14 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) CAST(? AS pg_catalog.int8)
     AND p.next_offset OPERATOR(pg_catalog.<=) CAST(? AS pg_catalog.int8)
     AND pg_catalog.to_regclass({name}) OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid
     AND EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid
-        AND c.relpersistence OPERATOR(pg_catalog.=) 'p')
-    AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree({oid}::pg_catalog.oid) AS t JOIN pg_catalog.pg_class AS c
-        ON c.oid OPERATOR(pg_catalog.=) t.relid WHERE c.relpersistence OPERATOR(pg_catalog.<>) 'p')
+        AND c.relpersistence OPERATOR(pg_catalog.=) 'p'){partitions}
 RETURNING p.next_offset
 """
+
+# The same of each partition. Only where there are any, because it adds 0.1 ms to a flush.
+_PARTITIONS = """
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree({oid}::pg_catalog.oid) AS t JOIN pg_catalog.pg_class AS c
+        ON c.oid OPERATOR(pg_catalog.=) t.relid WHERE c.relpersistence OPERATOR(pg_catalog.<>) 'p')"""
 
 
 def flush_statement(table: TargetTable, columns: Sequence[EncodedColumn], plan: Sequence[ColumnPlan]) -> sql.Composed:
@@ -115,6 +118,9 @@ def flush_statement(table: TargetTable, columns: Sequence[EncodedColumn], plan: 
     array = sql.SQL("pg_catalog.unnest(CAST(? AS pg_catalog.{}[]))")
     arrays = sql.SQL(", ").join(array.format(sql.SQL(column.postgres_type)) for column in columns)
     source = sql.Identifier("pgonce rows")
+    oid = sql.Literal(table.oid)
+    partitions = sql.SQL(_PARTITIONS).format(oid=oid) if table.kind == "p" else sql.SQL("")
+    name = sql.Literal(table.identifier.as_string(None))
     return sql.SQL(
         "WITH {source} ({names}) AS (SELECT * FROM ROWS FROM ({arrays})), moved AS ({moved}), written AS ({insert}) "
         "SELECT next_offset FROM moved"
@@ -122,6 +128,6 @@ def flush_statement(table: TargetTable, columns: Sequence[EncodedColumn], plan: 
         source=source,
         names=sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
         arrays=arrays,
-        moved=sql.SQL(_MOVED).format(name=sql.Literal(table.identifier.as_string(None)), oid=sql.Literal(table.oid)),
+        moved=sql.SQL(_MOVED).format(name=name, oid=oid, partitions=partitions),
         insert=insert_statement(source, sql.SQL("EXISTS (SELECT FROM moved)"), table, plan),
     )
