@@ -164,7 +164,7 @@ def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> T
     else:
         before = _entry_before(checkpoint, sinks, newest, done=entry)
         does = f"puts the checkpoint at batch {newest}, where the ledger is"
-    lost = checkpoint.newest_commit is not None and checkpoint.newest_commit > newest
+    lost = any(number > newest for number in checkpoint.commits)
     return Target({**before, newest: entry}, newest, is_committed=not behind, does=does, may_double=lost)
 
 

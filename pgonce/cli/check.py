@@ -157,6 +157,14 @@ def _writable(connection: psycopg.Connection, table: TargetTable) -> Answer:
         0
     ]:
         return Answer(Holds.NO, f"the role may not insert into {name}", f"GRANT INSERT ON {name} TO <role>.")
+    if without := execute_in_tx(connection, _SEQUENCES_NOT_PERMITTED.format(oid=sql.Literal(table.oid))).fetchall():
+        columns, sequences = (", ".join(names) for names in zip(*without, strict=True))
+        return Answer(
+            Holds.UNKNOWN,
+            f"{name} can be written to, but only by rows that have the column {columns}: its default takes the next "
+            f"number of {sequences}, which the role may not use",
+            f"GRANT USAGE ON SEQUENCE {sequences} TO <role>, if the rows do not have the column.",
+        )
     keys = [column.column_name for column in table.columns if column.primary_key is not None]
     says = f"{name} can be written to; its primary key is {', '.join(keys)}" if keys else f"{name} can be written to"
     notes = []
@@ -170,14 +178,6 @@ def _writable(connection: psycopg.Connection, table: TargetTable) -> Answer:
     if not keys:
         notes.append(
             "it has no primary key: mode=upsert needs the option keys, and a unique index on exactly these columns"
-        )
-    if without := execute_in_tx(connection, _SEQUENCES_NOT_PERMITTED.format(oid=sql.Literal(table.oid))).fetchall():
-        columns, sequences = (", ".join(names) for names in zip(*without, strict=True))
-        return Answer(
-            Holds.UNKNOWN,
-            f"{name} can be written to, but only by rows that have the column {columns}: its default takes the next "
-            f"number of {sequences}, which the role may not use",
-            f"GRANT USAGE ON SEQUENCE {sequences} TO <role>, if the rows do not have the column.",
         )
     notes.append("only the table was checked, not the columns of a query (--query checks these)")
     return Answer(Holds.YES, "; ".join([says, *notes]))

@@ -66,7 +66,7 @@ def give(jvm, writer, *offsets):
 
 def test_a_column_that_changes_under_a_run(jvm, writer, ids, admin):
     """Its rows no longer fit the statement: the task is refused at once, and a start looks at the table anew."""
-    driver, task = writer(), writer()
+    task = writer()
     task.open(0, 0)
     give(jvm, task, 0)
     assert wait_until(lambda: ids() == [0])
@@ -75,7 +75,6 @@ def test_a_column_that_changes_under_a_run(jvm, writer, ids, admin):
     with pytest.raises(Py4JJavaError, match=r"\[TARGET_CHANGED\].*42804"):
         task.close(None)
     assert ids() == [0]
-    del driver
 
 
 def test_an_attempt_may_end_before_the_one_that_failed(jvm, writer, ids):
