@@ -113,7 +113,7 @@ class Kind(Enum):
     CONSTRAINT = "a row that a constraint of a table refuses"
 
 
-# The one list of SQLSTATEs: the search in the server is made with it.
+# The one list of SQLSTATEs: searches in the server are made with it.
 OF_EVERY_ROW = frozenset({"2200H", "22P03", "22P04"})
 """A sequence is used up; our own encoding is wrong. Neither has to do with a row."""
 NOT_NULL, CHECK = "23502", "23514"
@@ -140,6 +140,20 @@ def kind_of(error: BaseException) -> Kind | None:
     # Without a constraint, 23514 says that a partition is missing.
     named = diag.column_name if state == NOT_NULL else diag.constraint_name
     return Kind.CONSTRAINT if state in CONSTRAINTS and diag.table_name and named else None
+
+
+def _array(states: Collection[str]) -> sql.Composable:
+    return sql.SQL("(ARRAY[{}])").format(sql.SQL(", ").join(map(sql.Literal, sorted(states))))
+
+
+IS_ABOUT_A_ROW = sql.SQL("""(CASE
+    WHEN pg_catalog.left(code, 2) OPERATOR(pg_catalog.=) '22' THEN code OPERATOR(pg_catalog.<>) ALL {every_row}
+    WHEN code OPERATOR(pg_catalog.=) ANY {alone} AND of_type OPERATOR(pg_catalog.<>) '' THEN true
+    ELSE code OPERATOR(pg_catalog.=) ANY {constraints} AND of_table OPERATOR(pg_catalog.<>) ''
+        AND (CASE WHEN code OPERATOR(pg_catalog.=) {not_null} THEN of_column ELSE of_constraint END)
+            OPERATOR(pg_catalog.<>) ''
+END)""").format(every_row=_array(OF_EVERY_ROW), alone=_array(ALONE), constraints=_array(CONSTRAINTS), not_null=NOT_NULL)
+"""The same in PL/pgSQL, of the variables ``code``, ``of_type``, ``of_table``, ``of_column`` and ``of_constraint``."""
 
 
 def is_for_itself(error: BaseException) -> bool:
@@ -170,29 +184,11 @@ WHERE c.relnamespace::regnamespace::text = quote_ident({}) AND c.relname = {}
 """
 
 
-def unique_columns(connection: psycopg.Connection, error: psycopg.Error) -> list[str]:
-    """The columns of the unique index that ``error`` names; empty if it has anything but plain columns."""
-    return [name for (name,) in ask_about(connection, _UNIQUE_COLUMNS, error)]
-
-
 def ask_about(connection: psycopg.Connection, question: str, error: psycopg.Error) -> list[tuple[str, ...]]:
     """What the catalogue answers about the constraint that ``error`` names."""
     diag = error.diag
     names = (diag.schema_name, diag.table_name, diag.constraint_name)
     return search_path.execute_in_tx(connection, sql.SQL(question).format(*map(sql.Literal, names))).fetchall()
-
-
-_UNIQUE_COLUMNS = """
-SELECT a.attname
-FROM pg_class AS t JOIN pg_index AS i ON i.indrelid = t.oid JOIN pg_class AS c ON c.oid = i.indexrelid
-CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
-JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-WHERE t.relnamespace::regnamespace::text = quote_ident({}) AND t.relname = {} AND c.relname = {}
-AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
--- Postgres 14 has no such column.
-AND coalesce(to_jsonb(i) ->> 'indnullsnotdistinct', 'false') = 'false'
-ORDER BY k.place
-"""
 
 
 MOST_TRIES = 5_000

@@ -230,10 +230,10 @@ def _write_gathered_in_tx(connection: psycopg.Connection, gathered: GatheredRows
         if staged is not None:
             check_staged_rows(connection, staged)
 
-        def by_key(rows: GatheredRows) -> Counts | None:
-            if needs_changes(upsert, written.changes):
-                return apply_in_tx(connection, rows, written)
-            upsert_in_tx(connection, rows, written)
+        def by_key(rows: GatheredRows, so: Written) -> Counts | None:
+            if needs_changes(upsert, so.changes):
+                return apply_in_tx(connection, rows, so)
+            upsert_in_tx(connection, rows, so)
             return None
 
         return write_in_order_in_tx(connection, replace(gathered, staged=None), written, by_key)

@@ -12,7 +12,7 @@ it. An error that is not about a row's values ends the search, and is raised.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import psycopg
 from psycopg import sql
@@ -20,20 +20,17 @@ from psycopg import sql
 from pgonce.offsets_store.postgres import search_path
 
 from ..bad_row import (
-    ALONE,
-    CONSTRAINTS,
     FOREIGN_KEY,
-    NOT_NULL,
-    OF_EVERY_ROW,
+    IS_ABOUT_A_ROW,
     UNIQUE,
     BadRow,
     SearchBound,
     ask_about,
     refused_as,
-    unique_columns,
 )
 from ..by_key.keys import Written
 from ..by_key.statements import insert_statement, that_write, value_of
+from ..by_key.unique_index import unique_index
 from ..rows import GatheredRows
 
 
@@ -83,8 +80,6 @@ def conflicting_rows(
     """
     The gathered rows that break the constraint which ``error`` names, as far as its columns tell.
 
-    Not for keys by which rows are written: there, a row may replace the one that it seems to conflict with.
-
     :param most: how many are enough.
     """
     find = _SEARCHES.get(error.sqlstate or "")
@@ -109,21 +104,8 @@ def conflicting_rows(
 def _doubled(
     connection: psycopg.Connection, error: psycopg.Error, gathered: GatheredRows, written: Written
 ) -> sql.Composable | None:
-    """The rows whose key is stored, and of those that share a key, all but the first."""
-    names = unique_columns(connection, error)
-    rows = names and _keys(gathered, written, names)
-    if not rows:
-        return None
-    keys = [sql.Identifier(name) for name in names]
-    return sql.SQL(
-        "SELECT place FROM (SELECT s.*, row_number() OVER (PARTITION BY {keys} ORDER BY place) AS number "
-        "FROM ({rows}) AS s) AS s WHERE number > 1 OR EXISTS (SELECT FROM {table} AS target WHERE {same})"
-    ).format(
-        keys=sql.SQL(", ").join(keys),
-        rows=rows,
-        table=written.table.identifier,
-        same=sql.SQL(" AND ").join(sql.SQL("target.{0} = s.{0}").format(key) for key in keys),
-    )
+    index = unique_index(connection, written, error)
+    return index.doubled(gathered) if index else None
 
 
 def _without_parent(
@@ -181,9 +163,13 @@ CREATE TEMPORARY TABLE pgonce_refused (
 ) ON COMMIT DROP;
 CREATE INDEX ON pg_temp.pgonce_places (number);
 CREATE FUNCTION pg_temp.pgonce_try(
-    statement pg_catalog.text, checks pg_catalog.text, by_halves pg_catalog.bool, most pg_catalog.int8,
-    tries pg_catalog.int8, ends pg_catalog.timestamptz
-) RETURNS pg_catalog.int8 LANGUAGE plpgsql AS $body$
+    checks pg_catalog.text, by_halves pg_catalog.bool, most pg_catalog.int8, tries pg_catalog.int8,
+    ends pg_catalog.timestamptz
+) RETURNS pg_catalog.int8 LANGUAGE plpgsql AS {body}
+"""
+# The statement is a part of it, so that it is planned once and not for each try.
+_BODY = """
+#variable_conflict use_column
 DECLARE
     total pg_catalog.int8 := (SELECT pg_catalog.count(*) FROM pg_temp.pgonce_places);
     first pg_catalog.int8 := 1;
@@ -194,8 +180,8 @@ DECLARE
     made pg_catalog.int8 := 0;
     refused pg_catalog.int8 := 0;
     fits pg_catalog.bool;
-    begins pg_catalog.tid;
-    reaches pg_catalog.tid;
+    "pgonce: begins" pg_catalog.tid;
+    "pgonce: reaches" pg_catalog.tid;
     code pg_catalog.text;
     message pg_catalog.text;
     detail pg_catalog.text;
@@ -214,11 +200,11 @@ WHILE first OPERATOR(pg_catalog.<=) total AND made OPERATOR(pg_catalog.<) tries
         size := 1;
     END IF;
     last := LEAST(first OPERATOR(pg_catalog.+) size OPERATOR(pg_catalog.-) 1, total);
-    SELECT p.place INTO begins FROM pg_temp.pgonce_places AS p WHERE p.number OPERATOR(pg_catalog.=) first;
-    SELECT p.place INTO reaches FROM pg_temp.pgonce_places AS p WHERE p.number OPERATOR(pg_catalog.=) last;
+    SELECT p.place INTO "pgonce: begins" FROM pg_temp.pgonce_places AS p WHERE p.number OPERATOR(pg_catalog.=) first;
+    SELECT p.place INTO "pgonce: reaches" FROM pg_temp.pgonce_places AS p WHERE p.number OPERATOR(pg_catalog.=) last;
     made := made OPERATOR(pg_catalog.+) 1;
     BEGIN
-        EXECUTE statement USING begins, reaches;
+        {statement};
         IF checks OPERATOR(pg_catalog.<>) '' THEN
             EXECUTE checks;
         END IF;
@@ -228,14 +214,7 @@ WHILE first OPERATOR(pg_catalog.<=) total AND made OPERATOR(pg_catalog.<) tries
         GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
             of_column = COLUMN_NAME, of_constraint = CONSTRAINT_NAME, of_table = TABLE_NAME,
             of_type = PG_DATATYPE_NAME;
-        -- As kind_of tells them from errors that are not about a row.
-        IF NOT (CASE
-            WHEN pg_catalog.left(code, 2) OPERATOR(pg_catalog.=) '22' THEN code OPERATOR(pg_catalog.<>) ALL {every_row}
-            WHEN code OPERATOR(pg_catalog.=) ANY {alone} AND of_type OPERATOR(pg_catalog.<>) '' THEN true
-            ELSE code OPERATOR(pg_catalog.=) ANY {constraints} AND of_table OPERATOR(pg_catalog.<>) ''
-                AND (CASE WHEN code OPERATOR(pg_catalog.=) {not_null} THEN of_column ELSE of_constraint END)
-                    OPERATOR(pg_catalog.<>) ''
-        END) THEN
+        IF NOT {is_about_a_row} THEN
             RAISE;
         END IF;
     END;
@@ -243,7 +222,8 @@ WHILE first OPERATOR(pg_catalog.<=) total AND made OPERATOR(pg_catalog.<) tries
         first := last OPERATOR(pg_catalog.+) 1;
         size := size OPERATOR(pg_catalog.*) 2;
     ELSIF first OPERATOR(pg_catalog.=) last THEN
-        INSERT INTO pg_temp.pgonce_refused VALUES (first, begins::pg_catalog.text, code, message, detail, of_column);
+        INSERT INTO pg_temp.pgonce_refused
+        VALUES (first, "pgonce: begins"::pg_catalog.text, code, message, detail, of_column);
         refused := refused OPERATOR(pg_catalog.+) 1;
         -- The next bad row may be as far away as this one was, so that at most some times as many rows are written as
         -- there are.
@@ -256,26 +236,17 @@ WHILE first OPERATOR(pg_catalog.<=) total AND made OPERATOR(pg_catalog.<) tries
     END IF;
 END LOOP;
 RETURN made;
-END $body$
+END
 """
-
-
-def _array(states: Collection[str]) -> sql.Composable:
-    return sql.SQL("(ARRAY[{}])").format(sql.SQL(", ").join(map(sql.Literal, sorted(states))))
-
-
-_TRY = sql.SQL(_FUNCTION).format(
-    every_row=_array(OF_EVERY_ROW), alone=_array(ALONE), constraints=_array(CONSTRAINTS), not_null=NOT_NULL
-)
 _PLACES = (
     "CREATE TEMPORARY TABLE pgonce_places ON COMMIT DROP AS "
     "SELECT pg_catalog.row_number() OVER (ORDER BY ctid) AS number, ctid AS place FROM {} WHERE {}"
 )
 _TRY_ALL = """
-SELECT pg_temp.pgonce_try({statement}, {checks}, {by_halves}, {most}, {tries}, pg_catalog.clock_timestamp()
+SELECT pg_temp.pgonce_try({checks}, {by_halves}, {most}, {tries}, pg_catalog.clock_timestamp()
     OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => {seconds}))
 """
-_BETWEEN = sql.SQL("ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<=) $2")
+_BETWEEN = sql.SQL('ctid OPERATOR(pg_catalog.>=) "pgonce: begins" AND ctid OPERATOR(pg_catalog.<=) "pgonce: reaches"')
 
 
 def refused_in_turn(
@@ -301,17 +272,17 @@ def refused_in_turn(
         return None
     part = rows.only(_BETWEEN)
     statement = insert_statement(part.source, part.wanted, written.table, written.plan)
+    body = sql.SQL(_BODY).format(statement=statement, is_about_a_row=IS_ABOUT_A_ROW)
     with connection.transaction() as all_of_it:
         try:
             with connection.transaction():
                 connection.execute(sql.SQL(_PLACES).format(rows.source, rows.wanted), prepare=False)
-                connection.execute(_TRY, prepare=False)
+                connection.execute(sql.SQL(_FUNCTION).format(body=body.as_string(connection)), prepare=False)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject):
             # The second where PL/pgSQL was dropped.
             return None
         tries, seconds = bound.left()
         asked = sql.SQL(_TRY_ALL).format(
-            statement=sql.Literal(statement.as_string(connection)),
             checks=sql.Literal(checks.as_string(connection)),
             by_halves=most is not None,
             most=rows.count if most is None else most,

@@ -4,9 +4,10 @@ Find the rows that the target's types, NOT NULL and CHECK refuse, whatever rows 
 Runs in the commit, only after Postgres has refused rows: for dead letters, and for the text of an error. Invariant: it
 writes nothing to the target, and what it creates is rolled back.
 
-The rows are assigned, one after the other, to a temporary table that has the target's columns and its CHECKs. It stops
-at the first row that is refused, and continues after it. A sequence counts the rows, because a rollback does not reset
-it. So each row is assigned once, however many are bad.
+The rows are assigned, one after the other, to a temporary table that has the target's columns and its CHECKs. A
+function in PL/pgSQL stops at the first row that is refused, notes it, and continues after it, with no round trip for
+each. A sequence counts the rows, because a rollback does not reset it. So each row is assigned once, however many are
+bad.
 """
 
 from __future__ import annotations
@@ -22,19 +23,12 @@ from psycopg import sql
 from pgonce.offsets_store.postgres import search_path
 
 from ...options.destination import Existing
-from ..bad_row import FIRST, BadRow, Kind, SearchBound, after, at, kind_of, refused_by
+from ..bad_row import FIRST, IS_ABOUT_A_ROW, BadRow, SearchBound, refused_as
 from ..by_key.keys import Written
-from ..by_key.statements import (
-    that_write,
-    unread_columns,
-    value_if_read,
-    value_of,
-)
+from ..by_key.statements import that_write, unread_columns, value_if_read, value_of
 from ..checked_table import ColumnPlan
 from ..rows import GatheredRows
-from ..table.fit import (
-    Fit,
-)
+from ..table.fit import Fit
 
 PROBE = "pgonce_probe"
 """The name of the table; Postgres's messages have it."""
@@ -45,10 +39,78 @@ _IN_ORDER = (
     "SET LOCAL enable_indexscan = off; SET LOCAL enable_indexonlyscan = off; "
     f"CREATE TEMPORARY SEQUENCE {_NUMBERS}"
 )
-_TRY = sql.SQL("SAVEPOINT pgonce_probe")
-_BACK = sql.SQL("ROLLBACK TO SAVEPOINT pgonce_probe; RELEASE SAVEPOINT pgonce_probe")
-_BACK_ANSWERS = 2
-_START = sql.SQL("SELECT pg_catalog.setval({}, 1, false)").format(sql.Literal(_NUMBERS))
+# Operators, functions and types are qualified, because the user's search_path is in force: CHECKs and casts may call
+# functions of the user's.
+_WALK = """
+CREATE FUNCTION pg_temp.pgonce_walk(
+    assign pg_catalog.text, find pg_catalog.text, place pg_catalog.tid, suspects pg_catalog.text[],
+    is_only_one pg_catalog.bool, also pg_catalog.text, most pg_catalog.int8, ends pg_catalog.timestamptz
+) RETURNS TABLE (
+    at pg_catalog.text, code pg_catalog.text, message pg_catalog.text, detail pg_catalog.text,
+    of_column pg_catalog.text, of_type pg_catalog.text, suspect pg_catalog.int4
+) LANGUAGE plpgsql AS $body$
+DECLARE
+    found pg_catalog.int8 := 0;
+    number pg_catalog.int8;
+    of_constraint pg_catalog.text;
+    of_table pg_catalog.text;
+    last pg_catalog.int4 := 1;
+    candidate pg_catalog.int4;
+    other pg_catalog.text;
+BEGIN
+WHILE found OPERATOR(pg_catalog.<) most AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) ends LOOP
+    BEGIN
+        PERFORM pg_catalog.setval({numbers}, 1, false);
+        EXECUTE assign USING place;
+        RETURN;
+    EXCEPTION WHEN OTHERS THEN
+        GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
+            of_column = COLUMN_NAME, of_constraint = CONSTRAINT_NAME, of_table = TABLE_NAME,
+            of_type = PG_DATATYPE_NAME;
+        IF NOT ({is_about_a_row} OR code OPERATOR(pg_catalog.=) also) THEN
+            RAISE;
+        END IF;
+    END;
+    SELECT last_value INTO number FROM {sequence};
+    EXECUTE find INTO STRICT place USING place, number;
+    at := place::pg_catalog.text;
+    suspect := NULL;
+    IF of_table OPERATOR(pg_catalog.=) '' THEN
+        -- Postgres does not say whose type or domain refuses a value: unless one column only can, they are tried, the
+        -- one of the row before it first.
+        IF is_only_one AND pg_catalog.left(code, 2) OPERATOR(pg_catalog.<>) '23' THEN
+            suspect := 1;
+        ELSE
+            FOR candidate IN SELECT n FROM pg_catalog.generate_series(1, pg_catalog.cardinality(suspects)) AS n
+                             ORDER BY n OPERATOR(pg_catalog.<>) last, n LOOP
+                BEGIN
+                    EXECUTE suspects[candidate] USING place;
+                EXCEPTION WHEN OTHERS THEN
+                    GET STACKED DIAGNOSTICS other = RETURNED_SQLSTATE;
+                    IF other OPERATOR(pg_catalog.=) code THEN
+                        suspect := candidate;
+                        last := candidate;
+                        EXIT;
+                    END IF;
+                END;
+            END LOOP;
+        END IF;
+    END IF;
+    found := found OPERATOR(pg_catalog.+) 1;
+    RETURN NEXT;
+END LOOP;
+END $body$
+"""
+_CREATE = sql.SQL(_WALK).format(
+    numbers=sql.Literal(_NUMBERS), sequence=sql.SQL(_NUMBERS), is_about_a_row=IS_ABOUT_A_ROW
+)
+_ASKED = """
+SELECT * FROM pg_temp.pgonce_walk({assign}, {find}, {place}::pg_catalog.tid, {suspects}::pg_catalog.text[],
+    {is_only_one}, {also}, {most},
+    pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => {seconds}))
+"""
+_BEHIND = sql.SQL("ctid OPERATOR(pg_catalog.>) $1")
+_AT = sql.SQL("ctid OPERATOR(pg_catalog.=) $1")
 
 
 def refused_rows(
@@ -65,15 +127,15 @@ def refused_rows(
     :param most: how many there may be.
     :param bound: how long it may take; its tries are not counted, because each row is assigned once.
     :param code: only the rows that are refused with this SQLSTATE.
-    :raises psycopg.Error: if this cannot be found out (CREATE TABLE ... LIKE needs SELECT on the target).
+    :raises psycopg.Error: if this cannot be found out (CREATE TABLE ... LIKE needs SELECT on the target, and the
+        function needs PL/pgSQL).
     """
     bad: dict[str, BadRow] = {}
     with connection.transaction() as all_of_it:
         connection.execute(_IN_ORDER, prepare=False)
-        probe = _Probe(connection, written, made_in_tx(connection, written), code)
-        bound.refuse_longer()
+        connection.execute(_CREATE, prepare=False)
+        probe = _Probe(connection, written, made_in_tx(connection, written), code, most + 1, bound)
         for row in _refused(probe, gathered):
-            bound.refuse_longer()
             if code in (None, row.code):
                 bad[row.place] = row
             if len(bad) > most:
@@ -102,12 +164,18 @@ def _refused(probe: _Probe, gathered: GatheredRows) -> Iterator[BadRow]:
 
 @dataclass(frozen=True)
 class _Probe:
-    """``code`` is an SQLSTATE that is about a row although :func:`kind_of` does not tell it from others."""
+    """
+    ``code`` is an SQLSTATE that is about a row although :func:`kind_of` does not tell it from others.
+
+    ``enough`` is how many rows are looked for at a time.
+    """
 
     connection: psycopg.Connection
     written: Written
     table: ProbeTable
     code: str | None
+    enough: int
+    bound: SearchBound
 
     @property
     def columns(self) -> Sequence[ColumnPlan]:
@@ -119,51 +187,41 @@ class _Probe:
 
     @cached_property
     def suspects(self) -> list[ColumnPlan]:
-        """The columns, the one that last refused a value first, and those with nothing but a constraint last."""
+        """The columns, those with nothing but a constraint last."""
         return sorted(self.columns, key=may_refuse_value, reverse=True)
 
     def walk(self, rows: GatheredRows, columns: Sequence[ColumnPlan]) -> Iterator[BadRow]:
         """The rows whose values for these columns are refused, in the order of their places."""
-        place = FIRST
+        place, rest = FIRST, rows.only(_BEHIND)
+        find = sql.SQL("SELECT ctid FROM {} WHERE {} LIMIT 1 OFFSET $2 OPERATOR(pg_catalog.-) 1")
         while columns:
-            rest = rows.only(after(place))
-            try:
-                self.connection.execute(sql.SQL("; ").join([_START, _TRY, self._insert(rest, columns)]), prepare=False)
-            except psycopg.Error as error:
-                self._raise_if_not_about_a_row(error)
-                place = self._stopped_at(rest)
-                row = refused_by(error, place, is_proven=self._is_proof(error))
-                if not error.diag.table_name:
-                    row = replace(row, column_name=row.column_name or self._column_of(row, rows))
-                yield replace(row, message=row.message.replace(PROBE, self.written.table.name))
-            else:
-                self.connection.execute(_BACK)
+            asked = sql.SQL(_ASKED).format(
+                assign=self._text(self._insert(rest, columns)),
+                find=self._text(find.format(rest.source, rest.wanted)),
+                place=place,
+                suspects=[self._text(self._insert(rows.only(_AT), [column])) for column in self.suspects],
+                is_only_one=sum(map(may_refuse_value, self.columns)) == 1,
+                also=self.code or "",
+                most=self.enough,
+                seconds=self.bound.left()[1],
+            )
+            found = self.connection.execute(asked, prepare=False).fetchall()
+            self.bound.refuse_longer()
+            for place, *refused in found:
+                yield self._bad_row(place, *refused)
+            if len(found) < self.enough:
                 return
 
-    def _raise_if_not_about_a_row(self, error: psycopg.Error) -> None:
-        if kind_of(error) is None and (self.code is None or error.sqlstate != self.code):
-            raise error
+    def _text(self, statement: sql.Composed) -> str:
+        return statement.as_string(self.connection)
 
-    def _column_of(self, row: BadRow, rows: GatheredRows) -> str | None:
-        """Postgres does not say whose type or domain refuses a value: unless one column only can, they are tried."""
-        is_only_one = not row.breaks_constraint and sum(map(may_refuse_value, self.columns)) == 1
-        for column in self.suspects:
-            if is_only_one or self._refuses(rows.only(at(row.place)), column, row.code):
-                # The next row is often bad in the same column.
-                self.suspects.remove(column)
-                self.suspects.insert(0, column)
-                return column.target
-        return None
-
-    def _refuses(self, rows: GatheredRows, column: ColumnPlan, code: str) -> bool:
-        """Whether a value of this column is refused with this SQLSTATE."""
-        try:
-            self.connection.execute(sql.SQL("; ").join([_TRY, self._insert(rows, [column]), _BACK]), prepare=False)
-        except psycopg.Error as error:
-            self._raise_if_not_about_a_row(error)
-            self.connection.execute(_BACK, prepare=False)
-            return error.sqlstate == code
-        return False
+    def _bad_row(
+        self, place: str, code: str, message: str, detail: str, column: str, type_name: str, suspect: int | None
+    ) -> BadRow:
+        named = self.suspects[suspect - 1].target if suspect else None
+        is_proven = self._is_proof(is_of_value=not code.startswith("23") or bool(type_name))
+        message = message.replace(PROBE, self.written.table.name)
+        return refused_as(place, code, message, detail, column or named, is_proven=is_proven)
 
     def _insert(self, rows: GatheredRows, columns: Sequence[ColumnPlan]) -> sql.Composed:
         names = sql.SQL(", ").join(sql.Identifier(column.target) for column in columns)
@@ -188,22 +246,10 @@ class _Probe:
         is_unread = self.unread.get(column.target)
         return value_of(column) if is_unread is None else value_if_read(column, is_unread)
 
-    def _stopped_at(self, rows: GatheredRows) -> str:
-        number = sql.SQL("(SELECT last_value FROM {})").format(sql.SQL(_NUMBERS))
-        find = sql.SQL("SELECT ctid::pg_catalog.text FROM {} WHERE {} LIMIT 1 OFFSET {} OPERATOR(pg_catalog.-) 1")
-        cursor = self.connection.cursor()
-        cursor.execute(sql.SQL("; ").join([_BACK, find.format(rows.source, rows.wanted, number)]), prepare=False)
-        for _ in range(_BACK_ANSWERS):
-            cursor.nextset()
-        row = cursor.fetchone()
-        if row is None:
-            raise LookupError("the row at which Postgres stopped is not there")
-        return row[0]
-
-    def _is_proof(self, error: psycopg.Error) -> bool:
+    def _is_proof(self, *, is_of_value: bool) -> bool:
         """Whether the target refuses the row too: a trigger may fill a value in, and an update may leave it alone."""
         existing = self.written.upsert.existing if self.written.upsert else Existing()
-        if kind_of(error) is Kind.VALUE:
+        if is_of_value:
             # With both, rows of stored keys are only updated, and then not every value is assigned.
             may_leave_alone = existing.keep_where is not None and bool(existing.update_columns)
             # A CHECK or a generated column may fail to compute what a trigger would have changed.

@@ -40,6 +40,13 @@ from .probe import refused_rows
 
 # A constraint is deferrable, or the table has a rule.
 _NO_ON_CONFLICT = (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.FeatureNotSupported)
+# The target may only be written to, or has a CHECK that looks at whole rows, which LIKE does not take; or PL/pgSQL was
+# dropped.
+_NO_PROBE = (
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.FeatureNotSupported,
+    psycopg.errors.UndefinedObject,
+)
 
 Attempt = Callable[[GatheredRows], Mapping[str, int] | None]
 """Writes rows into the target."""
@@ -78,8 +85,7 @@ class Search:
             return []
         found: list[BadRow] = []
         if is_for_itself(error):
-            # The target may only be written to, or has a CHECK that looks at whole rows, which LIKE does not take.
-            with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
+            with suppress(*_NO_PROBE):
                 found = refused_rows(self.connection, gathered, self.written, self.most, self.bound)
         else:
             found = self._conflicting(error, gathered)
@@ -95,7 +101,7 @@ class Search:
             if self.written.upsert is not None:
                 # A deferred constraint, checked when all rows are written: by halves, a row may come too early.
                 refuse_moved_values(self.connection, gathered, self.written, error)
-                return []
+                return conflicting_rows(self.connection, error, gathered, self.written, enough)
             try:
                 found = skipped_rows(self.connection, error, gathered, self.written, enough)
                 if len(found) < enough:

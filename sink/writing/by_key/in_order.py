@@ -13,7 +13,8 @@ Two batches need this:
 
 The rows are numbered in the order of ``orderBy`` and written in parts, each as a batch is. A part that is refused is
 halved, down to the row that is refused in its turn. Rows without an order stay in one part, and the batch is refused if
-a value may have moved among them.
+a value may have moved among them. Where no value can have moved, the rows that a query finds are written one by one
+after the others, because halving takes a dozen tries for each of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import itertools
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -32,11 +33,11 @@ from typing_extensions import LiteralString
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 
-from ..bad_row import BadRow, RowsRefusedError, is_of_target, refused_by, unique_columns
-from ..checked_table import ColumnPlan
+from ..bad_row import BadRow, RowsRefusedError, is_of_target, refused_by
 from ..rows import BACK, GatheredRows
 from .keys import ComparedUpsert, Written, delete_action, deletes_act_on_itself
-from .statements import that_write, value_as_assigned, value_of
+from .statements import value_as_assigned
+from .unique_index import PLACE, stored_rows_of, unique_index
 from .upsert import compare_in_tx
 
 _counter = itertools.count()
@@ -50,17 +51,21 @@ def refuse_moved_values(
 
     :raises TargetError: UNIQUE_VALUE_MOVED.
     """
-    name, table = error.diag.constraint_name, written.table.qualified_name
     if _may_have_moved(connection, gathered, written, error):
-        raise TargetError(
-            "UNIQUE_VALUE_MOVED",
-            f"Constraint or index {name!r} of {table} refuses the batch. In this batch, a value may have moved from "
-            "one row to another, and orderBy does not tell which of the two changes came first.",
-            NOTHING,
-            f"Set orderBy to a column whose value is different for each change. Or drop {name!r} and add it again "
-            "as a constraint that is DEFERRABLE INITIALLY DEFERRED: it is then checked when all rows are there. If "
-            "no value has moved, the batch has a row whose value belongs to another row: remove it in Spark.",
-        ) from None
+        raise _moved(error, written) from None
+
+
+def _moved(error: psycopg.Error, written: Written) -> TargetError:
+    name = error.diag.constraint_name
+    return TargetError(
+        "UNIQUE_VALUE_MOVED",
+        f"Constraint or index {name!r} of {written.table.qualified_name} refuses the batch. In this batch, a value may "
+        "have moved from one row to another, and orderBy does not tell which of the two changes came first.",
+        NOTHING,
+        f"Set orderBy to a column whose value is different for each change. Or drop {name!r} and add it again as a "
+        "constraint that is DEFERRABLE INITIALLY DEFERRED: it is then checked when all rows are there. If no value has "
+        "moved, the batch has a row whose value belongs to another row: remove it in Spark.",
+    )
 
 
 def _may_have_moved(
@@ -68,49 +73,24 @@ def _may_have_moved(
 ) -> bool:
     if written.upsert is None:
         return False
-    names = unique_columns(connection, error)
-    plan = {column.target: column for column in written.plan}
-    keys = [key.target for key in written.upsert.keys]
-    # Only a stored row that the batch changes can give a value away.
-    stored = sql.SQL("{table} AS target JOIN ({given}) AS given ON {same_key}").format(
-        table=written.table.identifier,
-        given=_selected(gathered, plan, keys),
-        same_key=_equal(keys, "target", "given"),
-    )
-    if names and plan.keys() >= set(names):
-        writes = gathered.only(that_write(written.changes)) if written.changes else gathered
-        query = sql.SQL("{stored} JOIN ({rows}) AS s ON {same_value} WHERE NOT ({same_key})").format(
-            stored=stored,
-            rows=_selected(writes, plan, list({*names, *keys})),
-            same_value=_equal(names, "target", "s"),
-            same_key=_equal(keys, "target", "s"),
-        )
-    else:
-        # An exclusion constraint, an index on an expression or with a condition, or a column with a default.
-        query = stored
-    try:
-        with connection.transaction():
-            exists = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(query)
-            row = search_path.execute_in_tx(connection, exists).fetchone()
-    except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):
-        # Types without an equality of Postgres's own; a table that the role may not read.
-        return True
-    return bool(row and row[0])
-
-
-def _selected(gathered: GatheredRows, plan: Mapping[str, ColumnPlan], names: Sequence[str]) -> sql.Composed:
-    values = (sql.SQL("{} AS {}").format(value_of(plan[name]), sql.Identifier(name)) for name in names)
-    return sql.SQL("SELECT {} FROM {} WHERE {}").format(sql.SQL(", ").join(values), gathered.source, gathered.wanted)
-
-
-def _equal(names: Sequence[str], left: str, right: str) -> sql.Composable:
-    same = sql.SQL("{} = {}")
-    return sql.SQL(" AND ").join(same.format(sql.Identifier(left, name), sql.Identifier(right, name)) for name in names)
+    index = unique_index(connection, written, error)
+    # Only a stored row that the batch changes can give a value away. More is not known of an exclusion constraint, and
+    # of an index on a column that the rows do not bring.
+    for query in ([index.moved(gathered)] if index else []) + [stored_rows_of(gathered, written)]:
+        try:
+            with connection.transaction():
+                exists = sql.SQL("SELECT EXISTS ({})").format(query)
+                row = search_path.execute_in_tx(connection, exists).fetchone()
+        except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):
+            # Types without an equality of Postgres's own; a table that the role may not read.
+            continue
+        return bool(row and row[0])
+    return True
 
 
 Counts = Mapping[str, int] | None
-Write = Callable[[GatheredRows], Counts]
-"""Writes these rows by key, as a batch of their own."""
+Write = Callable[[GatheredRows, Written], Counts]
+"""Writes these rows so by key, as a batch of their own."""
 
 _REFUSED_BY_ANOTHER = (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation)
 
@@ -128,7 +108,7 @@ def write_in_order_in_tx(
         in_order = _InOrder(connection, gathered, written, write)
         return in_order.written(in_order.of_one_kind())
     try:
-        return write(gathered)
+        return write(gathered, written)
     except _REFUSED_BY_ANOTHER as error:
         try:
             connection.execute(BACK)
@@ -139,15 +119,11 @@ def write_in_order_in_tx(
             raise error from None
         if ordered is None:
             raise
-        return ordered.written([_Part(0, len(ordered.turns))])
+        return ordered.written([range(len(ordered.turns))])
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The rows from number ``start`` to before number ``end``."""
-
-    start: int
-    end: int
+_Part = Sequence[int]
+"""The numbers of rows, in their order: a range, or an array of some of a range."""
 
 
 class _InOrder:
@@ -156,15 +132,16 @@ class _InOrder:
     def __init__(self, connection: psycopg.Connection, gathered: GatheredRows, written: Written, write: Write) -> None:
         self._connection = connection
         self._gathered = gathered
-        self._written = written
         self._write = write
         self._table = sql.Identifier("pg_temp", f"pgonce_turns_{next(_counter)}")
         _, compared = compare_in_tx(connection, written.table, written.by_key, sql.SQL("SELECT"))
+        # So no part has to ask the table again.
+        self._written = replace(written, upsert=compared)
         connection.execute(_numbered(self._table, gathered, written, compared), prepare=False)
         # Of a million rows, lists of Python's numbers would take a hundred times as much memory.
         self.turns = array("q", (turn for (turn,) in self._selected("turn")))
 
-    def of_one_kind(self) -> list[_Part]:
+    def of_one_kind(self) -> Sequence[_Part]:
         """
         Parts in which all rows delete, or all write, and in which no key comes twice.
 
@@ -182,43 +159,78 @@ class _InOrder:
                 starts.append(bisect_left(self.turns, turn))
             is_deletes = deletes
         ends = [*starts[1:], len(self.turns)]
-        return [_Part(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+        return [range(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
 
-    def written(self, parts: list[_Part]) -> Counts:
+    def written(self, parts: Sequence[_Part]) -> Counts:
         """Write the parts one after the other; what became of their rows."""
         counts: Counts = None
         bad: list[tuple[psycopg.Error, BadRow]] = []
-        waiting = parts[::-1]
+        waiting = list(reversed(parts))
         while waiting and len(bad) < self._written.most_bad:
             part = waiting.pop()
             try:
                 with self._connection.transaction():
-                    of_part = self._write(self._rows(part))
+                    of_part = self._write(self._rows(part), self._written)
             except _REFUSED_BY_ANOTHER as error:
                 if not is_of_target(self._connection, self._written.table, error):
                     raise
-                if part.end - part.start == 1:
-                    bad.append((error, refused_by(error, self._place(part.start), is_proven=True)))
+                if len(part) == 1:
+                    bad.append((error, refused_by(error, self._place(part[0]), is_proven=True)))
                 else:
-                    middle = self._middle(part, error)
-                    waiting += [_Part(middle, part.end), _Part(part.start, middle)]
+                    waiting += reversed(self._smaller(part, error))
             else:
                 counts = of_part if counts is None else {**counts, **_added(counts, of_part or {})}
         if bad:
             raise RowsRefusedError(bad[0][0], [row for _, row in bad])
         return counts
 
-    def _middle(self, part: _Part, error: psycopg.Error) -> int:
-        """Where a part that is refused is halved: between two turns, or in a turn in which no value can have moved."""
-        middle = (part.start + part.end) // 2
-        turn = self.turns[middle]
-        first, after = bisect_left(self.turns, turn), bisect_right(self.turns, turn)
-        if first > part.start:
-            return first
-        if after < part.end:
-            return after
-        refuse_moved_values(self._connection, self._rows(part), self._written, error)
-        return middle
+    def _smaller(self, part: _Part, error: psycopg.Error) -> list[_Part]:
+        """
+        The parts of one that is refused, as they are written next.
+
+        :raises TargetError: UNIQUE_VALUE_MOVED.
+        """
+        rows = self._rows(part)
+        if not _may_have_moved(self._connection, rows, self._written, error):
+            # Then the order only decides which of several rows with one value comes first.
+            doubled = frozenset() if self._has_a_key_twice(part) else self._doubled(rows, error)
+            if 0 < len(doubled) < len(part):
+                return [array("q", (n for n in part if n not in doubled)), *(range(n, n + 1) for n in sorted(doubled))]
+        elif self.turns[part[0]] == self.turns[part[-1]]:
+            raise _moved(error, self._written) from None
+        middle = self._middle(part)
+        return [part[:middle], part[middle:]]
+
+    def _middle(self, part: _Part) -> int:
+        """Where a part is halved: between two turns, or in its only one."""
+        middle = len(part) // 2
+        turn = self.turns[part[middle]]
+        first = bisect_left(part, turn, key=self.turns.__getitem__)
+        after = bisect_right(part, turn, key=self.turns.__getitem__)
+        return first or (after if after < len(part) else middle)
+
+    def _has_a_key_twice(self, part: _Part) -> bool:
+        found = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {} AND before OPERATOR(pg_catalog.>=) {})").format(
+            self._table, _numbers(part), self.turns[part[0]]
+        )
+        row = self._connection.execute(found).fetchone()
+        return bool(row and row[0])
+
+    def _doubled(self, rows: GatheredRows, error: psycopg.Error) -> frozenset[int]:
+        """The numbers of the rows that seem to have a value of a stored row, or of one before them."""
+        index = unique_index(self._connection, self._written, error)
+        if index is None:
+            return frozenset()
+        number = sql.SQL("(SELECT turn.number FROM {} AS turn WHERE turn.place = valued.{})").format(self._table, PLACE)
+        find = sql.SQL("SELECT turn.number FROM ({}) AS found JOIN {} AS turn USING (place)").format(
+            index.doubled(rows, number), self._table
+        )
+        try:
+            with self._connection.transaction():
+                found = search_path.execute_in_tx(self._connection, find).fetchall()
+        except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):
+            return frozenset()
+        return frozenset(number - 1 for (number,) in found)
 
     def _selected(self, columns: LiteralString) -> psycopg.Cursor[Any]:
         return self._connection.execute(
@@ -233,10 +245,7 @@ class _InOrder:
         return row[0]
 
     def _rows(self, part: _Part) -> GatheredRows:
-        numbers = sql.SQL(
-            "SELECT place FROM {} WHERE number OPERATOR(pg_catalog.>=) {} AND number OPERATOR(pg_catalog.<=) {}"
-        )
-        places = numbers.format(self._table, part.start + 1, part.end)
+        places = sql.SQL("SELECT place FROM {} WHERE {}").format(self._table, _numbers(part))
         return self._gathered.only(sql.SQL("ctid OPERATOR(pg_catalog.=) ANY (ARRAY({}))").format(places))
 
     def _tied(self) -> TargetError:
@@ -246,6 +255,14 @@ class _InOrder:
             "whether a row had moved to another parent before its parent was deleted.",
             "Set orderBy to a column whose value is different for each change. Or let",
         )
+
+
+def _numbers(part: _Part) -> sql.Composable:
+    """The condition that picks the rows of a part, which the table counts from 1."""
+    if isinstance(part, range):
+        between = "number OPERATOR(pg_catalog.>=) {} AND number OPERATOR(pg_catalog.<=) {}"
+        return sql.SQL(between).format(part.start + 1, part.stop)
+    return sql.SQL("number OPERATOR(pg_catalog.=) ANY ({}::pg_catalog.int8[])").format([n + 1 for n in part])
 
 
 def _added(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
@@ -266,7 +283,8 @@ def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written, u
         "pg_catalog.row_number() OVER (ORDER BY turn, place) AS number, "
         "pg_catalog.lag(turn) OVER (PARTITION BY {names} ORDER BY turn, place) AS before FROM ("
         "SELECT ctid AS place, pg_catalog.dense_rank() OVER (ORDER BY {order} NULLS FIRST) AS turn, "
-        "{deletes} AS deletes, {keys} FROM {source} WHERE {wanted}) AS s; CREATE INDEX ON {table} (number)"
+        "{deletes} AS deletes, {keys} FROM {source} WHERE {wanted}) AS s; "
+        "CREATE INDEX ON {table} (number); CREATE INDEX ON {table} (place)"
     ).format(
         table=table,
         names=names,

@@ -82,14 +82,19 @@ def compare_in_tx(
     """
     The answer to ``facts``, a question about the gathered rows, and the upsert as the target compares keys.
 
-    It sets the savepoint for going back to look for a refused value.
+    The table is asked how it compares them, unless ``upsert`` knows it. It sets the savepoint for going back to look
+    for a refused value.
     """
     cursor = connection.cursor()
+    described = (
+        [] if isinstance(upsert, ComparedUpsert) else [search_path.under_ours(compared_statement(table, upsert))]
+    )
     # One round trip for all.
-    described = search_path.under_ours(compared_statement(table, upsert))
-    cursor.execute(sql.SQL("; ").join([SAVEPOINT, facts, described]), prepare=False)
+    cursor.execute(sql.SQL("; ").join([SAVEPOINT, facts, *described]), prepare=False)
     cursor.nextset()
     found = cursor.fetchone()
+    if isinstance(upsert, ComparedUpsert):
+        return found, upsert
     for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
     compared = [ComparedColumn(*row) for row in cursor.fetchall()]

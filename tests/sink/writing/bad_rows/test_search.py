@@ -6,6 +6,7 @@ Covers: sink.writing.bad_row, sink.writing.bad_rows.conflicts.
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 from support.bad_rows import committed, letters, stored
 
@@ -53,6 +54,62 @@ def test_few_tries_find_each_bad_row_of_many(constraint, mode, url, admin, monke
     (size,) = admin.execute("SELECT pg_relation_size('events')").fetchone()
     written = admin.execute("SELECT sum(pg_column_size(events)) FROM events").fetchone()[0]
     assert size < 20 * written
+
+
+@pytest.mark.parametrize("order_by", [None, "amount"])
+@pytest.mark.parametrize("constraint", ["plain", "expression", "partial"])
+def test_one_try_finds_a_bad_row_among_those_that_are_written_by_key(constraint, order_by, url, admin):
+    """Each is tried by itself once the others are written, if no value can have moved from one row to another."""
+    admin.execute(TABLE)
+    admin.execute(CONSTRAINTS[constraint])
+    admin.execute(
+        "CREATE SEQUENCE tries; CREATE FUNCTION count_try() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN PERFORM nextval('tries'); RETURN NULL; END$$; "
+        "CREATE TRIGGER count_try BEFORE INSERT ON events EXECUTE FUNCTION count_try()"
+    )
+    committed(url, [(-1, "once 7", 1)], mode="upsert", keys=("id",))
+    admin.execute("SELECT setval('tries', 1)")
+    # Of two rows with one name, the second is bad; the row that has the name of the stored one is, too.
+    rows = [(n, name, 1 if constraint == "partial" else n) for n, name, _ in doubled()]
+    committed(url, rows, number=1, mode="upsert", keys=("id",), order_by=order_by)
+    names: set[str] = {"once 7"}
+    bad = [key for key, name, _ in rows if name in names or names.add(name)]
+    assert len(bad) == BAD + 1
+    assert [key for key, *_ in letters(admin)] == bad
+    assert stored(admin) == sorted({-1, *(key for key, *_ in rows)} - set(bad))
+    # The batch, its other rows, and each bad row; then the rest once more.
+    (tries,) = admin.execute("SELECT last_value FROM tries").fetchone()
+    assert tries <= len(bad) + 5
+
+
+def test_any_number_of_refused_values_takes_as_many_round_trips(url, admin, monkeypatch):
+    """The server goes from one to the next, and so a batch that has thousands of them is committed in seconds."""
+    execute, sent = psycopg.Cursor.execute, []
+    monkeypatch.setattr(
+        psycopg.Cursor, "execute", lambda cursor, *given, **how: sent.append(1) or execute(cursor, *given, **how)
+    )
+    admin.execute("CREATE TABLE events (id bigint NOT NULL, name varchar(3), amount smallint CHECK (amount > 0))")
+    found = []
+    for number, every in enumerate((400, 4)):
+        rows = [
+            ((n, "long", 1), (n, "abc", 70_000), (n, "abc", 0), (None, "abc", 1))[n // every % 4]
+            if n % every == 0
+            else (n, "abc", 1)
+            for n in range(ROWS)
+        ]
+        sent.clear()
+        committed(url, rows, number=number, max_dead_letters=ROWS)
+        found.append(len(sent))
+    assert found[1] <= found[0]
+    reasons = admin.execute(
+        "SELECT code, column_name, count(*) FROM pgonce.dead_letters GROUP BY 1, 2"
+    ).fetchall()
+    assert sorted(reasons) == [
+        ("22001", "name", 253),
+        ("22003", "amount", 253),
+        ("23502", "id", 252),
+        ("23514", None, 252),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,154 @@
+"""
+Compare rows by the values of a unique index: which rows have values that are stored or that an earlier row has, and
+which may take a value away from another row.
+
+Runs in the commit, once a unique index has refused rows. Invariant: what is found is a guess, because types may compare
+values in another way than their index; whoever asks tries the rows afterwards, or refuses the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from ..bad_row import ask_about
+from ..rows import GatheredRows
+from .keys import Written
+from .statements import that_write, value_of
+
+PLACE, _FIRST = sql.Identifier("pgonce: place"), sql.Identifier("pgonce: first")
+
+
+@dataclass(frozen=True)
+class UniqueIndex:
+    """
+    A unique index, by its ``expressions`` and its ``condition`` ("true" if it has none) as Postgres prints them.
+
+    They name columns of the table. Where rows do not bring one of these, a query ends with UndefinedColumn. All queries
+    are meant to run under our search_path, under which the index was read.
+    """
+
+    written: Written
+    expressions: Sequence[str]
+    condition: str
+
+    def doubled(self, gathered: GatheredRows, order: sql.Composable = PLACE) -> sql.Composed:
+        """
+        The query for the ``place`` of each row whose values are stored, or are those of a row before it.
+
+        A row that is written by key may share them with the stored row of its key, and with other rows of its key.
+
+        :param order: what rows are ordered by; it may ask about the row ``valued``, which has a :data:`PLACE`.
+        """
+        return sql.SQL(
+            "WITH valued AS MATERIALIZED ({valued}), numbered AS (SELECT *, first_value({place}) "
+            "OVER (PARTITION BY {values} ORDER BY {order}) AS {first} FROM valued) "
+            "SELECT s.{place} AS place FROM numbered AS s JOIN valued AS first ON first.{place} = s.{first} "
+            "WHERE s.{place} <> s.{first} AND NOT ({same_key_as_first}) "
+            "OR EXISTS (SELECT FROM ({stored}) AS target WHERE {same_values} AND NOT ({same_key}))"
+        ).format(
+            valued=self._valued(gathered),
+            stored=self._stored(),
+            place=PLACE,
+            first=_FIRST,
+            order=order,
+            values=sql.SQL(", ").join(self._values),
+            same_values=_equal(self._values, "target", "s"),
+            same_key=_equal(self._keys, "target", "s"),
+            same_key_as_first=_equal(self._keys, "s", "first"),
+        )
+
+    def moved(self, gathered: GatheredRows) -> sql.Composed:
+        """The query for the stored rows that the batch changes and whose values a row of another key has."""
+        return sql.SQL(
+            "SELECT FROM ({stored}) AS target JOIN ({given}) AS given ON {same_key_as_given} "
+            "JOIN ({valued}) AS s ON {same_values} WHERE NOT ({same_key})"
+        ).format(
+            stored=self._stored(),
+            given=keys_of(gathered, self.written),
+            valued=self._valued(gathered),
+            same_key_as_given=_equal(self._keys, "target", "given"),
+            same_values=_equal(self._values, "target", "s"),
+            same_key=_equal(self._keys, "target", "s"),
+        )
+
+    @property
+    def _values(self) -> list[sql.Identifier]:
+        return [sql.Identifier(f"pgonce: {number}") for number in range(len(self.expressions))]
+
+    @property
+    def _keys(self) -> list[sql.Identifier]:
+        return key_names(self.written)
+
+    def _valued(self, gathered: GatheredRows) -> sql.Composed:
+        """The rows with their place, the target's columns and the values; not deletes, and not what has no entry."""
+        if self.written.changes:
+            gathered = gathered.only(that_write(self.written.changes))
+        columns = (
+            sql.SQL("{} AS {}").format(value_of(column), sql.Identifier(column.target)) for column in self.written.plan
+        )
+        rows = sql.SQL("SELECT ctid AS {}, {} FROM {} WHERE {}").format(
+            PLACE, sql.SQL(", ").join(columns), gathered.source, gathered.wanted
+        )
+        present = sql.SQL(" AND ").join(sql.SQL("{} IS NOT NULL").format(value) for value in self._values)
+        with_values = self._with_values(sql.SQL("({}) AS s").format(rows))
+        return sql.SQL("SELECT * FROM ({}) AS s WHERE {}").format(with_values, present)
+
+    def _stored(self) -> sql.Composed:
+        return self._with_values(self.written.table.identifier)
+
+    def _with_values(self, source: sql.Composable) -> sql.Composed:
+        values = (
+            sql.SQL("{} AS {}").format(sql.SQL(expression), name)
+            for expression, name in zip(self.expressions, self._values, strict=True)
+        )
+        return sql.SQL("SELECT *, {} FROM {} WHERE {}").format(
+            sql.SQL(", ").join(values), source, sql.SQL(self.condition)
+        )
+
+
+def unique_index(connection: psycopg.Connection, written: Written, error: psycopg.Error) -> UniqueIndex | None:
+    """The unique index that ``error`` names; None if it is none, or one in which NULL equals NULL."""
+    found = ask_about(connection, _UNIQUE_INDEX, error)
+    if not found:
+        return None
+    return UniqueIndex(written, [expression for expression, _ in found], found[0][1] or "true")
+
+
+_UNIQUE_INDEX = """
+SELECT pg_get_indexdef(i.indexrelid, k.n, false), pg_get_expr(i.indpred, i.indrelid)
+FROM pg_class AS t JOIN pg_index AS i ON i.indrelid = t.oid JOIN pg_class AS c ON c.oid = i.indexrelid
+CROSS JOIN generate_series(1, i.indnkeyatts::int) AS k(n)
+WHERE t.relnamespace::regnamespace::text = quote_ident({}) AND t.relname = {} AND c.relname = {} AND i.indisunique
+-- Postgres 14 has no such column.
+AND coalesce(to_jsonb(i) ->> 'indnullsnotdistinct', 'false') = 'false'
+ORDER BY k.n
+"""
+
+
+def stored_rows_of(gathered: GatheredRows, written: Written) -> sql.Composed:
+    """The query for the stored rows that the batch changes."""
+    return sql.SQL("SELECT FROM {} AS target JOIN ({}) AS given ON {}").format(
+        written.table.identifier, keys_of(gathered, written), _equal(key_names(written), "target", "given")
+    )
+
+
+def keys_of(gathered: GatheredRows, written: Written) -> sql.Composed:
+    """The keys of gathered rows, named as in the target."""
+    keys = written.upsert.keys if written.upsert else ()
+    values = (sql.SQL("{} AS {}").format(value_of(key), sql.Identifier(key.target)) for key in keys)
+    return sql.SQL("SELECT {} FROM {} WHERE {}").format(sql.SQL(", ").join(values), gathered.source, gathered.wanted)
+
+
+def key_names(written: Written) -> list[sql.Identifier]:
+    """The columns by which rows are written; none if they are appended."""
+    return [sql.Identifier(key.target) for key in written.upsert.keys] if written.upsert else []
+
+
+def _equal(names: Sequence[sql.Identifier], left: str, right: str) -> sql.Composable:
+    """The condition that two rows have the same values; false if there are none to compare."""
+    pairs = [sql.SQL("{0}.{2} = {1}.{2}").format(sql.Identifier(left), sql.Identifier(right), name) for name in names]
+    return sql.SQL(" AND ").join(pairs) if pairs else sql.SQL("false")
