@@ -47,14 +47,17 @@ def lock_feeders_in_tx(
     statement = sql.SQL(_LOCK_FEEDERS + FEEDS + " ORDER BY writer_id FOR UPDATE").format(
         names=sql.Literal(names), oids=sql.Literal(oids), query=sql.Literal(query), sink=sql.Literal(sink)
     )
-    return search_path.execute_in_tx(connection, statement).fetchall()
+    found = search_path.execute_in_tx(connection, statement).fetchall()
+    return [(query_id, sink_name) for query_id, sink_name, counts in found if counts]
 
 
+# Those that are gone are locked too, because a letter of theirs may be replayed meanwhile. The rows of a retired one
+# are still there; those of a forgotten one are not.
 _LOCK_FEEDERS = """
-SELECT query_id, sink_name FROM pgonce.writers
-WHERE last_batch_id IS NOT NULL
-  AND (replaced_by IS NULL AND retired_at IS NULL OR query_id = {query} AND sink_name = {sink})
-  AND """
+SELECT query_id, sink_name, query_id = {query} AND sink_name = {sink} OR replaced_by IS NULL AND NOT EXISTS (
+    SELECT FROM pgonce.interventions AS i WHERE i.writer_id = pgonce.writers.writer_id AND i.kind = 'forget')
+FROM pgonce.writers
+WHERE last_batch_id IS NOT NULL AND """
 
 
 def concern_in_tx(connection: psycopg.Connection, batch: Batch) -> bool:

@@ -64,10 +64,13 @@ def is_accepted_in_tx(connection: Connection, writer_id: int, batch_id: int) -> 
     return connection.execute(standing).first() is not None
 
 
-def close_acceptances_in_tx(connection: Connection, writer_id: int, batch_id: int) -> None:
-    """Mark what was accepted up to this batch as used: the batch is published, whether it needed that or not."""
-    up_to_this = and_(is_open(writer_id), interventions.c.batch_id <= batch_id)
-    send_once(connection, update(interventions).where(up_to_this).values(used_at=func.clock_timestamp()))
+def close_acceptances_in_tx(connection: Connection, writer_id: int) -> None:
+    """
+    Mark what was accepted as used: a batch is published, whether it needed that or not.
+
+    A later batch too, because it was accepted for a ledger that stood where it does not stand any more.
+    """
+    send_once(connection, update(interventions).where(is_open(writer_id)).values(used_at=func.clock_timestamp()))
 
 
 PLACES_IN_ORDER = """

@@ -121,7 +121,7 @@ def refuse_less(stored: Offsets, least: Mapping[TopicPartition, int]) -> None:
             )
 
 
-def refuse_disputed(found: Sequence[Any] | None) -> None:
+def refuse_disputed(found: Sequence[Any] | None, writer_id: int) -> None:
     """
     Refuse to go on from a partition of which rows may be missing.
 
@@ -137,8 +137,8 @@ def refuse_disputed(found: Sequence[Any] | None) -> None:
         f"{disputed_from} to {position - 1}, some may be missing in the table.",
         NOTHING,
         "Compare these records with the table, repair it by hand, and run UPDATE pgonce.positions SET disputed_from = "
-        f"NULL WHERE topic = '{topic}' AND partition = {partition}. Then start the query again, without the step that "
-        "moves rows between tasks.",
+        f"NULL WHERE writer_id = {writer_id} AND topic = '{topic}' AND partition = {partition}. Then start the query "
+        "again, without the step that moves rows between tasks.",
     )
 
 

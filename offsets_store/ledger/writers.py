@@ -106,7 +106,7 @@ def take_positions_in_tx(connection: Connection, writer_id: int, run_id: str, le
         return None
     taken = func.pgonce.take_positions(writer_id, run_id, type_=JSONB)
     found, disputed = connection.execute(select(taken, func.pgonce.first_dispute(writer_id, type_=JSONB))).one()
-    refuse_disputed(disputed)
+    refuse_disputed(disputed, writer_id)
     stored: Offsets | None = found
     return stored
 

@@ -5,7 +5,8 @@ Runs in the command ``pgonce swap``. Invariant: a writer goes on with the table 
 it is called: its next batch is refused until the query is told the new name.
 
 The new table has caught up only if stored offsets say so: its query has begun where the one of the living table has, or
-before, and has got as far. Offsets that do not say which rows they stand for are not compared.
+before, and has got as far. Offsets that do not say which rows they stand for are not compared. The rows of a query that
+was retired are in the living table still, so they count as well.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, and_, exists, not_, select, update
 
 from ..ledger.tables import batches, interventions, writers
-from ..ledger.writers import IS_LIVING, feeds, writers_in_tx
+from ..ledger.writers import HAS_PUBLISHED, IS_LIVING, feeds, writers_in_tx
 from ..offsets import Offsets, by_partition, kafka_positions, same, says_which_rows, tells_which_rows
 from ..verdict.facts import Writer
 from .described_table import Table
@@ -55,6 +56,18 @@ def feeding(connection: Connection, table: Table, *, lock: bool = False) -> list
     return [_feeding(connection, writer, table.oid) for writer in by_key]
 
 
+def retired_reaches(connection: Connection, table: Table) -> list[Reach]:
+    """What the writers of a table have stored that were retired and not forgotten."""
+    is_retired = and_(HAS_PUBLISHED, writers.c.retired_at.is_not(None), writers.c.replaced_by.is_(None))
+    is_forgotten = exists().where(interventions.c.writer_id == writers.c.writer_id, interventions.c.kind == "forget")
+    found = writers_in_tx(connection, is_retired, not_(is_forgotten), feeds({table.qualified_name: table.oid}))
+    return [_reach(connection, writer) for writer in found]
+
+
+def _reach(connection: Connection, writer: Writer) -> Reach:
+    return Reach(writer.stored_to, writer.topic_ids, _start(connection, writer.writer_id))
+
+
 def _feeding(connection: Connection, writer: Writer, oid: int) -> Feeding:
     newest = (
         select(interventions.c.details)
@@ -70,7 +83,7 @@ def _feeding(connection: Connection, writer: Writer, oid: int) -> Feeding:
         writer.sink_name,
         oid,
         writer.last_batch_id,
-        Reach(writer.stored_to, writer.topic_ids, _start(connection, writer.writer_id)),
+        _reach(connection, writer),
         writer.targets or {},
         writer.swapped_from,
         None if not details or details["back"] else details["swap"],

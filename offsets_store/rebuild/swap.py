@@ -37,7 +37,16 @@ from .exchange import (
     lock_letters,
     refused_keys,
 )
-from .feeding import Feeding, NotComparableError, feeding, follow, missing, refused_feeding
+from .feeding import (
+    Feeding,
+    NotComparableError,
+    Reach,
+    feeding,
+    follow,
+    missing,
+    refused_feeding,
+    retired_reaches,
+)
 
 LOCK_SECONDS = 10.0
 """How long it waits for each lock. Behind the last ones, those of the tables, readers wait too."""
@@ -60,14 +69,15 @@ class Swap:
     """
     Two tables that are exchanged, or would be, with their writers as they were before.
 
-    ``jobs_behind`` counts the batch jobs that were published into the living table, and not into the new one; they are
-    counted once nothing stands in the way.
+    ``retired`` says what writers of the living table have stored that were retired. ``jobs_behind`` counts the batch
+    jobs that were published into the living table, and not into the new one, once nothing else stands in the way.
     """
 
     living: Table
     new: Table
     of_living: tuple[Feeding, ...]
     of_new: tuple[Feeding, ...]
+    retired: tuple[Reach, ...] = ()
     jobs_behind: int = 0
 
     @property
@@ -144,7 +154,7 @@ def _described(connection: Connection, oids: tuple[int, int], *, lock: bool = Fa
     if living is None or new is None:
         raise _moved("one of the tables is gone")
     fed = [tuple(feeding(connection, table, lock=lock)) for table in (living, new)]
-    return Swap(living, new, fed[0], fed[1])
+    return Swap(living, new, fed[0], fed[1], tuple(retired_reaches(connection, living)))
 
 
 def _lock_sinks(connection: Connection, url: str, swap: Swap) -> None:
@@ -256,7 +266,8 @@ def _refuse_direction(swap: Swap, allowed: Allowed) -> NoReturn:
 
 def _refuse_behind(swap: Swap, allowed: Allowed) -> None:
     try:
-        behind = missing([feeder.reach for feeder in swap.of_living], [feeder.reach for feeder in swap.of_new])
+        living = [*(feeder.reach for feeder in swap.of_living), *swap.retired]
+        behind = missing(living, [feeder.reach for feeder in swap.of_new])
     except NotComparableError as why:
         if allowed.caught_up:
             return

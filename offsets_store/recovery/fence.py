@@ -28,7 +28,8 @@ from sqlalchemy import Connection, Row, extract, func, insert, select, text, upd
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import RunningQueryError
 from ..ledger.session import reading, writing
-from ..ledger.tables import batches, interventions, replays, writers
+from ..ledger.tables import batches, interventions, positions, replays, writers
+from ..ledger.writers import task_positions
 from ..postgres.lock_watch import LockWatch
 from ..postgres.translate import driver_error
 from .read_stopped_query import read_checkpoint, with_state
@@ -108,11 +109,20 @@ def fence(
     recovery = f"{RECOVERY}{uuid4()}"
     with holding(url, sinks) as connection:
         for sink in sinks:
+            _keep_positions(connection, sink.writer_id, recovery)
             connection.execute(update(writers).where(writers.c.writer_id == sink.writer_id).values(run_id=recovery))
             note(connection, sink.writer_id, kind, batch_id=stands_at, details={**details, "recovery": recovery})
             if entry is not None:
                 _record_entry(connection, sink, entry)
     return recovery
+
+
+def _keep_positions(connection: Connection, writer_id: int, recovery: str) -> None:
+    """Take the positions of a real-time query's tasks along: the ledger drops those of a run that is not the owner."""
+    # For a query that has none, a role needs no grant on their table.
+    if task_positions(connection, [writer_id]):
+        mine = update(positions).where(positions.c.writer_id == writer_id)
+        connection.execute(mine.values(run_id=recovery, claim=None))
 
 
 def _record_entry(connection: Connection, sink: SinkFacts, entry: str) -> None:

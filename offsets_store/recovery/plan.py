@@ -164,8 +164,16 @@ def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> T
     else:
         before = _entry_before(checkpoint, sinks, newest, done=entry)
         does = f"puts the checkpoint at batch {newest}, where the ledger is"
-    lost = any(number > newest for number in checkpoint.commits)
+    lost = any(not _is_published(checkpoint, sinks, number) for number in checkpoint.commits)
     return Target({**before, newest: entry}, newest, is_committed=not behind, does=does, may_double=lost)
+
+
+def _is_published(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], number: int) -> bool:
+    """Whether all sinks have published what Spark has done under this number, as far as texts tell."""
+    there = checkpoint.offsets.get(number)
+    return all(
+        number <= sink.last_batch_id and (there is None or sink.text_of(number) in (None, there.text)) for sink in sinks
+    )
 
 
 def _at_a_proven_entry(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Target:
@@ -180,11 +188,12 @@ def _at_a_proven_entry(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) 
         if _all_go_on(checkpoint, sinks, start):
             does = f"puts the checkpoint back at batch {number}; rows that are stored are dropped by their positions"
             before = _entry_before(checkpoint, sinks, number, done=checkpoint.offsets[number].text)
-            return Target(before, number, is_committed=True, does=does)
+            lost = any(done > number for done in checkpoint.commits)
+            return Target(before, number, is_committed=True, does=does, may_double=lost)
     again = NextStart(0, runs_again=True, after=None, lacks=None)
     if 0 in checkpoint.offsets and _all_go_on(checkpoint, sinks, again):
         does = "leaves batch 0 to be run again; rows that are stored are dropped by their positions"
-        return Target({}, 0, is_committed=False, does=does)
+        return Target({}, 0, is_committed=False, does=does, may_double=bool(checkpoint.commits))
     raise unproven("No entry in offsets/ is proven to be a published batch's, or to end at or below the stored end.")
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from ..checkpoint.files import without_credentials
 from ..checkpoint.reader import Checkpoint
 from ..checkpoint.writer import CheckpointWriter
 from ..commit.settings import RETRY_SECONDS
@@ -117,7 +118,7 @@ def recover_checkpoint(
         approve=approve,
     )
     try:
-        return recovered(once, checkpoint_location, retry_timeout)
+        return recovered(once, without_credentials(checkpoint_location), retry_timeout)
     except (RunningQueryError, UnknownQueryError):
         # Nothing is wrong with a query that runs, and an unknown one has nothing to recover.
         raise
@@ -201,7 +202,7 @@ def undo_recovery(
     once = partial(
         _undo, checkpoint_location, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds
     )
-    return recovered(once, checkpoint_location, retry_timeout)
+    return recovered(once, without_credentials(checkpoint_location), retry_timeout)
 
 
 def _undo(checkpoint_location: str, url: str, *, dry_run: bool, quiet_seconds: float, wait_seconds: float) -> Recovery:

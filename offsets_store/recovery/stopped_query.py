@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..checkpoint.log_entries import CommitLog, OffsetLog, parse_commit_log, parse_offset_log
 from ..checkpoint.reader import StateFile
-from ..errors import NoCheckpointError, RecoveryError
+from ..errors import NoCheckpointError, RecoveryError, UnknownQueryError
 from ..offsets import Offsets
 from ..verdict.facts import Ledger, Recorded, Writer
 
@@ -215,7 +215,8 @@ def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> lis
         if sinks
         else f"does not know query {checkpoint.query_id}"
     )
-    raise RecoveryError(
+    kind = RecoveryError if sinks else UnknownQueryError
+    raise kind(
         "RECOVERY_UNKNOWN_QUERY",
         f"The ledger {known}, so nothing is known about the checkpoint {checkpoint.location}.",
         NOTHING_CHANGED,

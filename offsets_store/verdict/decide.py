@@ -118,7 +118,10 @@ def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Ve
             return Verdict.BACKWARD
     else:
         start = batch.start or batch.resumes_at
-        if start is None:
+        # The first batch of a run begins where the entry before it ends, or is the newest entry itself, run again. If
+        # it is neither, the run has published before, and the ledger has lost that: nothing tells where it begins.
+        is_first = batch.previous_batch_id in (None, batch.batch_id - 1) or batch.offset_log is not None
+        if start is None or not is_first or batch.has_later_entries:
             return out_of_order
         if not _is_recorded(ledger.previous, batch) and left_out(start, stored_end(ledger)):
             return Verdict.GAP if batch.batch_id > writer.last_batch_id + 1 else Verdict.DISJOINT
@@ -170,7 +173,7 @@ def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
         if remedies.adopt_checkpoint == batch.batch_id + 1:
             return Verdict.ADOPTED
         return Verdict.UNKNOWN
-    if remedies.adopt_checkpoint == 1:
+    if remedies.adopt_checkpoint == 1 and not ledger.rivals:
         return Verdict.ADOPTED
     if remedies.independent:
         return Verdict.NEW

@@ -58,6 +58,7 @@ class PlannedBatch:
     span: Span | None = None
     planned_end: Offsets | None = None
     entry_is_its_own: bool = True
+    has_later_entries: bool = False
     topic_ids: dict[str, str] | None = None
     folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     offsets_read_by: ReadBy | None = None

@@ -29,14 +29,14 @@ from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.translate import is_ledger_gone, is_statement_pooling, ledger_error
 
-from ..encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
+from ..encoding.copy_encoder import CopyEncoder
 from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..encoding.unfit_rows import UnfitRows
 from ..errors import StagingError
 from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import staging_table
 from ..options.sink_options import JobOptions, SinkOptions
-from ..staging import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable, column_definitions
+from ..staging import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable, column_definitions, copy_bodies
 
 _log = logging.getLogger("pgonce.staging")
 
@@ -205,15 +205,7 @@ def stage_rows(
         # In a transaction because of its settings: if the task's host vanishes, its session and its locks do not stay.
         with connection.transaction(), connection.cursor() as cursor:
             enter_in_tx(connection, watch.lock_timeout)
-            _copy(cursor, statement, bodies)
-
-
-def _copy(cursor: psycopg.Cursor, statement: sql.Composed, bodies: Iterable[bytes]) -> None:
-    with cursor.copy(statement) as copy:
-        copy.write(HEADER)
-        for body in bodies:
-            copy.write(body)
-        copy.write(TRAILER)
+            copy_bodies(cursor, statement, bodies)
 
 
 def _create(

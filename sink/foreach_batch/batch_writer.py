@@ -20,7 +20,7 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.kafka.settings import Brokers, brokers
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept
-from pgonce.offsets_store.offsets import Span
+from pgonce.offsets_store.offsets import Offsets, Span
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..border import called_by_spark
@@ -73,7 +73,7 @@ class BatchSettings:
         if self.positions is not None:
             # The rows' positions are in the range that the query planned.
             refuse_without_positions(batch)
-            batch = replace(batch, span=Span(batch.start or {}, batch.end or {}))
+            batch = replace(batch, span=span_of_range(batch.start, batch.end))
         return with_topic_ids(batch, self.brokers, self.commit.url)
 
     def failures_kept(self, batch: PlannedBatch, sink_name: str | None) -> AbstractContextManager[None]:
@@ -101,6 +101,23 @@ def batch_settings_of(given: Given) -> BatchSettings:
         brokers(given["bootstrap_servers"], given["kafka_options"]),
         ServerSession(given["checkpoint_location"]),
     )
+
+
+def span_of_range(start: Offsets | None, end: Offsets | None) -> Span:
+    """
+    Where the rows of a range of Kafka's lie.
+
+    A partition that is not in the start is new to this run, but an earlier one may have stored rows of it.
+    """
+    known, after = start or {}, end or {}
+    first = {
+        source: {
+            topic: {**dict.fromkeys(partitions, 0), **known.get(source, {}).get(topic, {})}
+            for topic, partitions in topics.items()
+        }
+        for source, topics in after.items()
+    }
+    return Span(first, after)
 
 
 @takes_options(Way.WRITER)

@@ -165,8 +165,9 @@ def describe_sparsely(
     log = found if found and origin.may_have_planned(found) else None
     # A worker that outlived its driver must not take the next run's entries for its own.
     entry = checkpoint.newest_before(origin.batch_id, origin.may_have_planned)
+    newest = checkpoint.newest_before(origin.batch_id)
     is_next = entry is not None and entry[0] == origin.batch_id - 1
-    return batch_of_query(
+    batch = batch_of_query(
         checkpoint,
         origin,
         query_name,
@@ -176,6 +177,8 @@ def describe_sparsely(
         entry_is_its_own=False,
         attempt=attempt,
     )
+    # Dated by the clock of another host, or by a driver that has taken over.
+    return replace(batch, has_later_entries=newest is not None and (entry is None or entry[0] != newest[0]))
 
 
 def rewritten(batch_id: int) -> SparkError:

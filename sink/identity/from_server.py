@@ -23,6 +23,7 @@ import pyspark
 from pyspark.sql import DataFrame
 from sqlalchemy import Connection
 
+from pgonce.offsets_store.checkpoint.files import without_credentials
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import NOTHING
@@ -156,7 +157,9 @@ class ServerSession:
         return run_id, running[run_id]
 
     def _not_running(self, query_id: str, run_id: str | None, *, is_older: bool) -> SparkError:
-        belongs = f"query {query_id}, to which the checkpoint {self.checkpoint_location} belongs"
+        belongs = (
+            f"query {query_id}, to which the checkpoint {without_credentials(self.checkpoint_location or '')} belongs"
+        )
         if is_older:
             what = f"This function was started by another query than {belongs}: that one was running already."
         elif run_id is None and _runs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -33,6 +34,8 @@ _SAME = {
 }
 # As in a commit, what a role or a database has set for its sessions must not end a flush.
 _TIMEOUTS = "-c lock_timeout={} -c statement_timeout=0 -c idle_session_timeout=0"
+# Without it, NULL in an array of values would be the text NULL.
+_NULLS = "-c array_nulls=on"
 _BALANCED = {"random": "true", "disable": "false"}
 _TARGET_SESSION = {"any": "any", "read-write": "primary", "primary": "primary"}
 # What pgonce sets itself, or what only says how libpq works.
@@ -85,14 +88,21 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
             raise _refused(
                 f"The connection string sets {name}, which Postgres's JDBC driver does not have.", f"Leave {name} out."
             )
+    if given.get("sslmode") == "require" and _has_root_certificate(given):
+        # As libpq takes it. The JDBC driver would verify nothing.
+        properties["sslmode"] = "verify-ca"
     properties["loadBalanceHosts"] = _BALANCED[given.get("load_balance_hosts", "disable")]
     properties["targetServerType"] = _target_of(given.get("target_session_attrs", "any"))
     properties["options"] = " ".join(
-        filter(None, [properties.get("options"), _TIMEOUTS.format(int(lock_timeout * 1000))])
+        filter(None, [properties.get("options"), _TIMEOUTS.format(int(lock_timeout * 1000)), _NULLS])
     )
     if password:
         properties["password"] = password
     return JdbcUrl(f"jdbc:postgresql://{hosts}/{quote(database, safe='')}", properties, zone[0] if zone else "UTC")
+
+
+def _has_root_certificate(given: Mapping[str, str]) -> bool:
+    return "sslrootcert" in given or Path("~/.postgresql/root.crt").expanduser().exists()
 
 
 def _silence(parameters: Mapping[str, Any], lock_timeout: float) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pgonce.offsets_store.errors import (
     NOTHING,
@@ -61,6 +62,7 @@ class KafkaSource:
                 )
         login = {n: v for n, v in plain.items() if n.startswith(PREFIX) and n != f"{PREFIX}bootstrap.servers"}
         self.brokers: Brokers = brokers(servers, _of_the_login(login)) or Brokers(servers)
+        self._isolation = plain.get(f"{PREFIX}isolation.level", "read_uncommitted")
         self._starting = plain.get("startingoffsets", "latest")
         self._may_lose = plain.get("failondataloss", "true").lower() == "false"
 
@@ -87,11 +89,17 @@ class KafkaSource:
             )
         return {SOURCE: found}
 
+    @property
+    def _read_to_the_same_end(self) -> Brokers:
+        # Spark's source reads transactions that are open, unless it is told not to; librdkafka would end before them.
+        isolation = "isolation.level", self._isolation
+        return replace(self.brokers, settings=(*self.brokers.settings, isolation))
+
     def _ends(self) -> dict[TopicPartition, tuple[int | None, int]]:
         until = time.monotonic() + _BROKERS_SECONDS
         while True:
             try:
-                return ends_of(self.topics, self.brokers)
+                return ends_of(self.topics, self._read_to_the_same_end)
             except UnreachableBrokersError:
                 # A partition that was just made, or whose broker has restarted, has no leader for a moment.
                 if time.monotonic() > until:

@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import psycopg
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch, said_in
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept, keep_failure
 from pgonce.offsets_store.ledger.positions import SOURCE
+from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.offsets import Offsets, TopicPartition, is_kafka, parse_offset
 
 from .run import Run
@@ -63,10 +65,10 @@ class Recorder(threading.Thread):
                     return
             except RefusedBatch as refused:
                 _log.error("query %s stops: %s", self._run.query_id, refused)
-                self._stop()
+                self._stop_query()
                 return
-            except PgonceError as error:
-                _log.warning("what query %s has done is not recorded now: %s", self._run.query_id, error)
+            except (PgonceError, psycopg.Error) as error:
+                _log.warning("what query %s has done is not recorded now: %s", self._run.query_id, scrub(str(error)))
                 last_tries -= not is_active
                 if not last_tries:
                     return
@@ -75,7 +77,8 @@ class Recorder(threading.Thread):
                 return
             time.sleep(_LOOK_SECONDS)
 
-    def _stop(self) -> None:
+    # Not _stop, which Python's own threads have, and call in each process that is forked.
+    def _stop_query(self) -> None:
         # A task is refused with its next rows, and then the query ends with that error. A stop would give it none.
         with suppress(StreamingQueryException):
             if not self._query.awaitTermination(_TASKS_SECONDS):

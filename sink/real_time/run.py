@@ -55,6 +55,7 @@ class Run:
     batch_id: int = 0
     ends: Offsets = field(default_factory=dict)
     stored: RunPositions = field(default_factory=lambda: RunPositions(0, {}, 0))
+    table_oid: int | None = None
 
     @property
     def writer_id(self) -> int:
@@ -81,8 +82,15 @@ class Run:
             driver = driver_connection(connection)
             found.append(begin_in_tx(driver, batch.query_id, batch.sink_name, batch.run_id, below, start))
 
-        batch = with_topic_ids(self._batch(known, start), kafka, self.settings.url)
+        # Its span begins at what was known, so that what a query that is replaced has stored since is found.
+        batch = replace(self._batch(known, start), span=Span(known, start))
+        batch = with_topic_ids(batch, kafka, self.settings.url)
         commit_batch(self.settings, batch, self._work(set_positions))
+        while not found:
+            # A driver that started at the same time has recorded this batch. This run is the later one, and takes over.
+            self.batch_id += 1
+            batch = replace(batch, batch_id=self.batch_id)
+            commit_batch(self.settings, batch, self._work(set_positions))
         self.stored = found[-1]
         # A topic that is not read any more keeps its positions, for the time when it is read again.
         self.ends = only(self.stored.positions, start)
@@ -144,6 +152,7 @@ class Run:
         def publish(connection: Connection, batch: Batch, below: Offsets | None) -> Published:
             # No row is written, but the table is locked, looked at and created as for every batch.
             published = writes.publish(connection, batch, None)
+            self.table_oid = next(iter((published.targets or {}).values()), None)
             then(connection, batch, below)
             return replace(published, rows=rows)
 

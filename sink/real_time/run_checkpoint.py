@@ -14,10 +14,11 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
+from pgonce.offsets_store.checkpoint.files import open_location
 from pgonce.offsets_store.checkpoint.log_entries import query_id_text
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.errors import NoCheckpointError
+from pgonce.offsets_store.errors import NOTHING, NoCheckpointError, RefusedBatch
 
 _log = logging.getLogger("pgonce")
 
@@ -38,6 +39,26 @@ def query_id_of(location: str) -> str:
         query_id = str(uuid4())
         _write_id(location, query_id)
         return query_id
+
+
+def refuse_unknown_past(location: str) -> None:
+    """
+    Refuse a query that has run at this location, and of which the ledger knows nothing.
+
+    :raises RefusedBatch: UNKNOWN.
+    :raises CheckpointError: if the location cannot be read.
+    """
+    files = open_location(location)
+    if files.names(_FOLDER) or files.names("offsets"):
+        raise RefusedBatch(
+            "UNKNOWN",
+            f"A query has run with the checkpoint location {files.shown}, but this ledger does not know where its rows "
+            "in this table end: the database was restored to a time before its first start, or url names another "
+            "database, or the query wrote to a table of another name, or with another sink.",
+            NOTHING,
+            "Restore the database and start the query again. Or name the table, the database and sink_name as they "
+            "were. If its records are to be read again from startingOffsets, give it a new checkpoint location.",
+        )
 
 
 def new_checkpoint(location: str, query_id: str) -> str:

@@ -41,7 +41,7 @@ from .offsets import KafkaSource, stored_positions
 from .plan import refuse_other_plans
 from .recorder import Recorder
 from .run import Run
-from .run_checkpoint import new_checkpoint, query_id_of, remove_older
+from .run_checkpoint import new_checkpoint, query_id_of, refuse_unknown_past, remove_older
 from .statements import flush_statement
 
 _POSITIONS = ("topic", "partition", "offset")
@@ -95,6 +95,8 @@ def start_real_time(
     jdbc = jdbc_url(given["executor_url"] or run.settings.url, run.run_id, run.settings.lock_timeout)
     with failures_kept(run.settings.url, run.failed("planner")):
         last, stored = stored_positions(run.settings.url, run.query_id, _sink_name(run), given["replaces"])
+        if stored is None and not given["replaces"] and not given["independent"]:
+            refuse_unknown_past(run.checkpoint_location)
         start = source.start(stored)
         _refuse_too_few_cores(spark, start)
         run.begin(last, source.known(start, stored), start, source.brokers)
@@ -217,5 +219,13 @@ def _flush(run: Run) -> str:
         table = look_at_table(connection, destination, columns)
         if table is None:
             raise RuntimeError("the run's first batch has made the table")
+        if table.oid != run.table_oid:
+            raise SparkError(
+                "TARGET_CHANGED",
+                f"{destination.table} is not the table any more with which this run began: it was exchanged for "
+                "another, or dropped and created again.",
+                NOTHING,
+                "Start the query again.",
+            )
         plan = plan_columns(table, without_extra(table, columns, destination), destination)
         return flush_statement(table, columns, plan).as_string(connection)

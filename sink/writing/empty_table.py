@@ -118,7 +118,11 @@ class StartOver:
         """
         named = (self.replaces, self.sink_name)
         feeders = lock_feeders_in_tx(connection, {table.qualified_name: table.oid}, or_gone=named)
-        reason = _fed_by_others(feeders, *named) or _unfit_to_start_over(connection, table)
+        reason = (
+            _fed_by_others(feeders, *named)
+            or _fed_by_jobs(connection, table)
+            or _unfit_to_start_over(connection, table)
+        )
         if reason:
             raise _not_over(table, reason)
         _forget_deletes(connection, table)
@@ -133,8 +137,22 @@ def _fed_by_others(feeders: Sequence[tuple[str, str]], query_id: str, sink_name:
         return f"the ledger does not know that query {query_id} has written to it"
     beside = ", ".join(f"query {query} (sink {sink!r})" for query, sink in others)
     return beside and (
-        f"other queries also feed it ({beside}); their rows would be deleted as well, and nothing "
+        f"other queries also feed it, or have fed it ({beside}): their rows would be deleted as well, and nothing "
         "would write them again"
+    )
+
+
+def _fed_by_jobs(connection: psycopg.Connection, table: TargetTable) -> str:
+    statement = sql.SQL(
+        "SELECT count(*) FROM pgonce.batch_jobs WHERE sink_name = {name} OR targets ? {name} OR EXISTS ("
+        "SELECT FROM jsonb_each_text(targets) AS t WHERE t.value::bigint = {oid})"
+    ).format(name=sql.Literal(table.qualified_name), oid=sql.Literal(table.oid))
+    (jobs,) = search_path.execute_in_tx(connection, statement).fetchone() or (0,)
+    if not jobs:
+        return ""
+    return (
+        f"batch jobs have written to it ({jobs} batchKeys): their rows would be deleted as well, and a job that is run "
+        "again is skipped, because its batchKey stays"
     )
 
 

@@ -131,6 +131,12 @@ def changes_for(
         if change.before is None and _is_key(change.column, destination):
             reason = f"a column that it lacks ({change.column}) is one of the keys, and also needs a unique index"
             raise not_altered(table, [change], reason)
+        if change.before and change.before.startswith("character varying(") and _is_key(change.column, destination):
+            # A text whose spaces at the end were cut would become another key.
+            reason = (
+                f"{change.column} is one of the keys, and texts that were cut to {change.before} would not be found"
+            )
+            raise not_altered(table, [change], reason)
         if change.before is None and change.column in _SYSTEM_COLUMNS:
             reason = f"in every table, Postgres has a system column that is called {change.column}"
             raise not_altered(table, [change], reason)

@@ -33,17 +33,15 @@ def start(**partitions):
 
 def begun(url, at=None, *, query_id=QUERY, last=None, table="orders", remedies=Remedies()):  # noqa: B008
     """A run that has become the owner."""
-    run = Run(
-        CommitSettings(url, remedies),
-        Destination(table, create_table=True),
-        COLUMNS,
-        query_id,
-        "orders",
-        "/checkpoint",
-        None,
-    )
+    run = a_run(url, query_id, table, remedies)
     run.begin(last, at or start(p0=0), at or start(p0=0), None)
     return run
+
+
+def a_run(url, query_id=QUERY, table="orders", remedies=Remedies()):  # noqa: B008
+    """A run that has not begun yet."""
+    where = Destination(table, create_table=True)
+    return Run(CommitSettings(url, remedies), where, COLUMNS, query_id, "orders", "/checkpoint", None)
 
 
 class Task:

@@ -34,7 +34,7 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 
 from ..bad_row import BadRow, RowsRefusedError, is_of_target, refused_by
-from ..rows import BACK, GatheredRows
+from ..rows import BACK, RELEASE, GatheredRows
 from .keys import ComparedUpsert, Written, delete_action, deletes_act_on_itself
 from .statements import value_as_assigned
 from .unique_index import PLACE, stored_rows_of, unique_index
@@ -111,7 +111,8 @@ def write_in_order_in_tx(
         return write(gathered, written)
     except _REFUSED_BY_ANOTHER as error:
         try:
-            connection.execute(BACK)
+            # Not to be found by another table of the batch, whose error would undo what is written here.
+            connection.execute(sql.SQL("; ").join([BACK, RELEASE]))
             is_ours = is_of_target(connection, written.table, error)
             ordered = _InOrder(connection, gathered, written, write) if is_ours else None
         except (psycopg.errors.InvalidSavepointSpecification, psycopg.errors.InsufficientPrivilege):
@@ -135,6 +136,7 @@ class _InOrder:
         self._write = write
         self._table = sql.Identifier("pg_temp", f"pgonce_turns_{next(_counter)}")
         _, compared = compare_in_tx(connection, written.table, written.by_key, sql.SQL("SELECT"))
+        connection.execute(RELEASE)
         # So no part has to ask the table again.
         self._written = replace(written, upsert=compared)
         connection.execute(_numbered(self._table, gathered, written, compared), prepare=False)
@@ -175,7 +177,8 @@ class _InOrder:
                 if not is_of_target(self._connection, self._written.table, error):
                     raise
                 if len(part) == 1:
-                    bad.append((error, refused_by(error, self._place(part[0]), is_proven=True)))
+                    # It may fit once others that are bad are left out.
+                    bad.append((error, refused_by(error, self._place(part[0]))))
                 else:
                     waiting += reversed(self._smaller(part, error))
             else:

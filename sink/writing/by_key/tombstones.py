@@ -172,14 +172,14 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
         connection,
         sql.SQL(
             "INSERT INTO pgonce.tombstones AS stone (tombstone_set_id, key, order_value, deleted_at, expires_at) "
-            "SELECT {}, {}, pg_catalog.to_jsonb(change.{}), pg_catalog.statement_timestamp(), {} "
+            "SELECT {}, {}, pg_catalog.to_jsonb({}), pg_catalog.statement_timestamp(), {} "
             "FROM {} AS change WHERE change.{} AND {} "
             "ON CONFLICT (tombstone_set_id, key) DO UPDATE SET order_value = EXCLUDED.order_value, "
             "deleted_at = EXCLUDED.deleted_at, expires_at = GREATEST(stone.expires_at, EXCLUDED.expires_at)"
         ).format(
             own_set,
             _key(changes, list(identified(changes).keys)),
-            _order(changes),
+            _order_remembered(changes),
             until,
             changes.name,
             DELETED,
@@ -231,6 +231,12 @@ def _key(changes: ChangeTable, keys: Sequence[str]) -> sql.Composable:
 
 def _order(changes: ChangeTable) -> sql.Identifier:
     return sql.Identifier(changes.upsert.newer_by or "")
+
+
+def _order_remembered(changes: ChangeTable) -> sql.Composed:
+    # As it is compared: 0.7 of a real is 0.699999988 as a double, and would be older than a remembered 0.7.
+    cast = sql.SQL("::double precision" if identified(changes).order_kind == "float" else "")
+    return sql.SQL("change.{}{}").format(_order(changes), cast)
 
 
 def _base_type(changes: ChangeTable, name: str) -> str:

@@ -27,6 +27,7 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.recovery.by_hand import accept_batch
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 
@@ -122,6 +123,18 @@ def test_a_server_that_comes_back_in_time_is_no_failure(admin, url, proxy):
     threading.Timer(1.0, proxy.start).start()
     assert commit_batch(settings(proxy.url, retry_timeout=20), make_batch(0), appending(1)) is Verdict.NEW
     assert ids(admin) == [1]
+
+
+def test_what_was_accepted_ends_with_the_next_batch(admin, url):
+    """It was accepted for a ledger that stood elsewhere, so a gap before that number is one again."""
+    for number in range(2):
+        commit_batch(settings(url), make_batch(number), appending(number))
+    accept_batch("q1", 5, url, reason="we can live without them")
+    commit_batch(settings(url), make_batch(2), appending(2))
+    with pytest.raises(PgonceError) as refused:
+        commit_batch(settings(url), make_batch(5), appending(5))
+    assert refused.value.code == "GAP"
+    assert ids(admin) == [0, 1, 2]
 
 
 def test_a_lock_of_somebody_else_is_waited_for_and_then_named(admin, url, caplog):

@@ -21,6 +21,7 @@ from support.tombstones import put_tombstone
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.recovery.by_hand import forget_query, retire_sink
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
@@ -336,10 +337,18 @@ class TestRefused:
         commit(url, "new", 3, 32, table="events_new")
         assert swap().exit_code == ExitCode.OK
 
+    def test_rows_of_a_query_that_was_retired(self, rebuilt, swap, url):
+        """They are in the living table still, and the new one must have them as well."""
+        commit(url, "old", 2, 21)
+        retire_sink("old", url, reason="its topic has ended")
+        assert "[SWAP_BEHIND]" in swap("--caught-up").stderr
+        commit(url, "new", 2, 22, table="events_new")
+        assert swap().exit_code == ExitCode.OK
+
     @pytest.mark.parametrize("gone", ["old", "new"])
-    def test_ends_that_cannot_be_compared(self, rebuilt, swap, admin, gone):
-        """If nobody feeds one of the tables, nothing is proven, and a person must say that it is well."""
-        admin.execute("UPDATE pgonce.writers SET retired_at = now() WHERE query_id = %s", [gone])
+    def test_ends_that_cannot_be_compared(self, rebuilt, swap, admin, gone, url):
+        """If nothing is known of one of the tables, nothing is proven, and a person must say that it is well."""
+        forget_query(gone, url, reason="no more of it", quiet_seconds=0)
         assert "[SWAP_UNPROVEN]" in swap().stderr
         assert swap("--caught-up").exit_code == ExitCode.OK
 

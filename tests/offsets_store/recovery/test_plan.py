@@ -16,7 +16,7 @@ from support.stopped_query import COMMIT, checkpoint, entries, entry, kafka, pub
 
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.reader import StateFile
-from pgonce.offsets_store.errors import CheckpointError, RecoveryError
+from pgonce.offsets_store.errors import CheckpointError, RecoveryError, UnknownQueryError
 from pgonce.offsets_store.offsets import tells_which_rows
 from pgonce.offsets_store.recovery.next_start import goes_on, next_start, verdict_on
 from pgonce.offsets_store.recovery.plan import FIRST_COMMIT, plan_recovery
@@ -110,12 +110,28 @@ class TestMayDouble:
         plan = plan_recovery(checkpoint(entries(4, 5, 6, 7), commits), [published_to(5)])
         assert (plan.stands_at, plan.may_double) == (5, may)
 
-    def test_beside_another_sink(self):
-        """A batch that one sink has, and the other lacks, is done by the ledger."""
+    @pytest.mark.parametrize(("commits", "may"), [((4, 5), False), ((4, 5, 6), True), ((4, 5, 6, 7), True)])
+    def test_beside_another_sink(self, commits, may):
+        """If Spark has done a batch that one sink lacks, something else may have written it there."""
         behind = published_to(5, writer_id=2, sink_name="audit")
-        for commits, may in [((4, 5, 6), False), ((4, 5, 6, 7), True)]:
-            plan = plan_recovery(checkpoint(entries(4, 5, 6, 7), commits), [published_to(6), behind])
-            assert plan.may_double == may
+        plan = plan_recovery(checkpoint(entries(4, 5, 6, 7), commits), [published_to(6), behind])
+        assert (plan.stands_at, plan.may_double) == (6, may)
+
+    @pytest.mark.parametrize("planned", [None, 7])
+    def test_forward_over_other_batches(self, planned):
+        """Spark has done batches of these numbers over other ranges: their rows are none of the ledger's."""
+        another = {} if planned is None else {7: entry(7, kafka(150), planned=planned)}
+        facts = checkpoint({**entries(5, 6, 7), **another}, (5, 6, 7))
+        plan = plan_recovery(facts, [published_to(9)])
+        assert (plan.stands_at, plan.may_double) == (9, planned is not None)
+
+    @pytest.mark.parametrize(("commits", "may"), [((3, 4), False), ((3, 4, 5, 6), True)])
+    def test_back_by_position(self, commits, may):
+        """Positions drop what is stored, but not what another function has written."""
+        records = [record(4, entry(4), positions={"0": kafka(40)}), record(5, None, positions={"0": kafka(42)})]
+        facts = checkpoint(entries(3, 4, 5, 6), commits)
+        plan = plan_recovery(facts, [sink(records, end_offsets={"0": kafka(42)})])
+        assert (plan.stands_at, plan.may_double) == (4, may)
 
 
 class TestForward:
@@ -460,7 +476,9 @@ def plan_recovery_is_over(facts):
 class TestRefused:
     def test_unknown_query(self):
         """A checkpoint with a past of which the ledger knows nothing is left alone."""
-        refused("RECOVERY_UNKNOWN_QUERY", checkpoint(entries(0, 1), (0, 1)), [])
+        unknown = refused("RECOVERY_UNKNOWN_QUERY", checkpoint(entries(0, 1), (0, 1)), [])
+        # One that is to be adopted starts all the same.
+        assert isinstance(unknown, UnknownQueryError)
         retired = published_to(1, retired_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
         refused("RECOVERY_UNKNOWN_QUERY", checkpoint(entries(0, 1), (0, 1)), [retired])
 

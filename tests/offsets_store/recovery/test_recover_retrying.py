@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 
+import pyarrow.fs
 import pytest
 from support.recoveries import recover_at_once
 from support.stopped_query import files_of
 
+from pgonce.offsets_store.checkpoint.files import ArrowFiles
 from pgonce.offsets_store.errors import ConnectError
+from pgonce.offsets_store.recovery.recover import recover_checkpoint
 
 
 class TestAway:
@@ -25,6 +28,16 @@ class TestAway:
         assert len(said) >= 2
         assert all(line.startswith(f"recovery of {behind}: trying again in ") for line in said)
         assert all("CONNECT_FAILED" in line for line in said)
+
+    def test_no_login_is_seen_in_the_log(self, proxy, behind, caplog, monkeypatch):
+        """The URI of an object store may have one. (A folder stands for the store here.)"""
+        folder = pyarrow.fs.LocalFileSystem(), str(behind)
+        monkeypatch.setattr(ArrowFiles, "_store_and_base", property(lambda files: folder))
+        proxy.stop()
+        with caplog.at_level("WARNING", "pgonce"), pytest.raises(ConnectError):
+            recover_checkpoint("s3a://AKIAKEY:zq7hunter@bucket/orders", proxy.url, retry_timeout=0.2)
+        assert "recovery of s3a://bucket/orders" in caplog.text
+        assert "zq7hunter" not in caplog.text
 
     def test_it_begins_again_where_the_line_breaks(self, proxy, behind):
         """The fence may have been set, or not: a second one does no harm."""

@@ -243,6 +243,12 @@ CASES = {
         Remedies(adopt_checkpoint=7),
         Verdict.BACKWARD,
     ),
+    "adoptCheckpoint=1 beside a rival, left in place for a new checkpoint": (
+        BESIDE_RIVAL,
+        batch(0),
+        Remedies(adopt_checkpoint=1),
+        Verdict.FOREIGN,
+    ),
     "adoptCheckpoint=0 beside a rival, which says nothing of batch 0": (
         BESIDE_RIVAL,
         batch(0),
@@ -367,6 +373,24 @@ def resuming(batch_id, at, first, after, **changes):
             by_position(80),
             resuming(8, 80, 80, 90, resumes_at={"0": {"orders": {"0": 80, "1": 5}}}),
             Verdict.DISJOINT,
+        ),
+        (
+            "after an entry of a date that leaves out later ones, as a clock that was set back does",
+            by_position(80),
+            resuming(10, 70, 100, 110, has_later_entries=True),
+            Verdict.GAP,
+        ),
+        (
+            "after entries of a run that has gone on, of which the ledger has lost what it published",
+            by_position(80),
+            resuming(12, 30, 120, 130, previous_batch_id=2),
+            Verdict.GAP,
+        ),
+        (
+            "right after the entry before it",
+            by_position(80),
+            resuming(8, 70, 70, 90, previous_batch_id=7),
+            Verdict.OVERLAP,
         ),
         ("within a run, where no start is known", by_position(80, run_id="r1"), resuming(8, 20, 80, 90), Verdict.NEW),
         (

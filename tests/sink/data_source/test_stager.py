@@ -118,6 +118,20 @@ def test_a_task_without_a_way_to_postgres_says_where_it_is_and_what_helps(url, p
         assert option in caught.value.remedy
 
 
+def test_an_error_in_making_rows_is_not_seen_by_postgres(url, postgres_server):
+    """Its log may be read by others than may read the rows."""
+
+    def broken():
+        yield from batches(1)
+        raise ValueError("zq7hunter")
+
+    with pytest.raises(ValueError, match="zq7hunter"):
+        stage(url, broken())
+    log = postgres_server.embedded.log_text() if postgres_server.embedded else "COPY from stdin failed"
+    assert "COPY from stdin failed" in log
+    assert "zq7hunter" not in log
+
+
 def test_what_does_not_pass_is_not_tried_again(url, caplog):
     """An error that a second try would meet again fails the task at once."""
     ensure_ledger(url)

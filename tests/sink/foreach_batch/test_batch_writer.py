@@ -13,7 +13,7 @@ from support.fixtures.postgres import url_with
 
 from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
-from pgonce.sink.foreach_batch.batch_writer import batch_settings_of
+from pgonce.sink.foreach_batch.batch_writer import batch_settings_of, span_of_range
 from pgonce.sink.options.option import Way
 from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.options.reading import read
@@ -73,6 +73,13 @@ def test_position_columns_are_found_however_they_are_written():
         settings = batch_settings_of(read({"position_columns": given, "write_positions": False}, Way.WRITER))
         assert settings.positions == columns
     assert batch_settings_of(read({}, Way.WRITER)).positions is None
+
+
+def test_the_rows_of_a_new_partition_are_looked_for_among_those_that_are_stored():
+    """An earlier run may have read the partition already, though the start of this batch does not have it."""
+    start, end = {"0": {"t": {"0": 20}}}, {"0": {"t": {"0": 30, "1": 8}}}
+    assert span_of_range(start, end).first == {"0": {"t": {"0": 20, "1": 0}}}
+    assert span_of_range(None, end).first == {"0": {"t": {"0": 0, "1": 0}}}
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.fixtures.postgres import url_with
 
 from pgonce import PgonceError, PostgresUrl
+from pgonce.sink.real_time import jdbc
 from pgonce.sink.real_time.jdbc import jdbc_url
+
+
+class Told:
+    """A connection that knows what it was told, without a server."""
+
+    def __init__(self, url):
+        given = conninfo_to_dict(url)
+        self.info = SimpleNamespace(get_parameters=lambda: given, dbname="d", host="h", port=1, password="")
+
+    def execute(self, _):
+        """What it is asked."""
+        return SimpleNamespace(fetchone=lambda: ("UTC",))
 
 
 def properties_of(url, **parameters):
@@ -19,15 +36,39 @@ def test_host_port_and_database(tcp_url, database, postgres_server):
     found = jdbc_url(tcp_url, "run-1", 30)
     assert found.url == f"jdbc:postgresql://127.0.0.1:{postgres_server.tcp['port']}/{database}"
     assert found.properties["ApplicationName"] == "pgonce run-1"
-    assert found.properties["options"] == "-c lock_timeout=30000 -c statement_timeout=0 -c idle_session_timeout=0"
+    assert (
+        found.properties["options"]
+        == "-c lock_timeout=30000 -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on"
+    )
 
 
 def test_what_the_driver_has_under_another_name(tcp_url):
     """TLS, the session's options and the kind of server are translated."""
     found = properties_of(tcp_url, sslmode="disable", options="-c work_mem=8MB", target_session_attrs="read-write")
     assert found["sslmode"] == "disable"
-    assert found["options"] == "-c work_mem=8MB -c lock_timeout=30000 -c statement_timeout=0 -c idle_session_timeout=0"
+    assert (
+        found["options"]
+        == "-c work_mem=8MB -c lock_timeout=30000 -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on"
+    )
     assert found["targetServerType"] == "primary"
+
+
+def test_a_root_certificate_is_verified_as_libpq_does(tmp_path, monkeypatch):
+    """With sslmode=require, libpq verifies the server wherever it has a root certificate; the driver would not."""
+    monkeypatch.setattr(jdbc, "connect", lambda url: nullcontext(Told(url)))
+    for parameters, mode in [
+        ({"sslmode": "require"}, "require"),
+        ({"sslmode": "require", "sslrootcert": "/etc/root.crt"}, "verify-ca"),
+        ({"sslmode": "verify-full", "sslrootcert": "/etc/root.crt"}, "verify-full"),
+    ]:
+        monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+        assert (
+            jdbc_url(make_conninfo("host=h port=1 dbname=d", **parameters), "run-1", 30).properties["sslmode"] == mode
+        )
+    (tmp_path / ".postgresql").mkdir()
+    (tmp_path / ".postgresql/root.crt").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert jdbc_url("host=h port=1 dbname=d sslmode=require", "run-1", 30).properties["sslmode"] == "verify-ca"
 
 
 def test_several_hosts(postgres_server, database):

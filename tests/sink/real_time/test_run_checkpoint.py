@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from pgonce.sink.real_time.run_checkpoint import new_checkpoint, query_id_of, remove_older
+from pgonce.offsets_store.errors import RefusedBatch
+from pgonce.sink.real_time.run_checkpoint import new_checkpoint, query_id_of, refuse_unknown_past, remove_older
 
 
 def test_a_query_keeps_its_id(tmp_path):
@@ -16,6 +17,17 @@ def test_a_query_keeps_its_id(tmp_path):
     (tmp_path / "sparks").mkdir()
     (tmp_path / "sparks/metadata").write_text('{"id":"7c4b1a0a-8a0b-4a9a-9a6f-000000000001"}')
     assert query_id_of(str(tmp_path / "sparks")) == "7c4b1a0a-8a0b-4a9a-9a6f-000000000001"
+
+
+@pytest.mark.parametrize("past", ["pgonce-real-time/1", "offsets"])
+def test_a_past_that_the_ledger_does_not_know_is_refused(tmp_path, past):
+    """Its rows may be in the table, and the words of a new query say where to begin without them."""
+    refuse_unknown_past(str(tmp_path))
+    (tmp_path / past).mkdir(parents=True)
+    (tmp_path / past / "0").write_text("v1")
+    with pytest.raises(RefusedBatch) as refused:
+        refuse_unknown_past(str(tmp_path))
+    assert refused.value.code == "UNKNOWN"
 
 
 def test_each_run_has_a_new_one_of_the_same_query(tmp_path):

@@ -10,7 +10,7 @@ import threading
 
 import psycopg
 import pytest
-from support.real_time_tasks import QUERY, Task, begun, start
+from support.real_time_tasks import QUERY, Task, a_run, begun, start
 
 from pgonce import OffsetsStore
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -21,7 +21,11 @@ from pgonce.offsets_store.ledger import migrations
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.recovery.by_hand import retire_sink
+from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
+from pgonce.sink.real_time.offsets import stored_positions
+
+OTHER = "22222222-0000-0000-0000-000000000000"
 
 
 @pytest.fixture
@@ -140,6 +144,52 @@ def stored_for_a_micro_batch(url, query_id):
     remedies = Remedies() if query_id == QUERY else Remedies(replaces=QUERY)
     commit_batch(CommitSettings(url, remedies), batch, Work(lambda _: "public.orders", publish))
     return found[0]
+
+
+class TestRecovery:
+    """Commands that fence a query keep what its tasks have stored."""
+
+    def test_a_new_checkpoint(self, url, orders, tmp_path):
+        """A start from there reads nothing that is stored, though no batch has recorded it yet."""
+        old = begun(url)
+        task = Task(url, old)
+        task.claims()
+        task.flushes(0, 1, 2)
+        write_new_checkpoint("orders", str(tmp_path / "new"), url, quiet_seconds=0)
+        assert not task.flushes(3)
+        assert stored_positions(url, QUERY, "public.orders", None)[1] == {("orders", 0): 3}
+        new = begun(url, last=0)
+        assert new.positions == start(p0=3)
+        assert orders() == [0, 1, 2]
+
+    def test_two_starts_at_once(self, url):
+        """Both read the same last batch before they begin; the later one takes over."""
+        first, second = (a_run(url) for _ in range(2))
+        for run in (first, second):
+            run.begin(None, start(p0=0), start(p0=5), None)
+        assert (first.batch_id, second.batch_id) == (0, 1)
+        assert not Task(url, first).claims()
+        assert Task(url, second).claims()
+
+    def test_another_querys_place_is_taken_behind_what_it_has_stored_meanwhile(self, url, orders):
+        """It may go on writing until the new run has begun, and the new one looked before."""
+        old = Task(url, begun(url))
+        old.claims()
+        old.flushes(0, 1)
+        _, stored = stored_positions(url, OTHER, "public.orders", QUERY)
+        old.flushes(2, 3)
+        at = start(p0=stored["orders", 0])
+        new = begun(url, at, query_id=OTHER, remedies=Remedies(replaces=QUERY))
+        assert not old.flushes(4)
+        assert new.positions == start(p0=4)
+
+    def test_a_person_is_told_the_partition_of_the_query_itself(self, url, admin, orders):
+        """Another query's mark of the same partition is left alone."""
+        run = begun(url)
+        Task(url, run).claims()
+        admin.execute("UPDATE pgonce.positions SET disputed_from = 0")
+        with pytest.raises(RefusedBatch, match=f"WHERE writer_id = {run.writer_id} AND topic"):
+            begun(url, last=0)
 
 
 class TestTakeover:

@@ -55,6 +55,18 @@ def test_a_column_is_widened_for_a_value_that_it_refuses(admin, url, to, row, wi
     assert [name in str(told) for name in wider] == [True] * len(wider)
 
 
+def test_a_key_whose_spaces_were_cut_is_not_widened(admin, url):
+    """The row of "abc  " is that of "abc" there. In a wider column it would not be found, and come twice."""
+    admin.execute("CREATE TABLE events (id varchar(3) PRIMARY KEY, name text)")
+    where = destination("events", "upsert", ("id",), schema_evolution="addColumns")
+    columns = {"id": t.StringType(), "name": t.StringType()}
+    commit_typed(url, 0, where, columns, [("abc  ", "one")])
+    with pytest.raises(TargetError) as refused:
+        commit_typed(url, 1, where, columns, [("abcd", "two")])
+    assert refused.value.code == "TARGET_NOT_ALTERED"
+    assert types_of(admin)["id"] == "character varying(3)"
+
+
 def test_a_value_that_is_refused_for_another_reason_is_refused_as_ever(admin, url):
     """No column was too narrow: it goes into an integer."""
     admin.execute("CREATE TABLE events (id integer, name varchar(5))")

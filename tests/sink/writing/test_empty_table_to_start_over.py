@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 
 import psycopg
 import pytest
@@ -16,10 +17,13 @@ from support.committed_rows import ids, rows, settings
 from support.fixtures.postgres import url_with
 from support.tombstones import put_tombstone
 
+from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError, TargetError
+from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.offsets import Span
+from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
@@ -34,12 +38,24 @@ def admin(url):
         yield connection
 
 
-def commit(url, query, batch_id, *of, over=None, sink_name=None, mode="append", table="events", remedies=None, **batch):
+def commit(
+    url,
+    query,
+    batch_id,
+    *of,
+    over=None,
+    sink_name=None,
+    mode="append",
+    table="events",
+    remedies=None,
+    patience=0,
+    **batch,
+):
     """Commit one batch of a query, which starts over in place of query ``over``."""
     remedies = remedies or Remedies(replaces=over, start_over=over is not None)
     work = work_into(sink_name, destination(table, mode, ("id",) if mode == "upsert" else (), None), rows(*of))
     planned = make_batch(batch_id, f"run of {query}", query_id=query, **batch)
-    return commit_batch(settings(url, remedies=remedies, retry_timeout=0), planned, work)
+    return commit_batch(settings(url, remedies=remedies, retry_timeout=patience), planned, work)
 
 
 def refused(code, *arguments, **how):
@@ -48,6 +64,49 @@ def refused(code, *arguments, **how):
         commit(*arguments, **how)
     assert error.value.code == code
     return str(error.value)
+
+
+def kafka(offset):
+    """Offsets of one Kafka partition."""
+    return {"0": {"t": {"0": offset}}}
+
+
+class TestOtherRows:
+    """Rows of others, which nothing would write again."""
+
+    def test_of_a_batch_job(self, admin, url):
+        """A job that is run again is skipped, because its key stays."""
+        commit(url, "old", 0, 1)
+        work = work_into(None, destination("events"), rows(7))
+        commit_job(settings(url), Job("2026-11-20", uuid.uuid4()), work)
+        assert "batch jobs have written to it (1 batchKeys)" in refused(
+            "START_OVER_REFUSED", url, "new", 0, 1, over="old"
+        )
+        assert ids(admin) == [1, 7]
+
+    def test_of_a_query_that_was_retired(self, admin, url):
+        """Its rows are meant to stay."""
+        commit(url, "old", 0, 1)
+        commit(url, "ended", 0, 7, remedies=Remedies(independent=True))
+        retire_sink("ended", url, reason="its topic has ended")
+        assert "query ended" in refused("START_OVER_REFUSED", url, "new", 0, 1, over="old")
+        assert ids(admin) == [1, 7]
+
+    def test_of_a_query_whose_place_was_taken(self, admin, url):
+        """One of its dead letters may be replayed just now, and then its row is deleted too."""
+        commit(url, "first", 0, 1, start=kafka(0), end=kafka(10))
+        commit(url, "old", 0, 2, remedies=Remedies(replaces="first"), start=kafka(10), end=kafka(20))
+        with psycopg.connect(url) as replaying:
+            replaying.execute("SELECT FROM pgonce.writers WHERE query_id = 'first' FOR UPDATE")
+            replaying.execute("INSERT INTO events VALUES (3)")
+            done = []
+            thread = threading.Thread(target=lambda: done.append(commit(url, "new", 0, 1, over="old", patience=20)))
+            thread.start()
+            thread.join(1)
+            assert thread.is_alive()
+        thread.join(20)
+        assert done == [Verdict.NEW]
+        assert ids(admin) == [1]
 
 
 class TestReplaced:

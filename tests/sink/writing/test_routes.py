@@ -12,11 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.meanwhile import meanwhile
 from support.routed_rows import TABLES, commit, routed, routes
+from support.typed_rows import typed_rows
 
-from pgonce.offsets_store.errors import ConfigurationError, TargetError
+from pgonce.offsets_store.errors import ConfigurationError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.writing import routes as by_route
 from pgonce.sink.writing.write_batch import write_batch_in_tx
@@ -105,6 +107,40 @@ def test_parents_come_before_children(admin, url):
         commit(url, make_planned_batch(0), routes({"children": {}, "orders": {}}), rows)
     commit(url, make_planned_batch(0), routes({"orders": {}, "children": {}}), rows)
     assert admin.execute("SELECT id, name FROM children").fetchall() == [(1, "child")]
+
+
+@pytest.mark.parametrize("aside", [True, False])
+def test_an_error_of_one_table_takes_no_rows_of_another_back(admin, url, aside):
+    """One is written in order, because a value moves; then a soft delete breaks a constraint of the other."""
+    admin.execute(
+        "CREATE TABLE a (id bigint PRIMARY KEY, u text UNIQUE, seq bigint); "
+        "INSERT INTO a VALUES (1, 'x', 0), (2, 'y', 0); "
+        "CREATE TABLE b (id bigint PRIMARY KEY, u text, seq bigint, gone boolean DEFAULT false, UNIQUE (u, gone));"
+        "INSERT INTO b VALUES (1, 'x', 0, true), (2, 'x', 0, false)"
+    )
+    columns = ["id", "u", "seq"]
+    where = routes(
+        {
+            "a": {"mode": "upsert", "orderBy": "seq", "columns": columns},
+            "b": {"mode": "apply", "orderBy": "seq", "deleteWhen": "del", "deletes": "soft:gone", "columns": columns},
+        },
+        **({"dead_letters": True} if aside else {}),
+    )
+    kinds = {
+        "kind": t.StringType(),
+        "id": t.LongType(),
+        "u": t.StringType(),
+        "seq": t.LongType(),
+        "del": t.BooleanType(),
+    }
+    rows = typed_rows(
+        kinds,
+        [("a", 2, "z", 1, False), ("a", 1, "y", 2, False), ("b", 3, "q", 1, False), ("b", 2, "x", 2, True)],
+    )
+    with pytest.raises(PgonceError):
+        commit(url, make_planned_batch(0), where, rows)
+    assert admin.execute("SELECT id, u FROM a ORDER BY id").fetchall() == [(1, "x"), (2, "y")]
+    assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (0,)
 
 
 def test_one_bad_row_keeps_all_tables_as_they_were(admin, url):

@@ -101,9 +101,7 @@ def test_any_number_of_refused_values_takes_as_many_round_trips(url, admin, monk
         committed(url, rows, number=number, max_dead_letters=ROWS)
         found.append(len(sent))
     assert found[1] <= found[0]
-    reasons = admin.execute(
-        "SELECT code, column_name, count(*) FROM pgonce.dead_letters GROUP BY 1, 2"
-    ).fetchall()
+    reasons = admin.execute("SELECT code, column_name, count(*) FROM pgonce.dead_letters GROUP BY 1, 2").fetchall()
     assert sorted(reasons) == [
         ("22001", "name", 253),
         ("22003", "amount", 253),

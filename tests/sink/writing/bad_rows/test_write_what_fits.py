@@ -147,6 +147,17 @@ TRIGGERS = {
 
 
 @pytest.mark.parametrize("why", TRIGGERS)
+def test_a_row_that_only_a_bad_one_keeps_out_is_written(url, admin):
+    """The first row has no parent, which is found last; the second has its name, and fits without it."""
+    admin.execute(
+        "CREATE TABLE parents (id bigint PRIMARY KEY); INSERT INTO parents VALUES (1); CREATE TABLE events (id bigint "
+        "PRIMARY KEY, name text UNIQUE, amount bigint REFERENCES parents DEFERRABLE INITIALLY DEFERRED)"
+    )
+    committed(url, [(1, "x", 99), (2, "x", 1), (3, "z", 1)], mode="upsert", keys=("id",))
+    assert stored(admin) == [2, 3]
+    assert [key for key, *_ in letters(admin)] == [1]
+
+
 def test_what_a_trigger_raises_about_something_else_stops_the_batch(why, url, admin):
     """It is not about the row's values, so that every row might go."""
     admin.execute(b"CREATE TABLE others (id bigint NOT NULL)")

@@ -45,6 +45,15 @@ def test_a_key_is_remembered_in_the_type_of_its_column(url, admin):
     assert apply(url, late, struct=times, only_newer=True) == {"passed_over": 1}
 
 
+@pytest.mark.parametrize("order", [0.7, 0.3, 1.1, 16.7])
+def test_a_write_as_new_as_the_delete_brings_the_row_back_by_a_real_too(order, url, admin):
+    """A column of type real holds another number than the same digits in double precision."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq real)")
+    how = {"struct": changes(id=t.LongType(), name=t.StringType(), seq=t.FloatType()), "only_newer": True}
+    assert apply(url, (1, None, order, DELETE), **how) == {"not_found": 1}
+    assert apply(url, (1, "as new", order, WRITE), **how) == {"written": 1}
+
+
 @pytest.mark.parametrize("kind", ["char(5)", "bpchar"])
 def test_spaces_at_the_end_of_a_char_are_not_remembered(kind, url, admin):
     """They do not count where two keys are compared, so an older change with fewer of them is passed over, too."""
