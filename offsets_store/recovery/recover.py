@@ -25,7 +25,6 @@ from ..errors import (
     LedgerError,
     OldLedgerError,
     PgonceError,
-    RecoveryError,
     RunningQueryError,
     UnknownQueryError,
 )
@@ -33,11 +32,11 @@ from ..ledger.failures import Failed, keep_failure, kept_words
 from ..ledger.migrations import ensure_ledger
 from ..postgres.backoff import patiently
 from ..postgres.translate import driver_error, ledger_error, passes
-from .backup import Kept, keep_aside, kept_folder, mark_undone, newest_kept, undoing
+from .backup import Kept, has_run_since, keep_aside, kept_folder, mark_undone, newest_kept, undoing
 from .fence import QUIET_SECONDS, RECOVERY, StoppedQuery, take_over
 from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, with_state
-from .stopped_query import NOTHING_CHANGED, SinkFacts, query_id_of
+from .stopped_query import SinkFacts, query_id_of
 
 _log = logging.getLogger("pgonce")
 
@@ -234,12 +233,7 @@ def _undo(checkpoint_location: str, url: str, *, dry_run: bool, quiet_seconds: f
 def _refuse_published_since(kept: Kept, writer: CheckpointWriter, sinks: Sequence[SinkFacts]) -> None:
     for sink in sinks:
         if sink.is_living and not sink.run_id.startswith(RECOVERY):
-            raise RecoveryError(
-                "NOTHING_TO_UNDO",
-                f"Run {sink.run_id} has published into {sink.sink_name} since the recovery of {kept.folder}.",
-                NOTHING_CHANGED,
-                f"What the recovery replaced is still kept in {writer.location}/{kept.folder}.",
-            )
+            raise has_run_since(writer, kept, f"run {sink.run_id} has published into {sink.sink_name}")
 
 
 def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:
