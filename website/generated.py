@@ -7,10 +7,8 @@ Runs in ``make site``. Invariant: what is named here is not typed here, so that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from sqlalchemy import Table
-from sqlalchemy.dialects import postgresql
 from support.manual_page import (
     COMMON,
     ENVIRONMENT,
@@ -26,10 +24,12 @@ import pgonce
 from pgonce.cli.main import app
 from pgonce.cli.terms import EXIT_CODES
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS
-from pgonce.offsets_store.ledger.tables import metadata
 
 _COMMENT = re.compile(r"^COMMENT ON (TABLE|VIEW|COLUMN|FUNCTION) pgonce\.(.+?) IS '((?:[^']|'')*)';", re.MULTILINE)
-_DIALECT = postgresql.dialect()
+# What a table consists of: types, rules, keys and indexes.
+_ABOUT_TABLES = re.compile(
+    r"^((?:CREATE TABLE|CREATE (?:UNIQUE )?INDEX \w+ ON|ALTER TABLE) pgonce\.(\w+)\b.*?;)$", re.MULTILINE | re.DOTALL
+)
 
 
 def generated_pages() -> dict[str, str]:
@@ -77,26 +77,26 @@ def _python() -> str:
 
 
 def _tables() -> str:
-    comments = {
-        (kind, name): text.replace("''", "'") for one in MIGRATIONS for kind, name, text in _COMMENT.findall(one.ddl)
-    }
+    ddl = "\n".join(migration.ddl for migration in MIGRATIONS)
+    comments = {(kind, name): text.replace("''", "'") for kind, name, text in _COMMENT.findall(ddl)}
     parts = [
         "# Tables and views of the ledger",
         "Every table, view and function in the schema `pgonce`, as the migrations create and describe them. [The"
         " ledger](../ledger.md) says which of them are for users, and has queries to begin with.",
-        "## Views",
     ]
-    for name in [name for kind, name in comments if kind == "VIEW"]:
-        parts += [f"### `pgonce.{name}`", comments["VIEW", name]]
-        columns = [
-            of.removeprefix(f"{name}.") for what, of in comments if what == "COLUMN" and of.startswith(f"{name}.")
-        ]
-        if columns:
-            rows = ((f"`{column}`", comments["COLUMN", f"{name}.{column}"]) for column in columns)
-            parts.append(_table(("Column", "Meaning"), rows))
-    parts.append("## Tables")
-    for table in sorted(metadata.tables.values(), key=lambda table: table.name):
-        parts += [f"### `pgonce.{table.name}`", comments["TABLE", table.name], _columns(table, comments)]
+    for title, kind in (("Views", "VIEW"), ("Tables", "TABLE")):
+        parts.append(f"## {title}")
+        for name in [name for of, name in comments if of == kind]:
+            parts += [f"### `pgonce.{name}`", comments[kind, name]]
+            columns = [
+                of.removeprefix(f"{name}.") for what, of in comments if what == "COLUMN" and of.startswith(f"{name}.")
+            ]
+            if columns:
+                rows = ((f"`{column}`", comments["COLUMN", f"{name}.{column}"]) for column in columns)
+                parts.append(_table(("Column", "Meaning"), rows))
+            if kind == "TABLE":
+                made = "\n".join(statement for statement, table in _ABOUT_TABLES.findall(ddl) if table == name)
+                parts.append(f"```sql\n{made}\n```")
     parts.append("## Functions")
     parts += [
         _table(
@@ -105,29 +105,6 @@ def _tables() -> str:
         )
     ]
     return _page(parts)
-
-
-def _columns(table: Table, comments: dict[tuple[str, str], str]) -> str:
-    rows = (
-        (
-            f"`{column.name}`",
-            f"`{column.type.compile(_DIALECT).lower()}`",
-            ", ".join(_rules(table, column.name)),
-            comments["COLUMN", f"{table.name}.{column.name}"],
-        )
-        for column in table.columns
-    )
-    return _table(("Column", "Type", "Rules", "Meaning"), rows)
-
-
-def _rules(table: Table, name: str) -> Iterator[str]:
-    column = table.columns[name]
-    if column.primary_key:
-        yield "primary key"
-    elif not column.nullable:
-        yield "not null"
-    for key in sorted(key.target_fullname for key in column.foreign_keys):
-        yield f"refers to `{key.removeprefix('pgonce.')}`"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -60,8 +60,7 @@ def _given(names: Iterable[str]) -> dict[str, BindParameter[Any]]:
     return {name: bindparam(f"to_{name}") for name in names}
 
 
-# Inline: no column of theirs is asked for, because answers are not read in the round trip of a record.
-_RECORD = Compiled(insert(batches).inline().values(_given(_RECORDED)))
+_RECORD = Compiled(insert(batches).values(_given(_RECORDED)))
 _MOVE = Compiled(
     update(writers)
     .where(writers.c.writer_id == bindparam("writer"))
@@ -237,8 +236,7 @@ def note_start_over_in_tx(connection: Connection, locked: LockedWriter, emptied:
     """Record that batch 0 of this query has deleted the rows of query ``replaces``, and how many there were."""
     details = {"replaced": replaces, "rows": emptied}
     over = {"writer_id": locked.writer_id, "kind": "start-over", "batch_id": 0, "details": details}
-    # Inline: the key that it is given is not asked for, because answers are not read in this round trip.
-    send_once(connection, insert(interventions).inline().values(**over, used_at=func.clock_timestamp()))
+    send_once(connection, insert(interventions).values(**over, used_at=func.clock_timestamp()))
 
 
 def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:

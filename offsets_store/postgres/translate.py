@@ -85,6 +85,9 @@ def is_statement_pooling(error: psycopg.Error) -> bool:
 _OF_THE_LEDGER = re.compile(r"(?<![\w.])pgonce\b(?!\.staged_[0-9a-f]{24}_)")
 
 
+GRANTS_NEEDED = (
+    "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`)."
+)
 PRIMARY_NEEDED = (
     "If the server is a standby (SELECT pg_is_in_recovery()), point url at the primary; with several hosts in url, add "
     "target_session_attrs=read-write, and libpq looks for it. Otherwise clear default_transaction_read_only for this "
@@ -172,8 +175,7 @@ def _ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
             "LEDGER_NOT_PERMITTED",
             f"While {doing}, the role lacked a permission: {text}.",
             "Nothing was written.",
-            "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`). "
-            "A role that only reads needs less: `pgonce explain security` has its grants.",
+            f"{GRANTS_NEEDED} A role that only reads needs less: `pgonce explain security` has its grants.",
         )
     if error.sqlstate == "55P03":
         return LockedLedgerError(

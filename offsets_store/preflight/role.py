@@ -13,6 +13,7 @@ import psycopg
 from ..errors import LedgerError
 from ..ledger import SCHEMA
 from ..ledger.migrations import PRIVILEGES, require_ledger
+from ..postgres.translate import GRANTS_NEEDED
 from .answers import Answer, Holds, Question, one_row
 
 _WHERE = """
@@ -28,7 +29,6 @@ def may_create(connection: psycopg.Connection) -> tuple[bool, bool]:
     return bool(schema), bool(table)
 
 
-_INIT = "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`)."
 _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = %s)"
 _MAY = "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), %s)"
 _CONNECTIONS = """
@@ -46,14 +46,14 @@ _MOST_SHOWN = 3
 def _ledger(connection: psycopg.Connection) -> Answer:
     if not one_row(connection, _HAS_SCHEMA, SCHEMA)[0]:
         if not one_row(connection, _MAY, "CREATE")[0]:
-            return Answer(Holds.NO, f"there is no schema {SCHEMA}, and the role may not create it", _INIT)
+            return Answer(Holds.NO, f"there is no schema {SCHEMA}, and the role may not create it", GRANTS_NEEDED)
         return Answer(Holds.YES, f"there is no schema {SCHEMA} yet; the role may create it, with the first batch")
     try:
         require_ledger(connection)
     except LedgerError as error:
         return Answer(Holds.NO, error.what, error.remedy)
     if missing := missing_on_ledger(connection):
-        return Answer(Holds.NO, f"the role lacks {listed(missing)}", _INIT)
+        return Answer(Holds.NO, f"the role lacks {listed(missing)}", GRANTS_NEEDED)
     return Answer(
         Holds.YES, f"the ledger exists (schema {SCHEMA}), and the role has all permissions on it that a commit needs"
     )

@@ -28,25 +28,19 @@ class Feeding:
     """
     A living writer of one of the tables. ``oid`` is the table that has its rows.
 
-    ``swapped_from`` is its sink's name before a swap after which it has not published anything. ``swap`` is the newest
-    swap of its table, None if there was none, or if that has undone the one before.
+    ``swap`` is the newest swap of its table, None if there was none, or if that has undone the one before.
     """
 
-    writer_id: int
-    query_id: str
-    query_name: str | None
-    sink_name: str
+    writer: Writer
     oid: int
-    last_batch_id: int
     reach: Reach
-    targets: dict[str, int]
-    swapped_from: str | None
     swap: str | None
 
     @property
     def label(self) -> str:
         """The query as people know it."""
-        return f"query {self.query_id} ({self.query_name or 'no name'}), sink {self.sink_name!r}"
+        writer = self.writer
+        return f"query {writer.query_id} ({writer.query_name or 'no name'}), sink {writer.sink_name!r}"
 
 
 def feeding(connection: Connection, table: Table, *, lock: bool = False) -> list[Feeding]:
@@ -76,18 +70,8 @@ def _feeding(connection: Connection, writer: Writer, oid: int) -> Feeding:
         .limit(1)
     )
     details = connection.execute(newest).scalar_one_or_none()
-    return Feeding(
-        writer.writer_id,
-        writer.query_id,
-        writer.query_name,
-        writer.sink_name,
-        oid,
-        writer.last_batch_id,
-        _reach(connection, writer),
-        writer.targets or {},
-        writer.swapped_from,
-        None if not details or details["back"] else details["swap"],
-    )
+    reach = _reach(connection, writer)
+    return Feeding(writer, oid, reach, None if not details or details["back"] else details["swap"])
 
 
 def _start(connection: Connection, writer_id: int) -> Offsets | None:
@@ -129,13 +113,13 @@ def refused_feeding(
     """The texts that say why these writers cannot go on with their tables under other ``names``."""
     if not living and not new:
         return ["no query of pgonce feeds either of them; rename such tables with ALTER TABLE instead"]
-    both = {feeder.writer_id for feeder in living} & {feeder.writer_id for feeder in new}
-    queries = {feeder.query_id for feeder in living} & {feeder.query_id for feeder in new}
+    both = {feeder.writer.writer_id for feeder in living} & {feeder.writer.writer_id for feeder in new}
+    queries = {feeder.writer.query_id for feeder in living} & {feeder.writer.query_id for feeder in new}
     reasons = [f"query {query} feeds both of them" for query in sorted(queries)]
     reasons += [
-        f"{feeder.label} writes to several tables in one transaction: {', '.join(feeder.targets)}"
+        f"{feeder.label} writes to several tables in one transaction: {', '.join(targets)}"
         for feeder in (*living, *new)
-        if len(feeder.targets) > 1 and feeder.writer_id not in both
+        if len(targets := feeder.writer.targets or {}) > 1 and feeder.writer.writer_id not in both
     ]
     return reasons + _known_under_both(connection, (*living, *new), names)
 
@@ -144,9 +128,9 @@ def _known_under_both(connection: Connection, feeders: Sequence[Feeding], names:
     """The queries that have a retired or replaced writer of the name that they would go on with."""
     found = connection.execute(
         select(writers.c.query_id, writers.c.sink_name)
-        .where(writers.c.query_id.in_([feeder.query_id for feeder in feeders]))
+        .where(writers.c.query_id.in_([feeder.writer.query_id for feeder in feeders]))
         .where(writers.c.sink_name.in_(list(names.values())))
-        .where(writers.c.writer_id.not_in([feeder.writer_id for feeder in feeders]))
+        .where(writers.c.writer_id.not_in([feeder.writer.writer_id for feeder in feeders]))
     )
     return [f"query {row.query_id} has also fed {row.sink_name}, and was retired or replaced there" for row in found]
 
@@ -158,11 +142,12 @@ def follow(connection: Connection, feeder: Feeding, names: dict[int, str]) -> st
     :param names: the new qualified name of each table.
     """
     one, other = names.values()
-    sink = {one: other, other: one}.get(feeder.sink_name, feeder.sink_name)
+    was = feeder.writer.sink_name
+    sink = {one: other, other: one}.get(was, was)
     connection.execute(
         update(writers)
-        .where(writers.c.writer_id == feeder.writer_id)
-        .values(sink_name=sink, targets={names[feeder.oid]: feeder.oid}, swapped_from=feeder.sink_name)
+        .where(writers.c.writer_id == feeder.writer.writer_id)
+        .values(sink_name=sink, targets={names[feeder.oid]: feeder.oid}, swapped_from=was)
     )
     return sink
 

@@ -81,6 +81,11 @@ class Swap:
     jobs_behind: int = 0
 
     @property
+    def feeders(self) -> tuple[Feeding, ...]:
+        """The writers of both tables."""
+        return (*self.of_living, *self.of_new)
+
+    @property
     def names(self) -> dict[int, str]:
         """The name of each table after the swap, by oid."""
         return {self.living.oid: self.new.qualified_name, self.new.oid: self.living.qualified_name}
@@ -159,14 +164,14 @@ def _described(connection: Connection, oids: tuple[int, int], *, lock: bool = Fa
 
 def _lock_sinks(connection: Connection, url: str, swap: Swap) -> None:
     """Wait until no writer is in the middle of a batch, and keep new ones out."""
-    feeders = sorted((*swap.of_living, *swap.of_new), key=lambda feeder: feeder.writer_id)
-    names = {swap.living.qualified_name, swap.new.qualified_name, *(feeder.sink_name for feeder in feeders)}
+    feeders = sorted((feeder.writer for feeder in swap.feeders), key=lambda writer: writer.writer_id)
+    names = {swap.living.qualified_name, swap.new.qualified_name, *(writer.sink_name for writer in feeders)}
     # As the first batch of a new query does: this lock first, and then those of known writers.
     for name in sorted(names):
         with _saying_who(connection, url, LOCK_SECONDS, f"the sink {name!r}, into which a new query writes"):
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
-    for feeder in feeders:
-        lock_writer_row(connection, feeder.writer_id, feeder.sink_name, url)
+    for writer in feeders:
+        lock_writer_row(connection, writer.writer_id, writer.sink_name, url)
 
 
 def _lock_keys_and_letters(connection: Connection, url: str, swap: Swap, lock_seconds: float) -> None:
@@ -240,15 +245,14 @@ def _judged(connection: Connection, swap: Swap, allowed: Allowed) -> Swap:
 
 def _is_last_swap(swap: Swap) -> bool:
     """Whether these two were exchanged with each other last, and none of their writers has published anything since."""
-    feeders = (*swap.of_living, *swap.of_new)
-    swaps = {feeder.swap for feeder in feeders}
-    return all(feeder.swapped_from for feeder in feeders) and len(swaps) == 1 and None not in swaps
+    swaps = {feeder.swap for feeder in swap.feeders}
+    return all(feeder.writer.swapped_from for feeder in swap.feeders) and len(swaps) == 1 and None not in swaps
 
 
 def _refuse_direction(swap: Swap, allowed: Allowed) -> NoReturn:
     names = f"{swap.living.qualified_name} and {swap.new.qualified_name}"
     if allowed.back:
-        since = [feeder.label for feeder in (*swap.of_living, *swap.of_new) if not feeder.swapped_from]
+        since = [feeder.label for feeder in swap.feeders if not feeder.writer.swapped_from]
         raise RecoveryError(
             "SWAP_AGAIN",
             f"--back was given, but {names} were not exchanged, or there are batches since: "
@@ -295,18 +299,19 @@ def _rename_tombstones(connection: Connection, swap: Swap) -> None:
 
 def _note(connection: Connection, swap: Swap, reason: str, *, back: bool) -> None:
     this = str(uuid4())
-    for feeder in (*swap.of_living, *swap.of_new):
+    for feeder in swap.feeders:
+        writer = feeder.writer
         sink = follow(connection, feeder, swap.names)
-        follow_sink(connection, feeder.query_id, feeder.sink_name, sink)
+        follow_sink(connection, writer.query_id, writer.sink_name, sink)
         details: dict[str, Any] = {
             "swap": this,
             "back": back,
             "sink": sink,
-            "was": feeder.sink_name,
+            "was": writer.sink_name,
             "table": swap.names[feeder.oid],
             "oid": feeder.oid,
         }
-        row = {"writer_id": feeder.writer_id, "kind": "swap", "batch_id": feeder.last_batch_id, "details": details}
+        row = {"writer_id": writer.writer_id, "kind": "swap", "batch_id": writer.last_batch_id, "details": details}
         connection.execute(insert(interventions).values(**row, reason=reason))
 
 

@@ -122,18 +122,24 @@ def undoing(
     there = {name: _hash(writer.files.read(name)) for name, _, _ in kept.files}
     moved = [name for name, before, after in kept.files if there[name] not in (before, after)]
     if moved or (newest != kept.newest and all(there[name] == after for name, _, after in kept.files)):
-        raise RecoveryError(
-            "NOTHING_TO_UNDO",
-            f"The query has run since the recovery of {kept.time}: "
-            + (f"{', '.join(moved)} changed." if moved else "offsets/ or commits/ have gone on."),
-            NOTHING_CHANGED,
-            f"What the recovery replaced is still kept in {writer.location}/{kept.folder}.",
+        raise has_run_since(
+            writer, kept, f"{', '.join(moved)} changed" if moved else "offsets/ or commits/ have gone on"
         )
     return [
         (name, None if before is None else writer.files.read(f"{kept.folder}/{name}"))
         for name, before, _ in reversed(kept.files)
         if there[name] != before
     ]
+
+
+def has_run_since(writer: CheckpointWriter, kept: Kept, what: str) -> RecoveryError:
+    """The error for a recovery that cannot be undone any more; ``what`` shows that the query has run."""
+    return RecoveryError(
+        "NOTHING_TO_UNDO",
+        f"The query has run since the recovery of {kept.time}: {what}.",
+        NOTHING_CHANGED,
+        f"What the recovery replaced is still kept in {writer.location}/{kept.folder}.",
+    )
 
 
 def mark_undone(writer: CheckpointWriter, kept: Kept, undo: str) -> None:

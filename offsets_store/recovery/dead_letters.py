@@ -26,10 +26,9 @@ from ..ledger.session import reading, writing
 from ..ledger.tables import interventions, writers
 from ..log_lines import scrub
 from ..postgres.translate import driver_error
-from ..status.dead_letters import StoredLetter, as_letters, letters_of, letters_table
+from ..status.dead_letters import Key, StoredLetter, as_letters, letters_of, letters_table
 from ..status.decisions import decisions_on_letters
 from ..status.read_stored import writers_of
-from ..status.stored import StoredWriter
 from .by_hand import refuse_no_reason
 from .fence import note
 
@@ -39,7 +38,7 @@ class Choice:
     """Which dead letters are meant: those of these writers, in this table; with these ids or this code, if given."""
 
     table: Table
-    writers: tuple[StoredWriter, ...]
+    writers: tuple[Key, ...]
     ids: frozenset[int] = frozenset()
     code: str | None = None
 
@@ -60,7 +59,8 @@ def chosen_letters(
     """
     found = letters_table(url, table)
     with reading(url) as connection:
-        return Choice(found, tuple(writers_of(connection, query, sink)), frozenset(ids), code)
+        keys = tuple((writer.query_id, writer.sink_name) for writer in writers_of(connection, query, sink))
+    return Choice(found, keys, frozenset(ids), code)
 
 
 def found_letters(url: str, choice: Choice) -> list[StoredLetter]:
@@ -98,11 +98,10 @@ def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool, with_ro
     return letters
 
 
-def lock_writers_in_tx(connection: Connection, choice: Choice) -> dict[tuple[str, str], int]:
+def lock_writers_in_tx(connection: Connection, choice: Choice) -> dict[Key, int]:
     """Lock the writers' rows as a commit does, so that no batch of theirs is in the middle; their ids, by key."""
-    keys = [(writer.query_id, writer.sink_name) for writer in choice.writers]
-    wanted = select(writers.c.query_id, writers.c.sink_name, writers.c.writer_id)
-    wanted = wanted.where(tuple_(writers.c.query_id, writers.c.sink_name).in_(keys)).order_by(writers.c.writer_id)
+    wanted = select(writers.c.query_id, writers.c.sink_name, writers.c.writer_id).order_by(writers.c.writer_id)
+    wanted = wanted.where(tuple_(writers.c.query_id, writers.c.sink_name).in_(choice.writers))
     with _saying_what_to_grant(writers):
         rows = connection.execute(wanted.with_for_update()).all()
     return {(query_id, sink_name): writer_id for query_id, sink_name, writer_id in rows}
@@ -112,7 +111,7 @@ def remove_letters_in_tx(
     connection: Connection,
     table: Table,
     letters: Sequence[StoredLetter],
-    writer_ids: dict[tuple[str, str], int],
+    writer_ids: dict[Key, int],
     kind: str,
     reason: str | None,
     person: str | None = None,
@@ -128,7 +127,7 @@ def _note_in_tx(
     connection: Connection,
     table: Table,
     letters: Sequence[StoredLetter],
-    writer_ids: dict[tuple[str, str], int],
+    writer_ids: dict[Key, int],
     more: Mapping[str, Any],
     kind: str,
     **values: str | None,

@@ -17,7 +17,7 @@ from ..kafka.groups import GroupOffset, group_in_use, group_offsets, has_members
 from ..kafka.settings import Brokers
 from ..ledger.session import reading
 from ..offsets import TopicPartition
-from ..status.ends import held_by_all, living_writers
+from ..status.ends import end_unknown, held_by_all, living_writers
 from ..status.read_stored import writers_of
 from ..status.stored import StoredWriter
 
@@ -90,13 +90,7 @@ def ends_to_export(living: Sequence[StoredWriter], query: str) -> dict[TopicPart
     """
     for writer in living:
         if writer.end_offsets is None:
-            raise OffsetsError(
-                "OFFSETS_UNKNOWN",
-                f"The end of batch {writer.batch_id} of query {query!r} into sink {writer.sink_name!r} is unknown: "
-                "with offsetsFrom=listener only an OffsetsListener records it, and none has done so.",
-                UNCHANGED,
-                "Add OffsetsListener(url) to spark.streams before the query starts.",
-            )
+            raise end_unknown(writer)
     held = held_by_all(living)
     if not held and not any(writer.positions and writer.positions[0].topic for writer in living):
         raise OffsetsError(

@@ -11,7 +11,6 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ..checkpoint.log_entries import parse_offset_log, query_id_text
 from ..checkpoint.writer import CheckpointWriter
@@ -72,35 +71,32 @@ def write_new_checkpoint(
     :raises RecoveryError: PATH_NOT_EMPTY; RECOVERY_RUNNING; or where the ledger does not prove what to write.
     :raises OffsetsError: if no query, or several, have that name.
     """
-    once = partial(_write, query, path, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
-    return recovered(once, query, wait_seconds)
 
-
-def _write(
-    query: str, path: str, url: str, *, dry_run: bool, quiet_seconds: float, wait_seconds: float
-) -> NewCheckpoint:
-    query_id = OffsetsStore(url).status_of(query)[0][0].query_id
-    with reading(url) as connection:
-        last = max((sink.last_batch_id for sink in read_sinks(connection, query_id)), default=0)
-        sinks = read_sinks(connection, query_id, range(max(0, last - _LOOK_BACK), last))
-    writer = CheckpointWriter(path)
-    if not writer.is_empty():
-        raise RecoveryError(
-            "PATH_NOT_EMPTY",
-            f"{writer.location} is not empty.",
-            NOTHING_CHANGED,
-            "Give a path where there is nothing yet. If a checkpoint is there that does not agree with the ledger, "
-            "`pgonce recover` repairs it.",
-        )
-    plan = plan_new_checkpoint(query_id, sinks)
-    if dry_run:
+    def once() -> NewCheckpoint:
+        query_id = OffsetsStore(url).status_of(query)[0][0].query_id
+        with reading(url) as connection:
+            last = max((sink.last_batch_id for sink in read_sinks(connection, query_id)), default=0)
+            sinks = read_sinks(connection, query_id, range(max(0, last - _LOOK_BACK), last))
+        writer = CheckpointWriter(path)
+        if not writer.is_empty():
+            raise RecoveryError(
+                "PATH_NOT_EMPTY",
+                f"{writer.location} is not empty.",
+                NOTHING_CHANGED,
+                "Give a path where there is nothing yet. If a checkpoint is there that does not agree with the ledger, "
+                "`pgonce recover` repairs it.",
+            )
+        plan = plan_new_checkpoint(query_id, sinks)
+        if dry_run:
+            return plan
+        stopped = StoppedQuery(url, query_id, sinks, quiet_seconds, wait_seconds)
+        details = {"location": writer.location, "files": [name for name, _ in plan.files]}
+        take_over(stopped, "new-checkpoint", plan.stands_at, details, plan.entry)
+        for name, text in plan.files:
+            writer.put(name, (text or "").encode())
         return plan
-    stopped = StoppedQuery(url, query_id, sinks, quiet_seconds, wait_seconds)
-    details = {"location": writer.location, "files": [name for name, _ in plan.files]}
-    take_over(stopped, "new-checkpoint", plan.stands_at, details, plan.entry)
-    for name, text in plan.files:
-        writer.put(name, (text or "").encode())
-    return plan
+
+    return recovered(once, query, wait_seconds)
 
 
 def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpoint:

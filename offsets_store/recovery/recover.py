@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 from ..checkpoint.files import without_credentials
@@ -26,7 +25,6 @@ from ..errors import (
     LedgerError,
     OldLedgerError,
     PgonceError,
-    RecoveryError,
     RunningQueryError,
     UnknownQueryError,
 )
@@ -34,11 +32,11 @@ from ..ledger.failures import Failed, keep_failure, kept_words
 from ..ledger.migrations import ensure_ledger
 from ..postgres.backoff import patiently
 from ..postgres.translate import driver_error, ledger_error, passes
-from .backup import Kept, keep_aside, kept_folder, mark_undone, newest_kept, undoing
+from .backup import Kept, has_run_since, keep_aside, kept_folder, mark_undone, newest_kept, undoing
 from .fence import QUIET_SECONDS, RECOVERY, StoppedQuery, take_over
 from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, with_state
-from .stopped_query import NOTHING_CHANGED, SinkFacts, query_id_of
+from .stopped_query import SinkFacts, query_id_of
 
 _log = logging.getLogger("pgonce")
 
@@ -108,15 +106,49 @@ def recover_checkpoint(
     :raises LedgerError: if the ledger cannot be read or written.
     :raises ConnectError: if Postgres stays unavailable.
     """
-    once = partial(
-        _recover,
-        checkpoint_location,
-        url,
-        dry_run=dry_run,
-        quiet_seconds=quiet_seconds,
-        wait_seconds=wait_seconds,
-        approve=approve,
-    )
+
+    def once() -> Recovery:
+        writer = CheckpointWriter(checkpoint_location)
+        checkpoint = read_checkpoint(writer.files)
+        if checkpoint.is_empty:
+            return Recovery(writer.location, None, "changes nothing: there is no checkpoint yet", None)
+        try:
+            sinks = known_sinks(url, checkpoint)
+        except OldLedgerError:
+            if dry_run:
+                raise
+            # The first commit of the query would bring it up to date too, but that is too late for a recovery.
+            ensure_ledger(url)
+            sinks = known_sinks(url, checkpoint)
+        checkpoint = with_state(writer.files, checkpoint, sinks)
+        plan = plan_recovery(checkpoint, sinks)
+        recovery = Recovery(
+            writer.location,
+            checkpoint.query_id,
+            plan.does,
+            plan.stands_at,
+            written=tuple(name for name, text in plan.changes if text is not None),
+            removed=tuple(name for name, text in plan.changes if text is None),
+            kept=tuple(name for name, _ in plan.changes if writer.files.exists(name)),
+            needs_new_application=checkpoint.is_stateful and any(text is not None for _, text in plan.changes),
+            may_double=plan.may_double,
+        )
+        if dry_run or not plan.changes:
+            return recovery
+        if approve is not None:
+            approve(recovery)
+        # A checkpoint that will be adopted may be repaired before there is a ledger.
+        ensure_ledger(url)
+        folder = kept_folder()
+        stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, writer, checkpoint)
+        details = {"does": plan.does, "files": [name for name, _ in plan.changes], "kept_in": folder}
+        owner = take_over(stopped, "recover", plan.stands_at, details)
+        repaired = checkpoint.after(plan.changes)
+        keep_aside(writer, folder, owner, plan.changes, (repaired.newest, repaired.newest_commit))
+        for name, text in plan.changes:
+            writer.put(name, None if text is None else text.encode())
+        return replace(recovery, kept_in=folder, is_done=True)
+
     try:
         return recovered(once, without_credentials(checkpoint_location), retry_timeout)
     except (RunningQueryError, UnknownQueryError):
@@ -130,57 +162,6 @@ def recover_checkpoint(
 
 def _what_failed(checkpoint_location: str) -> Failed:
     return Failed(seen_by="recovery", query_id=Checkpoint(checkpoint_location).query_id())
-
-
-def _recover(
-    checkpoint_location: str,
-    url: str,
-    *,
-    dry_run: bool,
-    quiet_seconds: float,
-    wait_seconds: float,
-    approve: Callable[[Recovery], None] | None,
-) -> Recovery:
-    writer = CheckpointWriter(checkpoint_location)
-    checkpoint = read_checkpoint(writer.files)
-    if checkpoint.is_empty:
-        return Recovery(writer.location, None, "changes nothing: there is no checkpoint yet", None)
-    try:
-        sinks = known_sinks(url, checkpoint)
-    except OldLedgerError:
-        if dry_run:
-            raise
-        # The first commit of the query would bring it up to date too, but that is too late for a recovery.
-        ensure_ledger(url)
-        sinks = known_sinks(url, checkpoint)
-    checkpoint = with_state(writer.files, checkpoint, sinks)
-    plan = plan_recovery(checkpoint, sinks)
-    recovery = Recovery(
-        writer.location,
-        checkpoint.query_id,
-        plan.does,
-        plan.stands_at,
-        written=tuple(name for name, text in plan.changes if text is not None),
-        removed=tuple(name for name, text in plan.changes if text is None),
-        kept=tuple(name for name, _ in plan.changes if writer.files.exists(name)),
-        needs_new_application=checkpoint.is_stateful and any(text is not None for _, text in plan.changes),
-        may_double=plan.may_double,
-    )
-    if dry_run or not plan.changes:
-        return recovery
-    if approve is not None:
-        approve(recovery)
-    # A checkpoint that will be adopted may be repaired before there is a ledger.
-    ensure_ledger(url)
-    folder = kept_folder()
-    stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, writer, checkpoint)
-    details = {"does": plan.does, "files": [name for name, _ in plan.changes], "kept_in": folder}
-    owner = take_over(stopped, "recover", plan.stands_at, details)
-    repaired = checkpoint.after(plan.changes)
-    keep_aside(writer, folder, owner, plan.changes, (repaired.newest, repaired.newest_commit))
-    for name, text in plan.changes:
-        writer.put(name, None if text is None else text.encode())
-    return replace(recovery, kept_in=folder, is_done=True)
 
 
 def undo_recovery(
@@ -199,48 +180,40 @@ def undo_recovery(
 
     :raises RecoveryError: NOTHING_TO_UNDO, also where the query has run since; RECOVERY_RUNNING.
     """
-    once = partial(
-        _undo, checkpoint_location, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds
-    )
+
+    def once() -> Recovery:
+        writer = CheckpointWriter(checkpoint_location)
+        kept = newest_kept(writer)
+        checkpoint = read_checkpoint(writer.files)
+        files = undoing(writer, kept, (checkpoint.newest, checkpoint.newest_commit))
+        sinks = known_sinks(url, checkpoint)
+        checkpoint = with_state(writer.files, checkpoint, sinks)
+        _refuse_published_since(kept, writer, sinks)
+        undo = Recovery(
+            writer.location,
+            checkpoint.query_id,
+            f"brings back what the recovery of {kept.time} replaced",
+            None,
+            written=tuple(name for name, data in files if data is not None),
+            removed=tuple(name for name, data in files if data is None),
+        )
+        if dry_run:
+            return undo
+        details = {"undone": kept.recovery, "files": [name for name, _ in files], "kept_in": kept.folder}
+        stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, writer, checkpoint)
+        owner = take_over(stopped, "undo", None, details)
+        for name, data in files:
+            writer.put(name, data)
+        mark_undone(writer, kept, owner)
+        return replace(undo, kept_in=kept.folder, is_done=True)
+
     return recovered(once, without_credentials(checkpoint_location), retry_timeout)
-
-
-def _undo(checkpoint_location: str, url: str, *, dry_run: bool, quiet_seconds: float, wait_seconds: float) -> Recovery:
-    writer = CheckpointWriter(checkpoint_location)
-    kept = newest_kept(writer)
-    checkpoint = read_checkpoint(writer.files)
-    files = undoing(writer, kept, (checkpoint.newest, checkpoint.newest_commit))
-    sinks = known_sinks(url, checkpoint)
-    checkpoint = with_state(writer.files, checkpoint, sinks)
-    _refuse_published_since(kept, writer, sinks)
-    undo = Recovery(
-        writer.location,
-        checkpoint.query_id,
-        f"brings back what the recovery of {kept.time} replaced",
-        None,
-        written=tuple(name for name, data in files if data is not None),
-        removed=tuple(name for name, data in files if data is None),
-    )
-    if dry_run:
-        return undo
-    details = {"undone": kept.recovery, "files": [name for name, _ in files], "kept_in": kept.folder}
-    stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, writer, checkpoint)
-    owner = take_over(stopped, "undo", None, details)
-    for name, data in files:
-        writer.put(name, data)
-    mark_undone(writer, kept, owner)
-    return replace(undo, kept_in=kept.folder, is_done=True)
 
 
 def _refuse_published_since(kept: Kept, writer: CheckpointWriter, sinks: Sequence[SinkFacts]) -> None:
     for sink in sinks:
         if sink.is_living and not sink.run_id.startswith(RECOVERY):
-            raise RecoveryError(
-                "NOTHING_TO_UNDO",
-                f"Run {sink.run_id} has published into {sink.sink_name} since the recovery of {kept.folder}.",
-                NOTHING_CHANGED,
-                f"What the recovery replaced is still kept in {writer.location}/{kept.folder}.",
-            )
+            raise has_run_since(writer, kept, f"run {sink.run_id} has published into {sink.sink_name}")
 
 
 def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:

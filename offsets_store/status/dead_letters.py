@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, MetaData, Select, Table, Text, cast, literal, select, tuple_
@@ -117,21 +117,13 @@ WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)::pg_catalog.oid
 """
 
 
-class OfSink(Protocol):
-    """What is about a query and a sink."""
-
-    @property
-    def query_id(self) -> str:
-        """The id in its checkpoint."""
-
-    @property
-    def sink_name(self) -> str:
-        """The sink."""
+Key = tuple[str, str]
+"""A writer: the query's id, and its sink's name."""
 
 
 def letters_of(
     table: Table,
-    writers: Collection[OfSink],
+    writers: Collection[Key],
     *,
     ids: Collection[int] = (),
     code: str | None = None,
@@ -142,10 +134,9 @@ def letters_of(
 
     :param with_rows: False to leave ``row_data`` empty, because rows may be large, and there may be many.
     """
-    keys = [(writer.query_id, writer.sink_name) for writer in writers]
     row_data = (cast(table.c.row_data, Text) if with_rows else literal("", Text)).label("row_data")
     others = [table.c[column.name] for column in dead_letters.columns if column.name != "row_data"]
-    chosen = select(row_data, *others).where(tuple_(table.c.query_id, table.c.sink_name).in_(keys))
+    chosen = select(row_data, *others).where(tuple_(table.c.query_id, table.c.sink_name).in_(writers))
     if ids:
         chosen = chosen.where(table.c.dead_letter_id.in_(ids))
     return chosen if code is None else chosen.where(table.c.code == code)

@@ -17,7 +17,7 @@ import sqlalchemy.exc
 from sqlalchemy import Connection, text
 
 from ..log_lines import one_line
-from .dead_letters import StoredLetter
+from .dead_letters import Key, StoredLetter
 
 _WORDS = {
     "accept": "accepted",
@@ -123,10 +123,6 @@ def _decision(row: Any) -> Decision:
     ids = tuple(one for one in row.ids or () if isinstance(one, int))
     at = row.at.replace(tzinfo=timezone.utc)
     return Decision(row.kind, row.batch_id, row.reason, row.person, row.made_by, at, ids)
-
-
-Key = tuple[str, str]
-"""A writer: the query's id, and its sink's name."""
 
 
 def begun_again_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> dict[Key, str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, ScalarSelect, Select, column, desc, func, literal_column, select, text
 
@@ -72,11 +72,6 @@ class QueryDetails:
     sessions: Sequence[Session] = ()
     letters: Sequence[StoredLetter] = ()
     letter_codes: Mapping[str, int] | None = None
-
-
-class _Sink(NamedTuple):
-    query_id: str
-    sink_name: str
 
 
 # Whom a session waits for is asked only of those that wait, because Postgres stops all lock traffic to answer.
@@ -157,13 +152,13 @@ def query_details(
 def _statement(
     query_id: str, sink_name: str | None, newest: int, letters: int, *, with_rows: bool, code: str | None
 ) -> Select[Any]:
-    sink = _Sink(query_id, sink_name or "")
-    wanted = letters_of(dead_letters, [sink], code=code, with_rows=with_rows)
-    own = WRITERS.where(writers.c.query_id == query_id, writers.c.sink_name == sink.sink_name)
+    sink = sink_name or ""
+    wanted = letters_of(dead_letters, [(query_id, sink)], code=code, with_rows=with_rows)
+    own = WRITERS.where(writers.c.query_id == query_id, writers.c.sink_name == sink)
     parts = {
         "writer": _as_json(own, "w"),
         "progress": _as_json(progress_of([query_id]).limit(1), "p"),
-        "batches": _as_json(batches_of(query_id, [sink.sink_name], newest), "b"),
+        "batches": _as_json(batches_of(query_id, [sink], newest), "b"),
         "failures": _as_json(failures_of(query_id, sink_name, newest), "f"),
         "letters": _as_json(wanted.order_by(desc(dead_letters.c.dead_letter_id)).limit(letters), "d"),
         "sessions": _scalar(_SESSIONS),

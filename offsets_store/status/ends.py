@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 
 from ..errors import UNCHANGED, ConfigurationError, OffsetsError
 from ..offsets import Offsets, TopicPartition, as_current, is_kafka, kafka_positions
-from .stored import PartitionLag, StoredWriter
+from .stored import PartitionLag, StoredWriter, replaced
 
 OLDEST = timedelta(minutes=10)
 """A newest offset that was read longer ago does not count: the source may have gone on since."""
@@ -121,14 +121,8 @@ def living_writers(found: Sequence[StoredWriter], query: str) -> list[StoredWrit
     living = [writer for writer in found if writer.is_living]
     if living:
         return living
-    successor = found[0].replaced_by
-    if successor is not None:
-        raise OffsetsError(
-            "REPLACED",
-            f"Query {query!r} was replaced by query {successor}, which has continued from where it ended.",
-            UNCHANGED,
-            f"Ask for {successor}.",
-        )
+    if found[0].replaced_by is not None:
+        raise replaced(query, found[0].replaced_by)
     raise OffsetsError(
         "NO_LIVING_SINK",
         f"All sinks of query {query!r} were retired: they will publish no more.",
@@ -175,17 +169,10 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
 
     :raises OffsetsError: OFFSETS_UNKNOWN, NOT_KAFKA, SEVERAL_SOURCES.
     """
-    called = f"Query {writer.query_id} into sink {writer.sink_name!r}"
     end: Offsets | None = writer.end_offsets
     if end is None:
-        raise OffsetsError(
-            "OFFSETS_UNKNOWN",
-            f"{called} has no known end of batch {writer.batch_id}: with offsetsFrom=listener only an OffsetsListener "
-            "records it, and none has done so.",
-            UNCHANGED,
-            "Add OffsetsListener(url) to spark.streams before the query starts, or read the newest file in the "
-            "checkpoint's offsets folder.",
-        )
+        raise end_unknown(writer)
+    called = f"Query {writer.query_id} into sink {writer.sink_name!r}"
     if len(end) > 1:
         raise OffsetsError(
             "SEVERAL_SOURCES",
@@ -203,6 +190,18 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
             "the checkpoint again. For others, bring it back, or load the table again after `pgonce forget`.",
         )
     return {(topic, int(partition)): at for topic, parts in offset.items() for partition, at in parts.items()}
+
+
+def end_unknown(writer: StoredWriter) -> OffsetsError:
+    """The error for a writer whose last batch has no known end."""
+    return OffsetsError(
+        "OFFSETS_UNKNOWN",
+        f"Query {writer.query_id} into sink {writer.sink_name!r} has no known end of batch {writer.batch_id}: with "
+        "offsetsFrom=listener only an OffsetsListener records it, and none has done so.",
+        UNCHANGED,
+        "Add OffsetsListener(url) to spark.streams before the query starts, or read the newest file in the "
+        "checkpoint's offsets folder.",
+    )
 
 
 def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterable[TopicPartition] | None = None) -> str:

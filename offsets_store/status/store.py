@@ -143,7 +143,8 @@ class OffsetsStore:
         """
         found = letters_table(self._url, table)
         with reading(self._url) as connection:
-            chosen = letters_of(found, writers_of(connection, query, sink), ids=ids, code=code)
+            keys = [(writer.query_id, writer.sink_name) for writer in writers_of(connection, query, sink)]
+            chosen = letters_of(found, keys, ids=ids, code=code)
             return as_letters(connection, chosen.order_by(desc(found.c.dead_letter_id)).limit(limit))
 
     def starting_offsets(

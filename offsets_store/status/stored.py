@@ -203,17 +203,21 @@ def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
     """
     living = [writer for writer in found if writer.replaced_by is None]
     if not living:
-        successor = found[0].replaced_by
-        raise OffsetsError(
-            "REPLACED",
-            f"Query {query!r} was replaced by query {successor}, which has continued from where it ended.",
-            UNCHANGED,
-            f"Ask for the offsets of {successor}.",
-        )
+        raise replaced(query, found[0].replaced_by)
     first = living[0]
     if any(not same(first.end_offsets, other.end_offsets) for other in living[1:]):
         raise _sink_needed(living, query, "several sinks that do not stand at the same offsets")
     return first
+
+
+def replaced(query: str, successor: str | None) -> OffsetsError:
+    """The error for a query whose place another one has taken."""
+    return OffsetsError(
+        "REPLACED",
+        f"Query {query!r} was replaced by query {successor}, which has continued from where it ended.",
+        UNCHANGED,
+        f"Ask for {successor}.",
+    )
 
 
 def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:

@@ -203,7 +203,7 @@ def _swap_lines(found: Swap) -> Iterator[str]:
     living, new = found.living.qualified_name, found.new.qualified_name
     yield f"{new} takes the place of {living}, and the other way round: names, sequences, indexes and constraints."
     for feeder in (*found.of_new, *found.of_living):
-        yield f"{feeder.label[0].upper()}{feeder.label[1:]}: stands at batch {feeder.last_batch_id}."
+        yield f"{feeder.label[0].upper()}{feeder.label[1:]}: stands at batch {feeder.writer.last_batch_id}."
         name = found.names[feeder.oid]
         yield f"  Its rows are in {name} afterwards: to let it go on, start it with table={name}."
     if found.jobs_behind:

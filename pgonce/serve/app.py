@@ -115,7 +115,7 @@ class _Site:
         )
         shown = (
             number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.marked, pages.lag_was,
-            name_of, tone_of, shown_value,
+            pages.course, name_of, tone_of, shown_value,
         )  # fmt: skip
         self._templates.filters.update({function.__name__: function for function in shown})
         self._templates.globals.update(
@@ -170,7 +170,7 @@ class _Site:
                 name,
                 snapshot=snapshot,
                 view=view,
-                rows=pages.rows_of(snapshot, view),
+                shown=pages.queries_of(snapshot, view),
                 chips=pages.chips_of(snapshot, view),
                 findings=pages.findings_of(snapshot, view),
             )

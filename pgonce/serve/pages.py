@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup, escape
 
 from pgonce.offsets_store.status.details import QueryDetails
-from pgonce.offsets_store.status.states import ENDED, STATES, TONES, Finding, QueryState, name_of, place_of, tone_of
+from pgonce.offsets_store.status.states import ENDED, STATES, TONES, Finding, QueryState, name_of, place_of
 
 from .charts import UNKNOWN, number, sparkline
 from .reader import Snapshot
@@ -124,17 +124,6 @@ def view_of(text: str, states: Iterable[str], sort: str) -> View:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the list."""
-
-    state: QueryState
-    name: str
-    tone: str
-    link: str
-    course: Markup
-
-
-@dataclass(frozen=True)
 class Chip:
     """How many queries are in a state, and the link that shows them alone."""
 
@@ -150,8 +139,8 @@ def query_link(query_id: str, sink: str | None) -> str:
     return f"/queries/{quote(query_id, safe='')}" + (f"?{urlencode({'sink': sink})}" if sink is not None else "")
 
 
-def rows_of(snapshot: Snapshot, view: View) -> list[Row]:
-    """The lines of the list, in the order that the view asks for."""
+def queries_of(snapshot: Snapshot, view: View) -> list[QueryState]:
+    """The queries of the list, in the order that the view asks for."""
     wanted = {each for state in view.states for each in (_NEED_ATTENTION if state == ATTENTION else (state,))}
     found = [
         state
@@ -164,18 +153,13 @@ def rows_of(snapshot: Snapshot, view: View) -> list[Row]:
     known = [state for state in found if key(state) is not None]
     known.sort(key=key, reverse=is_reverse)
     # What is unknown stands at the end, in either order.
-    return [_row(state, snapshot) for state in [*known, *(state for state in found if key(state) is None)]]
+    return [*known, *(state for state in found if key(state) is None)]
 
 
-def _row(state: QueryState, snapshot: Snapshot) -> Row:
-    course = snapshot.rows_by_minute.get((state.query_id, state.sink_name or ""), ())
-    return Row(
-        state,
-        name_of(state),
-        tone_of(state.state),
-        query_link(state.query_id, state.sink_name),
-        sparkline(course) if any(course) else Markup(""),
-    )
+def course(state: QueryState, snapshot: Snapshot) -> Markup:
+    """The picture of a query's rows in the last hour; nothing if there were none."""
+    rows = snapshot.rows_by_minute.get((state.query_id, state.sink_name or ""), ())
+    return sparkline(rows) if any(rows) else Markup("")
 
 
 def _has_text(text: str, *values: str | None, query_id: str) -> bool:

@@ -37,14 +37,20 @@ _LONGEST_KEY = 250
 _OF_THE_PIPELINE = ("checkpointlocation", "queryname")
 
 
+@dataclass(frozen=True, kw_only=True)
 class _ReachingPostgres:
-    """What the options of a stream and of a batch job have in common."""
+    """
+    What the options of a stream and of a batch job have in common.
+
+    ``executor_url`` is how tasks reach Postgres, if not as the driver does; ``inline_bytes`` bounds what one task puts
+    in its commit message.
+    """
 
     commit: CommitSettings
     destination: Destination | Routes
-    sink_name: str | None
-    inline_bytes: int
-    executor_url: str | None
+    sink_name: str | None = None
+    inline_bytes: int = DEFAULT_INLINE_BYTES
+    executor_url: str | None = field(default=None, repr=False)
 
     @property
     def call_bytes(self) -> int:
@@ -62,28 +68,22 @@ class _ReachingPostgres:
         return self.sink_name or sink_name_of(self.destination)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SinkOptions(_ReachingPostgres):
     """
     The Data Source's options, parsed.
 
-    ``executor_url`` is how tasks reach Postgres, if not as the driver does; ``inline_bytes`` bounds what one task puts
-    in its commit message; ``receiver`` is the address at which a receiver listens, "auto", or None;
-    ``async_interval_ms`` is None without asynchronous progress tracking, and 0 if every entry is written.
+    ``receiver`` is the address at which a receiver listens, "auto", or None; ``async_interval_ms`` is None without
+    asynchronous progress tracking, and 0 if every entry is written.
     """
 
-    commit: CommitSettings
-    destination: Destination | Routes
     checkpoint_location: str
-    sink_name: str | None = None
     query_name: str | None = None
-    inline_bytes: int = DEFAULT_INLINE_BYTES
     receiver: str | None = None
     offsets_from: OffsetsFrom = "checkpoint"
     positions: PositionColumns | None = None
     async_interval_ms: int | None = None
     brokers: Brokers | None = None
-    executor_url: str | None = field(default=None, repr=False)
 
     @property
     def has_sparse_log(self) -> bool:
@@ -91,21 +91,13 @@ class SinkOptions(_ReachingPostgres):
         return bool(self.async_interval_ms)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobOptions(_ReachingPostgres):
-    """
-    A batch job's options, parsed.
+    """A batch job's options, parsed; ``batch_hash`` if the rows are to be hashed."""
 
-    ``inline_bytes`` bounds what one task puts in its commit message; ``batch_hash`` if the rows are to be hashed.
-    """
-
-    commit: CommitSettings
     destination: Destination
     batch_key: str
     batch_hash: bool = False
-    sink_name: str | None = None
-    inline_bytes: int = DEFAULT_INLINE_BYTES
-    executor_url: str | None = field(default=None, repr=False)
     positions: ClassVar[None] = None
     """Rows of a batch job do not say where in Kafka they come from."""
 

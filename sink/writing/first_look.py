@@ -25,6 +25,7 @@ from pgonce.offsets_store.ledger.migrations import require_ledger
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, lone
 from pgonce.offsets_store.postgres.refused_rows import target_error
+from pgonce.offsets_store.postgres.translate import GRANTS_NEEDED
 from pgonce.offsets_store.preflight.role import OF_ANY_BATCH, OF_ANY_JOB, Needed, listed, may_create, missing_on_ledger
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, decide, stored_positions
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, PlannedBatch, Remedies
@@ -308,12 +309,7 @@ def _may_be_recorded(connection: psycopg.Connection, needed: Sequence[Needed]) -
 
 
 def _not_permitted(what: str) -> LedgerError:
-    return LedgerError(
-        "LEDGER_NOT_PERMITTED",
-        f"The role may not {what}.",
-        NOTHING,
-        "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`).",
-    )
+    return LedgerError("LEDGER_NOT_PERMITTED", f"The role may not {what}.", NOTHING, GRANTS_NEEDED)
 
 
 def _enter(connection: psycopg.Connection) -> None:

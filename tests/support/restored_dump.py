@@ -12,7 +12,7 @@ from pgonce.offsets_store.ledger.tables import metadata
 def restore_ledger(url: str, other_url: str) -> None:
     """Let the other database have the ledger's rows, and no process that has looked at it since."""
     ensure_ledger(other_url)
-    names = [table.name for table in metadata.sorted_tables]
+    names = [table.name for table in metadata.tables.values()]
     with psycopg.connect(url) as source, psycopg.connect(other_url) as restored:
         restored.execute("SET session_replication_role = replica")
         for name in names:
@@ -25,11 +25,16 @@ def restore_ledger(url: str, other_url: str) -> None:
                 for data in read:
                     write.write(data)
         # Sequences of identities go on after the rows, as in a dump.
-        for table in metadata.sorted_tables:
-            for column in (column.name for column in table.columns if column.identity is not None):
-                restored.execute(
-                    sql.SQL("SELECT setval(pg_get_serial_sequence({}, {}), coalesce(max({}), 1)) FROM {}").format(
-                        f"pgonce.{table.name}", column, sql.Identifier(column), sql.Identifier("pgonce", table.name)
-                    )
+        for name, column in restored.execute(_IDENTITIES).fetchall():
+            restored.execute(
+                sql.SQL("SELECT setval(pg_get_serial_sequence({}, {}), coalesce(max({}), 1)) FROM {}").format(
+                    f"pgonce.{name}", column, sql.Identifier(column), sql.Identifier("pgonce", name)
                 )
+            )
     ledgers_seen.discard(other_url)
+
+
+_IDENTITIES = """
+SELECT c.relname, a.attname FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+WHERE c.relnamespace = 'pgonce'::regnamespace AND a.attidentity <> ''
+"""

@@ -85,13 +85,8 @@ def ask_for_tables(connection: psycopg.Connection, tables: Sequence[str]) -> Cal
     try:
         asked = Asked(connection, _RESOLVE_ALL, {"given": list(tables)})
     except NOT_A_NAME as error:
-        raise TargetError(
-            "BAD_TABLE_NAME",
-            f"One of {', '.join(map(repr, tables))} is not a table's name ({error.diag.message_primary}).",
-            NOTHING,
-            "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
-            "'app.\"Orders\"'.",
-        ) from error
+        said = error.diag.message_primary
+        raise _not_a_name(f"One of {', '.join(map(repr, tables))} is not a table's name ({said}).") from error
     return lambda: [resolved(row, table) for row, table in zip(asked.rows(), tables, strict=True)]
 
 
@@ -121,13 +116,7 @@ def resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
             "Write schema.table, or set search_path for the role or in url: options=-csearch_path=app.",
         )
     if schema is None or name is None:
-        raise TargetError(
-            "BAD_TABLE_NAME",
-            f"table={table!r} is not a table's name.",
-            NOTHING,
-            "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
-            "'app.\"Orders\"'.",
-        )
+        raise _not_a_name(f"table={table!r} is not a table's name.")
     if parts[:-1] == [TEMPORARY]:
         parts = [schema, parts[-1]]
     if [schema, name][-len(parts) :] != parts[-2:]:
@@ -139,6 +128,16 @@ def resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
             "Use names of at most 63 bytes, which Postgres keeps as they are.",
         )
     return ResolvedName(schema, name, kind, oid)
+
+
+def _not_a_name(what: str) -> TargetError:
+    return TargetError(
+        "BAD_TABLE_NAME",
+        what,
+        NOTHING,
+        "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
+        "'app.\"Orders\"'.",
+    )
 
 
 # Everything is qualified, because the user's search_path is in force here and decides. The oid that is found is kept
