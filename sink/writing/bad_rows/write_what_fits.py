@@ -17,7 +17,18 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres import search_path
 
 from ...staging import check_staged_rows
-from ..bad_row import BadRow, RowsRefusedError, SearchBound, may_be_a_rows, of_one, refuse_too_many, refused_by, without
+from ..bad_row import (
+    EXCLUSION,
+    UNIQUE,
+    BadRow,
+    RowsRefusedError,
+    SearchBound,
+    may_be_a_rows,
+    of_one,
+    refuse_too_many,
+    refused_by,
+    without,
+)
 from ..by_key.keys import Written
 from ..rows import GatheredRows, whole_or_failed
 from ..table.catalogue import TargetTable
@@ -142,6 +153,10 @@ def _put_aside(search: Search, aside: _Aside, error: Exception, gathered: Gather
     if not found:
         # No row was found.
         raise error.error if isinstance(error, RowsRefusedError) else error
+    for place, row in aside.rows.items():
+        if row.code in (UNIQUE, EXCLUSION):
+            # It may have been refused because of a row that is put aside now.
+            aside.rows[place] = replace(row, is_proven=False)
     aside.rows.update((row.place, row) for row in found)
     refuse_too_many(search.written.table, (row for row in aside.rows.values() if row.is_proven), search.most)
 

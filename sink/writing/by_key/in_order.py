@@ -177,8 +177,7 @@ class _InOrder:
                 if not is_of_target(self._connection, self._written.table, error):
                     raise
                 if len(part) == 1:
-                    # It may fit once others that are bad are left out.
-                    bad.append((error, refused_by(error, self._place(part[0]))))
+                    bad.append((error, refused_by(error, self._place(part[0]), is_proven=True)))
                 else:
                     waiting += reversed(self._smaller(part, error))
             else:
