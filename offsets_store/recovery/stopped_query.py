@@ -204,26 +204,34 @@ def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> lis
     """
     The sinks that may publish.
 
-    :raises RecoveryError: RECOVERY_UNKNOWN_QUERY, if there is none.
+    :raises RecoveryError: RECOVERY_UNKNOWN_QUERY, if there is none (UnknownQueryError, if none is known).
     """
     living = [sink for sink in sinks if sink.is_living]
     if living:
         return living
-    known = (
-        f"knows query {checkpoint.query_id} only with sinks that were replaced or retired: "
-        + ", ".join(sink.sink_name for sink in sinks)
-        if sinks
-        else f"does not know query {checkpoint.query_id}"
-    )
-    kind = RecoveryError if sinks else UnknownQueryError
-    raise kind(
+    if not sinks:
+        raise UnknownQueryError(
+            "RECOVERY_UNKNOWN_QUERY",
+            f"The ledger does not know query {checkpoint.query_id}, so nothing is known about the checkpoint "
+            f"{checkpoint.location}.",
+            NOTHING_CHANGED,
+            _ELSEWHERE,
+        )
+    gone = ", ".join(sink.sink_name for sink in sinks)
+    raise RecoveryError(
         "RECOVERY_UNKNOWN_QUERY",
-        f"The ledger {known}, so nothing is known about the checkpoint {checkpoint.location}.",
+        f"The ledger knows query {checkpoint.query_id} only with sinks that were replaced or retired ({gone}), so "
+        f"nothing is known about the checkpoint {checkpoint.location}.",
         NOTHING_CHANGED,
-        "Check that url names the database that the query writes to. A query that wrote elsewhere before is taken in "
-        "with adoptCheckpoint: `pgonce explain replace-your-foreachbatch`. If the database fell back to a time before "
-        "the first batch of this query, start it on a new, empty checkpoint that begins where this one did.",
+        _ELSEWHERE,
     )
+
+
+_ELSEWHERE = (
+    "Check that url names the database that the query writes to. A query that wrote elsewhere before is taken in with "
+    "adoptCheckpoint: `pgonce explain replace-your-foreachbatch`. If the database fell back to a time before the first "
+    "batch of this query, start it on a new, empty checkpoint that begins where this one did."
+)
 
 
 def common_text(sinks: Sequence[SinkFacts], batch_id: int) -> str | None:

@@ -123,6 +123,10 @@ def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Ve
         is_first = batch.previous_batch_id in (None, batch.batch_id - 1) or batch.offset_log is not None
         if start is None or not is_first or batch.has_later_entries:
             return out_of_order
+        known = stored_end(ledger)
+        if known and start and not known.keys() & start.keys():
+            # The source has another name now, so that no position of it is known under that name.
+            return Verdict.DISJOINT
         if not _is_recorded(ledger.previous, batch) and left_out(start, stored_end(ledger)):
             return Verdict.GAP if batch.batch_id > writer.last_batch_id + 1 else Verdict.DISJOINT
     return Verdict.NEW if is_next and not below(span.first, stored_positions(ledger)) else Verdict.OVERLAP

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
+import psycopg
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -56,6 +57,7 @@ class Run:
     ends: Offsets = field(default_factory=dict)
     stored: RunPositions = field(default_factory=lambda: RunPositions(0, {}, 0))
     table_oid: int | None = None
+    tried: tuple[RunPositions, Offsets] | None = None
 
     @property
     def writer_id(self) -> int:
@@ -104,8 +106,9 @@ class Run:
         :param known: where the tasks have left each partition, as far as they have reported it.
         :raises PgonceError: as a commit does; FENCED if another run has taken over; POSITION_WENT_BACK.
         """
-        before = self.stored
         with connect(self.settings.url) as connection:
+            self._find_tried(connection)
+            before = self.stored
             now = advance(connection, self.run_id, before, known, ends)
         end = furthest(self.ends, least_common(ends, now.positions))
         least = by_partition(end)
@@ -120,8 +123,18 @@ class Run:
             commit_batch(self.settings, batch, self._work(check, now.rows - before.rows))
         except PgonceError:
             self.batch_id -= 1
+            self.tried = now, end
             raise
         self.stored, self.ends = now, end
+
+    def _find_tried(self, connection: psycopg.Connection) -> None:
+        """Look whether the record that failed last was committed all the same: only its answer may have been lost."""
+        if self.tried is not None:
+            find = "SELECT last_batch_id FROM pgonce.writers WHERE writer_id = %s AND run_id = %s"
+            if connection.execute(find, [self.writer_id, self.run_id]).fetchone() == (self.batch_id + 1,):
+                self.batch_id += 1
+                self.stored, self.ends = self.tried
+            self.tried = None
 
     def failed(self, seen_by: SeenBy, batch_id: int | None = None) -> Failed:
         """How a failure of this run is kept."""

@@ -8,6 +8,7 @@ anything is changed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,8 @@ from .statements import flush_statement
 _POSITIONS = ("topic", "partition", "offset")
 # A task of a continuous query gives a row on when its next fetch is answered, and brokers wait up to 500 ms for one.
 _SOON = {"kafka.fetch.max.wait.ms": "10"}
+# Those of an application that has just begun come one by one. Spark's own tasks wait for them as long.
+_EXECUTORS_SECONDS = 30
 # Spark 4.1 has the trigger for Scala alone.
 _FIRST_REAL_TIME = (4, 2)
 
@@ -104,7 +107,7 @@ def start_real_time(
     records = _records(spark, source.options_from(run.positions))
     planned = _planned(rows(records), records, given)
     settings = writer_settings(
-        run, jdbc, _flush(run), one_row_a_record=planned.one_row_a_record, tasks_report=real_time is not None
+        run, jdbc, flush_of(run), one_row_a_record=planned.one_row_a_record, tasks_report=real_time is not None
     )
     writer = java_writer(spark, run, settings)
     checkpoint = new_checkpoint(run.checkpoint_location, run.query_id)
@@ -161,15 +164,29 @@ def _refuse_other_sessions(spark: SparkSession, real_time: str | None, continuou
 
 def _refuse_too_few_cores(spark: SparkSession, start: Offsets) -> None:
     """Spark runs a task a partition for as long as the batch, and says nothing of those for which no core is left."""
-    partitions, cores = sum(1 for _ in kafka_positions(start)), spark.sparkContext.defaultParallelism
-    if cores < partitions and "spark.default.parallelism" not in dict(spark.sparkContext.getConf().getAll()):
+    if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        # Executors come when tasks wait for them.
+        return
+    context: Any = spark.sparkContext._jsc.sc()
+    partitions = sum(1 for _ in kafka_positions(start))
+    until = time.monotonic() + (0 if context.isLocal() else _EXECUTORS_SECONDS)
+    while (cores := _cores(context)) < partitions and time.monotonic() < until:
+        time.sleep(0.2)
+    if cores < partitions:
         raise SparkError(
             "TOO_FEW_CORES",
-            f"The topics have {partitions} partitions, and the application has {cores} cores: Spark would never read "
-            "some of the partitions.",
+            f"The topics have {partitions} partitions, and the application can run {cores} tasks at a time: Spark "
+            "would never read some of the partitions.",
             NOTHING,
-            "Give the application a core for each partition, or read fewer topics in this query.",
+            "Give the application cores for a task of each partition, or read fewer topics in this query.",
         )
+
+
+def _cores(context: Any) -> int:
+    """How many tasks can run at a time."""
+    profile = context.resourceProfileManager().defaultResourceProfile()
+    found: int = context.maxNumConcurrentTasks(profile)
+    return found
 
 
 def _records(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
@@ -212,7 +229,7 @@ def _sink_name(run: Run) -> str:
         return named_sink(connection, run.sink_name, run.destination).name
 
 
-def _flush(run: Run) -> str:
+def flush_of(run: Run) -> str:
     """The statement that writes rows, for the table as it is now."""
     columns, destination = run.columns, run.destination
     with connect(run.settings.url) as connection:

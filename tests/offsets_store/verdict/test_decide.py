@@ -392,6 +392,19 @@ def resuming(batch_id, at, first, after, **changes):
             resuming(8, 70, 70, 90, previous_batch_id=7),
             Verdict.OVERLAP,
         ),
+        (
+            "of a source that has another name now",
+            replace(by_position(80, previous=recorded(7))),
+            resuming(
+                8,
+                80,
+                80,
+                90,
+                resumes_at={"orders_source": {"orders": {"0": 80}}},
+                previous_offset_log=recorded(7).offset_log,
+            ),
+            Verdict.DISJOINT,
+        ),
         ("within a run, where no start is known", by_position(80, run_id="r1"), resuming(8, 20, 80, 90), Verdict.NEW),
         (
             "within a run that runs batches again",

@@ -16,14 +16,18 @@ from pgonce import OffsetsStore
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import LedgerError, RefusedBatch
+from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, RefusedBatch
 from pgonce.offsets_store.ledger import migrations
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
+from pgonce.sink.errors import SparkError
+from pgonce.sink.real_time import run as run_module
 from pgonce.sink.real_time.offsets import stored_positions
+from pgonce.sink.real_time.recorder import Recorder
+from pgonce.sink.real_time.start import flush_of
 
 OTHER = "22222222-0000-0000-0000-000000000000"
 
@@ -170,6 +174,39 @@ class TestRecovery:
         assert (first.batch_id, second.batch_id) == (0, 1)
         assert not Task(url, first).claims()
         assert Task(url, second).claims()
+
+    def test_a_table_that_is_exchanged_after_the_run_has_begun(self, url, admin, orders):
+        """What is composed for the tasks is for the table that the run has found, and for no other of its name."""
+        run = begun(url)
+        flush_of(run)
+        admin.execute("ALTER TABLE orders RENAME TO older; CREATE TABLE orders (LIKE older INCLUDING ALL)")
+        with pytest.raises(SparkError) as refused:
+            flush_of(run)
+        assert refused.value.code == "TARGET_CHANGED"
+
+    def test_the_recorder_is_a_thread_like_others(self):
+        """Python calls methods of its threads by their names, in each process that is forked."""
+        assert set(vars(Recorder)) & set(dir(threading.Thread)) <= {"__init__", "__module__", "__doc__", "run"}
+
+    def test_a_record_whose_answer_is_lost(self, url, orders, monkeypatch):
+        """It was committed, so the next one goes on behind it, and the query with it."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0, 1)
+
+        def lose_the_answer(*given):
+            commit_batch(*given)
+            raise ConnectError("CONNECT_FAILED", "The line broke.", NOTHING, "Look again.")
+
+        monkeypatch.setattr(run_module, "commit_batch", lose_the_answer)
+        with pytest.raises(ConnectError):
+            run.record({}, start(p0=2))
+        monkeypatch.undo()
+        task.flushes(2)
+        run.record({}, start(p0=3))
+        assert run.batch_id == 2
+        assert position(url) == 3
 
     def test_another_querys_place_is_taken_behind_what_it_has_stored_meanwhile(self, url, orders):
         """It may go on writing until the new run has begun, and the new one looked before."""

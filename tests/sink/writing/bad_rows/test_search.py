@@ -1,7 +1,7 @@
 """
 Bad rows are found among many, whatever refuses them, and a search that would last too long ends with an error.
 
-Covers: sink.writing.bad_row, sink.writing.bad_rows.conflicts.
+Covers: sink.writing.bad_row, sink.writing.bad_rows.conflicts, sink.writing.by_key.unique_index.
 """
 
 from __future__ import annotations
