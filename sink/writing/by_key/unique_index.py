@@ -3,7 +3,7 @@ Compare rows by the values of a unique index: which rows have values that are st
 which may take a value away from another row.
 
 Runs in the commit, once a unique index has refused rows. Invariant: what is found is a guess, because types may compare
-values in another way than their index; whoever asks tries the rows afterwards, or refuses the batch.
+values in another way than their index; the rows are tried afterwards, or the batch is refused.
 """
 
 from __future__ import annotations
