@@ -43,7 +43,11 @@ TRANSPORT = "real-time"
 
 @dataclass
 class Run:
-    """One run: its identity, and the number of the last batch that it has recorded."""
+    """
+    One run: its identity, and the number of the last batch that it has recorded.
+
+    ``table_oid`` is the table that it has found, and ``tried`` what its last record, which failed, would have said.
+    """
 
     settings: CommitSettings
     destination: Destination
