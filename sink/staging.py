@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psycopg
@@ -22,7 +22,6 @@ from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.offsets import Offsets, places
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 
-from .encoding.copy_encoder import HEADER, TRAILER
 from .encoding.encoded_types import EncodedColumn
 from .errors import StagingError
 from .options.position_columns import PositionColumns
@@ -259,31 +258,3 @@ AND (EXISTS (SELECT FROM pgonce.batch_jobs AS j
              WHERE j.sink_name = %(sink)s AND j.batch_key = substr(s.query_id, %(key_from)s))
      OR EXISTS (SELECT FROM pgonce.batch_job_aborts AS a WHERE a.attempt = s.run_id::uuid))
 """
-
-
-class _RowsFailedError(Exception):
-    """Rows could not be read; psycopg tells the server the name of this class, and nothing about what happened."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-
-def copy_bodies(cursor: psycopg.Cursor, statement: sql.Composed, bodies: Iterable[bytes]) -> None:
-    """Run a binary COPY with the rows of ``bodies``."""
-    try:
-        with cursor.copy(statement) as copy:
-            copy.write(HEADER)
-            for body in _until_failure(bodies):
-                copy.write(body)
-            copy.write(TRAILER)
-    except _RowsFailedError as failed:
-        raise failed.error from None
-
-
-def _until_failure(bodies: Iterable[bytes]) -> Iterator[bytes]:
-    """The bodies; an error in making one is put aside, because Postgres logs the text of an error that ends a COPY."""
-    try:
-        yield from bodies
-    except Exception as error:  # noqa: BLE001 (raised again once the COPY has ended)
-        raise _RowsFailedError(error) from None

@@ -1,5 +1,5 @@
 """
-Find the writers that feed a table, with psycopg alone.
+Find the writers, and count the batch jobs, that feed a table, with psycopg alone.
 
 Runs in the planner's worker, which has no need of SQLAlchemy, and in the commit, under the user's search_path.
 Invariant: what feeding a table means is said here and nowhere else.
@@ -15,15 +15,16 @@ from psycopg import sql
 from ..postgres import search_path
 from ..verdict.facts import Batch
 
-# A writer feeds a table if its sink has the table's name, or if it writes into the table, a partition of it, or a table
-# that it is a partition of. A table that was renamed is found by its oid, one that was created again by its name.
-# Not by pg_partition_tree, which locks all partitions until the transaction ends: this is asked while the commit may
-# end the session that it waits for, and that one may be another query's.
+_WRITERS = sql.SQL("pgonce.writers")
+# A writer, or a batch job, feeds a table if its sink has the table's name, or if it writes into the table, a partition
+# of it, or a table that it is a partition of. A table that was renamed is found by its oid, one that was created again
+# by its name. Not by pg_partition_tree, which locks all partitions until the transaction ends: this is asked while the
+# commit may end the session that it waits for, and that one may be another query's.
 FEEDS = """(
-    pgonce.writers.sink_name = ANY (CAST({names} AS text[]))
-    OR pgonce.writers.targets ?| CAST({names} AS text[])
+    {feeder}.sink_name = ANY (CAST({names} AS text[]))
+    OR {feeder}.targets ?| CAST({names} AS text[])
     OR EXISTS (
-        SELECT FROM jsonb_each_text(pgonce.writers.targets) AS written, unnest(CAST({oids} AS bigint[])) AS asked(oid)
+        SELECT FROM jsonb_each_text({feeder}.targets) AS written, unnest(CAST({oids} AS bigint[])) AS asked(oid)
         WHERE CAST(written.value AS bigint) = asked.oid
            OR CAST(asked.oid AS oid) IN (
                SELECT relid FROM pg_partition_ancestors(CAST(CAST(CAST(written.value AS bigint) AS oid) AS regclass)))
@@ -45,7 +46,7 @@ def lock_feeders_in_tx(
     names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
     query, sink = or_gone
     statement = sql.SQL(_LOCK_FEEDERS + FEEDS + " ORDER BY writer_id FOR UPDATE").format(
-        names=sql.Literal(names), oids=sql.Literal(oids), query=sql.Literal(query), sink=sql.Literal(sink)
+        feeder=_WRITERS, names=sql.Literal(names), oids=sql.Literal(oids), query=query, sink=sink
     )
     found = search_path.execute_in_tx(connection, statement).fetchall()
     return [(query_id, sink_name) for query_id, sink_name, counts in found if counts]
@@ -60,6 +61,16 @@ FROM pgonce.writers
 WHERE last_batch_id IS NOT NULL AND """
 
 
+def count_jobs_in_tx(connection: psycopg.Connection, tables: Mapping[str, int | None]) -> int:
+    """How many batch jobs have written to these tables. The user's search_path is in force, and is so afterwards."""
+    names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
+    statement = sql.SQL("SELECT count(*) FROM pgonce.batch_jobs WHERE " + FEEDS).format(
+        feeder=sql.SQL("pgonce.batch_jobs"), names=sql.Literal(names), oids=sql.Literal(oids)
+    )
+    row = search_path.execute_in_tx(connection, statement).fetchone()
+    return row[0] if row else 0
+
+
 def concern_in_tx(connection: psycopg.Connection, batch: Batch) -> bool:
     """
     Whether the ledger has anything that concerns the first batch of a query: a writer of the query, or a feeder.
@@ -68,7 +79,7 @@ def concern_in_tx(connection: psycopg.Connection, batch: Batch) -> bool:
     """
     names, oids = [batch.sink_name, *batch.tables], [oid for oid in batch.tables.values() if oid is not None]
     statement = sql.SQL(_CONCERN + FEEDS + ")").format(
-        names=sql.Literal(names), oids=sql.Literal(oids), query=sql.Literal(batch.query_id)
+        feeder=_WRITERS, names=sql.Literal(names), oids=sql.Literal(oids), query=batch.query_id
     )
     row = connection.execute(statement).fetchone()
     return row is None or bool(row[0])

@@ -179,7 +179,8 @@ def feeds(tables: Mapping[str, int | None]) -> TextClause:
     :param tables: their qualified names (or the name of a sink), with their oids as far as they are known.
     """
     names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
-    return text(FEEDS.format(names=":fed_names", oids=":fed_oids")).bindparams(fed_names=names, fed_oids=oids)
+    condition = FEEDS.format(feeder="pgonce.writers", names=":fed_names", oids=":fed_oids")
+    return text(condition).bindparams(fed_names=names, fed_oids=oids)
 
 
 def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Writer, ...]:

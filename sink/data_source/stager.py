@@ -36,7 +36,8 @@ from ..errors import StagingError
 from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import staging_table
 from ..options.sink_options import JobOptions, SinkOptions
-from ..staging import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable, column_definitions, copy_bodies
+from ..staging import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable, column_definitions
+from ..writing.rows import copy_rows
 
 _log = logging.getLogger("pgonce.staging")
 
@@ -201,11 +202,11 @@ def stage_rows(
     watch = watch or LockWatch(url, LOCK_SECONDS, armed=True)
     with connect(url, autocommit=True) as connection:
         _create(connection, table, columns, watch)
-        statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table.identifier)
         # In a transaction because of its settings: if the task's host vanishes, its session and its locks do not stay.
-        with connection.transaction(), connection.cursor() as cursor:
+        with connection.transaction():
             enter_in_tx(connection, watch.lock_timeout)
-            copy_bodies(cursor, statement, bodies)
+            names = [ATTEMPT_COLUMN, *(column.name for column in columns)]
+            copy_rows(connection, table.identifier, names, bodies)
 
 
 def _create(

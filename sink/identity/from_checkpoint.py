@@ -163,9 +163,16 @@ def describe_sparsely(
     """
     found = checkpoint.find_offset_log(origin.batch_id)
     log = found if found and origin.may_have_planned(found) else None
-    # A worker that outlived its driver must not take the next run's entries for its own.
-    entry = checkpoint.newest_before(origin.batch_id, origin.may_have_planned)
-    newest = checkpoint.newest_before(origin.batch_id)
+    later: list[OffsetLog] = []
+
+    def counts(of: OffsetLog) -> bool:
+        # A worker that outlived its driver must not take the next run's entries for its own.
+        is_ours = origin.may_have_planned(of)
+        if not is_ours:
+            later.append(of)
+        return is_ours
+
+    entry = checkpoint.newest_before(origin.batch_id, counts)
     is_next = entry is not None and entry[0] == origin.batch_id - 1
     batch = batch_of_query(
         checkpoint,
@@ -178,7 +185,7 @@ def describe_sparsely(
         attempt=attempt,
     )
     # Dated by the clock of another host, or by a driver that has taken over.
-    return replace(batch, has_later_entries=newest is not None and (entry is None or entry[0] != newest[0]))
+    return replace(batch, has_later_entries=bool(later))
 
 
 def rewritten(batch_id: int) -> SparkError:

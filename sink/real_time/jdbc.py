@@ -32,10 +32,9 @@ _SAME = {
     "channel_binding": "channelBinding",
     "connect_timeout": "connectTimeout",
 }
-# As in a commit, what a role or a database has set for its sessions must not end a flush.
-_TIMEOUTS = "-c lock_timeout={} -c statement_timeout=0 -c idle_session_timeout=0"
-# Without it, NULL in an array of values would be the text NULL.
-_NULLS = "-c array_nulls=on"
+# As in a commit, what a role or a database has set for its sessions must not end a flush, nor make the text NULL of a
+# NULL in an array of values.
+_SETTINGS = "-c lock_timeout={} -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on"
 _BALANCED = {"random": "true", "disable": "false"}
 _TARGET_SESSION = {"any": "any", "read-write": "primary", "primary": "primary"}
 # What pgonce sets itself, or what only says how libpq works.
@@ -89,12 +88,12 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
                 f"The connection string sets {name}, which Postgres's JDBC driver does not have.", f"Leave {name} out."
             )
     if given.get("sslmode") == "require" and _has_root_certificate(given):
-        # As libpq takes it. The JDBC driver would verify nothing.
+        # libpq verifies the certificate then, and the JDBC driver would verify nothing.
         properties["sslmode"] = "verify-ca"
     properties["loadBalanceHosts"] = _BALANCED[given.get("load_balance_hosts", "disable")]
     properties["targetServerType"] = _target_of(given.get("target_session_attrs", "any"))
     properties["options"] = " ".join(
-        filter(None, [properties.get("options"), _TIMEOUTS.format(int(lock_timeout * 1000)), _NULLS])
+        filter(None, [properties.get("options"), _SETTINGS.format(int(lock_timeout * 1000))])
     )
     if password:
         properties["password"] = password

@@ -89,17 +89,14 @@ class KafkaSource:
             )
         return {SOURCE: found}
 
-    @property
-    def _read_to_the_same_end(self) -> Brokers:
-        # Spark's source reads transactions that are open, unless it is told not to; librdkafka would end before them.
-        isolation = "isolation.level", self._isolation
-        return replace(self.brokers, settings=(*self.brokers.settings, isolation))
-
     def _ends(self) -> dict[TopicPartition, tuple[int | None, int]]:
+        # Spark's source reads transactions that are open, unless it is told not to; librdkafka would end before them.
+        settings = *self.brokers.settings, ("isolation.level", self._isolation)
+        brokers_asked = replace(self.brokers, settings=settings)
         until = time.monotonic() + _BROKERS_SECONDS
         while True:
             try:
-                return ends_of(self.topics, self._read_to_the_same_end)
+                return ends_of(self.topics, brokers_asked)
             except UnreachableBrokersError:
                 # A partition that was just made, or whose broker has restarted, has no leader for a moment.
                 if time.monotonic() > until:

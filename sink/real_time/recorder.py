@@ -14,14 +14,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import psycopg
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch, said_in
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept, keep_failure
 from pgonce.offsets_store.ledger.positions import SOURCE
-from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.offsets import Offsets, TopicPartition, is_kafka, parse_offset
 
 from .run import Run
@@ -67,8 +65,8 @@ class Recorder(threading.Thread):
                 _log.error("query %s stops: %s", self._run.query_id, refused)
                 self._stop_query()
                 return
-            except (PgonceError, psycopg.Error) as error:
-                _log.warning("what query %s has done is not recorded now: %s", self._run.query_id, scrub(str(error)))
+            except PgonceError as error:
+                _log.warning("what query %s has done is not recorded now: %s", self._run.query_id, error)
                 last_tries -= not is_active
                 if not last_tries:
                     return

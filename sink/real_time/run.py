@@ -28,8 +28,9 @@ from pgonce.offsets_store.ledger.positions import (
     refuse_less,
 )
 from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.offsets import Offsets, Span, TopicPartition, by_partition, furthest, least_common, only
-from pgonce.offsets_store.postgres.connect import connect, driver_connection
+from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..encoding.encoded_types import EncodedColumn
@@ -110,10 +111,10 @@ class Run:
         :param known: where the tasks have left each partition, as far as they have reported it.
         :raises PgonceError: as a commit does; FENCED if another run has taken over; POSITION_WENT_BACK.
         """
-        with connect(self.settings.url) as connection:
-            self._find_tried(connection)
+        with writing(self.settings.url) as connection:
+            self._find_tried(driver_connection(connection))
             before = self.stored
-            now = advance(connection, self.run_id, before, known, ends)
+            now = advance(driver_connection(connection), self.run_id, before, known, ends)
         end = furthest(self.ends, least_common(ends, now.positions))
         least = by_partition(end)
 

@@ -48,7 +48,7 @@ from .statements import flush_statement
 _POSITIONS = ("topic", "partition", "offset")
 # A task of a continuous query gives a row on when its next fetch is answered, and brokers wait up to 500 ms for one.
 _SOON = {"kafka.fetch.max.wait.ms": "10"}
-# Those of an application that has just begun come one by one. Spark's own tasks wait for them as long.
+# The executors of an application that has just begun register one by one.
 _EXECUTORS_SECONDS = 30
 # Spark 4.1 has the trigger for Scala alone.
 _FIRST_REAL_TIME = (4, 2)

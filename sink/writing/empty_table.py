@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.ledger.feeders import lock_feeders_in_tx
+from pgonce.offsets_store.ledger.feeders import count_jobs_in_tx, lock_feeders_in_tx
 from pgonce.offsets_store.postgres import search_path
 
 from .by_key.tombstone_sets import forget_in_tx
@@ -117,10 +117,11 @@ class StartOver:
         :raises TargetError: START_OVER_REFUSED.
         """
         named = (self.replaces, self.sink_name)
-        feeders = lock_feeders_in_tx(connection, {table.qualified_name: table.oid}, or_gone=named)
+        tables = {table.qualified_name: table.oid}
+        feeders = lock_feeders_in_tx(connection, tables, or_gone=named)
         reason = (
             _fed_by_others(feeders, *named)
-            or _fed_by_jobs(connection, table)
+            or _fed_by_jobs(count_jobs_in_tx(connection, tables))
             or _unfit_to_start_over(connection, table)
         )
         if reason:
@@ -142,12 +143,7 @@ def _fed_by_others(feeders: Sequence[tuple[str, str]], query_id: str, sink_name:
     )
 
 
-def _fed_by_jobs(connection: psycopg.Connection, table: TargetTable) -> str:
-    statement = sql.SQL(
-        "SELECT count(*) FROM pgonce.batch_jobs WHERE sink_name = {name} OR targets ? {name} OR EXISTS ("
-        "SELECT FROM jsonb_each_text(targets) AS t WHERE t.value::bigint = {oid})"
-    ).format(name=sql.Literal(table.qualified_name), oid=sql.Literal(table.oid))
-    (jobs,) = search_path.execute_in_tx(connection, statement).fetchone() or (0,)
+def _fed_by_jobs(jobs: int) -> str:
     if not jobs:
         return ""
     return (

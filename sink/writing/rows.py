@@ -20,10 +20,11 @@ from psycopg import sql
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres import search_path
 
+from ..encoding.copy_encoder import HEADER, TRAILER
 from ..encoding.encoded_types import EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
 from ..options.position_columns import PositionColumns
-from ..staging import StagedRows, column_definitions, copy_bodies, refuse_missing_table
+from ..staging import StagedRows, column_definitions, refuse_missing_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +160,14 @@ class Gathering:
         return table
 
 
+class _RowsFailedError(Exception):
+    """Rows could not be read; psycopg tells the server the name of this class, and nothing about what happened."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
 def copy_rows(
     connection: psycopg.Connection, table: sql.Identifier, columns: Iterable[str], bodies: Iterable[bytes]
 ) -> None:
@@ -166,8 +175,22 @@ def copy_rows(
     statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
         table, sql.SQL(", ").join(map(sql.Identifier, columns))
     )
-    with connection.cursor() as cursor:
-        copy_bodies(cursor, statement, bodies)
+    try:
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.write(HEADER)
+            for body in _until_failure(bodies):
+                copy.write(body)
+            copy.write(TRAILER)
+    except _RowsFailedError as failed:
+        raise failed.error from None
+
+
+def _until_failure(bodies: Iterable[bytes]) -> Iterator[bytes]:
+    """The bodies; an error in making one is put aside, because Postgres logs the text of an error that ends a COPY."""
+    try:
+        yield from bodies
+    except Exception as error:  # noqa: BLE001 (raised again once the COPY has ended)
+        raise _RowsFailedError(error) from None
 
 
 SAVEPOINT = sql.SQL("SAVEPOINT pgonce_rows")

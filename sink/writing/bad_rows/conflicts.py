@@ -17,8 +17,6 @@ from collections.abc import Sequence
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.postgres import search_path
-
 from ..bad_row import (
     FOREIGN_KEY,
     IS_ABOUT_A_ROW,
@@ -30,7 +28,7 @@ from ..bad_row import (
 )
 from ..by_key.keys import Written
 from ..by_key.statements import insert_statement, that_write, value_of
-from ..by_key.unique_index import unique_index
+from ..by_key.unique_index import guessed, unique_index
 from ..rows import GatheredRows
 
 
@@ -87,18 +85,12 @@ def conflicting_rows(
         return []
     if written.changes is not None:
         gathered = gathered.only(that_write(written.changes))
-    try:
-        with connection.transaction():
-            query = find(connection, error, gathered, written)
-            if query is None:
-                return []
-            limited = sql.SQL("SELECT place::text AS at FROM ({}) AS found ORDER BY place LIMIT {}").format(query, most)
-            places = [row[0] for row in search_path.execute_in_tx(connection, limited).fetchall()]
-    except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):
-        # Types without an equality of Postgres's own; a table that the role may not read.
+    query = find(connection, error, gathered, written)
+    if query is None:
         return []
+    limited = sql.SQL("SELECT place::text AS at FROM ({}) AS found ORDER BY place LIMIT {}").format(query, most)
     message = error.diag.message_primary or ""
-    return [BadRow(place, error.sqlstate or "", message) for place in places]
+    return [BadRow(place, error.sqlstate or "", message) for (place,) in guessed(connection, limited) or ()]
 
 
 def _doubled(

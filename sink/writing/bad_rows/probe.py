@@ -50,7 +50,7 @@ CREATE FUNCTION pg_temp.pgonce_walk(
     of_column pg_catalog.text, of_type pg_catalog.text, suspect pg_catalog.int4
 ) LANGUAGE plpgsql AS $body$
 DECLARE
-    found pg_catalog.int8 := 0;
+    refused pg_catalog.int8 := 0;
     number pg_catalog.int8;
     of_constraint pg_catalog.text;
     of_table pg_catalog.text;
@@ -58,7 +58,7 @@ DECLARE
     candidate pg_catalog.int4;
     other pg_catalog.text;
 BEGIN
-WHILE found OPERATOR(pg_catalog.<) most AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) ends LOOP
+WHILE refused OPERATOR(pg_catalog.<) most AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) ends LOOP
     BEGIN
         PERFORM pg_catalog.setval({numbers}, 1, false);
         EXECUTE assign USING place;
@@ -96,7 +96,7 @@ WHILE found OPERATOR(pg_catalog.<) most AND pg_catalog.clock_timestamp() OPERATO
             END LOOP;
         END IF;
     END IF;
-    found := found OPERATOR(pg_catalog.+) 1;
+    refused := refused OPERATOR(pg_catalog.+) 1;
     RETURN NEXT;
 END LOOP;
 END $body$

@@ -31,13 +31,12 @@ from psycopg import sql
 from typing_extensions import LiteralString
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.postgres import search_path
 
 from ..bad_row import BadRow, RowsRefusedError, is_of_target, refused_by
 from ..rows import BACK, RELEASE, GatheredRows
 from .keys import ComparedUpsert, Written, delete_action, deletes_act_on_itself
 from .statements import value_as_assigned
-from .unique_index import PLACE, stored_rows_of, unique_index
+from .unique_index import PLACE, UniqueIndex, guessed, stored_rows_of, unique_index
 from .upsert import compare_in_tx
 
 _counter = itertools.count()
@@ -51,7 +50,7 @@ def refuse_moved_values(
 
     :raises TargetError: UNIQUE_VALUE_MOVED.
     """
-    if _may_have_moved(connection, gathered, written, error):
+    if _may_have_moved(connection, gathered, written, unique_index(connection, written, error)):
         raise _moved(error, written) from None
 
 
@@ -69,28 +68,22 @@ def _moved(error: psycopg.Error, written: Written) -> TargetError:
 
 
 def _may_have_moved(
-    connection: psycopg.Connection, gathered: GatheredRows, written: Written, error: psycopg.Error
+    connection: psycopg.Connection, gathered: GatheredRows, written: Written, index: UniqueIndex | None
 ) -> bool:
     if written.upsert is None:
         return False
-    index = unique_index(connection, written, error)
     # Only a stored row that the batch changes can give a value away. More is not known of an exclusion constraint, and
     # of an index on a column that the rows do not bring.
     for query in ([index.moved(gathered)] if index else []) + [stored_rows_of(gathered, written)]:
-        try:
-            with connection.transaction():
-                exists = sql.SQL("SELECT EXISTS ({})").format(query)
-                row = search_path.execute_in_tx(connection, exists).fetchone()
-        except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):
-            # Types without an equality of Postgres's own; a table that the role may not read.
-            continue
-        return bool(row and row[0])
+        found = guessed(connection, sql.SQL("SELECT EXISTS ({})").format(query))
+        if found is not None:
+            return found[0][0]
     return True
 
 
 Counts = Mapping[str, int] | None
 Write = Callable[[GatheredRows, Written], Counts]
-"""Writes these rows so by key, as a batch of their own."""
+"""Writes these rows by key, as a batch of their own."""
 
 _REFUSED_BY_ANOTHER = (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation)
 
@@ -111,7 +104,7 @@ def write_in_order_in_tx(
         return write(gathered, written)
     except _REFUSED_BY_ANOTHER as error:
         try:
-            # Not to be found by another table of the batch, whose error would undo what is written here.
+            # Released, because an error of another table of the batch would go back to it, and undo what is written.
             connection.execute(sql.SQL("; ").join([BACK, RELEASE]))
             is_ours = is_of_target(connection, written.table, error)
             ordered = _InOrder(connection, gathered, written, write) if is_ours else None
@@ -192,10 +185,10 @@ class _InOrder:
 
         :raises TargetError: UNIQUE_VALUE_MOVED.
         """
-        rows = self._rows(part)
-        if not _may_have_moved(self._connection, rows, self._written, error):
+        rows, index = self._rows(part), unique_index(self._connection, self._written, error)
+        if not _may_have_moved(self._connection, rows, self._written, index):
             # Then the order only decides which of several rows with one value comes first.
-            doubled = frozenset() if self._has_a_key_twice(part) else self._doubled(rows, error)
+            doubled = frozenset() if index is None or self._has_a_key_twice(part) else self._doubled(rows, index)
             if 0 < len(doubled) < len(part):
                 return [array("q", (n for n in part if n not in doubled)), *(range(n, n + 1) for n in sorted(doubled))]
         elif self.turns[part[0]] == self.turns[part[-1]]:
@@ -218,21 +211,13 @@ class _InOrder:
         row = self._connection.execute(found).fetchone()
         return bool(row and row[0])
 
-    def _doubled(self, rows: GatheredRows, error: psycopg.Error) -> frozenset[int]:
+    def _doubled(self, rows: GatheredRows, index: UniqueIndex) -> frozenset[int]:
         """The numbers of the rows that seem to have a value of a stored row, or of one before them."""
-        index = unique_index(self._connection, self._written, error)
-        if index is None:
-            return frozenset()
         number = sql.SQL("(SELECT turn.number FROM {} AS turn WHERE turn.place = valued.{})").format(self._table, PLACE)
         find = sql.SQL("SELECT turn.number FROM ({}) AS found JOIN {} AS turn USING (place)").format(
             index.doubled(rows, number), self._table
         )
-        try:
-            with self._connection.transaction():
-                found = search_path.execute_in_tx(self._connection, find).fetchall()
-        except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):
-            return frozenset()
-        return frozenset(number - 1 for (number,) in found)
+        return frozenset(number - 1 for (number,) in guessed(self._connection, find) or ())
 
     def _selected(self, columns: LiteralString) -> psycopg.Cursor[Any]:
         return self._connection.execute(

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg import sql
+
+from pgonce.offsets_store.postgres import search_path
 
 from ..bad_row import ask_about
 from ..rows import GatheredRows
@@ -127,6 +130,19 @@ WHERE t.relnamespace::regnamespace::text = quote_ident({}) AND t.relname = {} AN
 AND coalesce(to_jsonb(i) ->> 'indnullsnotdistinct', 'false') = 'false'
 ORDER BY k.n
 """
+
+
+def guessed(connection: psycopg.Connection, query: sql.Composable) -> list[tuple[Any, ...]] | None:
+    """
+    What a query about the rows finds, under our search_path; None if that cannot be told.
+
+    Types may lack an equality of Postgres's own, rows a column that an index needs, and the role the right to read.
+    """
+    try:
+        with connection.transaction():
+            return search_path.execute_in_tx(connection, query).fetchall()
+    except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):
+        return None
 
 
 def stored_rows_of(gathered: GatheredRows, written: Written) -> sql.Composed:
