@@ -25,6 +25,7 @@ from support.fixtures.driver import wait_until
 from support.inbox import Inbox, create_events, events
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish
+from support.signals import strike
 from support.ways_in import WAYS, BatchFunction, Sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -121,7 +122,7 @@ def test_worker_that_outlives_its_server(sink, inbox, signs, start_server, clien
     function = waiting(WRITER.appending(sink), signs, before=True)
     reach_batch_1(lambda: stream(events(first, inbox.folder), sink, function), inbox, signs)
     (stale,) = server.foreach_batch_workers()
-    stale.send_signal(signal.SIGSTOP)
+    strike(stale.pid, signal.SIGSTOP)
     server.sigkill(workers=False)
     (signs / "wait").unlink()
     # The same port, and the same session id: what the worker knows of its server is true of this one, too.

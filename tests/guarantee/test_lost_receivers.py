@@ -19,6 +19,7 @@ from support.audit import wrong_ledger
 from support.fixtures.driver import wait_until
 from support.inbox import Inbox, events
 from support.patience import PATIENCE_SECONDS
+from support.signals import strike
 
 pytestmark = pytest.mark.spark
 
@@ -121,14 +122,14 @@ def query(spark, tmp_path, checkpoint, observer, proxy):
     "fault",
     [
         pytest.param(signal.SIGKILL, id="killed"),
-        # The task waits for it, and so does the commit.
-        pytest.param(signal.SIGSTOP, id="frozen", marks=[pytest.mark.slow, pytest.mark.thorough]),
+        # The task waits for it, and so does the commit, a minute in all. test_process.py has the same without Spark.
+        pytest.param(signal.SIGSTOP, id="frozen", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_lost_while_a_task_sends(query, fault):
     """The task stages what was not acknowledged, and the commit finds the rest in the file, which goes then."""
     file, receiver = query.wait_in_a_task()
-    receiver.send_signal(fault)
+    strike(receiver.pid, fault)
     query.go_on()
     assert query.finish() == ["received", "received+staged"]
     assert not file.exists()

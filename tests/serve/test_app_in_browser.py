@@ -77,6 +77,22 @@ def test_by_keys_alone(url, store, open_page):
         expect(page).to_have_url(address(site))
 
 
+def test_a_click_is_not_lost_to_a_refresh(url, store, open_page):
+    """What arrives while the pointer is down waits until it is up."""
+    publish(url, 3, KAFKA)
+    with served(url) as site:
+        page = open_page(address(site))
+        expect(page.locator("#live-state")).to_have_text("live")
+        page.locator("tr.row .name a").hover()
+        with page.expect_response(lambda response: "x-pgonce-part" in response.request.headers) as refreshed:
+            page.mouse.down()
+            publish(url, 4, KAFKA)
+            site.look()
+        refreshed.value.finished()
+        page.mouse.up()
+        expect(page.locator("h1")).to_have_text("orders")
+
+
 def test_dark_by_the_system_or_by_choice(url, store, open_page):
     """The choice outlives a reload."""
     publish(url, 3, KAFKA)

@@ -20,6 +20,7 @@ from standalone_cluster import StandaloneCluster
 from support.fixtures.driver import wait_until, with_tests_on_path
 from support.fixtures.spark import spark_settings
 from support.patience import PATIENCE_SECONDS
+from support.signals import strike
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
@@ -134,7 +135,7 @@ def test_a_frozen_driver_wakes_up(start, topic, producing, numbers, observer):
     frozen.wait_for(lambda: rows_in(observer) > 100, "rows came")
     processes = [psutil.Process(process.pid) for process in frozen.processes()]
     for process in processes:
-        process.send_signal(signal.SIGSTOP)
+        strike(process.pid, signal.SIGSTOP)
     second = start(name, "real-time")
     before = rows_in(observer)
     second.wait_for(lambda: rows_in(observer) > before + 100, "rows of the second driver came")

@@ -13,6 +13,8 @@
     const title = document.title;
     let selected = "";
     let asked = 0;
+    let pressed = false;
+    let late = false;
 
     const rows = () => [...live.querySelectorAll("tr.row")];
     const select = (row) => {
@@ -45,6 +47,8 @@
       }
       const text = await answer.text();
       if (mine !== asked || (!window.getSelection().isCollapsed && live.contains(window.getSelection().anchorNode))) return;
+      late = pressed;
+      if (pressed) return;
       const opened = [...live.querySelectorAll("details[open][id]")].map((one) => one.id);
       const focused = live.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
       const parsed = new DOMParser().parseFromString(text, "text/html");
@@ -54,6 +58,12 @@
       if (selected) document.getElementById(selected)?.classList.add("selected");
       localTimes();
     };
+
+    // A browser sees a click only if the pointer goes down and up on one element, so none is replaced in between.
+    live.addEventListener("pointerdown", () => { pressed = true; });
+    for (const end of ["pointerup", "pointercancel"]) {
+      document.addEventListener(end, () => setTimeout(() => { pressed = false; if (late) refresh(); }));
+    }
 
     let source = null;
     const listen = () => {

@@ -30,6 +30,7 @@ from support.fixtures.driver import wait_until
 from support.ledger_history import RUN
 from support.patience import PATIENCE_SECONDS
 from support.received_batch import SENT, body, name_of, origin, parcels, send
+from support.signals import strike
 
 import pgonce.sink.data_source.receiver.client
 import pgonce.sink.data_source.receiver.sending
@@ -277,7 +278,7 @@ def test_a_task_whose_receiver_is_lost_in_the_middle_stages_the_rest(
     def struck(rows):
         for number, row in enumerate(rows):
             if number == 25:
-                started_receivers[0].send_signal(fault)
+                strike(started_receivers[0].pid, fault)
             yield row
 
     parcel, taken = sent_and_staged(receiver, receiver_options(), struck(wide_rows(40)))
@@ -317,7 +318,7 @@ def test_a_receiver_that_freezes_with_an_open_transaction_is_ended(
     send(receiver, 1, 2)
     be_impatient(receiver, monkeypatch)
     began = in_copy(target)
-    started_receivers[0].send_signal(signal.SIGSTOP)
+    strike(started_receivers[0].pid, signal.SIGSTOP)
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
     assert ids(target) == [1, 2]
     assert target.execute("SELECT DISTINCT xmin::text FROM events").fetchall() != began
@@ -332,7 +333,7 @@ def test_a_frozen_receiver_does_not_hold_up_a_batch_that_was_staged(
     send(receiver, 1, 2)
     be_impatient(receiver, monkeypatch)
     in_copy(target)
-    started_receivers[0].send_signal(signal.SIGSTOP)
+    strike(started_receivers[0].pid, signal.SIGSTOP)
     parcel, taken = sent_and_staged(receiver, receiver_options(), map(body, (1, 2)), attempt_id=2)
     assert taken == 0
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.NEW
@@ -421,7 +422,7 @@ def test_a_receiver_that_is_frozen_is_lost(target, receiver_options, started_rec
     send(receiver, 1, 2)
     silence = 3
     monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", silence)
-    started_receivers[0].send_signal(signal.SIGSTOP)
+    strike(started_receivers[0].pid, signal.SIGSTOP)
     assert send(receiver, 3, partition_id=1) is None
     began = time.monotonic()
     assert send(receiver, 4, partition_id=2) is None
