@@ -106,7 +106,7 @@ def writer_settings(
         "retry_seconds": float(run.settings.retry_timeout),
         "columns": [column.postgres_type for column in run.columns],
         "passing": [*TRANSIENT_SQLSTATES, *TRANSIENT_CLASSES, *_ALSO_PASSING],
-        "time_zone": jdbc.time_zone,
+        "session": jdbc.session,
         "remedies": {state: list(remedy) for state, remedy in _REMEDIES.items()},
     }
 

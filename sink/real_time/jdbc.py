@@ -36,13 +36,15 @@ _SAME = {
 # NULL in an array of values.
 _SETTINGS = "-c lock_timeout={} -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on"
 _BALANCED = {"random": "true", "disable": "false"}
+# Java uses none below TLS 1.2 by itself.
+_TLS = frozenset({"TLSv1", "TLSv1.1", "TLSv1.2"})
 _TARGET_SESSION = {"any": "any", "read-write": "primary", "primary": "primary"}
 # What pgonce sets itself, or what only says how libpq works.
 _NOT_NEEDED = frozenset({
     *("host", "hostaddr", "port", "dbname", "password", "passfile", "service", "servicefile"),
     *("application_name", "target_session_attrs", "load_balance_hosts"),
     *("client_encoding", "fallback_application_name", "keepalives", *KEEPALIVES, "tcp_user_timeout", "gssencmode"),
-    *("krbsrvname", "sslcompression", "sslsni", "sslnegotiation", "sslcertmode", "ssl_min_protocol_version"),
+    *("krbsrvname", "sslcompression", "sslsni", "sslnegotiation", "sslcertmode"),
     *("min_protocol_version", "max_protocol_version"),
 })  # fmt: skip
 
@@ -53,7 +55,8 @@ class JdbcUrl:
 
     url: str
     properties: dict[str, str] = field(repr=False)
-    time_zone: str = "UTC"
+    session: dict[str, str] = field(default_factory=dict)
+    """What a session has after login, because the JDBC driver sets these itself, over what the role has."""
 
 
 def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
@@ -73,7 +76,7 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
         info = connection.info
         given, hosts, database = info.get_parameters(), _hosts(url, info), info.dbname
         password = info.password
-        zone = connection.execute("SHOW TimeZone").fetchone()
+        session = _session(connection)
     properties = {
         "ApplicationName": application_name(run_id),
         "tcpKeepAlive": "true",
@@ -83,6 +86,8 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
     for name, value in given.items():
         if name in _SAME:
             properties[_SAME[name]] = value
+        elif name == "ssl_min_protocol_version" and value in _TLS:
+            continue
         elif name not in _NOT_NEEDED:
             raise _refused(
                 f"The connection string sets {name}, which Postgres's JDBC driver does not have.", f"Leave {name} out."
@@ -97,7 +102,14 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
     )
     if password:
         properties["password"] = password
-    return JdbcUrl(f"jdbc:postgresql://{hosts}/{quote(database, safe='')}", properties, zone[0] if zone else "UTC")
+    return JdbcUrl(f"jdbc:postgresql://{hosts}/{quote(database, safe='')}", properties, session)
+
+
+def _session(connection: psycopg.Connection) -> dict[str, str]:
+    row = connection.execute("SELECT current_setting('TimeZone'), current_setting('DateStyle')").fetchone()
+    zone, style = row or ("UTC", "ISO, MDY")
+    # The JDBC driver needs ISO for what it reads. The order is how Postgres reads 03/04/2026.
+    return {"TimeZone": zone, "DateStyle": f"ISO, {style.rpartition(', ')[2]}"}
 
 
 def _has_root_certificate(given: Mapping[str, str]) -> bool:

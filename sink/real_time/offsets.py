@@ -140,7 +140,8 @@ class KafkaSource:
                 f"Partition {partition} of topic {topic} ends at {end}, but is to be read from {at}: the topic was "
                 "deleted and created again, or records were lost.",
                 NOTHING,
-                "If the new topic's records are others, give the query a new checkpoint location, with replaces.",
+                "If the new topic's records are others, start with a new checkpoint location and independent, and "
+                "retire the query that read the old topic: pgonce retire.",
             )
         if at < earliest and not self._may_lose:
             raise OffsetsError(

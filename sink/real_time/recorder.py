@@ -1,5 +1,5 @@
 """
-Record what a running query has done, and stop it if another run has taken over.
+Record what a running query has done, stop it if another run has taken over, and say so if partitions are not read.
 
 Runs on the driver, in a thread for each query, until the query ends. Invariant: it decides nothing about rows, which
 are in the table before. If it cannot record something, the next look does.
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from pyspark import SparkContext, StatusTracker
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -29,6 +30,9 @@ _log = logging.getLogger("pgonce")
 _LOOK_SECONDS = 0.5
 # Epochs may be far shorter than a batch, and each record is a commit.
 _RECORD_SECONDS = 5.0
+# Tasks start within a second; and how often it is said that some do not.
+_WAITING_SECONDS = 10.0
+_SAID_SECONDS = 60.0
 # How long a query that is refused waits for rows.
 _TASKS_SECONDS = 20
 # When the query has ended: what is not recorded then is counted by the next start.
@@ -43,11 +47,14 @@ class Recorder(threading.Thread):
     :param writer: the driver's object of the writer in Java, to which tasks report; None if they do not.
     """
 
-    def __init__(self, query: StreamingQuery, run: Run, writer: Any) -> None:
+    def __init__(self, query: StreamingQuery, run: Run, writer: Any, context: SparkContext) -> None:
         super().__init__(daemon=True, name=f"pgonce records {run.query_id}")
         self._query = query
         self._run = run
         self._writer = writer
+        self._tracker = context.statusTracker()
+        self._waiting_since: float | None = None
+        self._said_at = float("-inf")
 
     def run(self) -> None:
         """The thread."""
@@ -58,6 +65,7 @@ class Recorder(threading.Thread):
                 if not is_active or time.monotonic() >= due:
                     due = time.monotonic() + _RECORD_SECONDS
                     self._record()
+                    self._look_at_tasks()
                 if not is_active:
                     self._keep_failure()
                     return
@@ -90,6 +98,23 @@ class Recorder(threading.Thread):
             with failures_kept(self._run.settings.url, self._failed()):
                 self._run.record(self._reported(), ends)
 
+    def _look_at_tasks(self) -> None:
+        """A start counts the cores that there are. Other queries may take them, and a topic may get partitions."""
+        waiting, now = waiting_tasks(self._tracker, str(self._query.runId)), time.monotonic()
+        if not waiting:
+            self._waiting_since = None
+            return
+        since = self._waiting_since = self._waiting_since or now
+        if now - since >= _WAITING_SECONDS and now - self._said_at >= _SAID_SECONDS:
+            self._said_at = now
+            _log.warning(
+                "[TOO_FEW_CORES] Partitions of query %s are not read: Spark has no core left for %s of its tasks. "
+                "Nothing is lost; they are read once it has. Help: Give the application more cores, or run other "
+                "queries in another one.",
+                self._run.query_id,
+                waiting,
+            )
+
     def _reported(self) -> dict[TopicPartition, int]:
         # Without reports, a position in the database that went back could not be told from one that stayed.
         return reported(self._writer.known()) if self._writer is not None else {}
@@ -102,6 +127,18 @@ class Recorder(threading.Thread):
 
     def _failed(self) -> Failed:
         return self._run.failed("commit", self._run.batch_id + 1)
+
+
+def waiting_tasks(tracker: StatusTracker, run_id: str) -> int:
+    """How many tasks of a query's run wait for a core."""
+    waiting = 0
+    for job_id in tracker.getJobIdsForGroup(run_id):
+        job = tracker.getJobInfo(job_id)
+        for stage_id in job.stageIds if job is not None and job.status == "RUNNING" else ():
+            stage = tracker.getStageInfo(int(stage_id))
+            if stage is not None:
+                waiting += stage.numTasks - stage.numActiveTasks - stage.numCompletedTasks
+    return waiting
 
 
 def ends_of(progress: Mapping[str, Any]) -> Offsets | None:

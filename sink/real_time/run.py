@@ -112,9 +112,11 @@ class Run:
         :raises PgonceError: as a commit does; FENCED if another run has taken over; POSITION_WENT_BACK.
         """
         with writing(self.settings.url) as connection:
-            self._find_tried(driver_connection(connection))
+            driver = driver_connection(connection)
+            is_owner = self._find_tried(driver)
             before = self.stored
-            now = advance(driver_connection(connection), self.run_id, before, known, ends)
+            # A run that has taken over may have taken the positions away; then the commit says so.
+            now = advance(driver, self.run_id, before, known, ends) if is_owner else before
         end = furthest(self.ends, least_common(ends, now.positions))
         least = by_partition(end)
 
@@ -132,14 +134,19 @@ class Run:
             raise
         self.stored, self.ends = now, end
 
-    def _find_tried(self, connection: psycopg.Connection) -> None:
-        """Look whether the record that failed last was committed all the same: only its answer may have been lost."""
-        if self.tried is not None:
-            find = "SELECT last_batch_id FROM pgonce.writers WHERE writer_id = %s AND run_id = %s"
-            if connection.execute(find, [self.writer_id, self.run_id]).fetchone() == (self.batch_id + 1,):
-                self.batch_id += 1
-                self.stored, self.ends = self.tried
-            self.tried = None
+    def _find_tried(self, connection: psycopg.Connection) -> bool:
+        """
+        Look whether the record that failed last was committed all the same: only its answer may have been lost.
+
+        :return: whether this run still is the owner.
+        """
+        find = "SELECT last_batch_id FROM pgonce.writers WHERE writer_id = %s AND run_id = %s"
+        last = connection.execute(find, [self.writer_id, self.run_id]).fetchone()
+        if self.tried is not None and last == (self.batch_id + 1,):
+            self.batch_id += 1
+            self.stored, self.ends = self.tried
+        self.tried = None
+        return last is not None
 
     def failed(self, seen_by: SeenBy, batch_id: int | None = None) -> Failed:
         """How a failure of this run is kept."""

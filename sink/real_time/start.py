@@ -47,7 +47,7 @@ from .statements import flush_statement
 
 _POSITIONS = ("topic", "partition", "offset")
 # A task of a continuous query gives a row on when its next fetch is answered, and brokers wait up to 500 ms for one.
-_SOON = {"kafka.fetch.max.wait.ms": "10"}
+_SOON = {"kafka.fetch.max.wait.ms": "5"}
 # The executors of an application that has just begun register one by one.
 _EXECUTORS_SECONDS = 30
 # Spark 4.1 has the trigger for Scala alone.
@@ -118,7 +118,7 @@ def start_real_time(
     wrapped: Any = stream
     wrapped._jwrite.foreach(writer)
     query = stream.start()
-    Recorder(query, run, writer if real_time is not None else None).start()
+    Recorder(query, run, writer if real_time is not None else None, spark.sparkContext).start()
     remove_older(spark, run.checkpoint_location, checkpoint)
     return query
 

@@ -45,13 +45,18 @@ def a_run(url, query_id=QUERY, table="orders", remedies=Remedies()):  # noqa: B0
 
 
 class Task:
-    """One attempt of a task that has rows of partition 0, unless another is named."""
+    """
+    One attempt of a task that has rows of partition 0, unless another is named.
 
-    def __init__(self, url, run, epoch=0, *, stage=0, spark_partition=0, partition=0, floor=None):
+    ``floor`` is how far it knows the partition to be stored, and ``before`` the claim of an earlier stage that must
+    still be there; None if any may be.
+    """
+
+    def __init__(self, url, run, epoch=0, *, stage=0, spark_partition=0, partition=0, floor=None, before=None):
         self.connection = psycopg.connect(url, autocommit=True)
         self.run, self.epoch, self.partition = run, epoch, partition
         self.claim, self.attempt = uuid.uuid4(), next(_attempts)
-        self.stage, self.spark_partition, self.floor = stage, spark_partition, floor
+        self.stage, self.spark_partition, self.floor, self.before = stage, spark_partition, floor, before
         self.next = None
         table = look_at_table(self.connection, run.destination, COLUMNS)
         plan = plan_columns(table, COLUMNS, run.destination)
@@ -74,6 +79,7 @@ class Task:
             self.spark_partition,
             self.attempt,
             self.floor,
+            self.before,
         ).fetchone()
         self.next = row[0] if row else None
         return row is not None

@@ -65,6 +65,7 @@ MIGRATIONS = (
     Migration(102, 100, "0102_who_decided.sql", needed=False),
     # The first run in real time raises the least reader to this version.
     Migration(POSITIONS, 100, "0103_positions.sql", needed=False),
+    Migration(104, 100, "0104_take_positions_as_a_role.sql", needed=False),
 )
 FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version

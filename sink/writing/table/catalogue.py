@@ -28,7 +28,8 @@ class TargetColumn:
     A column of the table: its type without and with its modifier (``numeric``, ``numeric(10,2)``), and both as numbers.
 
     If the type is a domain, they are those of its base type. ``primary_key`` is the column's place in it, from 0.
-    ``user_type`` says more about a type that did not come with Postgres.
+    ``user_type`` says more about a type that did not come with Postgres. ``declared`` has the column's number, type and
+    modifier as the catalogue has them, where a domain is a type of its own.
     """
 
     column_name: str
@@ -40,6 +41,7 @@ class TargetColumn:
     always_generated: bool
     primary_key: int | None
     user_type: UserType | None = None
+    declared: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
        a.attname::text AS column_name,
        pg_catalog.format_type(r.type_oid, NULL) AS base_type,
        pg_catalog.format_type(r.type_oid, r.typmod) AS full_type,
-       r.type_oid, r.typmod,
+       r.type_oid, r.typmod, ARRAY[a.attnum, a.atttypid::int8, a.atttypmod] AS declared,
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
        a.attidentity = 'a' OR a.attgenerated <> '' AS always_generated,
        (SELECT array_position(i.indkey::int2[], a.attnum) FROM pg_catalog.pg_index AS i

@@ -6,6 +6,8 @@ Covers: sink.real_time.java_writer.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from py4j.protocol import Py4JJavaError
 from support.fixtures.driver import wait_until
@@ -39,20 +41,43 @@ def ids(admin):
 
 
 @pytest.fixture
-def writer(spark, jvm, tcp_url, ids, admin):
+def settings(jvm, tcp_url, ids, admin):
+    """Make a run's settings: whether its tasks report is said."""
+    run = begun(tcp_url)
+    table = look_at_table(admin, run.destination, COLUMNS)
+    flush = flush_statement(table, COLUMNS, plan_columns(table, COLUMNS, run.destination)).as_string(admin)
+    jdbc = jdbc_url(tcp_url, run.run_id, run.settings.lock_timeout)
+    return lambda tasks_report: writer_settings(run, jdbc, flush, one_row_a_record=True, tasks_report=tasks_report)
+
+
+@pytest.fixture
+def writer(spark, jvm, settings):
     """
     Make writers of one run that began at record 0: the driver's, and those of tasks, which report to the driver's.
 
     Spark forgets what a task reports that fails.
     """
-    run = begun(tcp_url)
-    table = look_at_table(admin, run.destination, COLUMNS)
-    flush = flush_statement(table, COLUMNS, plan_columns(table, COLUMNS, run.destination)).as_string(admin)
-    jdbc = jdbc_url(tcp_url, run.run_id, run.settings.lock_timeout)
-    settings = writer_settings(run, jdbc, flush, one_row_a_record=True, tasks_report=True)
     context = spark.sparkContext._jsc.sc()  # noqa: SLF001
     kept, forgotten = context.collectionAccumulator(), context.collectionAccumulator()
-    return lambda fails=False: jvm.pgonce.RealTimeWriter(settings, forgotten if fails else kept, ["orders 0 0"])
+    return lambda fails=False: jvm.pgonce.RealTimeWriter(settings(True), forgotten if fails else kept, ["orders 0 0"])
+
+
+@pytest.fixture
+def planned_again(spark, jvm, settings):
+    """Make a task's writer in continuous mode, as Spark sends it with each plan: it knows where the run began."""
+    stages = itertools.count()
+
+    def plan():
+        companion = jvm.java.lang.Class.forName("org.apache.spark.TaskContext$").getField("MODULE$").get(None)
+        task = companion.empty()
+        stage = task.getClass().getDeclaredField("stageId")
+        stage.setAccessible(True)
+        stage.setInt(task, next(stages))
+        companion.setTaskContext(task)
+        accumulator = spark.sparkContext._jsc.sc().collectionAccumulator()  # noqa: SLF001
+        return jvm.pgonce.RealTimeWriter(settings(False), accumulator, ["orders 0 0"])
+
+    return plan
 
 
 def give(jvm, writer, *offsets):
@@ -100,3 +125,41 @@ def test_an_attempt_may_end_before_the_one_that_failed(jvm, writer, ids):
     driver.open(0, 3)
     with pytest.raises(Exception, match="TOPIC_RECREATED"):
         give(jvm, driver, 11)
+
+
+class TestPlannedAgain:
+    """A continuous query whose topic has got a partition."""
+
+    @pytest.fixture
+    def first(self, jvm, planned_again):
+        """A task of the first plan has stored ten records."""
+        task = planned_again()
+        task.open(0, 5)
+        give(jvm, task, *range(10))
+        task.close(None)
+
+    def test_it_goes_on(self, jvm, first, planned_again, ids):
+        """Its process knows what it has stored."""
+        task = planned_again()
+        task.open(1, 5)
+        give(jvm, task, *range(8, 12))
+        task.close(None)
+        assert ids() == list(range(12))
+
+    def test_a_database_that_went_back(self, jvm, first, planned_again, ids, admin):
+        """A failover has lost rows that Spark does not read again, so the query ends."""
+        admin.execute("UPDATE pgonce.positions SET next_offset = 5; DELETE FROM orders WHERE id >= 5")
+        task = planned_again()
+        task.open(1, 5)
+        with pytest.raises(Py4JJavaError, match=r"\[POSITION_WENT_BACK\].* is 5, but it was 10"):
+            give(jvm, task, 10)
+        assert ids() == list(range(5))
+
+    def test_on_another_executor(self, jvm, first, planned_again, ids, admin):
+        """Nobody there knows how far the partition was stored, so the query ends, and a start reads the position."""
+        admin.execute("UPDATE pgonce.positions SET claim = gen_random_uuid()")
+        task = planned_again()
+        task.open(1, 5)
+        with pytest.raises(Py4JJavaError, match=r"\[POSITION_WENT_BACK\] Spark has planned the query again"):
+            give(jvm, task, 10)
+        assert ids() == list(range(10))

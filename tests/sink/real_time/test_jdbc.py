@@ -23,7 +23,7 @@ class Told:
 
     def execute(self, _):
         """What it is asked."""
-        return SimpleNamespace(fetchone=lambda: ("UTC",))
+        return SimpleNamespace(fetchone=lambda: ("UTC", "ISO, MDY"))
 
 
 def properties_of(url, **parameters):
@@ -96,12 +96,24 @@ def test_a_password_of_the_environment(login, tcp_url, monkeypatch):
     [
         ({"target_session_attrs": "any", "requirepeer": "postgres"}, "requirepeer"),
         ({"ssl_max_protocol_version": "TLSv1.3"}, "ssl_max_protocol_version"),
+        ({"ssl_min_protocol_version": "TLSv1.3"}, "ssl_min_protocol_version"),
     ],
 )
 def test_what_the_driver_does_not_have_is_refused(tcp_url, parameters, why):
     """A parameter that it lacks is named."""
     with pytest.raises(PgonceError, match=f"JDBC_CONNECTION.*{why}"):
         properties_of(tcp_url, **parameters)
+
+
+def test_the_oldest_tls_that_java_uses_may_be_named(tcp_url):
+    """It is TLS 1.2, which is libpq's too."""
+    assert properties_of(tcp_url, ssl_min_protocol_version="TLSv1.2")
+
+
+def test_dates_are_read_as_the_role_reads_them(tcp_url, admin, database):
+    """The JDBC driver sets a style of its own; the order of day and month is the role's, or the database's."""
+    admin.execute(f"ALTER DATABASE \"{database}\" SET DateStyle = 'German, DMY'")
+    assert jdbc_url(tcp_url, "run-1", 30).session["DateStyle"] == "ISO, DMY"
 
 
 def test_a_unix_socket_is_refused(url, postgres_server):

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
+from support.fixtures.driver import wait_until
 from support.real_time_job import source_of
 
 import pgonce
@@ -108,6 +109,19 @@ def test_each_record_is_there_once_over_restarts(trigger, begin, topic, produce,
     writer = OffsetsStore(tcp_url).latest("orders")
     stored = [row.offset for row in writer.positions]
     assert (writer.query_name, writer.transport, sum(stored)) == ("orders", "real-time", 400)
+
+
+def test_a_query_that_gets_no_core(begin, topic, produce, ids, caplog, tmp_path):
+    """Another query of the application has them all, which the log says; nothing is lost."""
+    has_them = begin(topic(2), "continuous", table="others", checkpoint_location=str(tmp_path / "others"))
+    name = topic(1)
+    waits = begin(name, "continuous")
+    produce(name, range(10))
+    assert wait_until(lambda: "no core left for 1 of its tasks" in caplog.text, 60)
+    assert ids(0) == []
+    has_them.stop()
+    assert ids(10, waits) == list(range(10))
+    waits.stop()
 
 
 def test_values_arrive_as_spark_holds_them(begin, topic, produce, observer, ids):

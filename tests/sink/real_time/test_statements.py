@@ -7,6 +7,7 @@ Covers: sink.real_time.statements, sink.real_time.run, offsets_store.ledger.posi
 from __future__ import annotations
 
 import threading
+import uuid
 
 import psycopg
 import pytest
@@ -18,6 +19,7 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, RefusedBatch
 from pgonce.offsets_store.ledger import migrations
+from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.recovery.by_hand import retire_sink
@@ -115,6 +117,38 @@ def test_a_partition_that_is_made_unlogged(url, admin, orders):
     admin.execute("ALTER TABLE first SET LOGGED")
     assert task.flushes(100)
     assert orders() == [0, 100]
+
+
+def test_a_foreign_table_that_becomes_a_partition(url, admin, orders):
+    """Its rows are not as durable as the position, so nothing goes into the table until it is taken away."""
+    admin.execute(
+        "DROP TABLE orders; CREATE TABLE orders (id bigint, name text, n serial) PARTITION BY RANGE (id); "
+        "CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (10); "
+        "CREATE FOREIGN DATA WRAPPER elsewhere; CREATE SERVER elsewhere FOREIGN DATA WRAPPER elsewhere; "
+        "CREATE FOREIGN TABLE many (id bigint, name text, n integer NOT NULL) SERVER elsewhere"
+    )
+    task = Task(url, begun(url))
+    task.claims()
+    task.flushes(0)
+    admin.execute("ALTER TABLE orders ATTACH PARTITION many FOR VALUES FROM (10) TO (20)")
+    assert not task.flushes(1)
+    admin.execute("ALTER TABLE orders DETACH PARTITION many")
+    assert task.flushes(1)
+    assert orders() == [0, 1]
+
+
+@pytest.mark.parametrize("change", ["ALTER name TYPE varchar(2)", "ALTER id TYPE real", "ALTER name TYPE short"])
+def test_a_column_that_gets_another_type(url, admin, orders, change):
+    """A start refuses values that the new type would cut or round, so nothing goes into the table before one."""
+    admin.execute("CREATE DOMAIN short AS text; CREATE DOMAIN name AS text")
+    admin.execute("ALTER TABLE orders ADD other numeric(4, 1), ALTER name TYPE public.name")
+    task = Task(url, begun(url))
+    task.claims()
+    assert task.flushes(0)
+    admin.execute("ALTER TABLE orders ALTER other TYPE real")
+    assert task.flushes(1)
+    admin.execute(f"ALTER TABLE orders {change}")
+    assert not task.flushes(2)
 
 
 def test_rows_that_the_table_refuses_leave_the_position(url, admin, orders):
@@ -302,6 +336,32 @@ class TestTakeover:
             old.record({}, start(p0=9))
         assert position(url) == 0
 
+    def test_the_old_driver_is_fenced_by_a_micro_batch(self, url, orders):
+        """A batch of another mode takes the positions away, which is no database that went back."""
+        old = begun(url)
+        task = Task(url, old)
+        task.claims()
+        task.flushes(0, 1, 2)
+        stored_for_a_micro_batch(url, QUERY)
+        with pytest.raises(RefusedBatch, match="FENCED"):
+            old.record({("orders", 0): 3}, start(p0=3))
+
+    def test_a_login_that_becomes_the_role_of_the_stream(self, url, admin, orders, login):
+        """What counts is the role that it has become, and not that it inherits nothing."""
+        run, member = begun(url), f"{login.user}_member"
+        for grant in grants(login.user):
+            admin.execute(grant.encode())
+        admin.execute(f'CREATE ROLE "{member}" NOINHERIT IN ROLE "{login.user}"')
+        take = "SELECT pgonce.take_positions(%s, 'another run')"
+        try:
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute(f'SET SESSION AUTHORIZATION "{member}"; SET ROLE "{login.user}"')
+                assert connection.execute(take, [run.writer_id]).fetchone() == (start(p0=0),)
+                connection.execute(f'SET SESSION AUTHORIZATION "{login.user}"')
+                assert connection.execute(take, [run.writer_id]).fetchone() == (start(p0=0),)
+        finally:
+            admin.execute(f'DROP ROLE "{member}"')
+
 
 class TestTasksOfOneBatch:
     def test_a_later_attempt_takes_over(self, url, orders):
@@ -352,7 +412,7 @@ class TestTasksOfOneBatch:
         """A continuous query that finds new partitions plans its tasks again: those of the later stage take over."""
         run = begun(url)
         before = Task(url, run, epoch=5, stage=0, spark_partition=0)
-        again = Task(url, run, epoch=4, stage=1, spark_partition=1)
+        again = Task(url, run, epoch=4, stage=1, spark_partition=1, before=before.claim)
         before.claims()
         before.flushes(0)
         assert again.claims(1)
@@ -390,6 +450,17 @@ class TestDatabaseThatWentBack:
         assert not Task(url, run, epoch=1, floor=3).claims(3)
         admin.execute("DELETE FROM pgonce.positions")
         assert not Task(url, run, epoch=1, floor=3).claims(3)
+        assert orders() == [0]
+
+    def test_between_two_stages(self, url, admin, orders):
+        """A continuous query that is planned again claims behind the claim that it knows, and behind no other."""
+        run = begun(url)
+        task = Task(url, run, epoch=5)
+        task.claims()
+        task.flushes(0, 1, 2)
+        assert not Task(url, run, stage=1, before=uuid.uuid4()).claims(3)
+        admin.execute("UPDATE pgonce.positions SET next_offset = 1; DELETE FROM orders WHERE id > 0")
+        assert not Task(url, run, stage=1, before=task.claim, floor=3).claims(3)
         assert orders() == [0]
 
     @pytest.mark.parametrize("reports", [{("orders", 0): 3}, {}], ids=["reported", "continuous"])

@@ -1,6 +1,5 @@
 package pgonce;
 
-import java.util.UUID;
 import java.util.concurrent.locks.LockSupport;
 import org.apache.spark.sql.Row;
 
@@ -36,7 +35,7 @@ final class PartitionWriter {
         this.settings = settings;
         this.place = place;
         this.readFrom = readFrom;
-        positions = new Positions(settings, place, UUID.randomUUID(), stage, epoch, sparkPartition, attempt, floor);
+        positions = new Positions(settings, place, stage, epoch, sparkPartition, attempt, floor);
         rows = new Rows(settings.columns, settings.oneRowARecord);
     }
 
@@ -63,7 +62,8 @@ final class PartitionWriter {
                     "Record " + offset + " of " + place + " came, although this run has read past record " + readFrom
                             + ": the topic was deleted and created again, or the position columns are not Kafka's.",
                     "It was not written.",
-                    "If the topic is another one now, start the query with a new checkpoint location, and replaces.");
+                    "If the topic is another one now, start with a new checkpoint location and independent, and retire"
+                            + " this query: pgonce retire.");
         }
         if (offset < stored) {
             // An earlier attempt of this task has stored it.

@@ -6,7 +6,9 @@ import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.sql.Types;
 import java.util.List;
+import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
 
 /**
  * The row of one Kafka partition in {@code pgonce.positions}, as one task sees it: claimed once, then moved by flushes.
@@ -17,28 +19,47 @@ import java.util.UUID;
 final class Positions {
     private static final long FIRST_PAUSE_MILLIS = 20;
     private static final long LONGEST_PAUSE_MILLIS = 1000;
+    // Of continuous queries: who has claimed a partition last in this process. Tasks report nothing there, and when Spark
+    // plans the query again, its new tasks know only what the driver knew when the run began.
+    private static final Map<String, Positions> LAST = new ConcurrentHashMap<>();
 
     private final Settings settings;
     private final Place place;
-    private final UUID claim;
+    private final UUID claim = UUID.randomUUID();
     private final int stage;
     private final long epoch;
     private final long sparkPartition;
     private final long attempt;
     private final Long floor;
+    // The claim that must still be there, if it is of an earlier stage; null if any may be.
+    private final UUID before;
     private Session session;
-    private long next;
+    private volatile long next;
     private volatile boolean abandoned;
 
-    Positions(Settings settings, Place place, UUID claim, int stage, long epoch, long sparkPartition, long attempt, Long floor) {
+    /** @param floor below which the position cannot be, unless the database went back; null if nothing is known. */
+    Positions(Settings settings, Place place, int stage, long epoch, long sparkPartition, long attempt, Long floor) {
         this.settings = settings;
         this.place = place;
-        this.claim = claim;
         this.stage = stage;
         this.epoch = epoch;
         this.sparkPartition = sparkPartition;
         this.attempt = attempt;
-        this.floor = floor;
+        if (settings.reports) {
+            this.floor = floor;
+            // What tasks of earlier stages have stored, they have reported.
+            before = null;
+            return;
+        }
+        Positions last = LAST.get(key());
+        boolean isKnown = last != null && last.settings.runId.equals(settings.runId);
+        this.floor = isKnown && (floor == null || floor < last.next) ? Long.valueOf(last.next) : floor;
+        // No claim of an earlier stage is this one.
+        before = isKnown ? last.claim : claim;
+    }
+
+    private String key() {
+        return settings.url + " " + settings.writerId + " " + place.key();
     }
 
     long next() {
@@ -80,6 +101,7 @@ final class Positions {
                 statement.setLong(++at, sparkPartition);
                 statement.setLong(++at, attempt);
                 statement.setObject(++at, floor, Types.BIGINT);
+                statement.setObject(++at, before);
                 try (ResultSet found = statement.executeQuery()) {
                     if (found.next()) {
                         return found.getLong(1);
@@ -92,6 +114,9 @@ final class Positions {
             }
             throw found.refusal(true);
         });
+        if (!settings.reports) {
+            LAST.put(key(), this);
+        }
         return next;
     }
 
@@ -237,8 +262,9 @@ final class Positions {
                                 found.getBoolean(2),
                                 found.getLong(3),
                                 found.getLong(4),
-                                found.getLong(5) != sparkPartition && found.getInt(6) == stage)
-                        : new Found(false, false, 0, -1, false);
+                                found.getLong(5) != sparkPartition && found.getInt(6) == stage,
+                                found.getInt(6) < stage)
+                        : new Found(false, false, 0, -1, false, false);
             }
         }
     }
@@ -250,13 +276,21 @@ final class Positions {
         final long next;
         final long claimedEpoch;
         final boolean isOfAnother;
+        final boolean isOfEarlierStage;
 
-        Found(boolean isOwner, boolean isOurs, long next, long claimedEpoch, boolean isOfAnother) {
+        Found(
+                boolean isOwner,
+                boolean isOurs,
+                long next,
+                long claimedEpoch,
+                boolean isOfAnother,
+                boolean isOfEarlierStage) {
             this.isOwner = isOwner;
             this.isOurs = isOurs;
             this.next = next;
             this.claimedEpoch = claimedEpoch;
             this.isOfAnother = isOfAnother;
+            this.isOfEarlierStage = isOfEarlierStage;
         }
 
         /** Whether another task of this batch has rows of this partition, so that neither brings all of them in order. */
@@ -286,11 +320,21 @@ final class Positions {
             if (atClaim && isDisputed()) {
                 return shared();
             }
+            if (atClaim && isOfEarlierStage) {
+                return Refusal.of(
+                        "POSITION_WENT_BACK",
+                        "Spark has planned the query again, as when a topic gets a partition, and " + place
+                                + " was written by another executor before: whether the database has lost what was"
+                                + " committed there, as in a failover, cannot be told.",
+                        nothing,
+                        "Start the query again: it goes on at the stored positions.");
+            }
             if (!atClaim && isOurs && next == Positions.this.next) {
                 return Refusal.of(
                         "TARGET_CHANGED",
                         settings.table + " is not the table any more with which this run began: it was renamed, dropped"
-                                + " and created again, exchanged for another, or it or a partition was made unlogged.",
+                                + " and created again, exchanged for another, or made unlogged, as a whole or a"
+                                + " partition; a column got another type, or a foreign table became a partition.",
                         nothing,
                         "If that was meant, start the query again; that says if the table cannot be used. Otherwise give"
                                 + " the table its name back.");

@@ -70,10 +70,14 @@ final class Session {
                     "Add it to the application: spark.jars.packages=org.postgresql:postgresql:42.7.8, or spark.jars with"
                             + " its path.");
         }
+        // The JDBC driver sets the JVM's zone, over what the role has, and defaults and triggers may depend on it.
+        StringBuilder first = new StringBuilder("SELECT pg_catalog.current_setting('synchronous_commit')");
+        for (Map.Entry<String, String> one : settings.session.entrySet()) {
+            first.append(", pg_catalog.set_config('").append(one.getKey()).append("', '");
+            first.append(one.getValue().replace("'", "''")).append("', false)");
+        }
         try (Statement statement = made.createStatement();
-                ResultSet found = statement.executeQuery("SELECT pg_catalog.current_setting('synchronous_commit'),"
-                        + " pg_catalog.set_config('TimeZone', '" + settings.timeZone.replace("'", "''") + "', false)")) {
-            // The JDBC driver sets the JVM's zone, over what the role has, and defaults and triggers may depend on it.
+                ResultSet found = statement.executeQuery(first.toString())) {
             found.next();
             if (found.getString(1).equals("off")) {
                 throw Refusal.of(

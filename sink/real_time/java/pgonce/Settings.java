@@ -20,7 +20,8 @@ final class Settings implements Serializable {
     final String url;
     final Properties properties = new Properties();
     final String table;
-    final String timeZone;
+    // What a session has after login, by the names of Postgres's settings.
+    final Map<String, String> session = new HashMap<>();
     final long writerId;
     final String runId;
     final String claim;
@@ -41,7 +42,9 @@ final class Settings implements Serializable {
             properties.setProperty((String) entry.getKey(), (String) entry.getValue());
         }
         table = (String) given.get("table");
-        timeZone = (String) given.get("time_zone");
+        for (Map.Entry<?, ?> entry : ((Map<?, ?>) given.get("session")).entrySet()) {
+            session.put((String) entry.getKey(), (String) entry.getValue());
+        }
         writerId = ((Number) given.get("writer_id")).longValue();
         runId = (String) given.get("run_id");
         claim = (String) given.get("claim");
