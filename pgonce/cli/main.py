@@ -24,7 +24,7 @@ from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import StoredJob
 
-from . import completion, kafka, recover, status
+from . import completion, kafka, offsets, recover, status
 from .answers import output
 from .answers.tables import job_table
 from .answers.waiting import at_work
@@ -144,8 +144,8 @@ def _root(
 
 app.command()(status.status)
 app.command()(status.health)
-app.command()(status.offsets)
-app.command()(status.history)
+app.command()(offsets.offsets)
+app.command()(offsets.history)
 app.command()(recover.recover)
 app.command()(recover.accept)
 app.command()(recover.retire)

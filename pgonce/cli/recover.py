@@ -17,8 +17,9 @@ import typer
 
 from pgonce.offsets_store.checkpoint.files import open_location
 from pgonce.offsets_store.rebuild.swap import LOCK_SECONDS, Allowed, Swap, swap_tables
-from pgonce.offsets_store.recovery.by_hand import Forgetting, accept_batch, forget_query, retire_sink
+from pgonce.offsets_store.recovery.by_hand import accept_batch, retire_sink
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
+from pgonce.offsets_store.recovery.forget import Forgetting, forget_query
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.recovery.plan import MAY_DOUBLE
 from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint

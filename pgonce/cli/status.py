@@ -1,5 +1,5 @@
 """
-The commands that say where queries stand: ``status``, ``health``, ``offsets`` and ``history``.
+The commands that say how queries are: ``status`` and ``health``.
 
 Runs in a shell, without Spark. Invariant: they only read. What is asked of brokers is measured before the ledger is
 read, and counts in all that an answer says.
@@ -41,10 +41,9 @@ from . import completion
 from .answers import tables
 from .answers.figures import count_text
 from .answers.output import print_error, print_json, print_lines, print_table, text_of
-from .answers.times import FORMS, age_text, duration_text
-from .errors import since_of
+from .answers.times import age_text, duration_text
 from .kafka import KafkaConfig, Measure, Servers, kafka_options
-from .terms import ExitCode, Json, Query, Sink, Url
+from .terms import ExitCode, Json, Sink, Url
 
 _FEW = 5
 _NONE = "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
@@ -85,7 +84,7 @@ def status(
             _show_all(store, tables.in_order(shown, sort), findings, wide=wide, as_json=as_json)
         else:
             login = kafka_options(kafka_config) if bootstrap_servers else None
-            found = _with_own(_statuses(store, states, query, sink, bootstrap_servers, login), own)
+            found = with_own_lag(_statuses(store, states, query, sink, bootstrap_servers, login), own)
             _show_one(url, states, found, query, findings, as_json=as_json)
 
     _again_and_again(show, every if watch else None)
@@ -97,11 +96,11 @@ def _asked(
     """What these brokers tell; or else what the queries' own ones do, and by partition."""
     if servers:
         return store.measured_lag(servers, kafka_options(config)), []
-    found = _own(url, config) if own else []
+    found = own_lag(url, config) if own else []
     return [one.total for one in found], found
 
 
-def _own(url: str, config: Path | None) -> list[Measured]:
+def own_lag(url: str, config: Path | None) -> list[Measured]:
     """What the queries' own brokers tell; on stderr, in a line each, which of them tell nothing."""
     found, left = measure_own(url, kafka_options(config))
     for one in left:
@@ -109,7 +108,7 @@ def _own(url: str, config: Path | None) -> list[Measured]:
     return found
 
 
-def _with_own(found: Sequence[Status], own: Sequence[Measured]) -> list[Status]:
+def with_own_lag(found: Sequence[Status], own: Sequence[Measured]) -> list[Status]:
     """The same, with the partitions as their own brokers told them."""
     told = {(one.total.query_id, one.total.sink_name): list(one.partitions) for one in own}
     return [(writer, told.get((writer.query_id, writer.sink_name), lag)) for writer, lag in found]
@@ -229,6 +228,14 @@ def _key(record: dict[str, Any]) -> tuple[str, str | None]:
     return record["query_id"], record["sink_name"]
 
 
+_POSITION_KEYS = ("source_id", "topic", "partition", "end_offset", "latest_offset", "lag", "measured_at")
+
+
+def position_records(lag: Iterable[Any]) -> list[dict[str, Any]]:
+    """One object a topic and partition, or a source."""
+    return [{key: getattr(row, key) for key in _POSITION_KEYS} for row in lag]
+
+
 def health(
     query: OneQuery = None,
     *,
@@ -302,71 +309,3 @@ def _beyond(one: QueryState, oldest: float | None, max_lag: int | None, now: dat
             if is_known
             else "the lag is unknown (--bootstrap-servers asks the brokers)"
         )
-
-
-def offsets(
-    query: Query,
-    *,
-    url: Url = "",
-    sink: Sink = None,
-    starting_offsets: Annotated[
-        bool, typer.Option("--starting-offsets", help="Print only the JSON for Kafka's startingOffsets.")
-    ] = False,
-    bootstrap_servers: Servers = None,
-    kafka_config: KafkaConfig = None,
-    measure: Measure = False,
-    as_json: Json = False,
-) -> None:
-    """Show where a query stands, by topic and partition; or where a new checkpoint of it must start."""
-    store, login = OffsetsStore(url), kafka_options(kafka_config) if bootstrap_servers else None
-    if starting_offsets:
-        # This is JSON for a program in any case, so --json changes nothing.
-        typer.echo(store.starting_offsets(query, sink, bootstrap_servers, login))
-        return
-    own = _own(url, kafka_config) if measure and not bootstrap_servers else []
-    found = _with_own(store.status_of(query, sink, bootstrap_servers, login), own)
-    if as_json:
-        print_json(offsets_records(found))
-        return
-    now = datetime.now(timezone.utc)
-    for writer, lag in found:
-        when = f"batch {text_of(writer.batch_id)}, published {age_text(writer.updated_at, now)} ago"
-        measured = f", lag measured {age_text(lag[0].measured_at, now)} ago" if lag and lag[0].measured_at else ""
-        print_lines([f"{name_of(writer)} into {writer.sink_name}: {when}{measured}"])
-        print_table(tables.offsets_table(lag))
-
-
-_OFFSETS_KEYS = (
-    "query_id", "query_name", "sink_name", "batch_id", "end_offsets", "guarantee", "replaced_by", "updated_at",
-)  # fmt: skip
-_POSITION_KEYS = ("source_id", "topic", "partition", "end_offset", "latest_offset", "lag", "measured_at")
-
-
-def offsets_records(found: Iterable[Status]) -> list[dict[str, Any]]:
-    """One object a writer; its ``positions`` have one object a topic and partition, or a source, with the lag."""
-    return [
-        {**{name: getattr(writer, name) for name in _OFFSETS_KEYS}, "positions": position_records(lag)}
-        for writer, lag in found
-    ]
-
-
-def position_records(lag: Iterable[Any]) -> list[dict[str, Any]]:
-    """One object a topic and partition, or a source."""
-    return [{key: getattr(row, key) for key in _POSITION_KEYS} for row in lag]
-
-
-def history(
-    query: Query,
-    url: Url = "",
-    sink: Sink = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many batches to show.")] = 20,
-    since: Annotated[str | None, typer.Option(help=f"Only batches since then: {FORMS}.")] = None,
-    wide: Wide = False,
-    as_json: Json = False,
-) -> None:
-    """Show the newest published batches of a query, one line each: rows, time, run, and what became of the rows."""
-    batches = OffsetsStore(url).history(query, sink, limit, since_of(since))
-    if as_json:
-        print_json([dataclasses.asdict(batch) for batch in batches])
-    else:
-        print_table(tables.history_table(batches, datetime.now(timezone.utc), wide=wide))

@@ -1,7 +1,8 @@
 """
 The commands that say where queries stand: one line each, pages about one, exit codes for probes.
 
-Covers: pgonce.cli.status, pgonce.cli.answers.tables, pgonce.cli.answers.figures, offsets_store.status.stored.
+Covers: pgonce.cli.status, pgonce.cli.offsets, pgonce.cli.answers.tables, pgonce.cli.answers.figures,
+offsets_store.status.stored.
 """
 
 from __future__ import annotations

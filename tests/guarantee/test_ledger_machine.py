@@ -48,7 +48,7 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
-from pgonce.offsets_store.recovery.by_hand import forget_query
+from pgonce.offsets_store.recovery.forget import forget_query
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder

@@ -21,7 +21,8 @@ from support.tombstones import put_tombstone
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.recovery.by_hand import forget_query, retire_sink
+from pgonce.offsets_store.recovery.by_hand import retire_sink
+from pgonce.offsets_store.recovery.forget import forget_query
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination

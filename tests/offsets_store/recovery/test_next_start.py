@@ -1,7 +1,7 @@
 """
 Which batch Spark runs at the next start, and what each sink will say to it; also to a query that is new to the ledger.
 
-Covers: offsets_store.ledger.writers.
+Covers: offsets_store.ledger.writers, offsets_store.recovery.forget.
 """
 
 from __future__ import annotations

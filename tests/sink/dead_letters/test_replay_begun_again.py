@@ -17,8 +17,9 @@ from support.typed_rows import typed_rows
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.rebuild.swap import swap_tables
-from pgonce.offsets_store.recovery.by_hand import forget_query, retire_sink
+from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
+from pgonce.offsets_store.recovery.forget import forget_query
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import work_into

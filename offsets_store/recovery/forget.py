@@ -1,0 +1,124 @@
+"""
+Forget a query: take it out of the way of one that loads its table again.
+
+Runs in the command ``pgonce forget``. Invariant: no row of the target is touched and no record of the ledger is
+deleted; the ledger keeps who said it, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select, text
+
+from ..checkpoint.files import open_recorded
+from ..checkpoint.writer import CheckpointWriter
+from ..errors import CheckpointError
+from ..ledger.session import reading
+from ..ledger.tables import writers
+from ..postgres.text import QUALIFIED_NAME
+from ..status.store import OffsetsStore
+from .by_hand import put_out_of_the_way, refuse_gone, refuse_no_reason
+from .fence import QUIET_SECONDS, StoppedQuery, refuse_running
+from .read_stopped_query import read_checkpoint, read_neighbours, read_sinks
+from .stopped_query import CheckpointFacts, SinkFacts
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """
+    What is forgotten, or would be.
+
+    ``tables`` has the tables that each sink has written to, as SQL names them; none if they are unknown. ``others``
+    has the other queries that feed each sink.
+    """
+
+    query_id: str
+    query_name: str | None
+    sinks: tuple[SinkFacts, ...]
+    tables: Mapping[str, tuple[str, ...]]
+    others: Mapping[str, tuple[str, ...]]
+
+
+def forget_query(
+    query: str,
+    url: str = "",
+    *,
+    reason: str,
+    sink: str | None = None,
+    dry_run: bool = False,
+    quiet_seconds: float = QUIET_SECONDS,
+    wait_seconds: float = 0,
+) -> Forgetting:
+    """
+    Take a query (its id or name) out of the way of new ones: with all its sinks, or with ``sink`` alone.
+
+    :raises ConfigurationError: NO_REASON.
+    :raises RecoveryError: RECOVERY_RUNNING; WRITER_GONE, where all of it is gone already.
+    :raises OffsetsError: if no query, or several, have that name, or it has no such sink.
+    """
+    refuse_no_reason(reason)
+    found = [writer for writer, _ in OffsetsStore(url).status_of(query, sink)]
+    with reading(url) as connection:
+        named = {writer.sink_name for writer in found}
+        sinks = [known for known in read_sinks(connection, found[0].query_id) if known.sink_name in named]
+        living = tuple(known for known in sinks if known.is_living)
+        forgetting = Forgetting(
+            found[0].query_id,
+            found[0].query_name,
+            living,
+            {known.sink_name: _tables(connection, known) for known in living},
+            {known.sink_name: _others(connection, known, found[0].query_id) for known in living},
+        )
+        if not living:
+            refuse_gone(connection, sinks[0])
+    if not dry_run:
+        query_id = found[0].query_id
+        checkpoint = _checkpoint(found[0].checkpoint_location, query_id)
+        refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, *checkpoint))
+        put_out_of_the_way(url, living, "forget", reason)
+    return forgetting
+
+
+# By oid, or by the text of the name. Never by a cast to regclass: a sink may have any name.
+_TABLES = text(
+    f"SELECT {QUALIFIED_NAME} FROM pg_catalog.pg_class AS c "
+    "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+    f"WHERE c.relkind IN ('r', 'p') AND (c.oid::bigint = ANY(:oids) OR {QUALIFIED_NAME} = ANY(:names)) "
+    "ORDER BY 1"
+)
+
+
+def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
+    """The tables that a sink has written to, as SQL names them: those that it recorded, and the one of its name."""
+    targets = _targets(connection, sink)
+    found = connection.execute(_TABLES, {"oids": list(targets.values()), "names": [sink.sink_name, *targets]})
+    return tuple(found.scalars())
+
+
+def _targets(connection: Connection, sink: SinkFacts) -> dict[str, int]:
+    recorded = select(writers.c.targets).where(writers.c.writer_id == sink.writer_id)
+    return connection.execute(recorded).scalar_one() or {}
+
+
+def _others(connection: Connection, sink: SinkFacts, query_id: str) -> tuple[str, ...]:
+    """The other queries that feed the sink, or one of its tables."""
+    fed = read_neighbours(connection)
+    others = [other for name in (sink.sink_name, *_targets(connection, sink)) for other in fed.get(name, ())]
+    return tuple(
+        dict.fromkeys(
+            f"{other.query_id} ({other.query_name or 'no name'})" for other in others if other.query_id != query_id
+        )
+    )
+
+
+def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:
+    """The query's checkpoint, which shows whether it runs; None if it is gone, or another query's is there."""
+    with suppress(CheckpointError):
+        files = open_recorded(location)
+        facts = read_checkpoint(files)
+        if facts.query_id == query_id:
+            return CheckpointWriter(files), facts
+    return None, None
