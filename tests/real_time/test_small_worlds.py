@@ -62,6 +62,16 @@ WORLDS: dict[str, tuple[World, set[str], int]] = {
         {STORED, "FENCED", "RESTORED"},
         2_000,
     ),
+    "continuous, and planned again": (
+        World(((1, 0, 2),), Accidents(plans=1, lost_answers=1), continuous=True),
+        {STORED, "ELSEWHERE"},
+        2_000,
+    ),
+    "continuous, planned again, and restored": (
+        World(((1, 0, 1),), Accidents(plans=1, restores=1), continuous=True),
+        {STORED, "ELSEWHERE", "FENCED", "RESTORED"},
+        2_000,
+    ),
     "retention": (World(((1, 0, 1, 0),), Accidents(deletions=3)), {*MOVED, "DATA_LOST"}, 1_000),
     "retention, restored": (
         World(((1, 0, 1),), Accidents(deletions=2, restores=1)),
@@ -168,6 +178,11 @@ BROKEN: dict[str, tuple[Rules, World, str]] = {
     "5, remembers in the executor alone": (
         Rules(tasks_report=False, moves_over_filtered="never"),
         World(TWO, Accidents(restores=1)),
+        NOT_FIRST,
+    ),
+    "5, remembers nothing when it is planned again": (
+        Rules(remembers=False),
+        World(THREE, Accidents(restores=1, plans=1), continuous=True),
         NOT_FIRST,
     ),
     "6, closes without a flush": (Rules(close_flushes=False), World(TWO), NOT_FIRST),

@@ -125,6 +125,8 @@ class Enumeration:
             if state.committed < self.world.batches:
                 yield from self._committed_by_spark(state, run)
             yield from self._moved_by_driver(state, run)
+            if state.accidents.plans:
+                yield from self._planned_again(state, run)
             if state.started < self.world.runs:
                 yield from self._dead(state, run, (f"the driver of run {run.run} is killed",))
         for zombie in state.zombies:
@@ -267,7 +269,8 @@ class Enumeration:
         nothing = (None,) * len(ends)
         if self.world.continuous:
             tasks = tuple(t._replace(sent=max(t.sent, f)) for t, f in zip(run.tasks, frontiers, strict=True))
-            yield label, _exchange(committed, run, run._replace(epoch=run.epoch + 1, tasks=tasks, moves=moves))
+            after = run._replace(epoch=run.epoch + 1, tasks=tasks, moves=moves)
+            yield label, _exchange(committed, run, after._replace(ends=begins if state.accidents.plans else None))
             return
         handed_on: list[tuple[Label, tuple[int | None, ...]]] = [(label, tuple(reported) if rules.knows else nothing)]
         if not rules.tasks_report:
@@ -288,6 +291,21 @@ class Enumeration:
             self.heard.add("moved" if database != state.database else "not moved")
             label = "run", run.run, "moves the position of partition", place, "over filtered records, to", move[1]
             yield label, after._replace(database=database)
+
+    def _planned_again(self, state: State, run: Run) -> Iterator[Step]:
+        """The tasks of a continuous query end, and those of a later stage begin where Spark has committed an epoch."""
+        less = state._replace(accidents=state.accidents._replace(plans=state.accidents.plans - 1))
+        begins = run.ends or tuple(task.begin for task in run.tasks)
+        known = tuple(task.at for task in run.tasks) if self.rules.remembers else run.known
+        # A later stage is a later claim.
+        planned = run._replace(epoch=run.epoch + 1, tasks=self._tasks(begins, known), ends=None)
+        label: Label = ("Spark plans run", run.run, "again, from", begins)
+        after = _exchange(less, run, planned)
+        yield label, after
+        yield from self._living_on(after, run, run.tasks, label)
+        if self.rules.remembers:
+            self.heard.add("ELSEWHERE")
+            yield from self._dead(less, run, (*label, "on another executor, and it fails"))
 
     def _dead(self, state: State, run: Run, label: Label) -> Iterator[Step]:
         """The driver is dead; of its tasks and the zombies before, as many live on as may."""

@@ -45,6 +45,12 @@ class Rules:
     """A task goes on from what the run knows to be stored; otherwise from what it finds."""
     tasks_report: bool = True
     """The driver hands on what tasks have reported; otherwise only the executor remembers."""
+    remembers: bool = True
+    """
+    A process remembers how far its tasks have stored, for those of a later plan; on another one, the query fails.
+
+    Otherwise they know where the run began: those of a continuous query report nothing.
+    """
     # 6. No loss in silence.
     close_flushes: bool = True
     fails_in_the_end: bool = True

@@ -23,6 +23,8 @@ class Accidents(NamedTuple):
     outages: int = 0
     deletions: int = 0
     recreations: int = 0
+    plans: int = 0
+    """How often a topic gets a partition, so that Spark plans a continuous query again."""
 
 
 NO_ACCIDENTS = Accidents()
@@ -72,7 +74,8 @@ class Run(NamedTuple):
     A driver and its tasks; or, if it is a zombie, one task that Spark has given up or whose driver is dead.
 
     ``known`` are the positions that the driver hands to new tasks; ``moves`` are those that it still has to move over
-    filtered records, from and to.
+    filtered records, from and to. ``ends`` is where its last epoch ended that Spark has committed, if the query may be
+    planned again.
     """
 
     run: int
@@ -82,6 +85,7 @@ class Run(NamedTuple):
     known: tuple[int | None, ...]
     tasks: tuple[Task, ...]
     moves: tuple[tuple[int, int] | None, ...] = ()
+    ends: tuple[int, ...] | None = None
 
 
 class State(NamedTuple):
