@@ -28,6 +28,9 @@ from .log_entries import (
     parse_query_id,
 )
 
+REAL_TIME_RUNS = "pgonce-real-time"
+"""The folder in which each run in real time makes a checkpoint of its own."""
+
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
 # Of a query that keeps state, Spark 4 writes one of these before the tasks of its first batch. Operators are counted

@@ -103,6 +103,8 @@ def diagnose(
     if checkpoint.is_empty:
         advice = "There is no checkpoint here: a start here begins a new query with a new id."
         return _met(_diagnosis(checkpoint, sinks, [], Finding.AGREE, advice), contacts)
+    if checkpoint.is_real_time:
+        return _in_real_time(checkpoint, sinks)
     start = next_start(checkpoint)
     remarks = list(_remarks(checkpoint, sinks, start))
     try:
@@ -133,6 +135,24 @@ def diagnose(
             " Then start the query in a new Spark application: `pgonce explain recovering`, Several batches run again."
         )
     return _met(_diagnosis(checkpoint, sinks, remarks, finding, advice), contacts)
+
+
+def _in_real_time(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnosis:
+    """Each run has a checkpoint of its own, inside this one, which begins at the positions in the ledger."""
+    living = [sink for sink in sinks if sink.is_living]
+    if living:
+        finding, advice = Finding.AGREE, "Nothing to repair: each start in real time goes on where the rows end."
+    else:
+        finding = Finding.NEEDS_PERSON
+        advice = (
+            "A query has run here in real time, and this ledger does not know where its rows end. The next start is "
+            "refused (`pgonce explain UNKNOWN`); with replaces or independent, it begins as that option says."
+        )
+    found = _diagnosis(checkpoint, sinks, [], finding, advice)
+    if not living:
+        return found
+    next_batch_id = 1 + max(sink.last_batch_id for sink in living)
+    return replace(found, next_batch_id=next_batch_id, begins=living[0].end_offsets)
 
 
 def _diagnosis(
@@ -184,6 +204,9 @@ def _standing(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) ->
     if not sink.is_living:
         says = f"it was {sink.fate}"
         return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, Verdict.FENCED, says)
+    if checkpoint.is_real_time:
+        says = "a start in real time goes on at its positions"
+        return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, Verdict.NEW, says)
     verdict = verdict_on(checkpoint, sink, start)
     says = verdict.value
     if not start.runs_again and not sink.drops_by_position:

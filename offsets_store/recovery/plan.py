@@ -64,6 +64,8 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     """
     if checkpoint.query_id is None:
         raise no_checkpoint(checkpoint)
+    if checkpoint.is_real_time:
+        return Plan((), None, "changes nothing: the query runs in real time, and each start goes on where its rows end")
     if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits:
         return _before_the_first_batch(checkpoint)
     if not sinks and checkpoint.is_continuous:

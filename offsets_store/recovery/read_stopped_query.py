@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from sqlalchemy import Connection, or_, select
 
 from ..checkpoint.files import CheckpointFiles, open_location
-from ..checkpoint.reader import Checkpoint, state_files
+from ..checkpoint.reader import REAL_TIME_RUNS, Checkpoint, state_files
 from ..errors import CheckpointError, NoCheckpointError, NoLedgerError
 from ..ledger.lock import is_open
 from ..ledger.session import reading
@@ -54,6 +54,7 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
         initial=checkpoint.initial_offsets(first.offsets if first else ()),
         is_stateful=checkpoint.is_stateful(),
         unfinished=frozenset(f"offsets/{name}" for name in files.names("offsets") if _UNFINISHED.fullmatch(name)),
+        has_real_time_runs=bool(files.names(REAL_TIME_RUNS)),
     )
 
 

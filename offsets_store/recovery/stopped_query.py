@@ -52,7 +52,7 @@ class CheckpointFacts:
     ``checksums`` are the names of Hadoop's ``.N.crc`` files (on local disks only), and ``initial`` is where batch 0
     began. ``unfinished`` are the files that a driver leaves in ``offsets/`` if it is killed while it writes the first
     entry. ``state_since`` are the files in ``state/`` of versions later than that of the newest commit; None if they
-    were not read.
+    were not read. ``has_real_time_runs`` is whether start_real_time has made checkpoints of its runs inside this one.
     """
 
     location: str
@@ -65,6 +65,7 @@ class CheckpointFacts:
     is_stateful: bool
     unfinished: frozenset[str] = frozenset()
     state_since: frozenset[StateFile] | None = None
+    has_real_time_runs: bool = False
 
     @property
     def newest(self) -> int | None:
@@ -80,6 +81,11 @@ class CheckpointFacts:
     def is_continuous(self) -> bool:
         """Whether a continuous query has written the newest entry."""
         return self.newest is not None and self.offsets[self.newest].is_continuous
+
+    @property
+    def is_real_time(self) -> bool:
+        """Whether the query has run in real time only: then the ledger alone says where it goes on."""
+        return self.has_real_time_runs and not self.offsets and not self.commits
 
     @property
     def is_empty(self) -> bool:

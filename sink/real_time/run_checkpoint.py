@@ -16,13 +16,12 @@ from pyspark.sql import SparkSession
 
 from pgonce.offsets_store.checkpoint.files import open_location
 from pgonce.offsets_store.checkpoint.log_entries import query_id_text
-from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import NOTHING, NoCheckpointError, RefusedBatch
 
 _log = logging.getLogger("pgonce")
 
-_FOLDER = "pgonce-real-time"
 # The newest of the older ones stays, for people who want to look at it.
 _KEPT = 1
 
@@ -49,7 +48,7 @@ def refuse_unknown_past(location: str) -> None:
     :raises CheckpointError: if the location cannot be read.
     """
     files = open_location(location)
-    if files.names(_FOLDER) or files.names("offsets"):
+    if files.names(REAL_TIME_RUNS) or files.names("offsets"):
         raise RefusedBatch(
             "UNKNOWN",
             f"A query has run with the checkpoint location {files.shown}, but this ledger does not know where its rows "
@@ -67,7 +66,7 @@ def new_checkpoint(location: str, query_id: str) -> str:
 
     :raises CheckpointError: if it cannot be written.
     """
-    checkpoint = f"{location.rstrip('/')}/{_FOLDER}/{time.time_ns()}"
+    checkpoint = f"{location.rstrip('/')}/{REAL_TIME_RUNS}/{time.time_ns()}"
     _write_id(checkpoint, query_id)
     return checkpoint
 
@@ -80,7 +79,7 @@ def remove_older(spark: SparkSession, location: str, newest: str) -> None:
     """Remove checkpoints of runs before the ``newest``, as far as that can be done: they are of no use."""
     context: Any = spark.sparkContext
     try:
-        folder = context._jvm.org.apache.hadoop.fs.Path(f"{location.rstrip('/')}/{_FOLDER}")
+        folder = context._jvm.org.apache.hadoop.fs.Path(f"{location.rstrip('/')}/{REAL_TIME_RUNS}")
         files = folder.getFileSystem(context._jsc.hadoopConfiguration())
         paths = sorted((status.getPath() for status in files.listStatus(folder)), key=lambda path: path.getName())
         # By name: a clock may have gone back.

@@ -23,12 +23,16 @@ from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.recovery.by_hand import retire_sink
+from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
+from pgonce.offsets_store.recovery.recover import recover_checkpoint
+from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.errors import SparkError
 from pgonce.sink.real_time import run as run_module
 from pgonce.sink.real_time.offsets import stored_positions
 from pgonce.sink.real_time.recorder import Recorder
+from pgonce.sink.real_time.run_checkpoint import new_checkpoint, query_id_of
 from pgonce.sink.real_time.start import flush_of
 
 OTHER = "22222222-0000-0000-0000-000000000000"
@@ -199,6 +203,20 @@ class TestRecovery:
         new = begun(url, last=0)
         assert new.positions == start(p0=3)
         assert orders() == [0, 1, 2]
+
+    def test_there_is_nothing_to_repair(self, url, orders, tmp_path):
+        """Each run makes a checkpoint of its own, so the place has none that could disagree with the ledger."""
+        location = str(tmp_path / "query")
+        query_id = query_id_of(location)
+        new_checkpoint(location, query_id)
+        run = begun(url, query_id=query_id)
+        run.record({}, start(p0=3))
+        found = examine(location, url)
+        assert (found.finding, found.next_batch_id) == (Finding.AGREE, run.batch_id + 1)
+        assert [(sink.verdict, sink.sink_name) for sink in found.sinks] == [(Verdict.NEW, "public.orders")]
+        assert not recover_checkpoint(location, url).is_needed
+        retire_sink("orders", url, reason="it is over")
+        assert examine(location, url).finding is Finding.NEEDS_PERSON
 
     def test_two_starts_at_once(self, url):
         """Both read the same last batch before they begin; the later one takes over."""
