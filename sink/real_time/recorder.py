@@ -92,9 +92,10 @@ class Recorder(threading.Thread):
 
     def _record(self) -> None:
         # First what Spark has done, and then what tasks have reached: the other way round, it could be less.
-        progress = self._query.lastProgress
+        progress = self._query.lastProgress if self._writer is not None else None
         ends = ends_of(progress) if progress is not None else None
-        if ends is not None and ends != self._run.ends:
+        # A continuous query has no progress, and its tasks report nothing.
+        if self._writer is None or (ends is not None and ends != self._run.ends):
             with failures_kept(self._run.settings.url, self._failed()):
                 self._run.record(self._reported(), ends)
 

@@ -102,13 +102,15 @@ class Run:
         # A topic that is not read any more keeps its positions, for the time when it is read again.
         self.ends = only(self.stored.positions, start)
 
-    def record(self, known: Mapping[TopicPartition, int], ends: Offsets) -> None:
+    def record(self, known: Mapping[TopicPartition, int], ends: Offsets | None) -> None:
         """
         Record that the query has come to ``ends``: all records below are in the table, or were filtered.
 
         What is recorded never goes beyond what is stored, because a start counts it as stored.
 
         :param known: where the tasks have left each partition, as far as they have reported it.
+        :param ends: where Spark's last batch has ended. None in continuous mode, where Spark does not say it: then as
+            far as rows are stored, and nothing is recorded if no row has come.
         :raises PgonceError: as a commit does; FENCED if another run has taken over; POSITION_WENT_BACK.
         """
         with writing(self.settings.url) as connection:
@@ -116,8 +118,10 @@ class Run:
             is_owner = self._find_tried(driver)
             before = self.stored
             # A run that has taken over may have taken the positions away; then the commit says so.
-            now = advance(driver, self.run_id, before, known, ends) if is_owner else before
-        end = furthest(self.ends, least_common(ends, now.positions))
+            now = advance(driver, self.run_id, before, known, ends or {}) if is_owner else before
+        end = furthest(self.ends, least_common(only(now.positions, self.ends) if ends is None else ends, now.positions))
+        if ends is None and is_owner and now.rows == before.rows:
+            return
         least = by_partition(end)
 
         def check(connection: Connection, _: Batch, __: Offsets | None) -> None:

@@ -93,6 +93,19 @@ def ids(observer):
     return read
 
 
+def test_what_a_continuous_query_has_stored_is_recorded(begin, topic, produce, ids, tcp_url):
+    """Spark says nothing of its progress there; every few seconds a batch is recorded if rows have come."""
+    name = topic(1)
+    query = begin(name, "continuous", query_name="orders")
+    produce(name, range(10))
+    assert ids(10, query) == list(range(10)), query.exception()
+    store = OffsetsStore(tcp_url)
+    assert wait_until(lambda: store.latest("orders").batch_id == 1, 30)
+    assert sum(batch.rows for batch in store.history("orders")) == 10
+    query.stop()
+    assert store.latest("orders").batch_id == 1
+
+
 @pytest.mark.parametrize("trigger", TRIGGERS)
 def test_each_record_is_there_once_over_restarts(trigger, begin, topic, produce, ids, tcp_url):
     """Rows come within the batch, and a query that starts again goes on where its rows end."""

@@ -497,6 +497,19 @@ class TestDatabaseThatWentBack:
             again = begun(url, last=0)
             assert again.positions == start(p0=1)
 
+    def test_as_far_as_rows_are_stored(self, url, admin, orders):
+        """In continuous mode Spark does not say where a batch has ended; where no row has come, nothing is recorded."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        run.record({}, None)
+        assert run.batch_id == 0
+        task.flushes(0, 1, 2)
+        run.record({}, None)
+        assert (run.batch_id, run.ends) == (1, start(p0=3))
+        run.record({}, None)
+        assert run.batch_id == 1
+
     def test_nothing_beyond_what_is_stored_is_recorded(self, url, admin, orders):
         """Without reports of tasks, the end of a batch is recorded only as far as rows are stored."""
         run = begun(url)
