@@ -24,7 +24,7 @@ from pgonce.offsets_store.errors import NOTHING, bad_option
 
 from .encoding import compute as pc
 from .errors import EncodingError
-from .options.destination import CHANGE_TYPE, DELETED_COLUMN, OPERATION, Destination
+from .options.destination import CHANGE_TYPE, DELETED_COLUMN, OPERATION_COLUMN, Destination
 from .options.routes import Routes
 
 
@@ -205,7 +205,8 @@ def _shown(value: pa.Scalar) -> str:
     return repr(value.as_buffer().to_pybytes().decode(errors="replace"))[:40]
 
 
-_ENVELOPE = frozenset({"before", "after", "source", OPERATION, "ts_ms", "ts_us", "ts_ns", "transaction"})
+_OPERATION = "op"
+_ENVELOPE = frozenset({"before", "after", "source", _OPERATION, "ts_ms", "ts_us", "ts_ns", "transaction"})
 _WRITES_OF_DEBEZIUM, _DELETES_OF_DEBEZIUM = ("c", "r", "u"), "d"
 _REMEDY = (
     "The known operations are c, r, u and d. Filter tombstones out before from_json (where value is not null). A "
@@ -229,35 +230,32 @@ class Envelope:
     def __post_init__(self) -> None:
         _require_column(self.of, "after", StructType)
         _require_column(self.of, "before", StructType)
-        _require_column(self.of, OPERATION, StringType)
+        _require_column(self.of, _OPERATION, StringType)
 
     @cached_property
     def struct_type(self) -> StructType:
-        """The columns of ``after``, those that the user has added, the operation, and the order."""
+        """The columns of ``after``, those that the user has added, the order, and the operation."""
         fields = [*self._image, *self._beside]
-        if not any(field.name == OPERATION for field in fields):
-            fields.append(StructField(OPERATION, StringType()))
         path, data_type = self._order
         if path:
             fields.append(StructField(path[-1], data_type or StringType()))
+        fields.append(StructField(OPERATION_COLUMN, StringType()))
         return _with_deleted(StructType(fields))
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows, each as one image."""
-        operations = batch.column(OPERATION)
+        operations = batch.column(_OPERATION)
         deletes = pc.equal(operations, _DELETES_OF_DEBEZIUM)
         known = pc.or_(deletes, _among(operations, _WRITES_OF_DEBEZIUM))
-        _refuse_unknown(OPERATION, operations, pc.fill_null(known, fill_value=False), _REMEDY)
+        _refuse_unknown(_OPERATION, operations, pc.fill_null(known, fill_value=False), _REMEDY)
         after, before = batch.column("after"), batch.column("before")
         _refuse_missing(deletes, after, before)
         arrays = [_either(deletes, before, after, field.name) for field in self._image]
         arrays += [batch.column(field.name) for field in self._beside]
-        if OPERATION not in {field.name for field in (*self._image, *self._beside)}:
-            arrays.append(operations)
         path, _ = self._order
         if path:
             arrays.append(_at(batch, path))
-        return pa.RecordBatch.from_arrays([*arrays, deletes], names=self.struct_type.names)
+        return pa.RecordBatch.from_arrays([*arrays, operations, deletes], names=self.struct_type.names)
 
     @property
     def _image(self) -> list[StructField]:
@@ -273,7 +271,7 @@ class Envelope:
         """The path of the order column into the envelope, if it is there, and its type."""
         names = {field.name for field in (*self._image, *self._beside)}
         path = self.order_by.split(".") if self.order_by else []
-        if not path or self.order_by in names or path[0] not in _ENVELOPE or path == [OPERATION]:
+        if not path or self.order_by in names or path[0] not in _ENVELOPE:
             return [], None
         data_type: DataType = self.of
         for name in path:

@@ -32,7 +32,8 @@ Deletes = Literal["hard", "soft", "ignore"]
 
 DELETED_COLUMN = "pgonce_deleted"
 """The column that says which rows delete, where the frame has none of its own."""
-OPERATION = "op"
+OPERATION_COLUMN = "pgonce_operation"
+"""The column that has Debezium's operation: a column of the source's own may be called ``op``, as in its events."""
 CHANGE_TYPE = "_change_type"
 _OF_CHANGE_TYPES = frozenset({CHANGE_TYPE, "_commit_version", "_commit_timestamp"})
 
@@ -60,7 +61,7 @@ class Changes:
     @property
     def about_changes(self) -> frozenset[str]:
         """Columns that are about the change, not of the row: they are written only if the table has them."""
-        of_feed = {"debezium": frozenset({OPERATION}), "delta": _OF_CHANGE_TYPES, "spark": _OF_CHANGE_TYPES}
+        of_feed = {"debezium": frozenset({OPERATION_COLUMN}), "delta": _OF_CHANGE_TYPES, "spark": _OF_CHANGE_TYPES}
         return of_feed.get(self.feed or "", frozenset()) | {self.deleted}
 
 

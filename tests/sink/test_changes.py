@@ -57,10 +57,10 @@ def test_an_envelope_becomes_its_image():
             envelope("d", KEY_OF_SECOND)]  # fmt: skip
     beside = {"offset": 3}
     assert read(ENVELOPE, rows, change_feed="debezium") == [
-        {**FIRST, **beside, "op": "c", "pgonce_deleted": False},
-        {**FIRST, **beside, "op": "r", "pgonce_deleted": False},
-        {**SECOND, **beside, "op": "u", "pgonce_deleted": False},
-        {**KEY_OF_SECOND, **beside, "op": "d", "pgonce_deleted": True},
+        {**FIRST, **beside, "pgonce_operation": "c", "pgonce_deleted": False},
+        {**FIRST, **beside, "pgonce_operation": "r", "pgonce_deleted": False},
+        {**SECOND, **beside, "pgonce_operation": "u", "pgonce_deleted": False},
+        {**KEY_OF_SECOND, **beside, "pgonce_operation": "d", "pgonce_deleted": True},
     ]
 
 
@@ -70,7 +70,20 @@ def test_an_envelope_keeps_the_field_that_orders_it(order_by, name, value):
     (row,) = read(ENVELOPE, [envelope("c", None, FIRST)], change_feed="debezium", order_by=order_by)
     assert row[name] == value
     (row,) = read(ENVELOPE, [envelope("c", None, FIRST)], change_feed="debezium", order_by="offset")
-    assert list(row) == ["id", "tags", "place", "offset", "op", "pgonce_deleted"]
+    assert list(row) == ["id", "tags", "place", "offset", "pgonce_operation", "pgonce_deleted"]
+
+
+@pytest.mark.parametrize("order_by", [None, "op"])
+def test_a_column_of_the_source_may_be_called_as_the_operation(order_by):
+    """It is a column of the row like any other, and nothing that is done to the row follows from it."""
+    row = struct_of({"id": t.LongType(), "op": t.StringType()})
+    struct = struct_of({"before": row, "after": row, "op": t.StringType()})
+    events = [{"before": None, "after": {"id": 1, "op": "d"}, "op": "u"},
+              {"before": {"id": 2, "op": "c"}, "after": None, "op": "d"}]  # fmt: skip
+    assert read(struct, events, change_feed="debezium", order_by=order_by) == [
+        {"id": 1, "op": "d", "pgonce_operation": "u", "pgonce_deleted": False},
+        {"id": 2, "op": "c", "pgonce_operation": "d", "pgonce_deleted": True},
+    ]
 
 
 @pytest.mark.parametrize("op", [None, "t", "m", "x", ""])

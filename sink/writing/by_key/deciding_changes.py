@@ -16,7 +16,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
-from ...options.destination import OPERATION
+from ...options.destination import OPERATION_COLUMN
 from ..bad_row import BadRow, RowsRefusedError
 from ..rows import GatheredRows
 from .change_table import DELETED, NEW, ORDER, ChangeTable
@@ -230,9 +230,11 @@ def _asked(
 ) -> sql.Composed:
     """The place of each change of the rows that lack a value, whether one of them is an insert, and what is lacking."""
     has_operation = batch.changes and batch.changes.feed == "debezium"
-    has_operation = has_operation and OPERATION in {column.name for column in batch.columns}
+    has_operation = has_operation and OPERATION_COLUMN in {column.name for column in batch.columns}
     inserts = sql.SQL(", ").join(map(sql.Literal, _INSERTS))
-    is_insert = sql.SQL("given.{} OPERATOR(pg_catalog.=) ANY (ARRAY[{}])").format(sql.Identifier(OPERATION), inserts)
+    is_insert = sql.SQL("given.{} OPERATOR(pg_catalog.=) ANY (ARRAY[{}])").format(
+        sql.Identifier(OPERATION_COLUMN), inserts
+    )
     return sql.SQL(
         "SELECT given.ctid::pg_catalog.text, "
         "COALESCE(pg_catalog.bool_or({is_insert}) OVER (PARTITION BY change.ctid), false), {unread} "

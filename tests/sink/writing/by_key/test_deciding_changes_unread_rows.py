@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 
 import psycopg
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
 from support.applied_changes import DELETE, PLAIN, WRITE, apply
 from support.sent_rows import publish
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.changes import reader_of
+from pgonce.sink.options.destination import destination
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
 UNREAD = {"keep_where": "?"}
@@ -76,7 +80,7 @@ def test_a_change_before_the_delete_of_its_key_is_not_put_aside(url, admin):
     assert letters(admin) == [("4", "VALUE_NOT_READ", "name")]
 
 
-ENVELOPE = t.StructType([*PLAIN.fields[:3], t.StructField("op", t.StringType()), PLAIN.fields[3]])
+ENVELOPE = t.StructType([*PLAIN.fields[:3], t.StructField("pgonce_operation", t.StringType()), PLAIN.fields[3]])
 
 
 def test_an_insert_without_a_value_is_written_and_counted(url, admin, caplog):
@@ -93,6 +97,39 @@ def test_an_insert_without_a_value_is_written_and_counted(url, admin, caplog):
     assert "1 rows were written to public.events without a value" in caplog.text
     with pytest.raises(TargetError, match="VALUE_NOT_READ"):
         apply(url, (3, "?", 2, "u", WRITE), **how)
+
+
+def of_a_source_with_op(op):
+    """An update of a row whose value was not read, and whose own column ``op`` has this value, with its columns."""
+    row = t.StructType([*PLAIN.fields[:2], t.StructField("op", t.StringType())])
+    source = t.StructType([t.StructField("seq", t.LongType())])
+    frame = t.StructType([
+        t.StructField("before", row), t.StructField("after", row), t.StructField("op", t.StringType()),
+        t.StructField("source", source),
+    ])  # fmt: skip
+    reader = reader_of(destination("events", "apply", order_by="source.seq", change_feed="debezium"), frame)
+    event = {"before": None, "after": {"id": 1, "name": "?", "op": op}, "op": "u", "source": {"seq": 1}}
+    read = reader.read(pa.RecordBatch.from_pylist([event], schema=to_arrow_schema(frame)))
+    return reader.struct_type, [tuple(row.values()) for row in read.to_pylist()]
+
+
+def test_a_column_of_the_source_that_is_called_op_is_no_operation(url, admin):
+    """An update whose row is not there is refused, although this column has what an insert would be called."""
+    admin.execute("ALTER TABLE events ADD COLUMN op text")
+    struct, rows = of_a_source_with_op("c")
+    with pytest.raises(TargetError, match="VALUE_NOT_READ"):
+        publish(url, "inline", struct, rows, "apply", order_by="source.seq", change_feed="debezium", **UNREAD)
+    assert stored(admin) == []
+
+
+def test_a_column_of_the_source_that_is_called_op_is_not_left_out(url, admin):
+    """A table that lacks it is refused, or gets it, as for any other column; the operation itself is not added."""
+    struct, rows = of_a_source_with_op("insert")
+    how = {"order_by": "source.seq", "change_feed": "debezium"}
+    with pytest.raises(TargetError, match=r"COLUMN_UNKNOWN.*'op'"):
+        publish(url, "inline", struct, rows, "apply", **how)
+    publish(url, "inline", struct, rows, "apply", schema_evolution="addColumns", **how)
+    assert stored(admin) == [(1, "?", 1, "insert")]
 
 
 def test_an_upsert_without_a_value_is_refused_too(url, admin):
