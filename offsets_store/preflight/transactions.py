@@ -75,7 +75,7 @@ def _isolation(connection: psycopg.Connection) -> Answer:
     return Answer(
         Holds.WEAKER,
         f"default_transaction_isolation is {asked}, and transactions are {real}: commits at the same time must be "
-        "tried again more often, and pgonce refuses startOver, and onlyNewer with deletes",
+        "tried again more often, and pgonce refuses startOver, mode=complete, and onlyNewer with deletes",
         "Set it to read committed for this role or database.",
     )
 

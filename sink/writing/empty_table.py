@@ -21,9 +21,8 @@ from pgonce.offsets_store.ledger.feeders import count_jobs_in_tx, lock_feeders_i
 from pgonce.offsets_store.postgres import search_path
 
 from .by_key.tombstone_sets import forget_in_tx
-from .by_key.tombstones import lock_tombstones_in_tx
 from .table.catalogue import TargetTable
-from .table.lock import turn_of_replacing
+from .table.lock import take_turn_of_newer_in_tx, take_turn_of_replacing_in_tx
 from .table.table_name import QualifiedName
 
 
@@ -44,10 +43,10 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
     """
     Delete all rows of a table that gets others.
 
-    :raises TargetError: TRIGGER_CHANGED_ROWS, ROWS_NOT_WRITTEN.
+    :raises TargetError: SNAPSHOT_TOO_OLD, TRIGGER_CHANGED_ROWS, ROWS_NOT_WRITTEN.
     """
     # Transactions that replace all rows take turns: if two ran at once, neither would see and delete the other's rows.
-    connection.execute(sql.SQL("SELECT {}").format(turn_of_replacing(oid)))
+    take_turn_of_replacing_in_tx(connection, oid)
     _, kept = _delete_all_in_tx(connection, table, oid)
     if kept is None:
         return
@@ -166,7 +165,7 @@ def _unfit_to_start_over(connection: psycopg.Connection, table: TargetTable) -> 
 
 def _forget_deletes(connection: psycopg.Connection, table: TargetTable) -> None:
     """Tombstones go with the rows: they would keep out older rows, and a new query begins with those."""
-    lock_tombstones_in_tx(connection, table)
+    take_turn_of_newer_in_tx(connection, table.oid)
     root = forget_in_tx(connection, table)
     if root is not None:
         raise _not_over(table, f"deletes from it are remembered together with those from all partitions of {root}")

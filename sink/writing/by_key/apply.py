@@ -31,6 +31,7 @@ from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError
 from ...options.destination import Changes
 from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
+from ..table.lock import take_turn_of_newer_in_tx
 from .change_table import ChangeTable
 from .deciding_changes import (
     UNREAD,
@@ -43,7 +44,7 @@ from .deciding_changes import (
 )
 from .keys import ComparedUpsert, Upsert, Written, execute_joined
 from .tombstone_sets import Tombstones, tombstones_in_tx
-from .tombstones import is_traceable, lock_tombstones_in_tx, pass_over_in_tx, refuse_unordered, refuse_untraceable
+from .tombstones import is_traceable, pass_over_in_tx, refuse_unordered, refuse_untraceable
 from .trigger_outcome import TriggerOutcome
 from .upsert import compare_in_tx, doubled_key, null_keys
 from .write_changes import (
@@ -91,7 +92,7 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
         refuse_unordered(batch)
         if changes and changes.deletes != "ignore":
             refuse_untraceable(batch)
-        lock_tombstones_in_tx(connection, table)
+        take_turn_of_newer_in_tx(connection, table.oid)
         tombstones = tombstones_in_tx(connection, batch, traced=traced)
     counts = dict.fromkeys(STAGES, 0)
     counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0

@@ -19,8 +19,6 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres.search_path import LocalSettings
 
-from ..table.catalogue import TargetTable
-from ..table.lock import turn_of_newer
 from .change_table import DELETED, ChangeTable
 from .tombstone_sets import Tombstones, identified, own_set_in_tx
 from .upsert import is_large
@@ -42,26 +40,6 @@ _PRUNED_AT_LEAST = 1000
 
 # JSON has as many digits of a float as this setting says, and the role may have set less than all.
 _ALL_DIGITS = LocalSettings(extra_float_digits="1")
-
-_LOCK = sql.SQL("SELECT pg_catalog.current_setting('transaction_isolation'), {}")
-
-
-def lock_tombstones_in_tx(connection: psycopg.Connection, table: TargetTable) -> None:
-    """
-    Wait until no other transaction writes only newer rows into ``table``.
-
-    :raises TargetError: SNAPSHOT_TOO_OLD, if statements of this transaction would not see what they have waited for.
-    """
-    row = connection.execute(_LOCK.format(turn_of_newer(table.oid)), prepare=False).fetchone()
-    if row is not None and row[0] != "read committed":
-        raise TargetError(
-            "SNAPSHOT_TOO_OLD",
-            f"onlyNewer is set, but transactions are {row[0]} here: they would not see a delete that was committed "
-            "while they waited for it, and an older change would bring the row back.",
-            NOTHING,
-            "Set default_transaction_isolation to 'read committed' for this role, or in url: "
-            "options=-cdefault_transaction_isolation=read\\ committed.",
-        )
 
 
 def refuse_unordered(changes: ChangeTable) -> None:

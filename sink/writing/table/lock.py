@@ -19,6 +19,7 @@ from functools import lru_cache
 import psycopg
 from psycopg import sql
 
+from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 
 from ...options.destination import Destination
@@ -128,7 +129,7 @@ def unsafe_partition(connection: psycopg.Connection, table: TargetTable) -> str 
     return row[0] if row else None
 
 
-_TURN = sql.SQL("pg_catalog.pg_advisory_xact_lock({})")
+_TURN = sql.SQL("SELECT pg_catalog.current_setting('transaction_isolation'), pg_catalog.pg_advisory_xact_lock({})")
 _IN_ORDER = sql.SQL(
     "SELECT pg_catalog.pg_advisory_xact_lock(turn.key) FROM "
     "(SELECT given.key FROM (VALUES {}) AS given(root, key) ORDER BY given.root, given.key) AS turn"
@@ -147,14 +148,36 @@ def root_of(oid: int) -> sql.Composed:
     ).format(oid)
 
 
-def turn_of_newer(oid: int) -> sql.Composed:
-    """The expression that waits for a turn among those that write only newer rows into the table of this oid."""
-    return _TURN.format(_key_of_newer(oid))
+def take_turn_of_newer_in_tx(connection: psycopg.Connection, oid: int) -> None:
+    """
+    Wait for the turn among those that write only newer rows into the table of this oid.
+
+    :raises TargetError: SNAPSHOT_TOO_OLD.
+    """
+    unseen = "a delete that was committed while they waited for it, and an older change would bring the row back"
+    _take_turn_in_tx(connection, _key_of_newer(oid), "onlyNewer", unseen)
 
 
-def turn_of_replacing(oid: int) -> sql.Composed:
-    """The expression that waits for a turn among those that replace all rows of the table of this oid."""
-    return _TURN.format(_key_of_replacing(oid))
+def take_turn_of_replacing_in_tx(connection: psycopg.Connection, oid: int) -> None:
+    """
+    Wait for the turn among those that replace all rows of the table of this oid.
+
+    :raises TargetError: SNAPSHOT_TOO_OLD.
+    """
+    unseen = "the rows that another query committed while they waited for it, and the rows of both would stay"
+    _take_turn_in_tx(connection, _key_of_replacing(oid), "mode=complete", unseen)
+
+
+def _take_turn_in_tx(connection: psycopg.Connection, key: sql.Composed, option: str, unseen: str) -> None:
+    row = connection.execute(_TURN.format(key), prepare=False).fetchone()
+    if row is not None and row[0] != "read committed":
+        raise TargetError(
+            "SNAPSHOT_TOO_OLD",
+            f"{option} is set, but transactions are {row[0]} here: they would not see {unseen}.",
+            NOTHING,
+            "Set default_transaction_isolation to 'read committed' for this role, or in url: "
+            "options=-cdefault_transaction_isolation=read\\ committed.",
+        )
 
 
 def take_turns_in_tx(connection: psycopg.Connection, tables: Iterable[tuple[Destination, ResolvedName]]) -> None:

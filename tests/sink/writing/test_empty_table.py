@@ -6,6 +6,7 @@ Covers: sink.writing.empty_table.
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.sent_rows import publish
@@ -29,6 +30,20 @@ def replace_all(url, *rows):
 def stored(admin):
     """The table's rows."""
     return admin.execute("SELECT * FROM events ORDER BY id").fetchall()
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_all_rows_are_replaced_at_read_committed_only(isolation, url, admin):
+    """An older snapshot does not see what another query wrote while this one waited for its turn: both would stay."""
+    admin.execute(TABLE)
+    level = isolation.replace(" ", "\\ ")
+    with psycopg.connect(url, options=f"-cdefault_transaction_isolation={level}") as late:
+        late.execute("SELECT count(*) FROM events")
+        replace_all(url, (1, "first"))
+        with pytest.raises(TargetError, match=rf"transactions are {isolation} here.* both would stay") as refused:
+            replace_all(late, (2, "second"))
+    assert refused.value.code == "SNAPSHOT_TOO_OLD"
+    assert stored(admin) == [(1, "first")]
 
 
 @pytest.mark.parametrize("table", ["events", "of_it"])
