@@ -148,12 +148,12 @@ def value_as_assigned(column: ColumnPlan, upsert: ComparedUpsert | None) -> sql.
     return sql.SQL("{} COLLATE {}").format(assigned, comparison.collation)
 
 
-_CUT_TO = re.compile(r"character varying\((\d+)\)")
+_CUT_TO = re.compile(r"character varying\(\d+\)(\[\])?")
 
 
 def _as_assigned(value: sql.Composable, full_type: str) -> sql.Composable:
     """
-    A text as the column will hold it, as far as that changes which texts are equal.
+    A text, or an array of texts, as the column will hold it, as far as that changes which ones are equal.
 
     It is not cast to the full type, because that would cut a text that is too long, while assigning one is an error.
     """
@@ -163,12 +163,12 @@ def _as_assigned(value: sql.Composable, full_type: str) -> sql.Composable:
     cut_to = _CUT_TO.fullmatch(full_type)
     if cut_to is None:
         return value
-    # The SQL standard says that spaces beyond the length are cut.
-    return sql.SQL(
-        "CASE WHEN pg_catalog.char_length({value}) OPERATOR(pg_catalog.>) {length} "
-        "AND pg_catalog.rtrim(pg_catalog.substr({value}, {after})) OPERATOR(pg_catalog.=) '' "
-        "THEN pg_catalog.substr({value}, 1, {length}) ELSE {value} END"
-    ).format(value=value, length=int(cut_to[1]), after=int(cut_to[1]) + 1)
+    # The SQL standard says that spaces beyond the length are cut. As bpchar, texts are equal if they differ in no more.
+    as_bpchar = sql.SQL("{}::pg_catalog.bpchar" + (cut_to[1] or ""))
+    cut = sql.SQL("{}::{}").format(value, sql.SQL(full_type))
+    return sql.SQL("CASE WHEN {} OPERATOR(pg_catalog.=) {} THEN {} ELSE {} END").format(
+        as_bpchar.format(value), as_bpchar.format(cut), cut, value
+    )
 
 
 def _by_key(upsert: ComparedUpsert) -> tuple[sql.Composable, sql.Composable]:

@@ -7,6 +7,7 @@ import itertools
 import psycopg
 import pytest
 from pyspark.sql import types as t
+from support.applied_changes import DELETE, WRITE, apply, changes
 from support.sent_rows import publish
 from support.typed_rows import struct_of
 
@@ -53,6 +54,22 @@ def test_spaces_that_do_not_count_make_no_other_key(ddl, admin, url, monkeypatch
             publish(url, transport, STRUCT, PADDED, "upsert", ["region"], "amount")
             found = admin.execute("SELECT trim(region), amount, note FROM events ORDER BY 1").fetchall()
             assert found == PADDED_LEFT
+
+
+@pytest.mark.parametrize("element", ["varchar(3)", "char(3)", "char(9)"])
+def test_spaces_that_do_not_count_make_no_other_key_in_an_array(element, admin, url):
+    """As in a column of its own; an element that is too long in other ways is refused as usual."""
+    admin.execute(f"CREATE TABLE events (id {element}[] PRIMARY KEY, name text, seq bigint)".encode())
+    struct = changes(id=t.ArrayType(t.StringType()), name=t.StringType(), seq=t.LongType())
+    key, same = ["abc  ", None, "d"], ["abc   ", None, "d  "]
+    rows = [(key, "old", 1, WRITE), (key, "new", 2, WRITE), (["abd"], "other", 1, WRITE)]
+    assert apply(url, *rows, struct=struct) == {"written": 2, "superseded": 1}
+    publish(url, "both", t.StructType(struct.fields[:3]), [(key, "newest", 3)], "upsert", order_by="seq")
+    assert admin.execute("SELECT name FROM events ORDER BY name").fetchall() == [("newest",), ("other",)]
+    with pytest.raises(psycopg.errors.StringDataRightTruncation):
+        apply(url, (["abc      e"], None, 3, DELETE), (["abc      e"], "long", 4, WRITE), struct=struct)
+    equal = key if element == "varchar(3)" else same
+    assert apply(url, (equal, None, 4, DELETE), struct=struct) == {"deleted": 1}
 
 
 @pytest.mark.parametrize(
