@@ -49,8 +49,9 @@ class StagingTable:
     """
     The staging table of one batch; its name follows from the batch, so tasks need not agree on it.
 
-    ``sink_name`` is what the options say (sinkName or table): tasks cannot look the table up. ``planned_by_ms`` is when
-    the batch was planned, by the driver's clock; None if that was not noted.
+    ``sink_name`` is what the options say (sinkName or table), or of a batch job what Postgres said when it was planned:
+    tasks cannot look the table up. ``planned_by_ms`` is when the batch was planned, by the driver's clock; None if that
+    was not noted.
     """
 
     query_id: str
@@ -200,10 +201,10 @@ def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id:
         drop_staging_table(connection, name)
 
 
-def sweep_jobs(connection: psycopg.Connection, sink_label: str, sink_name: str) -> None:
+def sweep_jobs(connection: psycopg.Connection, sink_name: str, run_id: str) -> None:
     """
     Drop the sink's staging tables of batch jobs that no run needs: those of published keys, and of runs that Spark has
-    given up.
+    given up. That of the run itself, which is done, goes too, whatever the sink was called when it was planned.
 
     A run that was killed has also left its table behind. Nothing in Postgres tells such a run from one that still
     computes its rows. But once a run has published its key, all others can only be skipped.
@@ -211,7 +212,7 @@ def sweep_jobs(connection: psycopg.Connection, sink_label: str, sink_name: str) 
     with connection.transaction():
         enter_in_tx(connection, LOCK_SECONDS)
         rows = connection.execute(
-            _NO_RUN_NEEDS, {"sink": sink_name, "label": sink_label, "of_job": OF_JOB, "key_from": len(OF_JOB) + 1}
+            _NO_RUN_NEEDS, {"sink": sink_name, "run": run_id, "of_job": OF_JOB, "key_from": len(OF_JOB) + 1}
         ).fetchall()
     for (name,) in rows:
         drop_staging_table(connection, name)
@@ -253,8 +254,9 @@ def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
 
 _NO_RUN_NEEDS = """
 SELECT s.table_name FROM pgonce.staged_tables AS s
-WHERE s.sink_name = %(label)s AND starts_with(s.query_id, %(of_job)s)
-AND (EXISTS (SELECT FROM pgonce.batch_jobs AS j
-             WHERE j.sink_name = %(sink)s AND j.batch_key = substr(s.query_id, %(key_from)s))
-     OR EXISTS (SELECT FROM pgonce.batch_job_aborts AS a WHERE a.attempt = s.run_id::uuid))
+WHERE starts_with(s.query_id, %(of_job)s)
+AND (s.run_id = %(run)s OR s.sink_name = %(sink)s
+     AND (EXISTS (SELECT FROM pgonce.batch_jobs AS j
+                  WHERE j.sink_name = %(sink)s AND j.batch_key = substr(s.query_id, %(key_from)s))
+          OR EXISTS (SELECT FROM pgonce.batch_job_aborts AS a WHERE a.attempt = s.run_id::uuid)))
 """

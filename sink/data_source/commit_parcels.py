@@ -129,7 +129,7 @@ def commit_job_parcels(
     job = Job(options.batch_key, UUID(origin.run_id), content, promised.rows)
     done = commit_job(options.commit, job, work_into(options.sink_name, options.destination, rows))
     # What this run, and runs of keys that are published, have staged: no message tells of what failed.
-    _sweep(options, lambda connection: sweep_jobs(connection, options.sink_label, done.sink_name))
+    _sweep(options, lambda connection: sweep_jobs(connection, done.sink_name, origin.run_id))
     return done.verdict
 
 

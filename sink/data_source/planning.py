@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from uuid import uuid4
 
 from pyspark.sql.types import StructType
@@ -97,7 +98,8 @@ def plan_job(
     # Refused at once, not only when a partition is too large to travel inline.
     refuse_more_columns_than(encoded, STAGED_COLUMNS, "rows may have to be staged, which takes a column more")
     look_once(options, options.commit.url, options.destination, columns)
-    refuse_first_batch(options.commit, None, options.sink_name, options.destination)
+    planned_sink = refuse_first_batch(options.commit, None, options.sink_name, options.destination)
+    options = replace(options, planned_sink=planned_sink)
     run = Origin(OF_JOB + options.batch_key, str(uuid4()), 0, None)
     return options, run, TaskWriter(options, frame_type, run)
 

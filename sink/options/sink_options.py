@@ -93,13 +93,24 @@ class SinkOptions(_ReachingPostgres):
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(_ReachingPostgres):
-    """A batch job's options, parsed; ``batch_hash`` if the rows are to be hashed."""
+    """
+    A batch job's options, parsed; ``batch_hash`` if the rows are to be hashed.
+
+    ``planned_sink`` is the sink's name as Postgres gave it when the job was planned: what tasks stage is known by it,
+    because jobs with one key, and one text for the table, may mean tables in several schemas.
+    """
 
     destination: Destination
     batch_key: str
     batch_hash: bool = False
+    planned_sink: str | None = None
     positions: ClassVar[None] = None
     """Rows of a batch job do not say where in Kafka they come from."""
+
+    @property
+    def sink_label(self) -> str:
+        """The sink's name, or what the options call it if Postgres could not be asked for it."""
+        return self.planned_sink or super().sink_label
 
 
 def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:

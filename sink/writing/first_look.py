@@ -263,24 +263,25 @@ def _lacking(privilege: str, needed: Sequence[str], held: Sequence[str], there: 
 
 def refuse_first_batch(
     settings: CommitSettings, batch: PlannedBatch | None, sink_name: str | None, where: Destination | Routes | None
-) -> None:
+) -> str | None:
     """
     Refuse batch 0 of a query where the ledger shows a rival, or the role may not write the ledger.
 
     :param batch: None for a batch job, which has no rivals. A batch that is not a query's first passes.
     :param where: None where the tables are known only when they are written to.
+    :return: of a batch job, the sink's name; None if Postgres cannot be asked now.
     :raises LedgerError: LEDGER_NOT_PERMITTED.
     :raises RefusedBatch: as the commit would.
     :raises TargetError: as the commit would, for a table's name.
     """
     if batch is not None and batch.batch_id > 0:
-        return
+        return None
     try:
         with looking(settings.url) as connection:
             named = NamedSink(sink_name or "") if where is None else named_sink(connection, sink_name, where)
             _enter(connection)
             if not _may_be_recorded(connection, OF_ANY_BATCH if batch else OF_ANY_JOB) or batch is None:
-                return
+                return named.name
             first = batch.into(named.name, named.tables)
             has_past = settings.remedies.replaces is not None or concern_in_tx(connection, first)
         # Most queries find nothing of the kind, and then nothing imports SQLAlchemy before the commit does.
@@ -292,6 +293,7 @@ def refuse_first_batch(
     else:
         if ledger is not None:
             _refuse_rivals(ledger, settings.remedies, first)
+    return None
 
 
 def _may_be_recorded(connection: psycopg.Connection, needed: Sequence[Needed]) -> bool:

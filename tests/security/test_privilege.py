@@ -212,7 +212,7 @@ def run_batch_jobs(url: str, key: str) -> None:
         assert commit_job(CommitSettings(url, retry_timeout=0), Job(key, uuid4()), work).verdict is verdict
     with connect(url, autocommit=True) as connection:
         give_up_job(connection, StagingTable(OF_JOB + key, "sales.orders", str(uuid4()), 0))
-        sweep_jobs(connection, "sales.orders", "sales.orders")
+        sweep_jobs(connection, "sales.orders", "another run")
     assert [job.skips for job in OffsetsStore(url).batch_jobs(batch_key=key)] == [1]
 
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from support.committed_rows import STRUCT
+from support.committed_rows import STRUCT, TABLE
+from support.fixtures.postgres import url_with
 from support.received_batch import body, origin
 
 from pgonce.sink.data_source import commit_parcels as module
-from pgonce.sink.data_source.parcel import Inline, Parcel
+from pgonce.sink.data_source.parcel import Inline, Parcel, Staged
+from pgonce.sink.data_source.planning import plan_job
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
@@ -53,3 +55,23 @@ def test_between_two_sweeps_a_batch_without_staged_rows_asks_nothing(target, opt
     stage_late(options, 1)
     commit(options, 2)
     assert len(target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall()) == 1
+
+
+def staged_by_a_job(url):
+    """A batch job of two rows, of which Postgres says along the search_path where they go; a task has staged them."""
+    how = {"url": url, "table": "events", "batchKey": "monday"}
+    options, run, writer = plan_job(how, STRUCT, overwrite=False)
+    rows = pa.record_batch({"id": pa.array([1, 2], pa.int64()), "name": pa.array(["a", "b"])})
+    marks = Stager(options.staging_url, staging_table(options, run), STRUCT, 0, 1).stage(iter([rows]))
+    return options, writer.columns, [Parcel(run, 0, 2, Staged(marks))]
+
+
+def test_a_job_for_a_table_in_another_schema_keeps_what_it_has_staged(admin, url):
+    """Both jobs say table=events and have one key, but another search_path: the first commit sweeps only its own."""
+    admin.execute(f"{TABLE}; CREATE SCHEMA app; CREATE TABLE app.events (LIKE events)".encode())
+    jobs = [staged_by_a_job(to) for to in (url, url_with(url, options="-csearch_path=app"))]
+    for left, job in ((1, jobs[0]), (0, jobs[1])):
+        module.commit_job_parcels(*job)
+        assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (left,)
+    for table in ("public.events", "app.events"):
+        assert admin.execute(f"SELECT id FROM {table} ORDER BY id".encode()).fetchall() == [(1,), (2,)]

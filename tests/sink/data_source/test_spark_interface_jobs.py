@@ -167,7 +167,7 @@ def is_swept(url, admin):
     """Sweep, and say whether nothing is left."""
     ensure_ledger(url)
     with connect(url, autocommit=True) as connection:
-        sweep_jobs(connection, "events", "public.events")
+        sweep_jobs(connection, "public.events", "another run")
     return staged(admin) == 0
 
 
