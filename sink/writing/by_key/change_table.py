@@ -192,10 +192,11 @@ class ChangeTable:
 
     def _equal(self, name: str, change: str) -> sql.Composable:
         comparison = self.upsert.comparisons.get(name)
-        equal = comparison.equal if comparison and comparison.equal else sql.SQL("OPERATOR(pg_catalog.=)")
         collation = comparison.collation if comparison else None
         collate = sql.SQL(" COLLATE {}").format(collation) if collation else sql.SQL("")
-        return sql.SQL("target.{0} {1} {2}.{0}{3}").format(sql.Identifier(name), equal, sql.Identifier(change), collate)
+        return sql.SQL("target.{0} {1} {2}.{0}{3}").format(
+            sql.Identifier(name), self.upsert.equal(name), sql.Identifier(change), collate
+        )
 
     def _value(self, column: ColumnPlan) -> sql.Composable:
         if column.target not in self.unread:

@@ -26,6 +26,8 @@ from ..checked_table import ColumnPlan, nested_key
 from ..table.catalogue import TargetTable
 from ..table.fit import Fit, Fitting
 
+EQUAL = sql.SQL("OPERATOR(pg_catalog.=)")
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -63,6 +65,10 @@ class Upsert:
             only.add(self.order_by.target)
         return [name for name in rest if name in only]
 
+    def equal(self, name: str) -> sql.Composable:  # noqa: ARG002 (what is compared differs where the catalogue was read)
+        """The operator that says whether two values of this column are the same."""
+        return EQUAL
+
     @property
     def has_plain_keys(self) -> bool:
         """Whether the rows have keys of the target's own types."""
@@ -88,6 +94,11 @@ class ComparedUpsert(Upsert):
     has_index: bool = False
     by_equality: bool = False
     is_one_each: bool = False
+
+    def equal(self, name: str) -> sql.Composable:
+        """That of the target's index."""
+        comparison = self.comparisons.get(name)
+        return comparison.equal if comparison and comparison.equal else EQUAL
 
     @property
     def finds_by_index(self) -> bool:

@@ -138,10 +138,9 @@ def that_write(changes: Changes) -> sql.Composable:
 
 def value_as_assigned(column: ColumnPlan, upsert: ComparedUpsert | None) -> sql.Composable:
     """A gathered column's value; one that is compared as the table will hold it."""
-    value = value_of(column)
     if upsert is None or column not in (*upsert.keys, upsert.order_by):
-        return value
-    assigned = _as_assigned(value, column.full_type)
+        return value_of(column)
+    assigned = text_as_assigned(column)
     comparison = upsert.comparisons.get(column.target)
     if comparison is None or comparison.collation is None:
         return assigned
@@ -151,12 +150,14 @@ def value_as_assigned(column: ColumnPlan, upsert: ComparedUpsert | None) -> sql.
 _CUT_TO = re.compile(r"character varying\(\d+\)(\[\])?")
 
 
-def _as_assigned(value: sql.Composable, full_type: str) -> sql.Composable:
+def text_as_assigned(column: ColumnPlan) -> sql.Composable:
     """
-    A text, or an array of texts, as the column will hold it, as far as that changes which ones are equal.
+    A gathered column's value; a text, or an array of texts, as the column will hold it, as far as that changes which
+    ones are equal.
 
     It is not cast to the full type, because that would cut a text that is too long, while assigning one is an error.
     """
+    value, full_type = value_of(column), column.full_type
     if full_type == "bpchar" or re.fullmatch(r"character\(\d+\)", full_type):
         # Without a length the type cuts nothing, and spaces at the end do not count.
         return sql.SQL("{}::pg_catalog.bpchar").format(value)

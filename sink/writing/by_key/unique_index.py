@@ -19,8 +19,8 @@ from pgonce.offsets_store.postgres import search_path
 
 from ..bad_row import ask_about
 from ..rows import GatheredRows
-from .keys import Written
-from .statements import that_write, value_of
+from .keys import EQUAL, Written
+from .statements import text_as_assigned, that_write
 
 PLACE, _FIRST = sql.Identifier("pgonce: place"), sql.Identifier("pgonce: first")
 
@@ -28,7 +28,8 @@ PLACE, _FIRST = sql.Identifier("pgonce: place"), sql.Identifier("pgonce: first")
 @dataclass(frozen=True)
 class UniqueIndex:
     """
-    A unique index, by its ``expressions`` and its ``condition`` ("true" if it has none) as Postgres prints them.
+    A unique index, by its ``expressions`` and its ``condition`` ("true" if it has none) as Postgres prints them, and by
+    the operators that say which values of each expression are ``equal``.
 
     They name columns of the table. Where rows do not bring one of these, a query ends with UndefinedColumn. All queries
     are meant to run under our search_path, under which the index was read.
@@ -36,6 +37,7 @@ class UniqueIndex:
 
     written: Written
     expressions: Sequence[str]
+    equal: Sequence[sql.Composable]
     condition: str
 
     def doubled(self, gathered: GatheredRows, order: sql.Composable = PLACE) -> sql.Composed:
@@ -59,9 +61,9 @@ class UniqueIndex:
             first=_FIRST,
             order=order,
             values=sql.SQL(", ").join(self._values),
-            same_values=_equal(self._values, "target", "s"),
-            same_key=_equal(self._keys, "target", "s"),
-            same_key_as_first=_equal(self._keys, "s", "first"),
+            same_values=_same(self._compared, "target", "s"),
+            same_key=_same_key(self.written, "target", "s"),
+            same_key_as_first=_same_key(self.written, "s", "first"),
         )
 
     def moved(self, gathered: GatheredRows) -> sql.Composed:
@@ -73,9 +75,9 @@ class UniqueIndex:
             stored=self._stored(),
             given=keys_of(gathered, self.written),
             valued=self._valued(gathered),
-            same_key_as_given=_equal(self._keys, "target", "given"),
-            same_values=_equal(self._values, "target", "s"),
-            same_key=_equal(self._keys, "target", "s"),
+            same_key_as_given=_same_key(self.written, "target", "given"),
+            same_values=_same(self._compared, "target", "s"),
+            same_key=_same_key(self.written, "target", "s"),
         )
 
     @property
@@ -83,15 +85,16 @@ class UniqueIndex:
         return [sql.Identifier(f"pgonce: {number}") for number in range(len(self.expressions))]
 
     @property
-    def _keys(self) -> list[sql.Identifier]:
-        return key_names(self.written)
+    def _compared(self) -> list[tuple[sql.Identifier, sql.Composable]]:
+        return list(zip(self._values, self.equal, strict=True))
 
     def _valued(self, gathered: GatheredRows) -> sql.Composed:
         """The rows with their place, the target's columns and the values; not deletes, and not what has no entry."""
         if self.written.changes:
             gathered = gathered.only(that_write(self.written.changes))
         columns = (
-            sql.SQL("{} AS {}").format(value_of(column), sql.Identifier(column.target)) for column in self.written.plan
+            sql.SQL("{} AS {}").format(text_as_assigned(column), sql.Identifier(column.target))
+            for column in self.written.plan
         )
         rows = sql.SQL("SELECT ctid AS {}, {} FROM {} WHERE {}").format(
             PLACE, sql.SQL(", ").join(columns), gathered.source, gathered.wanted
@@ -118,13 +121,21 @@ def unique_index(connection: psycopg.Connection, written: Written, error: psycop
     found = ask_about(connection, _UNIQUE_INDEX, error)
     if not found:
         return None
-    return UniqueIndex(written, [expression for expression, _ in found], found[0][1] or "true")
+    equal = [
+        sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), sql.SQL(name)) if schema else EQUAL
+        for _, schema, name, _ in found
+    ]
+    return UniqueIndex(written, [expression for expression, *_ in found], equal, found[0][-1] or "true")
 
 
 _UNIQUE_INDEX = """
-SELECT pg_get_indexdef(i.indexrelid, k.n, false), pg_get_expr(i.indpred, i.indrelid)
+SELECT pg_get_indexdef(i.indexrelid, k.n, false), n.nspname, e.oprname, pg_get_expr(i.indpred, i.indrelid)
 FROM pg_class AS t JOIN pg_index AS i ON i.indrelid = t.oid JOIN pg_class AS c ON c.oid = i.indexrelid
 CROSS JOIN generate_series(1, i.indnkeyatts::int) AS k(n)
+JOIN pg_opclass AS o ON o.oid = i.indclass[k.n - 1]
+LEFT JOIN pg_amop AS a ON a.amopfamily = o.opcfamily AND a.amopstrategy = 3
+    AND a.amoplefttype = o.opcintype AND a.amoprighttype = o.opcintype
+LEFT JOIN pg_operator AS e ON e.oid = a.amopopr LEFT JOIN pg_namespace AS n ON n.oid = e.oprnamespace
 WHERE t.relnamespace::regnamespace::text = quote_ident({}) AND t.relname = {} AND c.relname = {} AND i.indisunique
 -- Postgres 14 has no such column.
 AND coalesce(to_jsonb(i) ->> 'indnullsnotdistinct', 'false') = 'false'
@@ -148,23 +159,29 @@ def guessed(connection: psycopg.Connection, query: sql.Composable) -> list[tuple
 def stored_rows_of(gathered: GatheredRows, written: Written) -> sql.Composed:
     """The query for the stored rows that the batch changes."""
     return sql.SQL("SELECT FROM {} AS target JOIN ({}) AS given ON {}").format(
-        written.table.identifier, keys_of(gathered, written), _equal(key_names(written), "target", "given")
+        written.table.identifier, keys_of(gathered, written), _same_key(written, "target", "given")
     )
 
 
 def keys_of(gathered: GatheredRows, written: Written) -> sql.Composed:
     """The keys of gathered rows, named as in the target."""
     keys = written.upsert.keys if written.upsert else ()
-    values = (sql.SQL("{} AS {}").format(value_of(key), sql.Identifier(key.target)) for key in keys)
+    values = (sql.SQL("{} AS {}").format(text_as_assigned(key), sql.Identifier(key.target)) for key in keys)
     return sql.SQL("SELECT {} FROM {} WHERE {}").format(sql.SQL(", ").join(values), gathered.source, gathered.wanted)
 
 
-def key_names(written: Written) -> list[sql.Identifier]:
-    """The columns by which rows are written; none if they are appended."""
-    return [sql.Identifier(key.target) for key in written.upsert.keys] if written.upsert else []
+def _same_key(written: Written, left: str, right: str) -> sql.Composable:
+    """The condition that two rows have the same key; false if rows are appended."""
+    upsert = written.upsert
+    keys = [(sql.Identifier(key.target), upsert.equal(key.target)) for key in upsert.keys] if upsert else []
+    return _same(keys, left, right)
 
 
-def _equal(names: Sequence[sql.Identifier], left: str, right: str) -> sql.Composable:
+def _same(compared: Sequence[tuple[sql.Identifier, sql.Composable]], left: str, right: str) -> sql.Composable:
     """The condition that two rows have the same values; false if there are none to compare."""
-    pairs = [sql.SQL("{0}.{2} = {1}.{2}").format(sql.Identifier(left), sql.Identifier(right), name) for name in names]
+    pair = sql.SQL("{left}.{name} {equal} {right}.{name}")
+    pairs = [
+        pair.format(left=sql.Identifier(left), right=sql.Identifier(right), name=name, equal=equal)
+        for name, equal in compared
+    ]
     return sql.SQL(" AND ").join(pairs) if pairs else sql.SQL("false")

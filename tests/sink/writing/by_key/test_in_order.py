@@ -98,6 +98,28 @@ class TestMovedValues:
             assert stored(admin) == [(1, 1, 0), (2, 2, 0)]
             assert letters(admin) == []
 
+    @pytest.mark.parametrize(
+        ("full_type", "moves"), [("varchar(3)", "abc "), ("char(5)", "abc "), ("ext.citext", "ABC"), ("text", "abc")]
+    )
+    def test_a_value_is_moved_that_the_index_calls_equal(self, full_type, moves, url_with):
+        """As the column holds it, and by the equality of the index, which need not be that of texts; in keys too."""
+        url, struct = url_with("citext"), changes(id=t.StringType(), u=t.StringType(), seq=t.LongType())
+        ensure_ledger(url)
+        with psycopg.connect(url, autocommit=True) as admin:
+            admin.execute(
+                f"CREATE TABLE events (id {full_type} PRIMARY KEY, u {full_type} UNIQUE, seq bigint)".encode()
+            )
+            admin.execute("INSERT INTO events VALUES ('abc', 'abc', 0), ('def', 'def', 0)")
+            rows = [("aaa", moves, 1, WRITE), (moves, "new", 1, WRITE)]
+            for dead_letters in (None, True):
+                with pytest.raises(TargetError, match="UNIQUE_VALUE_MOVED"):
+                    apply(url, *rows, struct=struct, dead_letters=dead_letters)
+            # A row may keep its value, and one that wants the value of a row which the batch leaves alone has none.
+            rows = [(moves, moves, 1, WRITE), ("ghi", "def", 1, WRITE)]
+            assert apply(url, *rows, struct=struct, dead_letters=True) == {"written": 1, "dead_letters": 1}
+            found = admin.execute("SELECT row_data ->> 'id', code FROM pgonce.dead_letters").fetchall()
+            assert found == [("ghi", "23505")]
+
     @pytest.mark.parametrize("order", [None, "the same"])
     def test_a_value_that_cannot_have_moved_is_put_aside(self, order, url, admin, events):
         """The row that has it is not in the batch, or two rows of the batch want it."""
