@@ -26,7 +26,7 @@ from pgonce.offsets_store.postgres.lock_watch import WHO, HeldByOthersError
 
 from ..encoding.encoded_types import EncodedColumn
 from ..options.destination import Destination
-from .bad_row import may_be_a_rows
+from .bad_row import RowsRefusedError, may_be_a_rows
 from .new_columns import Change, alter_statement, changes_for, is_limited, not_altered
 from .rows import Gathering, whole_or_failed
 from .table.catalogue import TargetColumn, TargetTable, look_up_table
@@ -258,7 +258,7 @@ def written_to_wider(
     connection.execute(_BEFORE)
     try:
         done = write((), may_divert=False)
-    except (psycopg.Error, TargetError) as error:
+    except (psycopg.Error, TargetError, RowsRefusedError) as error:
         diverts = destination.dead_letters is not None and may_be_a_rows(error)
         if not diverts and not isinstance(error, _TOO_NARROW):
             raise

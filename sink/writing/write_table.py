@@ -110,7 +110,10 @@ def write_table_in_tx(connection: psycopg.Connection, part: RowsForTable, batch:
         with whole_or_failed(connection):
             written = _begun_in_tx(connection, part, table, plan)
             if letters is None or batch is None:
-                return _outcome(connection, part, table, _write_all_in_tx(connection, part, written))
+                try:
+                    return _outcome(connection, part, table, _write_all_in_tx(connection, part, written))
+                except RowsRefusedError as refused:
+                    raise refused.error from None
             gathered: GatheredRows | None = None
             bad: Sequence[BadRow] = ()
             if may_divert:
@@ -148,15 +151,17 @@ def _begun_in_tx(
 
 
 def _write_all_in_tx(connection: psycopg.Connection, part: RowsForTable, written: Written) -> Counts | None:
-    """Write all rows, or none; the counts say what became of them, if they do more than replace stored ones."""
+    """
+    Write all rows, or none; the counts say what became of them, if they do more than replace stored ones.
+
+    :raises RowsRefusedError: for rows that were found to be the reason.
+    """
     if _go_straight(part, written):
         _copy_in_tx(connection, part, written)
         return None
     gathered = part.gathering.rows()
     try:
         return _write_gathered_in_tx(connection, gathered, written)
-    except RowsRefusedError as refused:
-        raise refused.error from None
     except psycopg.Error as error:
         note_gathered(connection, error, written, gathered)
         raise

@@ -56,6 +56,16 @@ def test_it_is_put_aside_if_there_are_dead_letters(only_newer, url, admin):
     assert letters(admin) == [("20", "VALUE_NOT_READ", "name"), ("21", "VALUE_NOT_READ", "name")]
 
 
+def test_it_is_put_aside_where_columns_may_be_added_too(url, admin):
+    """Rows are put aside only when it is known that no column is too narrow for them, and these are among them."""
+    how = {"dead_letters": True, "schema_evolution": "addColumns", **UNREAD}
+    assert apply(url, (1, "?", 20, WRITE), (2, "b", 1, WRITE), **how) == {"written": 1, "dead_letters": 1}
+    assert stored(admin) == [(2, "b", 1)]
+    assert letters(admin) == [("20", "VALUE_NOT_READ", "name")]
+    with pytest.raises(TargetError, match="VALUE_NOT_READ"):
+        apply(url, (1, "?", 20, WRITE), schema_evolution="addColumns", **UNREAD)
+
+
 def test_a_column_that_updates_leave_alone_has_the_first_value_that_was_read(url, admin):
     """Neither the null of a change before it, nor a value of one after it."""
     rows = [(1, "?", 1, WRITE), (1, "long", 2, WRITE), (1, "later", 3, WRITE)]
