@@ -117,11 +117,12 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     if deletes and not batch.deletes_softly:
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
     outcome.look_before_in_tx()
-    counts[WRITTEN] = write_in_tx(connection, batch, left - deletes)
+    marks = bool(deletes and batch.deletes_softly)
+    counts[WRITTEN] = write_in_tx(connection, batch, left - deletes, is_last=not marks)
     if batch.unread and (unread := refuse_unread_in_tx(connection, batch, reduced, rows.source)):
         counts[UNREAD] = unread
     counts["passed_over"] += left - deletes - counts[WRITTEN]
-    if deletes and batch.deletes_softly:
+    if marks:
         delete_softly_in_tx(connection, batch, deletes, counts, traced=traced)
     outcome.refuse_another(counts["passed_over"])
     return counts

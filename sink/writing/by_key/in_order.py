@@ -109,7 +109,7 @@ def write_in_order_in_tx(
             is_ours = is_of_target(connection, written.table, error)
             ordered = _InOrder(connection, gathered, written, write) if is_ours else None
         except (psycopg.errors.InvalidSavepointSpecification, psycopg.errors.InsufficientPrivilege):
-            # All rows had been written, and only soft deletes were left. Or the role may make no temporary table.
+            # All rows had been written. Or the role may make no temporary table.
             raise error from None
         if ordered is None:
             raise

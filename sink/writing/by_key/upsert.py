@@ -119,20 +119,25 @@ def write_by_key_in_tx(
     plan: Sequence[ColumnPlan],
     upsert: ComparedUpsert,
     bounds: tuple[int, int] | None = None,
+    *,
+    is_last: bool = True,
 ) -> int:
     """
     Insert ``rows`` or update those of their keys, by the faster of the two statements.
 
     :param bounds: the first key's least and greatest value, where they are known.
+    :param is_last: whether no other row of the batch is written afterwards, so that the savepoint may go.
     """
     if is_large(rows.count) and upsert.finds_by_index and may_merge(connection, table, plan, upsert):
         done = merged(connection, merge_statement(rows, table, plan, upsert, bounds))
         if done is not None:
-            connection.execute(RELEASE)
+            if is_last:
+                connection.execute(RELEASE)
             return done.rowcount
     try:
         insert = insert_statement(rows.source, rows.wanted, table, plan, upsert)
-        return connection.execute(sql.SQL("; ").join([insert, RELEASE]), prepare=False).rowcount
+        statements = [insert, RELEASE] if is_last else [insert]
+        return connection.execute(sql.SQL("; ").join(statements), prepare=False).rowcount
     except psycopg.errors.CardinalityViolation as error:
         # A user's trigger may raise it too.
         is_single = upsert.order_by is not None or upsert.is_one_each

@@ -99,6 +99,7 @@ def delete_softly_in_tx(
         batch.only_target, sql.SQL(", ").join(sets), batch.name, DELETED, batch.same_key(), batch.not_older()
     )
     deleted = execute_joined(connection, mark, batch.upsert).rowcount
+    connection.execute(RELEASE)
     counts["deleted"] = deleted
     counts["not_found"] = 0 if deleted == deletes else _absent(connection, batch, deletes, 0, traced=traced)
     counts["passed_over"] += deletes - deleted - counts["not_found"]
@@ -116,11 +117,16 @@ def _absent(connection: psycopg.Connection, batch: ChangeTable, deletes: int, de
     return row[0] if row else 0
 
 
-def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int) -> int:
-    """Insert or update the ``writes`` rows that do not delete; return how many were written."""
+def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int, *, is_last: bool) -> int:
+    """
+    Insert or update the ``writes`` rows that do not delete; return how many were written.
+
+    :param is_last: whether no row is marked as deleted afterwards.
+    """
     if not writes or batch.unread:
         written = _write_what_was_read_in_tx(connection, batch) if writes else 0
-        connection.execute(RELEASE)
+        if is_last:
+            connection.execute(RELEASE)
         return written
     return write_by_key_in_tx(
         connection,
@@ -128,6 +134,7 @@ def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int)
         batch.target,
         batch.written,
         batch.reduced_upsert,
+        is_last=is_last,
     )
 
 

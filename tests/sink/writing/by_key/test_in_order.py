@@ -83,6 +83,21 @@ class TestMovedValues:
         assert stored(admin) == [(1, 2, 2), (2, 3, 1), (6, 6, 4), (7, 7, 0), (8, 8, 0)]
         assert letters(admin) == [(5, "23505"), (9, "23505")]
 
+    def test_a_soft_delete_that_is_refused_is_put_aside(self, url, admin):
+        """Nothing has moved: the mark gives the row the values of one that was marked before."""
+        admin.execute(
+            "CREATE TABLE events (id bigint PRIMARY KEY, u bigint, seq bigint, del bool DEFAULT false);"
+            "ALTER TABLE events ADD UNIQUE (u, del);"
+            "INSERT INTO events VALUES (1, 1, 0, true), (2, 1, 0, false), (4, 4, 0, false)"
+        )
+        rows = [(3, 3, 1, WRITE), (2, None, 2, DELETE), (4, None, 3, DELETE)]
+        how = {"struct": UNIQUE, "deletes": "soft:del"}
+        with pytest.raises(UniqueViolation, match="events_u_del_key"):
+            apply(url, *rows, **how)
+        assert apply(url, *rows, dead_letters=True, **how) == {"written": 1, "deleted": 1, "dead_letters": 1}
+        assert stored(admin) == [(1, 1, 0, True), (2, 1, 0, False), (3, 3, 1, False), (4, 4, 0, True)]
+        assert letters(admin) == [(2, "23505")]
+
     def test_without_dead_letters_such_a_row_stops_the_batch(self, url, admin, events):
         """With the constraint's own error."""
         with pytest.raises(UniqueViolation, match="one_u"):
