@@ -4,10 +4,12 @@ Write rows by key in the order of their changes, where one statement for all of 
 Runs in the commit. Invariant: what is left is what the changes would leave one by one, and no row is called bad that
 fits in its turn.
 
-Two batches need this:
+Three batches need this:
 
 - one that a unique or an exclusion constraint refuses: a value may have moved from one row to another, and one
   statement writes rows in the order of their keys;
+- one of which a foreign key of the table to itself refuses a delete: a row may have moved away from its parent before
+  that was deleted;
 - one that deletes rows of a table whose foreign keys to itself have actions: all deletes come before all writes, so a
   row that has moved away from its parent would go with it.
 
@@ -38,6 +40,7 @@ from .keys import ComparedUpsert, Written, delete_action, deletes_act_on_itself
 from .statements import value_as_assigned
 from .unique_index import PLACE, UniqueIndex, guessed, stored_rows_of, unique_index
 from .upsert import compare_in_tx
+from .write_changes import StillReferredToError
 
 _counter = itertools.count()
 
@@ -102,7 +105,7 @@ def write_in_order_in_tx(
         return in_order.written(in_order.of_one_kind())
     try:
         return write(gathered, written)
-    except _REFUSED_BY_ANOTHER as error:
+    except (*_REFUSED_BY_ANOTHER, StillReferredToError) as error:
         try:
             # Released, because an error of another table of the batch would go back to it, and undo what is written.
             connection.execute(sql.SQL("; ").join([BACK, RELEASE]))
@@ -113,7 +116,24 @@ def write_in_order_in_tx(
             raise error from None
         if ordered is None:
             raise
+        if isinstance(error, StillReferredToError):
+            return _written_by_kind(ordered, error)
         return ordered.written([range(len(ordered.turns))])
+
+
+def _written_by_kind(ordered: _InOrder, error: StillReferredToError) -> Counts:
+    """Write deletes and writes in their order, or raise ``error`` if that is not known, or if it is not the reason."""
+    try:
+        parts = ordered.of_one_kind()
+    except TargetError:
+        raise error from None
+    if len(parts) < 2:  # noqa: PLR2004 (all at once, as before)
+        raise error
+    try:
+        return ordered.written(parts)
+    except psycopg.errors.ForeignKeyViolation:
+        # The first one, because rows in parts may also lack a parent that comes in a later part.
+        raise error from None
 
 
 _Part = Sequence[int]

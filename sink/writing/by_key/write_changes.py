@@ -37,6 +37,10 @@ _SOFT_TYPES = {
 """What a soft delete sets a column of this type to."""
 
 
+class StillReferredToError(psycopg.errors.ForeignKeyViolation):
+    """A foreign key refuses a delete, because another row refers to the row; Postgres's error alone does not tell."""
+
+
 def refuse_soft_column(table: TargetTable, changes: Changes | None, upsert: Upsert) -> None:
     """:raises TargetError: SOFT_COLUMN, if soft deletes have no column to set."""
     if changes is None or changes.soft_column is None:
@@ -71,8 +75,15 @@ def count_deletes_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> i
 def delete_in_tx(
     connection: psycopg.Connection, batch: ChangeTable, deletes: int, counts: MutableMapping[str, int], *, traced: bool
 ) -> None:
-    """Remove the rows of the batch's deletes; if ``traced``, the deletes are remembered."""
-    deleted = delete_rows_in_tx(connection, batch)
+    """
+    Remove the rows of the batch's deletes; if ``traced``, the deletes are remembered.
+
+    :raises StillReferredToError: if a foreign key refuses that.
+    """
+    try:
+        deleted = delete_rows_in_tx(connection, batch)
+    except psycopg.errors.ForeignKeyViolation as error:
+        raise StillReferredToError(*error.args, info=error.pgresult) from None
     counts["deleted"] = deleted
     # What was deleted is absent now, and so is what was not found.
     counts["not_found"] = _absent(connection, batch, deletes, deleted, traced=traced) - deleted

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
-from psycopg.errors import ExclusionViolation, UniqueViolation
+from psycopg.errors import ExclusionViolation, ForeignKeyViolation, UniqueViolation
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
 from support.batches import make_planned_batch
@@ -317,6 +317,49 @@ class TestActions:
         admin.execute("ALTER TABLE lines DROP CONSTRAINT lines_order_id_fkey")
         admin.execute("ALTER TABLE lines ADD FOREIGN KEY (order_id) REFERENCES orders DEFERRABLE INITIALLY DEFERRED")
         assert commit(1) == "NEW"
+
+
+class TestReferences:
+    """A foreign key of a table to itself that is checked at once, and has no action."""
+
+    @pytest.fixture(autouse=True)
+    def nodes(self, admin):
+        """Node 2 hangs on node 1, and node 5 on node 4."""
+        admin.execute(
+            "CREATE TABLE nodes (id bigint PRIMARY KEY, parent bigint REFERENCES nodes, name text, seq bigint);"
+            "INSERT INTO nodes (id, parent) VALUES (1, NULL), (2, 1), (3, NULL), (4, NULL), (5, 4)"
+        )
+
+    @pytest.mark.parametrize("dead_letters", [None, True])
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_a_row_that_moves_away_lets_its_parent_go(self, first, dead_letters, url, admin):
+        """Its move comes first by orderBy, in whichever order the rows come."""
+        rows = [(2, 3, "moved", 1, WRITE), (1, None, None, 2, DELETE)]
+        how = {"struct": NODES, "table": "nodes", "dead_letters": dead_letters, "transport": "both"}
+        assert apply(url, rows[first], rows[1 - first], **how) == {"written": 1, "deleted": 1}
+        assert [row[:2] for row in stored(admin, "nodes")] == [(2, 3), (3, None), (4, None), (5, 4)]
+        assert letters(admin) == []
+
+    def test_other_rows_that_the_key_refuses_are_put_aside(self, url, admin):
+        """A delete of a row to which another one still refers, and a row whose parent is nowhere."""
+        rows = [
+            (4, None, None, 4, DELETE),
+            (1, None, None, 2, DELETE),
+            (6, 7, "no parent", 3, WRITE),
+            (2, 3, "moved", 1, WRITE),
+        ]
+        how = {"struct": NODES, "table": "nodes", "dead_letters": True}
+        assert apply(url, *rows, **how) == {"written": 1, "deleted": 1, "dead_letters": 2}
+        assert [row[:2] for row in stored(admin, "nodes")] == [(2, 3), (3, None), (4, None), (5, 4)]
+        assert letters(admin) == [(4, "23503"), (6, "23503")]
+
+    @pytest.mark.parametrize("order_by", [None, "seq"])
+    def test_without_an_order_the_delete_is_refused(self, order_by, url, admin):
+        """Nobody knows whether the row had moved away by then."""
+        rows = [(2, 3, "moved", 1, WRITE), (1, None, None, 1, DELETE)]
+        with pytest.raises(ForeignKeyViolation, match="nodes_parent_fkey"):
+            apply(url, *rows, struct=NODES, table="nodes", order_by=order_by)
+        assert len(stored(admin, "nodes")) == 5
 
 
 FOREST = changes(id=t.LongType(), parent=t.LongType(), u=t.LongType(), name=t.StringType(), seq=t.LongType())
