@@ -204,7 +204,8 @@ def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id:
 def sweep_jobs(connection: psycopg.Connection, sink_name: str, run_id: str) -> None:
     """
     Drop the sink's staging tables of batch jobs that no run needs: those of published keys, and of runs that Spark has
-    given up. That of the run itself, which is done, goes too, whatever the sink was called when it was planned.
+    given up. That of the run itself, which is done, goes too, whatever the sink was called when it was planned. (If
+    Postgres was unavailable then, and the run was killed, its table stays until it is dropped by hand.)
 
     A run that was killed has also left its table behind. Nothing in Postgres tells such a run from one that still
     computes its rows. But once a run has published its key, all others can only be skipped.

@@ -100,6 +100,16 @@ def advance(
     for place, at in known.items():
         least[place] = max(at, least.get(place, 0))
     refuse_less(now.positions, least)
+    if now.rows < before.rows:
+        # Other tasks have moved the positions since, past rows that are missing.
+        raise RefusedBatch(
+            "POSITION_WENT_BACK",
+            f"{now.rows} rows are recorded with the stored positions, but {before.rows} were before: the database has "
+            "lost what was committed since, as after a restore or a failover.",
+            NOTHING,
+            "Compare the table with the topic before the query is started again: records may be missing below the "
+            "positions.",
+        )
     places = [(*place, known[place], end) for place, end in by_partition(ends).items() if place in known]
     topics, partitions, left, upto = ([place[n] for place in places] for n in range(4))
     connection.execute(_ADVANCE, [topics, partitions, left, upto, before.writer_id, run_id])

@@ -158,8 +158,8 @@ def _fresh_reads(connection: psycopg.Connection, second: psycopg.Connection) -> 
         Holds.NO,
         "transactions report read committed, but work on a snapshot: two new queries of one table that start at the "
         "same time may not notice each other",
-        "Switch on real READ COMMITTED in the server, or set default_transaction_isolation to repeatable read for "
-        "this role.",
+        "Switch on real READ COMMITTED in the server. Or set default_transaction_isolation to repeatable read for this "
+        "role: then startOver, mode=complete, and onlyNewer with deletes are refused.",
     )
 
 

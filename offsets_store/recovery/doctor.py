@@ -16,7 +16,7 @@ from typing import Any
 from ..checkpoint.files import open_location
 from ..errors import CheckpointError, NoLedgerError, RecoveryError
 from ..ledger.session import reading
-from ..offsets import Offsets
+from ..offsets import Offsets, furthest
 from ..verdict.decide import PUBLISH, Verdict
 from ..verdict.facts import Writer
 from .next_start import (
@@ -152,7 +152,7 @@ def _in_real_time(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Di
     if not living:
         return found
     next_batch_id = 1 + max(sink.last_batch_id for sink in living)
-    return replace(found, next_batch_id=next_batch_id, begins=living[0].end_offsets)
+    return replace(found, next_batch_id=next_batch_id, begins=furthest(*(sink.end_offsets for sink in living)))
 
 
 def _diagnosis(

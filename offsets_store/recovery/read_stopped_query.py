@@ -19,7 +19,8 @@ from ..errors import CheckpointError, NoCheckpointError, NoLedgerError
 from ..ledger.lock import is_open
 from ..ledger.session import reading
 from ..ledger.tables import batches, interventions, writers
-from ..ledger.writers import IS_LIVING, records_in_tx, writers_in_tx
+from ..ledger.writers import IS_LIVING, records_in_tx, task_positions, writers_in_tx
+from ..offsets import furthest
 from ..verdict.facts import Writer
 from .stateful_query import last_batch
 from .stopped_query import CheckpointFacts, SideLog, SinkFacts
@@ -90,7 +91,8 @@ def known_sinks(url: str, checkpoint: CheckpointFacts) -> list[SinkFacts]:
         return []
     try:
         with reading(url) as connection:
-            return read_sinks(connection, checkpoint.query_id, checkpoint.offsets.keys())
+            sinks = read_sinks(connection, checkpoint.query_id, checkpoint.offsets.keys())
+            return [_with_task_positions(connection, sink) for sink in sinks] if checkpoint.is_real_time else sinks
     except NoLedgerError:
         # Before the first batch, and after a continuous query, the checkpoint alone says what to do.
         if checkpoint.newest in (None, 0) or checkpoint.is_continuous:
@@ -106,6 +108,12 @@ def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int]
     """
     found = writers_in_tx(connection, writers.c.query_id == query_id)
     return [_sink(connection, writer, batch_ids) for writer in found]
+
+
+def _with_task_positions(connection: Connection, sink: SinkFacts) -> SinkFacts:
+    """The sink of a query in real time, whose tasks go on between two records."""
+    stored = task_positions(connection, [sink.writer_id]).get(sink.writer_id)
+    return replace(sink, end_offsets=furthest(sink.end_offsets, stored))
 
 
 def read_neighbours(connection: Connection, sink_name: str | None = None) -> dict[str, tuple[Writer, ...]]:

@@ -33,8 +33,11 @@ _SAME = {
     "connect_timeout": "connectTimeout",
 }
 # As in a commit, what a role or a database has set for its sessions must not end a flush, nor make the text NULL of a
-# NULL in an array of values.
-_SETTINGS = "-c lock_timeout={} -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on"
+# NULL in an array of values. And a flush that has waited for a lock must see what has changed meanwhile.
+_SETTINGS = (
+    "-c lock_timeout={} -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on "
+    r"-c default_transaction_isolation=read\ committed"
+)
 _BALANCED = {"random": "true", "disable": "false"}
 # Java uses none below TLS 1.2 by itself.
 _TLS = frozenset({"TLSv1", "TLSv1.1", "TLSv1.2"})

@@ -115,13 +115,14 @@ class Run:
         """
         with writing(self.settings.url) as connection:
             driver = driver_connection(connection)
-            is_owner = self._find_tried(driver)
+            is_taken_over = self._find_tried(driver)
             before = self.stored
-            # A run that has taken over may have taken the positions away; then the commit says so.
-            now = advance(driver, self.run_id, before, known, ends or {}) if is_owner else before
-        end = furthest(self.ends, least_common(only(now.positions, self.ends) if ends is None else ends, now.positions))
-        if ends is None and is_owner and now.rows == before.rows:
+            # What has taken over may have taken the positions away; then the commit says so.
+            now = before if is_taken_over else advance(driver, self.run_id, before, known, ends or {})
+        if ends is None and not is_taken_over and now.rows == before.rows:
             return
+        reached = self._of_topics_read(now.positions) if ends is None else least_common(ends, now.positions)
+        end = furthest(self.ends, reached)
         least = by_partition(end)
 
         def check(connection: Connection, _: Batch, __: Offsets | None) -> None:
@@ -142,15 +143,23 @@ class Run:
         """
         Look whether the record that failed last was committed all the same: only its answer may have been lost.
 
-        :return: whether this run still is the owner.
+        :return: whether another run has recorded a batch since.
         """
-        find = "SELECT last_batch_id FROM pgonce.writers WHERE writer_id = %s AND run_id = %s"
-        last = connection.execute(find, [self.writer_id, self.run_id]).fetchone()
-        if self.tried is not None and last == (self.batch_id + 1,):
+        find = "SELECT run_id, last_batch_id FROM pgonce.writers WHERE writer_id = %s"
+        owner, last_batch_id = connection.execute(find, [self.writer_id]).fetchone() or (None, -1)
+        if self.tried is not None and (owner, last_batch_id) == (self.run_id, self.batch_id + 1):
             self.batch_id += 1
             self.stored, self.ends = self.tried
         self.tried = None
-        return last is not None
+        # In a database that went back to before this run, the owner is another one too, of an older batch.
+        return owner != self.run_id and last_batch_id > self.batch_id
+
+    def _of_topics_read(self, positions: Offsets) -> Offsets:
+        """Without topics that the query does not read any more, but with partitions that have been added."""
+        return {
+            source: {topic: parts for topic, parts in positions[source].items() if topic in topics}
+            for source, topics in self.ends.items()
+        }
 
     def failed(self, seen_by: SeenBy, batch_id: int | None = None) -> Failed:
         """How a failure of this run is kept."""

@@ -236,13 +236,14 @@ def flush_of(run: Run) -> str:
         table = look_at_table(connection, destination, columns)
         if table is None:
             raise RuntimeError("the run's first batch has made the table")
-        if table.oid != run.table_oid:
+        plan = plan_columns(table, without_extra(table, columns, destination), destination)
+        there = {column.column_name for column in table.columns if column.declared}
+        if table.oid != run.table_oid or not there.issuperset(column.target for column in plan):
             raise SparkError(
                 "TARGET_CHANGED",
                 f"{destination.table} is not the table any more with which this run began: it was exchanged for "
-                "another, or dropped and created again.",
+                "another, or dropped and created again, or a column was dropped.",
                 NOTHING,
                 "Start the query again.",
             )
-        plan = plan_columns(table, without_extra(table, columns, destination), destination)
         return flush_statement(table, columns, plan).as_string(connection)

@@ -20,8 +20,9 @@ from ..writing.table.catalogue import TargetTable
 # A claim needs the writer's row, so that it is before or after whatever takes the writer over, and sees that.
 # A task of a later stage takes over, and so does a later attempt; two tasks of one batch that have rows of one
 # partition do not. (A continuous query plans its tasks again, in a new stage, when the topic gets more partitions.)
-# If the position is below where an earlier task left it, the database has lost what it had answered. In continuous
-# mode a task of a later stage knows how far that is only from the claim before, which must still be there then.
+# If the position is below where an earlier task left it, the database has lost what it had answered. A continuous query
+# that is planned again knows how far that is only where it knows the claim before; elsewhere, no record may be missing
+# between the position and its first row.
 CLAIM = """
 WITH given (writer_id, run_id, topic, partition, next_offset, claim, stage, epoch, spark_partition, task_attempt, floor,
     before)
@@ -45,16 +46,19 @@ INSERT INTO pgonce.positions AS p
 SELECT g.writer_id, g.run_id, g.topic, g.partition, g.next_offset, g.claim, g.stage, g.epoch, g.spark_partition,
     g.task_attempt, g.next_offset
 FROM given AS g JOIN owner ON owner.writer_id OPERATOR(pg_catalog.=) g.writer_id
-WHERE g.floor IS NULL OR EXISTS (SELECT FROM stored AS s WHERE s.next_offset OPERATOR(pg_catalog.>=) g.floor)
+WHERE (g.floor IS NULL OR EXISTS (SELECT FROM stored AS s WHERE s.next_offset OPERATOR(pg_catalog.>=) g.floor))
+    AND (g.before IS NULL OR g.next_offset OPERATOR(pg_catalog.=) 0 OR EXISTS (SELECT FROM stored))
 ON CONFLICT (writer_id, topic, partition) DO UPDATE
 SET claim = excluded.claim, stage = excluded.stage, epoch = excluded.epoch, spark_partition = excluded.spark_partition,
     task_attempt = excluded.task_attempt,
     claimed_from = CASE WHEN p.stage OPERATOR(pg_catalog.=) excluded.stage
         AND p.epoch OPERATOR(pg_catalog.=) excluded.epoch THEN p.claimed_from ELSE p.next_offset END
 WHERE p.run_id OPERATOR(pg_catalog.=) excluded.run_id AND p.disputed_from IS NULL
+    AND (p.claim OPERATOR(pg_catalog.=) excluded.claim
+        OR p.next_offset OPERATOR(pg_catalog.>=) excluded.next_offset
+        OR (SELECT g.before IS NULL OR g.before OPERATOR(pg_catalog.=) p.claim FROM given AS g))
     AND (p.claim OPERATOR(pg_catalog.=) excluded.claim OR p.stage IS NULL
-        OR (p.stage OPERATOR(pg_catalog.<) excluded.stage
-            AND (SELECT g.before IS NULL OR g.before OPERATOR(pg_catalog.=) p.claim FROM given AS g))
+        OR p.stage OPERATOR(pg_catalog.<) excluded.stage
         OR (p.stage OPERATOR(pg_catalog.=) excluded.stage
             AND (p.epoch OPERATOR(pg_catalog.<) excluded.epoch
                 OR (p.epoch OPERATOR(pg_catalog.=) excluded.epoch
@@ -130,14 +134,14 @@ def flush_statement(table: TargetTable, columns: Sequence[EncodedColumn], plan: 
     source = sql.Identifier("pgonce rows")
     oid = sql.Literal(table.oid)
     written = {column.target for column in plan}
-    declared = [column.declared for column in table.columns if column.column_name in written]
+    declared = [column.declared for column in table.columns if column.column_name in written and column.declared]
     moved = sql.SQL(_MOVED).format(
         name=sql.Literal(table.identifier.as_string(None)),
         oid=oid,
         numbers=_constant("int2", (number for number, _, _ in declared)),
         types=_constant("oid", (type_oid for _, type_oid, _ in declared)),
         modifiers=_constant("int4", (modifier for _, _, modifier in declared)),
-        columns=sql.Literal(len(declared)),
+        columns=sql.Literal(len(written)),
         partitions=sql.SQL(_PARTITIONS).format(oid=oid) if table.kind == "p" else sql.SQL(""),
     )
     return sql.SQL(

@@ -280,8 +280,9 @@ def refuse_first_batch(
         with looking(settings.url) as connection:
             named = NamedSink(sink_name or "") if where is None else named_sink(connection, sink_name, where)
             _enter(connection)
-            if not _may_be_recorded(connection, OF_ANY_BATCH if batch else OF_ANY_JOB) or batch is None:
-                return named.name
+            may_be_recorded = _may_be_recorded(connection, OF_ANY_BATCH if batch else OF_ANY_JOB)
+            if batch is None or not may_be_recorded:
+                return None if batch else named.name
             first = batch.into(named.name, named.tables)
             has_past = settings.remedies.replaces is not None or concern_in_tx(connection, first)
         # Most queries find nothing of the kind, and then nothing imports SQLAlchemy before the commit does.

@@ -64,13 +64,18 @@ WORLDS: dict[str, tuple[World, set[str], int]] = {
     ),
     "continuous, and planned again": (
         World(((1, 0, 2),), Accidents(plans=1, lost_answers=1), continuous=True),
-        {STORED, "ELSEWHERE"},
+        {STORED, "UNPROVEN"},
         2_000,
     ),
     "continuous, planned again, and restored": (
         World(((1, 0, 1),), Accidents(plans=1, restores=1), continuous=True),
-        {STORED, "ELSEWHERE", "FENCED", "RESTORED"},
+        {STORED, "UNPROVEN", "FENCED", "RESTORED"},
         2_000,
+    ),
+    "continuous, planned again, with all rows": (
+        World(((1, 2, 1),), Accidents(plans=1), continuous=True),
+        {STORED},
+        50,
     ),
     "retention": (World(((1, 0, 1, 0),), Accidents(deletions=3)), {*MOVED, "DATA_LOST"}, 1_000),
     "retention, restored": (
@@ -182,6 +187,11 @@ BROKEN: dict[str, tuple[Rules, World, str]] = {
     ),
     "5, remembers nothing when it is planned again": (
         Rules(remembers=False),
+        World(THREE, Accidents(restores=1, plans=1), continuous=True),
+        NOT_FIRST,
+    ),
+    "5, goes on in another process": (
+        Rules(proves=False),
         World(THREE, Accidents(restores=1, plans=1), continuous=True),
         NOT_FIRST,
     ),

@@ -29,7 +29,7 @@ class TargetColumn:
 
     If the type is a domain, they are those of its base type. ``primary_key`` is the column's place in it, from 0.
     ``user_type`` says more about a type that did not come with Postgres. ``declared`` has the column's number, type and
-    modifier as the catalogue has them, where a domain is a type of its own.
+    modifier as the catalogue has them, where a domain is a type of its own; None for a column that is to be added.
     """
 
     column_name: str
@@ -41,7 +41,7 @@ class TargetColumn:
     always_generated: bool
     primary_key: int | None
     user_type: UserType | None = None
-    declared: Sequence[int] = ()
+    declared: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)

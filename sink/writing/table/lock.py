@@ -155,7 +155,7 @@ def take_turn_of_newer_in_tx(connection: psycopg.Connection, oid: int) -> None:
     :raises TargetError: SNAPSHOT_TOO_OLD.
     """
     unseen = "a delete that was committed while they waited for it, and an older change would bring the row back"
-    _take_turn_in_tx(connection, _key_of_newer(oid), "onlyNewer", unseen)
+    _take_turn_in_tx(connection, _key_of_newer(oid), "onlyNewer is set", unseen)
 
 
 def take_turn_of_replacing_in_tx(connection: psycopg.Connection, oid: int) -> None:
@@ -165,15 +165,17 @@ def take_turn_of_replacing_in_tx(connection: psycopg.Connection, oid: int) -> No
     :raises TargetError: SNAPSHOT_TOO_OLD.
     """
     unseen = "the rows that another query committed while they waited for it, and the rows of both would stay"
-    _take_turn_in_tx(connection, _key_of_replacing(oid), "mode=complete", unseen)
+    what = "The batch replaces all rows of the table (mode=complete, or overwrite)"
+    _take_turn_in_tx(connection, _key_of_replacing(oid), what, unseen)
 
 
-def _take_turn_in_tx(connection: psycopg.Connection, key: sql.Composed, option: str, unseen: str) -> None:
+def _take_turn_in_tx(connection: psycopg.Connection, key: sql.Composed, what: str, unseen: str) -> None:
     row = connection.execute(_TURN.format(key), prepare=False).fetchone()
-    if row is not None and row[0] != "read committed":
+    # To Postgres, read uncommitted is the same as read committed.
+    if row is not None and row[0] not in ("read committed", "read uncommitted"):
         raise TargetError(
             "SNAPSHOT_TOO_OLD",
-            f"{option} is set, but transactions are {row[0]} here: they would not see {unseen}.",
+            f"{what}, but transactions are {row[0]} here: they would not see {unseen}.",
             NOTHING,
             "Set default_transaction_isolation to 'read committed' for this role, or in url: "
             "options=-cdefault_transaction_isolation=read\\ committed.",

@@ -13,6 +13,11 @@ from pgonce import PgonceError, PostgresUrl
 from pgonce.sink.real_time import jdbc
 from pgonce.sink.real_time.jdbc import jdbc_url
 
+OPTIONS = (
+    "-c lock_timeout=30000 -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on "
+    r"-c default_transaction_isolation=read\ committed"
+)
+
 
 class Told:
     """A connection that knows what it was told, without a server."""
@@ -36,20 +41,14 @@ def test_host_port_and_database(tcp_url, database, postgres_server):
     found = jdbc_url(tcp_url, "run-1", 30)
     assert found.url == f"jdbc:postgresql://127.0.0.1:{postgres_server.tcp['port']}/{database}"
     assert found.properties["ApplicationName"] == "pgonce run-1"
-    assert (
-        found.properties["options"]
-        == "-c lock_timeout=30000 -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on"
-    )
+    assert found.properties["options"] == OPTIONS
 
 
 def test_what_the_driver_has_under_another_name(tcp_url):
     """TLS, the session's options and the kind of server are translated."""
     found = properties_of(tcp_url, sslmode="disable", options="-c work_mem=8MB", target_session_attrs="read-write")
     assert found["sslmode"] == "disable"
-    assert (
-        found["options"]
-        == "-c work_mem=8MB -c lock_timeout=30000 -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on"
-    )
+    assert found["options"] == f"-c work_mem=8MB {OPTIONS}"
     assert found["targetServerType"] == "primary"
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 from support.fixtures.driver import wait_until
@@ -59,10 +60,10 @@ def other_stream(records):
 def begin(spark, kafka, tcp_url, tmp_path):
     """Start a query over a topic into the table orders."""
 
-    def start(name, trigger="real-time", rows=as_rows, **options):
+    def start(name, trigger="real-time", rows=as_rows, source=None, **options):
         return pgonce.start_real_time(
             spark,
-            kafka=source_of(kafka.bootstrap_servers, name),
+            kafka={**source_of(kafka.bootstrap_servers, name), **(source or {})},
             rows=rows,
             url=tcp_url,
             **{
@@ -104,6 +105,30 @@ def test_what_a_continuous_query_has_stored_is_recorded(begin, topic, produce, i
     assert sum(batch.rows for batch in store.history("orders")) == 10
     query.stop()
     assert store.latest("orders").batch_id == 1
+
+
+def test_a_topic_that_gets_a_partition(begin, topic, ids, kafka):
+    """Spark plans a continuous query again: its process knows what was stored, with records left out on the way."""
+    name = topic(1)
+    some = lambda records: as_rows(records).where("id % 3 = 2")  # noqa: E731
+    query = begin(name, "continuous", some, {"kafka.metadata.max.age.ms": 1000})
+
+    def produce(numbers, partition):
+        # A producer that is older than a partition does not know it for a while.
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+        for number in numbers:
+            producer.produce(name, json.dumps({"id": number, "body": "b"}), partition=partition)
+        producer.flush(30)
+
+    produce(range(10), 0)
+    assert ids(3, query) == [2, 5, 8], query.exception()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_partitions([NewPartitions(name, 2)])[name].result(30)
+    produce([101, 103, 104], 1)
+    produce(range(10, 20), 0)
+    assert ids(8, query) == [2, 5, 8, 11, 14, 17, 101, 104], query.exception()
+    assert query.isActive
+    query.stop()
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)

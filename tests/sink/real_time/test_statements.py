@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -210,9 +211,11 @@ class TestRecovery:
         query_id = query_id_of(location)
         new_checkpoint(location, query_id)
         run = begun(url, query_id=query_id)
-        run.record({}, start(p0=3))
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0, 1, 2)
         found = examine(location, url)
-        assert (found.finding, found.next_batch_id) == (Finding.AGREE, run.batch_id + 1)
+        assert (found.finding, found.next_batch_id, found.begins) == (Finding.AGREE, run.batch_id + 1, start(p0=3))
         assert [(sink.verdict, sink.sink_name) for sink in found.sinks] == [(Verdict.NEW, "public.orders")]
         assert not recover_checkpoint(location, url).is_needed
         retire_sink("orders", url, reason="it is over")
@@ -476,10 +479,40 @@ class TestDatabaseThatWentBack:
         task = Task(url, run, epoch=5)
         task.claims()
         task.flushes(0, 1, 2)
-        assert not Task(url, run, stage=1, before=uuid.uuid4()).claims(3)
+        assert not Task(url, run, stage=1, before=uuid.uuid4()).claims(4)
+        assert Task(url, run, stage=1, before=uuid.uuid4()).claims(3)
         admin.execute("UPDATE pgonce.positions SET next_offset = 1; DELETE FROM orders WHERE id > 0")
-        assert not Task(url, run, stage=1, before=task.claim, floor=3).claims(3)
+        assert not Task(url, run, stage=2, before=task.claim, floor=3).claims(3)
         assert orders() == [0]
+
+    def test_between_two_stages_without_a_claim(self, url, admin, orders):
+        """The failover may have lost the claim too, or the row of a partition that has appeared during the run."""
+        run = begun(url)
+        assert not Task(url, run, stage=1, before=uuid.uuid4()).claims(100)
+        assert not Task(url, run, stage=1, before=uuid.uuid4(), partition=1).claims(50)
+        assert Task(url, run, stage=1, before=uuid.uuid4()).claims(0)
+        assert Task(url, run, stage=1, before=uuid.uuid4(), partition=1).claims(0)
+
+    def test_before_the_run(self, url, admin, orders):
+        """A database of before the run's start has another owner, and no batch that came later."""
+        begun(url)
+        run = begun(url, last=0)
+        admin.execute("UPDATE pgonce.writers SET run_id = 'before', last_batch_id = 0")
+        admin.execute("UPDATE pgonce.positions SET next_offset = 0")
+        run.stored = replace(run.stored, positions=start(p0=3))
+        with pytest.raises(RefusedBatch, match="POSITION_WENT_BACK"):
+            run.record({}, start(p0=3))
+
+    def test_rows_that_are_missing_below_the_position(self, url, admin, orders):
+        """Tasks have gone on from where the database went back to, and the position is further than before by now."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0, 1, 2)
+        run.record({}, None)
+        admin.execute("UPDATE pgonce.positions SET next_offset = 10, rows = 1")
+        with pytest.raises(RefusedBatch, match="POSITION_WENT_BACK.*Compare the table"):
+            run.record({}, None)
 
     @pytest.mark.parametrize("reports", [{("orders", 0): 3}, {}], ids=["reported", "continuous"])
     def test_the_driver_records_nothing(self, url, admin, orders, reports):
@@ -509,6 +542,11 @@ class TestDatabaseThatWentBack:
         assert (run.batch_id, run.ends) == (1, start(p0=3))
         run.record({}, None)
         assert run.batch_id == 1
+        added = Task(url, run, partition=1)
+        added.claims(0)
+        added.flushes(0)
+        run.record({}, None)
+        assert (run.batch_id, run.ends) == (2, start(p0=3, p1=1))
 
     def test_nothing_beyond_what_is_stored_is_recorded(self, url, admin, orders):
         """Without reports of tasks, the end of a batch is recorded only as far as rows are stored."""

@@ -304,8 +304,9 @@ class Enumeration:
         yield label, after
         yield from self._living_on(after, run, run.tasks, label)
         if self.rules.remembers:
-            self.heard.add("ELSEWHERE")
-            yield from self._dead(less, run, (*label, "on another executor, and it fails"))
+            strangers = tuple(task._replace(at=None, is_stranger=True) for task in planned.tasks)
+            elsewhere = planned._replace(tasks=strangers)
+            yield (*label, "on other executors"), _exchange(less, run, elsewhere)
 
     def _dead(self, state: State, run: Run, label: Label) -> Iterator[Step]:
         """The driver is dead; of its tasks and the zombies before, as many live on as may."""
@@ -389,6 +390,9 @@ class Enumeration:
             Answer.FENCED: state.database.run != run,
             Answer.RESTORED: state.accidents.restores < self.world.accidents.restores,
             Answer.DISPUTED: bool(self.world.shuffled),
+            # It cannot tell records without rows from records that are lost.
+            Answer.UNPROVEN: state.accidents.restores < self.world.accidents.restores
+            or any(0 in log for log in self.world.records),
         }
         if not is_just[answer]:
             raise Violation(f"run {run} fails without a reason: {answer.name}")
@@ -463,12 +467,23 @@ class Enumeration:
 
     def _looks(self, state: State, run: Run, task: Task, label: Label) -> Try:
         place = self._readers[task.index][0]
-        database, answer = looked(state.database, self._in_hand(run, task), task.at, self.rules)
+        least = run.known[place] if task.is_stranger else task.at
+        database, answer = looked(state.database, self._in_hand(run, task), least, self.rules)
         after, found = state._replace(database=database), database.positions[place].offset
+        if task.is_stranger and self.rules.proves and answer is Answer.GO_ON:
+            first = self._first_row(task)
+            answer = Answer.UNPROVEN if first is not None and (found or 0) < first else answer
         if answer is not Answer.GO_ON:
             return label, after, task, answer
         at = found if found is not None else task.at or 0
-        return (*label, "and finds position", found), after, task._replace(at=at, asks=False), None
+        gone_on = task._replace(at=at, asks=False, is_stranger=False)
+        return (*label, "and finds position", found), after, gone_on, None
+
+    def _first_row(self, task: Task) -> int | None:
+        """The offset of the first record that the task has a row of."""
+        place, offsets = self._reads(task)
+        log = self.world.records[place]
+        return next((offset for offset in offsets[task.sent[0] :] if log[offset]), None)
 
     def _in_hand(self, run: Run, task: Task) -> Flush:
         """Who asks, and the lowest offset of what it still has."""

@@ -47,10 +47,12 @@ class Rules:
     """The driver hands on what tasks have reported; otherwise only the executor remembers."""
     remembers: bool = True
     """
-    A process remembers how far its tasks have stored, for those of a later plan; on another one, the query fails.
+    A process remembers how far its tasks have stored, for those of a later plan.
 
     Otherwise they know where the run began: those of a continuous query report nothing.
     """
+    proves: bool = True
+    """A task of a later plan in another process goes on only if no record is missing before its first row."""
     # 6. No loss in silence.
     close_flushes: bool = True
     fails_in_the_end: bool = True
@@ -75,9 +77,10 @@ class Answer(Enum):
     FENCED = "a newer run has been started"
     RESTORED = "the database has gone back behind what this run has stored"
     DISPUTED = "two tasks have rows of one partition"
+    UNPROVEN = "records between the position and the first row may have no rows, or may be lost"
 
 
-REFUSALS = frozenset({Answer.FENCED, Answer.RESTORED, Answer.DISPUTED})
+REFUSALS = frozenset({Answer.FENCED, Answer.RESTORED, Answer.DISPUTED, Answer.UNPROVEN})
 """The answers that fail the query."""
 
 

@@ -60,6 +60,7 @@ class Task(NamedTuple):
 
     It has ``sent`` so many of the records that reach it, and so many rows of the next one. ``at`` is the position that
     it goes on from, None if it knows none; ``asks`` is set while it does not know what became of its flush.
+    ``is_stranger`` if earlier tasks of its partition ran in another process, and it has not claimed it yet.
     """
 
     index: int
@@ -67,6 +68,7 @@ class Task(NamedTuple):
     at: int | None
     sent: tuple[int, int] = (0, 0)
     asks: bool = False
+    is_stranger: bool = False
 
 
 class Run(NamedTuple):

@@ -31,11 +31,20 @@ final class PartitionWriter {
     private boolean abandoned;
     private RuntimeException failure;
 
-    PartitionWriter(Settings settings, Place place, int stage, long epoch, long sparkPartition, long attempt, Long floor, long readFrom) {
+    PartitionWriter(
+            Settings settings,
+            Place place,
+            int stage,
+            long epoch,
+            long sparkPartition,
+            long attempt,
+            Long floor,
+            boolean isPlannedAgain,
+            long readFrom) {
         this.settings = settings;
         this.place = place;
         this.readFrom = readFrom;
-        positions = new Positions(settings, place, stage, epoch, sparkPartition, attempt, floor);
+        positions = new Positions(settings, place, stage, epoch, sparkPartition, attempt, floor, isPlannedAgain);
         rows = new Rows(settings.columns, settings.oneRowARecord);
     }
 

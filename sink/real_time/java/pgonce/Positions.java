@@ -5,7 +5,6 @@ import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.sql.Types;
-import java.util.List;
 import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.ConcurrentHashMap;
@@ -19,43 +18,51 @@ import java.util.concurrent.ConcurrentHashMap;
 final class Positions {
     private static final long FIRST_PAUSE_MILLIS = 20;
     private static final long LONGEST_PAUSE_MILLIS = 1000;
-    // Of continuous queries: who has claimed a partition last in this process. Tasks report nothing there, and when Spark
+    // Of continuous queries: the last claim of each partition in this process. Tasks report nothing there, and when Spark
     // plans the query again, its new tasks know only what the driver knew when the run began.
-    private static final Map<String, Positions> LAST = new ConcurrentHashMap<>();
+    private static final Map<String, Claim> LAST = new ConcurrentHashMap<>();
 
     private final Settings settings;
     private final Place place;
-    private final UUID claim = UUID.randomUUID();
+    private final Claim mine;
+    private final UUID claim;
     private final int stage;
     private final long epoch;
     private final long sparkPartition;
     private final long attempt;
     private final Long floor;
-    // The claim that must still be there, if it is of an earlier stage; null if any may be.
+    // The claim behind which this one is proven to be right; null if it is in any case.
     private final UUID before;
     private Session session;
-    private volatile long next;
+    private long next;
     private volatile boolean abandoned;
 
-    /** @param floor below which the position cannot be, unless the database went back; null if nothing is known. */
-    Positions(Settings settings, Place place, int stage, long epoch, long sparkPartition, long attempt, Long floor) {
+    /**
+     * @param floor below which the position cannot be, unless the database went back; null if nothing is known.
+     * @param isPlannedAgain whether earlier tasks of the run have read a part, and have not reported how far they came.
+     */
+    Positions(
+            Settings settings,
+            Place place,
+            int stage,
+            long epoch,
+            long sparkPartition,
+            long attempt,
+            Long floor,
+            boolean isPlannedAgain) {
         this.settings = settings;
+        mine = new Claim(settings.runId);
+        claim = mine.token;
         this.place = place;
         this.stage = stage;
         this.epoch = epoch;
         this.sparkPartition = sparkPartition;
         this.attempt = attempt;
-        if (settings.reports) {
-            this.floor = floor;
-            // What tasks of earlier stages have stored, they have reported.
-            before = null;
-            return;
-        }
-        Positions last = LAST.get(key());
-        boolean isKnown = last != null && last.settings.runId.equals(settings.runId);
+        Claim last = isPlannedAgain ? LAST.get(key()) : null;
+        boolean isKnown = last != null && last.runId.equals(settings.runId);
         this.floor = isKnown && (floor == null || floor < last.next) ? Long.valueOf(last.next) : floor;
-        // No claim of an earlier stage is this one.
-        before = isKnown ? last.claim : claim;
+        // Its own, which nobody has had before, if it knows none.
+        before = isKnown ? last.token : isPlannedAgain ? claim : null;
     }
 
     private String key() {
@@ -112,10 +119,11 @@ final class Positions {
             if (found.isDisputed()) {
                 dispute(connection, firstOffset);
             }
-            throw found.refusal(true);
+            throw found.refusal(true, firstOffset);
         });
+        mine.next = next;
         if (!settings.reports) {
-            LAST.put(key(), this);
+            LAST.put(key(), mine);
         }
         return next;
     }
@@ -147,8 +155,9 @@ final class Positions {
             if (isRetry && found.isOurs && found.next >= after) {
                 return after;
             }
-            throw found.refusal(false);
+            throw found.refusal(false, rows.first);
         });
+        mine.next = next;
     }
 
     private interface Work {
@@ -173,7 +182,7 @@ final class Positions {
                     deadline = now + (long) (settings.retrySeconds * 1e9);
                 }
                 if (abandoned || !settings.passes(e.getSQLState()) || now > deadline) {
-                    throw refused(what, e);
+                    throw Refusal.ofPostgres(settings, what, e, next);
                 }
                 pause(pause);
                 pause = Math.min(pause * 2, LONGEST_PAUSE_MILLIS);
@@ -192,44 +201,6 @@ final class Positions {
             Thread.currentThread().interrupt();
             throw new IllegalStateException("interrupted", e);
         }
-    }
-
-    private IllegalStateException refused(String what, SQLException e) {
-        // The text of an error may show values of a row; its code, and the names of a constraint and a column, do not.
-        String state = e.getSQLState() == null ? "none" : e.getSQLState();
-        String there = "Rows below record " + next + " are there, and later ones may be.";
-        List<String> remedy = settings.remedy(e.getSQLState());
-        if (remedy == null) {
-            return Refusal.of(
-                    "REAL_TIME_FAILED",
-                    "Postgres could not " + what + " (SQLSTATE " + state + ").",
-                    there,
-                    "Check that the server runs and can be reached from executors, and start the query again: it goes"
-                            + " on at the stored positions.");
-        }
-        String named = named(e);
-        return Refusal.of(
-                remedy.get(0),
-                "Postgres refused to " + what + " (SQLSTATE " + state + (named.isEmpty() ? "" : ", " + named) + ").",
-                there,
-                remedy.get(1) + " Then start the query again: it goes on at the stored positions.");
-    }
-
-    // The JDBC driver's own class, which the compiler is not given.
-    private static String named(SQLException e) {
-        StringBuilder found = new StringBuilder();
-        try {
-            Object message = e.getClass().getMethod("getServerErrorMessage").invoke(e);
-            for (String part : new String[] {"Constraint", "Column"}) {
-                Object name = message == null ? null : message.getClass().getMethod("get" + part).invoke(message);
-                if (name != null) {
-                    found.append(found.length() == 0 ? "" : ", ").append(part.toLowerCase()).append(' ').append(name);
-                }
-            }
-        } catch (ReflectiveOperationException other) {
-            return "";
-        }
-        return found.toString();
     }
 
     /** Leave a mark that rows from this record on may be missing, so that no run goes on over them. */
@@ -298,7 +269,7 @@ final class Positions {
             return isOwner && claimedEpoch == epoch && isOfAnother;
         }
 
-        IllegalStateException refusal(boolean atClaim) {
+        IllegalStateException refusal(boolean atClaim, long first) {
             String nothing = "Nothing was written now; all rows below record " + next + " are there.";
             if (!isOwner) {
                 return Refusal.of(
@@ -320,12 +291,13 @@ final class Positions {
             if (atClaim && isDisputed()) {
                 return shared();
             }
-            if (atClaim && isOfEarlierStage) {
+            if (atClaim && before != null && isOfEarlierStage && next < first) {
                 return Refusal.of(
                         "POSITION_WENT_BACK",
-                        "Spark has planned the query again, as when a topic gets a partition, and " + place
-                                + " was written by another executor before: whether the database has lost what was"
-                                + " committed there, as in a failover, cannot be told.",
+                        "The stored position of " + place + " is " + next + ", and the first row that came is of record "
+                                + first + ". Spark has planned the query again, as when a topic gets a partition, so this"
+                                + " executor does not know whether the records between have no rows, or whether the"
+                                + " database has lost them, as in a failover.",
                         nothing,
                         "Start the query again: it goes on at the stored positions.");
             }
@@ -354,6 +326,17 @@ final class Positions {
                             + " missing, so the query is not started again by itself.",
                     "Take everything out of the query that moves rows between tasks, and see `pgonce explain"
                             + " PARTITION_MIXED`.");
+        }
+    }
+
+    /** A claim that was made in this process: of which run, and how far it has stored. */
+    private static final class Claim {
+        final String runId;
+        final UUID token = UUID.randomUUID();
+        volatile long next;
+
+        Claim(String runId) {
+            this.runId = runId;
         }
     }
 }

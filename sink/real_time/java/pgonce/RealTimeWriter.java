@@ -31,6 +31,8 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     private final HashMap<String, Long> readFrom = new HashMap<>();
 
     private transient long epoch;
+    private transient long firstEpoch;
+    private transient boolean isOpened;
     private transient long sparkPartition;
     private transient PartitionWriter writer;
 
@@ -50,6 +52,10 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     public boolean open(long partitionId, long epochId) {
         sparkPartition = partitionId;
         epoch = epochId;
+        if (!isOpened) {
+            isOpened = true;
+            firstEpoch = epochId;
+        }
         return true;
     }
 
@@ -76,6 +82,9 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
                     sparkPartition,
                     task.taskAttemptId(),
                     floors.get(place.key()),
+                    // A run begins with a new checkpoint, so its first plan begins with epoch 0. If that was not
+                    // committed, the next plan reads from where the run began.
+                    !settings.reports && firstEpoch > 0,
                     readFrom.getOrDefault(place.key(), 0L));
             begun.claim(offset);
             writer = begun;
