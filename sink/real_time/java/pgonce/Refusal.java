@@ -27,7 +27,7 @@ final class Refusal {
         String there = "Rows below record " + next + " are there, and later ones may be.";
         List<String> remedy = settings.remedy(e.getSQLState());
         if (remedy == null) {
-            return of(
+            return Refusal.of(
                     "REAL_TIME_FAILED",
                     "Postgres could not " + what + " (SQLSTATE " + state + ").",
                     there,
@@ -35,7 +35,7 @@ final class Refusal {
                             + " on at the stored positions.");
         }
         String named = named(e);
-        return of(
+        return Refusal.of(
                 remedy.get(0),
                 "Postgres refused to " + what + " (SQLSTATE " + state + (named.isEmpty() ? "" : ", " + named) + ").",
                 there,
