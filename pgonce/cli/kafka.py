@@ -1,5 +1,5 @@
 """
-The options that name Kafka brokers, and the command ``pgonce export-group``.
+The options that name Kafka brokers, what the queries' own brokers tell, and the command ``pgonce export-group``.
 
 Runs in a shell, without Spark. Invariant: passwords stand in a file, never on the command line, where all users of a
 machine see them. After any failure the exported group is behind Postgres, never ahead of it.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,8 @@ from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.translate import passes
 from pgonce.offsets_store.recovery.export_group import Exported, export_group
+from pgonce.offsets_store.status.ends import Status
+from pgonce.offsets_store.status.measure import Measured, measure_own
 
 from .answers.output import print_error, print_json, print_lines
 from .terms import Json, Query, Sink, Url
@@ -50,6 +53,7 @@ Measure = Annotated[
     typer.Option("--measure", help="Ask the brokers that the queries themselves name (their option bootstrapServers)."),
 ]
 
+_QUERIES_NAMED = 5
 # All of Kafka's settings that can be used here have such a name.
 _NAME = re.compile(r"[A-Za-z]+(\.[A-Za-z]+)+")
 
@@ -71,6 +75,20 @@ def kafka_options(path: Path | None) -> dict[str, str]:
             "Name a Java properties file with Kafka's settings, in ASCII or UTF-8.",
         ) from None
     return {PREFIX + name.removeprefix(PREFIX): value for name, value in found.items()}
+
+
+def own_lag(url: str, config: Path | None) -> list[Measured]:
+    """What the queries' own brokers tell; on stderr, in a line each, which of them tell nothing."""
+    found, left = measure_own(url, kafka_options(config))
+    for one in left:
+        print_error(f"The lag of {', '.join(one.query_ids[:_QUERIES_NAMED])} was not measured. {one.why}")
+    return found
+
+
+def with_own_lag(found: Sequence[Status], own: Sequence[Measured]) -> list[Status]:
+    """The same, with the partitions as their own brokers told them."""
+    told = {(one.total.query_id, one.total.sink_name): list(one.partitions) for one in own}
+    return [(writer, told.get((writer.query_id, writer.sink_name), lag)) for writer, lag in found]
 
 
 def needed_brokers(servers: str | None, config: Path | None) -> Brokers:

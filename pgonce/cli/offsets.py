@@ -21,9 +21,9 @@ from .answers import tables
 from .answers.output import print_json, print_lines, print_table, text_of
 from .answers.times import FORMS, age_text
 from .errors import since_of
-from .kafka import KafkaConfig, Measure, Servers, kafka_options
-from .status import Wide, own_lag, position_records, with_own_lag
-from .terms import Json, Query, Sink, Url
+from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_own_lag
+from .status import position_records
+from .terms import Json, Query, Sink, Url, Wide
 
 
 def offsets(

@@ -22,7 +22,7 @@ from pgonce.offsets_store.errors import NotFoundError
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.ends import Status
-from pgonce.offsets_store.status.measure import Measured, measure_own
+from pgonce.offsets_store.status.measure import Measured
 from pgonce.offsets_store.status.spans import parse_span
 from pgonce.offsets_store.status.states import (
     ENDED,
@@ -40,15 +40,14 @@ from pgonce.offsets_store.status.stored import PartitionLag
 from . import completion
 from .answers import tables
 from .answers.figures import count_text
-from .answers.output import print_error, print_json, print_lines, print_table, text_of
+from .answers.output import print_json, print_lines, print_table, text_of
 from .answers.times import age_text, duration_text
-from .kafka import KafkaConfig, Measure, Servers, kafka_options
-from .terms import ExitCode, Json, Sink, Url
+from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_own_lag
+from .terms import ExitCode, Json, Sink, Url, Wide
 
 _FEW = 5
 _NONE = "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
 
-Wide = Annotated[bool, typer.Option("--wide", help="Show whole ids and everything else that makes lines long.")]
 OneQuery = Annotated[
     str | None,
     typer.Argument(
@@ -98,20 +97,6 @@ def _asked(
         return store.measured_lag(servers, kafka_options(config)), []
     found = own_lag(url, config) if own else []
     return [one.total for one in found], found
-
-
-def own_lag(url: str, config: Path | None) -> list[Measured]:
-    """What the queries' own brokers tell; on stderr, in a line each, which of them tell nothing."""
-    found, left = measure_own(url, kafka_options(config))
-    for one in left:
-        print_error(f"The lag of {', '.join(one.query_ids[:_FEW])} was not measured. {one.why}")
-    return found
-
-
-def with_own_lag(found: Sequence[Status], own: Sequence[Measured]) -> list[Status]:
-    """The same, with the partitions as their own brokers told them."""
-    told = {(one.total.query_id, one.total.sink_name): list(one.partitions) for one in own}
-    return [(writer, told.get((writer.query_id, writer.sink_name), lag)) for writer, lag in found]
 
 
 def _again_and_again(show: Callable[[], None], every: float | None) -> None:

@@ -88,6 +88,7 @@ Url = Annotated[
         "PGSERVICE, ...).",
     ),
 ]
+Wide = Annotated[bool, typer.Option("--wide", help="Show whole ids and everything else that makes lines long.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, for programs.")]
 Query = Annotated[
     str,
