@@ -102,11 +102,8 @@ def advance(
     refuse_less(now.positions, least)
     if now.rows < before.rows:
         # Other tasks have moved the positions since, past rows that are missing.
-        raise RefusedBatch(
-            "POSITION_WENT_BACK",
-            f"{now.rows} rows are recorded with the stored positions, but {before.rows} were before: the database has "
-            "lost what was committed since, as after a restore or a failover.",
-            NOTHING,
+        raise _went_back(
+            f"{now.rows} rows are recorded with the stored positions, but {before.rows} were before",
             "Compare the table with the topic before the query is started again: records may be missing below the "
             "positions.",
         )
@@ -122,13 +119,15 @@ def refuse_less(stored: Offsets, least: Mapping[TopicPartition, int]) -> None:
     for (topic, partition), at in sorted(least.items()):
         now = there.get((topic, partition), 0)
         if now < at:
-            raise RefusedBatch(
-                "POSITION_WENT_BACK",
-                f"The stored position of partition {partition} of topic {topic} is {now}, but it was {at} before: the "
-                "database has lost what was committed since, as after a restore or a failover.",
-                NOTHING,
+            raise _went_back(
+                f"The stored position of partition {partition} of topic {topic} is {now}, but it was {at} before",
                 "Start the query again: it goes on at the stored positions.",
             )
+
+
+def _went_back(what: str, remedy: str) -> RefusedBatch:
+    lost = "the database has lost what was committed since, as after a restore or a failover."
+    return RefusedBatch("POSITION_WENT_BACK", f"{what}: {lost}", NOTHING, remedy)
 
 
 def refuse_disputed(found: Sequence[Any] | None, writer_id: int) -> None:

@@ -54,16 +54,15 @@ SET claim = excluded.claim, stage = excluded.stage, epoch = excluded.epoch, spar
     claimed_from = CASE WHEN p.stage OPERATOR(pg_catalog.=) excluded.stage
         AND p.epoch OPERATOR(pg_catalog.=) excluded.epoch THEN p.claimed_from ELSE p.next_offset END
 WHERE p.run_id OPERATOR(pg_catalog.=) excluded.run_id AND p.disputed_from IS NULL
-    AND (p.claim OPERATOR(pg_catalog.=) excluded.claim
-        OR p.next_offset OPERATOR(pg_catalog.>=) excluded.next_offset
-        OR (SELECT g.before IS NULL OR g.before OPERATOR(pg_catalog.=) p.claim FROM given AS g))
-    AND (p.claim OPERATOR(pg_catalog.=) excluded.claim OR p.stage IS NULL
-        OR p.stage OPERATOR(pg_catalog.<) excluded.stage
-        OR (p.stage OPERATOR(pg_catalog.=) excluded.stage
-            AND (p.epoch OPERATOR(pg_catalog.<) excluded.epoch
-                OR (p.epoch OPERATOR(pg_catalog.=) excluded.epoch
-                    AND p.spark_partition OPERATOR(pg_catalog.=) excluded.spark_partition
-                    AND p.task_attempt OPERATOR(pg_catalog.<) excluded.task_attempt))))
+    AND (p.claim OPERATOR(pg_catalog.=) excluded.claim OR (
+        (p.next_offset OPERATOR(pg_catalog.>=) excluded.next_offset
+            OR (SELECT g.before IS NULL OR g.before OPERATOR(pg_catalog.=) p.claim FROM given AS g))
+        AND (p.stage IS NULL OR p.stage OPERATOR(pg_catalog.<) excluded.stage
+            OR (p.stage OPERATOR(pg_catalog.=) excluded.stage
+                AND (p.epoch OPERATOR(pg_catalog.<) excluded.epoch
+                    OR (p.epoch OPERATOR(pg_catalog.=) excluded.epoch
+                        AND p.spark_partition OPERATOR(pg_catalog.=) excluded.spark_partition
+                        AND p.task_attempt OPERATOR(pg_catalog.<) excluded.task_attempt))))))
 RETURNING p.next_offset
 """
 
@@ -134,13 +133,14 @@ def flush_statement(table: TargetTable, columns: Sequence[EncodedColumn], plan: 
     source = sql.Identifier("pgonce rows")
     oid = sql.Literal(table.oid)
     written = {column.target for column in plan}
-    declared = [column.declared for column in table.columns if column.column_name in written and column.declared]
+    declared = (column.declared for column in table.columns if column.column_name in written and column.declared)
+    numbers, types, modifiers = zip(*declared, strict=True)
     moved = sql.SQL(_MOVED).format(
         name=sql.Literal(table.identifier.as_string(None)),
         oid=oid,
-        numbers=_constant("int2", (number for number, _, _ in declared)),
-        types=_constant("oid", (type_oid for _, type_oid, _ in declared)),
-        modifiers=_constant("int4", (modifier for _, _, modifier in declared)),
+        numbers=_constant("int2", numbers),
+        types=_constant("oid", types),
+        modifiers=_constant("int4", modifiers),
         columns=sql.Literal(len(written)),
         partitions=sql.SQL(_PARTITIONS).format(oid=oid) if table.kind == "p" else sql.SQL(""),
     )

@@ -31,20 +31,11 @@ final class PartitionWriter {
     private boolean abandoned;
     private RuntimeException failure;
 
-    PartitionWriter(
-            Settings settings,
-            Place place,
-            int stage,
-            long epoch,
-            long sparkPartition,
-            long attempt,
-            Long floor,
-            boolean isPlannedAgain,
-            long readFrom) {
+    PartitionWriter(Settings settings, Positions positions, long readFrom) {
         this.settings = settings;
-        this.place = place;
+        this.positions = positions;
         this.readFrom = readFrom;
-        positions = new Positions(settings, place, stage, epoch, sparkPartition, attempt, floor, isPlannedAgain);
+        place = positions.place;
         rows = new Rows(settings.columns, settings.oneRowARecord);
     }
 

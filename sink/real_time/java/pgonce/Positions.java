@@ -22,10 +22,9 @@ final class Positions {
     // plans the query again, its new tasks know only what the driver knew when the run began.
     private static final Map<String, Claim> LAST = new ConcurrentHashMap<>();
 
+    final Place place;
     private final Settings settings;
-    private final Place place;
-    private final Claim mine;
-    private final UUID claim;
+    private final Claim claim;
     private final int stage;
     private final long epoch;
     private final long sparkPartition;
@@ -34,7 +33,6 @@ final class Positions {
     // The claim behind which this one is proven to be right; null if it is in any case.
     private final UUID before;
     private Session session;
-    private long next;
     private volatile boolean abandoned;
 
     /**
@@ -51,8 +49,7 @@ final class Positions {
             Long floor,
             boolean isPlannedAgain) {
         this.settings = settings;
-        mine = new Claim(settings.runId);
-        claim = mine.token;
+        claim = new Claim(settings.runId);
         this.place = place;
         this.stage = stage;
         this.epoch = epoch;
@@ -62,7 +59,7 @@ final class Positions {
         boolean isKnown = last != null && last.runId.equals(settings.runId);
         this.floor = isKnown && (floor == null || floor < last.next) ? Long.valueOf(last.next) : floor;
         // Its own, which nobody has had before, if it knows none.
-        before = isKnown ? last.token : isPlannedAgain ? claim : null;
+        before = isKnown ? last.token : isPlannedAgain ? claim.token : null;
     }
 
     private String key() {
@@ -70,7 +67,7 @@ final class Positions {
     }
 
     long next() {
-        return next;
+        return claim.next;
     }
 
     /** Make flushes and retries end soon. */
@@ -94,7 +91,7 @@ final class Positions {
 
     /** Claim the partition; the position below which its rows are stored. */
     long claim(long firstOffset) {
-        next = persistently("claim " + place, (connection, isRetry) -> {
+        claim.next = persistently("claim " + place, (connection, isRetry) -> {
             try (PreparedStatement statement = connection.prepareStatement(settings.claim)) {
                 int at = 0;
                 statement.setLong(++at, settings.writerId);
@@ -102,7 +99,7 @@ final class Positions {
                 statement.setString(++at, place.topic);
                 statement.setInt(++at, place.partition);
                 statement.setLong(++at, firstOffset);
-                statement.setObject(++at, claim);
+                statement.setObject(++at, claim.token);
                 statement.setInt(++at, stage);
                 statement.setLong(++at, epoch);
                 statement.setLong(++at, sparkPartition);
@@ -121,17 +118,16 @@ final class Positions {
             }
             throw found.refusal(true, firstOffset);
         });
-        mine.next = next;
         if (!settings.reports) {
-            LAST.put(key(), mine);
+            LAST.put(key(), claim);
         }
-        return next;
+        return claim.next;
     }
 
     void flush(Rows.Flush rows) {
-        long expected = next;
+        long expected = claim.next;
         long after = rows.last + 1;
-        next = persistently("write rows of " + place, (connection, isRetry) -> {
+        claim.next = persistently("write rows of " + place, (connection, isRetry) -> {
             PreparedStatement statement = session.flush();
             int at = 0;
             for (String column : rows.columns) {
@@ -142,7 +138,7 @@ final class Positions {
             statement.setLong(++at, settings.writerId);
             statement.setString(++at, place.topic);
             statement.setInt(++at, place.partition);
-            statement.setObject(++at, claim);
+            statement.setObject(++at, claim.token);
             statement.setLong(++at, expected);
             statement.setLong(++at, rows.first);
             try (ResultSet found = statement.executeQuery()) {
@@ -157,7 +153,6 @@ final class Positions {
             }
             throw found.refusal(false, rows.first);
         });
-        mine.next = next;
     }
 
     private interface Work {
@@ -182,7 +177,7 @@ final class Positions {
                     deadline = now + (long) (settings.retrySeconds * 1e9);
                 }
                 if (abandoned || !settings.passes(e.getSQLState()) || now > deadline) {
-                    throw Refusal.ofPostgres(settings, what, e, next);
+                    throw Refusal.ofPostgres(settings, what, e, claim.next);
                 }
                 pause(pause);
                 pause = Math.min(pause * 2, LONGEST_PAUSE_MILLIS);
@@ -221,7 +216,7 @@ final class Positions {
 
     private Found look(Connection connection) throws SQLException {
         try (PreparedStatement statement = connection.prepareStatement(settings.look)) {
-            statement.setObject(1, claim);
+            statement.setObject(1, claim.token);
             statement.setString(2, settings.runId);
             statement.setString(3, place.topic);
             statement.setInt(4, place.partition);
@@ -278,7 +273,7 @@ final class Positions {
                         nothing,
                         "Leave this one stopped. If it is the one that should run, start it again.");
             }
-            long least = atClaim ? (floor == null ? 0 : floor) : Positions.this.next;
+            long least = atClaim ? (floor == null ? 0 : floor) : claim.next;
             if (next < least) {
                 return Refusal.of(
                         "POSITION_WENT_BACK",
@@ -301,7 +296,7 @@ final class Positions {
                         nothing,
                         "Start the query again: it goes on at the stored positions.");
             }
-            if (!atClaim && isOurs && next == Positions.this.next) {
+            if (!atClaim && isOurs && next == claim.next) {
                 return Refusal.of(
                         "TARGET_CHANGED",
                         settings.table + " is not the table any more with which this run began: it was renamed, dropped"

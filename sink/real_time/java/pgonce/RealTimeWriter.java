@@ -31,8 +31,7 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     private final HashMap<String, Long> readFrom = new HashMap<>();
 
     private transient long epoch;
-    private transient long firstEpoch;
-    private transient boolean isOpened;
+    private transient Long firstEpoch;
     private transient long sparkPartition;
     private transient PartitionWriter writer;
 
@@ -52,8 +51,7 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     public boolean open(long partitionId, long epochId) {
         sparkPartition = partitionId;
         epoch = epochId;
-        if (!isOpened) {
-            isOpened = true;
+        if (firstEpoch == null) {
             firstEpoch = epochId;
         }
         return true;
@@ -74,7 +72,7 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
         if (writer == null) {
             Place place = new Place(topic, partition);
             TaskContext task = TaskContext.get();
-            PartitionWriter begun = new PartitionWriter(
+            Positions positions = new Positions(
                     settings,
                     place,
                     task.stageId(),
@@ -84,8 +82,9 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
                     floors.get(place.key()),
                     // A run begins with a new checkpoint, so its first plan begins with epoch 0. If that was not
                     // committed, the next plan reads from where the run began.
-                    !settings.reports && firstEpoch > 0,
-                    readFrom.getOrDefault(place.key(), 0L));
+                    !settings.reports && firstEpoch > 0);
+            PartitionWriter begun =
+                    new PartitionWriter(settings, positions, readFrom.getOrDefault(place.key(), 0L));
             begun.claim(offset);
             writer = begun;
         }
