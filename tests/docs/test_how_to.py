@@ -183,6 +183,37 @@ def registry(versions: Sequence[Mapping[str, object]]) -> Iterator[str]:
         server.shutdown()
 
 
+def message(number: int, *texts: str) -> bytes:
+    """A message in Protobuf's binary form: a small number as its first field, texts as those that follow."""
+    found = bytes([1 << 3, number])
+    for place, text in enumerate(texts, 2):
+        found += bytes([place << 3 | 2, len(text)]) + text.encode()
+    return found
+
+
+@pytest.mark.kafka
+def test_protobuf_schema_registry(start_reader, kafka, produce, jars, url):
+    """A query that meets a newer version ends; started with its schema, it adds the new field's column."""
+    versions = [{"version": 1, "id": 71}, {"version": 2, "id": 300}]
+    head = {id_: b"\0" + id_.to_bytes(4, "big") + b"\0" for id_ in (71, 300)}
+    with registry(versions) as address:
+        env = {"PGONCE_URL": url, "KAFKA_SERVERS": kafka.bootstrap_servers, "REGISTRY": address}
+        reader = start_reader(jars, **env)
+        produce("payments", {"1": head[71] + message(1, "Ann")})
+        reader.follow("how-to/protobuf-schema-registry.md")
+        assert rows(url, "SELECT * FROM payments") == [(1, "Ann")]
+
+        produce("payments", {"2": head[300] + message(2, "Bo", "late"), "3": head[71] + message(3, "Cem")})
+        (commands,) = (b.text for b in blocks_of("how-to/protobuf-schema-registry.md") if b.language == "sh")
+        *_, compile_, version, start = commands.strip().splitlines()
+        assert "does not describe a record of schema 300, message 0" in reader.type(f"{start} 2>&1 || echo it ended")
+        assert rows(url, "SELECT * FROM payments") == [(1, "Ann")]
+
+        reader.type("sed -i 's/^}/  optional string note = 3;\\n}/' payment.proto")
+        reader.type("\n".join([compile_, version.replace("1", "2"), start]))
+    assert rows(url, "SELECT * FROM payments ORDER BY id") == [(1, "Ann", None), (2, "Bo", "late"), (3, "Cem", None)]
+
+
 @pytest.mark.kafka
 def test_avro_schema_registry(start_reader, kafka, produce, jars, url):
     """A query that meets a newer version ends, and once more started it adds the new field's column."""

@@ -116,7 +116,7 @@ class PageReader:
         """Save a program whose first line names it, or type commands; what these printed."""
         if block.language == "sh":
             return self.type(block.text)
-        named = re.match(r"(?:#|--) (\S+\.(?:py|sql|json))\n", block.text)
+        named = re.match(r"(?:#|--|//) (\S+\.(?:py|sql|json|proto))\n", block.text)
         if named:
             (self.directory / named[1]).write_text(block.text)
         return ""
