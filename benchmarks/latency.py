@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from statistics import median
 
 import psycopg
@@ -24,7 +25,19 @@ from embedded_postgres import EmbeddedPostgres
 from far_server import FarServer
 from kafka_broker import KafkaBroker, MissingTool, postgres_jdbc_jar, spark_connector_jars
 from kafka_topic import create_topic
-from latency_cases import COLUMNS, MICRO_BATCHES, PARTITIONS, RATES, REAL_TIME, TRIGGERS, WAYS, Case, Feed, name_of
+from latency_cases import (
+    COLUMNS,
+    END_OF_BATCH,
+    MICRO_BATCHES,
+    PARTITIONS,
+    RATES,
+    REAL_TIME,
+    TRIGGERS,
+    WAYS,
+    Case,
+    Feed,
+    name_of,
+)
 from measure import alternate, beside
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
@@ -34,8 +47,12 @@ from rich.table import Table
 from run import POSTGRES, RESULTS, spark_session
 from screen import about_this_run, show_goals, write_results
 
-PARTS = {"micro-batches": MICRO_BATCHES, "real-time": REAL_TIME}
+PARTS = {"micro-batches": MICRO_BATCHES, "real-time": REAL_TIME, "ends": END_OF_BATCH}
+# What a position may cost a row that comes while Spark ends a batch.
+_MOST_AT_AN_END_MS = 20.0
+_PREFIXES = {"real-time": "real-time-", "ends": "real-time-ends-"}
 _LONGEST_SECONDS = 120.0
+_WARM_UP_SECONDS = 30.0
 _ONE_WAY_SECONDS = 0.001
 
 
@@ -83,7 +100,9 @@ class LatencyBench:
                 _await_rows(connection, case.table, self._sent(topic))
             finally:
                 query.stop()
-            p50, p99, greatest, rows = _one(connection, _PERCENTILES.format(table=case.table), since)
+            p50, p99, greatest, rows = _one(
+                connection, _PERCENTILES.format(table=case.table), case.batch_seconds or _LONGEST_SECONDS, since
+            )
         return Latencies(float(p50), float(p99), float(greatest), int(rows))
 
     @contextmanager
@@ -117,10 +136,16 @@ class LatencyBench:
 
 
 _PERCENTILES = """
-SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY ms), percentile_cont(0.99) WITHIN GROUP (ORDER BY ms), max(ms),
+WITH rows AS (
+    SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin) - sent_at) * 1000 AS ms,
+        floor(extract(epoch FROM sent_at - min(sent_at) OVER ()) / %s) AS part
+    FROM {table} WHERE sent_at >= %s
+)
+SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY ms), percentile_cont(0.99) WITHIN GROUP (ORDER BY ms),
+    (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY greatest)
+     FROM (SELECT max(ms) AS greatest FROM rows GROUP BY part) AS parts),
     count(*)
-FROM (SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin) - sent_at) * 1000 AS ms
-      FROM {table} WHERE sent_at >= %s) AS rows
+FROM rows
 """
 
 
@@ -133,7 +158,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     settings = {**POSTGRES, "track_commit_timestamp": "on"}
-    cases = PARTS[given.part] if given.part else (*MICRO_BATCHES, *REAL_TIME)
+    cases = PARTS[given.part] if given.part else tuple(chain.from_iterable(PARTS.values()))
     found: Found = {case: [] for case in cases}
     try:
         jars = (*spark_connector_jars(), postgres_jdbc_jar())
@@ -153,13 +178,17 @@ def main(arguments: Sequence[str]) -> int:
                 console.print(f"round {number + 1} of {given.rounds}: {what}", style="dim")
                 found[case].append(bench.run(case, f"round-{number}-{cases.index(case)}"))
 
+            if given.part != "micro-batches":
+                # The JVM compiles the code while its first queries run.
+                for number, case in enumerate(END_OF_BATCH):
+                    bench.run(replace(case, seconds=_WARM_UP_SECONDS), f"warm-up-{number}")
             alternate(cases, given.rounds, measure)
             about = about_this_run(settings, connection.info.parameter_status("server_version") or "unknown")
     except MissingTool as missing:
         console.print(str(missing), style="red")
         return 2
     measured, outcomes = _shown(console, found)
-    path = write_results(RESULTS, about, measured, prefix="real-time-" if given.part == "real-time" else "latency-")
+    path = write_results(RESULTS, about, measured, prefix=_PREFIXES.get(given.part, "latency-"))
     console.print(f"All figures are in {path}.", soft_wrap=True)
     return 0 if all(outcome.met for outcome in outcomes) else 1
 
@@ -171,8 +200,10 @@ def _shown(console: Console, found: Found) -> tuple[dict[str, object], list[Outc
         console.print(_table(batches))
         as_dicts = {name: [asdict(latencies) for latencies in rounds] for name, rounds in batches.items()}
         measured |= {"rows_a_second": RATES[0], "latency_ms": as_dicts}
-    in_real_time = {case: found[case] for case in REAL_TIME if case in found}
+    in_real_time = {case: found[case] for case in (*REAL_TIME, *END_OF_BATCH) if case in found}
     outcomes = [outcome for case, rounds in in_real_time.items() for outcome in _judged(case, rounds)]
+    if END_OF_BATCH[0] in found:
+        outcomes.append(_at_ends(*(found[case] for case in END_OF_BATCH)))
     if in_real_time:
         console.print(_real_time_table(in_real_time))
         show_goals(console, outcomes, judged=True)
@@ -188,6 +219,12 @@ def _judged(case: Case, rounds: Sequence[Latencies]) -> Iterator[Outcome]:
     for name, most, part in zip(("p50", "p99"), case.goal or (), _parts(rounds), strict=False):
         goal = f"{case.name}, {case.rows_a_second:,} rows a second: {name} of {most:g} ms at most"
         yield Outcome(goal, f"{part:.1f} ms", part <= most)
+
+
+def _at_ends(exactly_once: Sequence[Latencies], at_least_once: Sequence[Latencies]) -> Outcome:
+    more = median(exact.greatest - least.greatest for exact, least in zip(exactly_once, at_least_once, strict=True))
+    goal = f"the greatest at the end of a batch, at most {_MOST_AT_AN_END_MS:g} ms more than at least once"
+    return Outcome(goal, f"{more:+.1f} ms", more <= _MOST_AT_AN_END_MS)
 
 
 def _parts(rounds: Sequence[Latencies]) -> tuple[float, float, float]:

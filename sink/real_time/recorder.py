@@ -53,7 +53,8 @@ class Recorder(threading.Thread):
         self._run = run
         self._writer = writer
         self._tracker = context.statusTracker()
-        self._waiting_since: float | None = None
+        # By stage: each batch in real time has one, whose tasks wait for a moment when it begins.
+        self._waiting_since: dict[int, float] = {}
         self._said_at = float("-inf")
 
     def run(self) -> None:
@@ -65,7 +66,7 @@ class Recorder(threading.Thread):
                 if not is_active or time.monotonic() >= due:
                     due = time.monotonic() + _RECORD_SECONDS
                     self._record()
-                    self._look_at_tasks()
+                    self.look_at_tasks(time.monotonic())
                 if not is_active:
                     self._keep_failure()
                     return
@@ -99,21 +100,24 @@ class Recorder(threading.Thread):
             with failures_kept(self._run.settings.url, self._failed()):
                 self._run.record(self._reported(), ends)
 
-    def _look_at_tasks(self) -> None:
-        """A start counts the cores that there are. Other queries may take them, and a topic may get partitions."""
-        waiting, now = waiting_tasks(self._tracker, str(self._query.runId)), time.monotonic()
-        if not waiting:
-            self._waiting_since = None
-            return
-        since = self._waiting_since = self._waiting_since or now
-        if now - since >= _WAITING_SECONDS and now - self._said_at >= _SAID_SECONDS:
+    def look_at_tasks(self, now: float) -> None:
+        """
+        Say so if tasks get no core: a start counts the cores that there are, but other queries may take them.
+
+        :param now: the time in seconds, of a clock that is never set.
+        """
+        waiting = waiting_tasks(self._tracker, str(self._query.runId))
+        self._waiting_since = {stage: self._waiting_since.get(stage, now) for stage in waiting}
+        long_ago = now - _WAITING_SECONDS
+        left = sum(tasks for stage, tasks in waiting.items() if self._waiting_since[stage] <= long_ago)
+        if left and now - self._said_at >= _SAID_SECONDS:
             self._said_at = now
             _log.warning(
                 "[TOO_FEW_CORES] Partitions of query %s are not read: Spark has no core left for %s of its tasks. "
                 "Nothing is lost; they are read once it has. Help: Give the application more cores, or run other "
                 "queries in another one.",
                 self._run.query_id,
-                waiting,
+                left,
             )
 
     def _reported(self) -> dict[TopicPartition, int]:
@@ -130,15 +134,16 @@ class Recorder(threading.Thread):
         return self._run.failed("commit", self._run.batch_id + 1)
 
 
-def waiting_tasks(tracker: StatusTracker, run_id: str) -> int:
-    """How many tasks of a query's run wait for a core."""
-    waiting = 0
+def waiting_tasks(tracker: StatusTracker, run_id: str) -> dict[int, int]:
+    """How many tasks of each stage of a query's run wait for a core."""
+    waiting: dict[int, int] = {}
     for job_id in tracker.getJobIdsForGroup(run_id):
         job = tracker.getJobInfo(job_id)
         for stage_id in job.stageIds if job is not None and job.status == "RUNNING" else ():
             stage = tracker.getStageInfo(int(stage_id))
-            if stage is not None:
-                waiting += stage.numTasks - stage.numActiveTasks - stage.numCompletedTasks
+            left = 0 if stage is None else stage.numTasks - stage.numActiveTasks - stage.numCompletedTasks
+            if left:
+                waiting[int(stage_id)] = left
     return waiting
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import uuid
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -30,6 +31,7 @@ from pgonce.offsets_store.recovery.recover import recover_checkpoint
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.errors import SparkError
+from pgonce.sink.real_time import recorder as recorder_module
 from pgonce.sink.real_time import run as run_module
 from pgonce.sink.real_time.offsets import stored_positions
 from pgonce.sink.real_time.recorder import Recorder
@@ -242,6 +244,16 @@ class TestRecovery:
     def test_the_recorder_is_a_thread_like_others(self):
         """Python calls methods of its threads by their names, in each process that is forked."""
         assert set(vars(Recorder)) & set(dir(threading.Thread)) <= {"__init__", "__module__", "__doc__", "run"}
+
+    @pytest.mark.parametrize(("stages", "said"), [((1, 2, 3, 4), 0), ((1, 1, 1, 1), 1)], ids=["begins", "has_no_core"])
+    def test_only_a_stage_that_waits_for_long_has_no_core(self, stages, said, url, orders, monkeypatch, caplog):
+        """The tasks of each batch wait for a moment when it begins, and a look may come just then, again and again."""
+        query = SimpleNamespace(runId="run")
+        recorder = Recorder(query, begun(url), None, SimpleNamespace(statusTracker=lambda: None))
+        for second, stage in zip(range(0, 20, 5), stages, strict=True):
+            monkeypatch.setattr(recorder_module, "waiting_tasks", lambda *_, stage=stage: {stage: 2})
+            recorder.look_at_tasks(second)
+        assert caplog.text.count("no core left for 2 of its tasks") == said
 
     def test_a_record_whose_answer_is_lost(self, url, orders, monkeypatch):
         """It was committed, so the next one goes on behind it, and the query with it."""
