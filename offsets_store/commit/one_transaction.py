@@ -238,6 +238,26 @@ def refuse_when_it_ends(connection: Connection) -> None:
     event.listen(connection, "after_cursor_execute", _refuse_ended)
 
 
+# One text, and so one round trip and one transaction of its own.
+_FORGET = "RESET ALL; DISCARD TEMP; UNLISTEN *; CLOSE ALL; SELECT pg_catalog.pg_advisory_unlock_all()"
+
+
+def forget_users_settings(connection: Connection) -> None:
+    """
+    Take from a session what SQL of the user has left in it beyond COMMIT, because another query gets it next.
+
+    That is SET without LOCAL (a search_path would lead rows into another table), temporary tables, locks and cursors.
+    """
+    driver = driver_connection(connection)
+    try:
+        driver.autocommit = True
+        driver.execute(_FORGET)
+        driver.autocommit = False
+    except psycopg.Error:
+        # The batch is committed, whatever becomes of the session.
+        connection.invalidate()
+
+
 def refuse_another_in_tx(connection: Connection, began: TransactionState) -> None:
     """
     Set our search_path again, and look whether the transaction is still the one that ``began``.

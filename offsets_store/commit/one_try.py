@@ -21,7 +21,7 @@ steps, with a key in place of the writer's row; what is the same within a step i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -36,10 +36,13 @@ from ..ledger.lock import (
     close_acceptances_in_tx,
     is_accepted_in_tx,
     lock_writer_in_tx,
+    of_unknown_in_tx,
 )
 from ..ledger.published import Published, WrittenTables, compared_with_earlier
 from ..offsets import Offsets
+from ..postgres.connect import driver_connection
 from ..postgres.lock_watch import LockWatch
+from ..postgres.search_path import leave_in_tx
 from ..postgres.translate import ledger_gone
 from ..verdict.decide import (
     ACCEPTABLE,
@@ -97,6 +100,8 @@ def publish_or_skip(
                 with committing(settings.url, transaction.connection, transaction.began, named(planned), outcome):
                     _record_in_tx(transaction, published, tables, stored)
             _note_commit(transaction, outcome)
+            if work.sealed:
+                one_transaction.forget_users_settings(transaction.connection)
         else:
             _skip(transaction, outcome)
     return transaction.verdict
@@ -172,9 +177,24 @@ def _publish_in_tx(
     batch = replace(transaction.batch, starts_over=over)
     published = work.publish_in_tx(transaction.connection, batch, below)
     writer, now = transaction.locked.ledger.writer, published.targets or {}
+    if work.sealed and writer is None:
+        with outcome.on_ledger():
+            _refuse_rivals_in_tx(transaction, now)
     pinned = transaction.settings.pin_table
     tables = compared_with_earlier(transaction.batch, writer, now, pinned=pinned, is_one_table=work.is_one_table)
     return published, tables
+
+
+def _refuse_rivals_in_tx(transaction: Try, tables: Mapping[str, int | None]) -> None:
+    """Judge batch 0 of a function again: which tables it writes is known only now. A COMMIT of its own is refused."""
+    connection, remedies = transaction.connection, transaction.settings.remedies
+    one_transaction.refuse_another_in_tx(connection, transaction.began)
+    batch = replace(transaction.batch, tables=tables)
+    ledger = of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
+    verdict = decide(ledger, batch, remedies)
+    if verdict not in PUBLISH:
+        raise refusal(verdict, ledger, batch, remedies)
+    leave_in_tx(driver_connection(connection))
 
 
 def _record_in_tx(transaction: Try, published: Published, tables: WrittenTables, stored: Offsets | None) -> None:

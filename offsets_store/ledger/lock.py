@@ -173,7 +173,7 @@ def lock_writer_in_tx(
             replaced = connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name}).mappings().one_or_none()
             if replaced is not None:
                 take_positions_in_tx(connection, replaced["writer_id"], batch.run_id, row["least_reader"])
-        ledger = _of_unknown(connection, batch, replaces, start_over=start_over)
+        ledger = of_unknown_in_tx(connection, batch, replaces, start_over=start_over)
         return LockedWriter(row["writer_id"], row["generation"], ledger, replaces=replaces)
     facts: _Row | None = asked.facts.row() if asked else None
     # While the lock was waited for, the table may have got a name under which the query has another writer.
@@ -197,10 +197,11 @@ def unknown_writer_in_tx(
         return None
     if replaces is not None:
         replaces = replaced_query_in_tx(connection, batch, replaces)
-    return _of_unknown(connection, batch, replaces, start_over=start_over)
+    return of_unknown_in_tx(connection, batch, replaces, start_over=start_over)
 
 
-def _of_unknown(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool) -> Ledger:
+def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool = False) -> Ledger:
+    """What the ledger says of a query that has published nothing for this sink: who feeds it, or its tables."""
     rivals = rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces, start_over=start_over)
     swapped_to = connection.execute(_SWAPPED_TO, _identity(batch)).scalar_one_or_none()
     return Ledger(rivals=rivals, swapped_to=swapped_to)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, TextClause, and_, func, literal, or_, select, text
+from sqlalchemy import ColumnElement, Connection, RowMapping, TextClause, and_, func, literal, not_, or_, select, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError
@@ -26,7 +26,7 @@ from ..verdict.reads import recorded_reads
 from .feeders import FEEDS
 from .migrations import POSITIONS
 from .positions import refuse_disputed
-from .tables import LEAST_READER, batches, last_batches, writers, writers_and_last_batches
+from .tables import LEAST_READER, batches, last_batches, replays, runs, writers, writers_and_last_batches
 
 Condition = ColumnElement[bool] | TextClause
 
@@ -187,13 +187,27 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
     """
     The other queries that feed the batch's sink or tables, and the one to be replaced, even if it is no longer living.
 
+    So are sinks of the same query that have this batch already, and of which its run has not heard: one query may write
+    a table by several sinks in each run, but a sink that gets another name would write its rows once more.
+
     :raises LedgerError: LEDGER_MALFORMED, because what such a query has read cannot be known, and the new query might
         write the same rows once more.
     """
     replaced = and_(writers.c.sink_name == batch.sink_name, writers.c.query_id == literal(replaces))
     by_name = feeds({batch.sink_name: None, **batch.tables})
-    found = writers_in_tx(connection, writers.c.query_id != batch.query_id, or_(and_(IS_LIVING, by_name), replaced))
-    return tuple(found)
+    others = and_(writers.c.query_id != batch.query_id, or_(and_(IS_LIVING, by_name), replaced))
+    heard = (
+        select(literal(1)).where(seen.c.writer_id == writers.c.writer_id, seen.c.run_id == batch.run_id).exists()
+        for seen in (runs, replays)
+    )
+    renamed = and_(
+        writers.c.query_id == batch.query_id,
+        writers.c.sink_name != batch.sink_name,
+        writers.c.last_batch_id >= batch.batch_id,
+        by_name,
+        not_(or_(*heard)),
+    )
+    return tuple(writers_in_tx(connection, or_(others, renamed)))
 
 
 # Fewer characters of an id are probably something else that was mistyped.

@@ -217,12 +217,16 @@ def takes_over(ledger: Ledger, batch: Batch, remedies: Remedies) -> bool:
     Whether batch 0 starts where the query that it ``replaces`` ended (True if it replaces none).
 
     A partition that the old query never saw may be new. One that it saw must be there, at the stored offset; or below
-    that, if the rows carry their positions.
+    that, if the rows carry their positions, and the old query was not retired or forgotten: its rows may be gone. A
+    query is replaced once, so that a setting that was left in place takes nothing for stored that is not.
     """
     if remedies.replaces is None:
         return True
     rival = ledger.rival(remedies.replaces)
-    return rival is not None and _continues(rival.writer.stored_to, batch.start, may_overlap=batch.span is not None)
+    if rival is None or rival.writer.replaced_by is not None:
+        return False
+    may_overlap = batch.span is not None and rival.writer.retired_at is None
+    return _continues(rival.writer.stored_to, batch.start, may_overlap=may_overlap)
 
 
 def _continues(end: Offsets | None, start: Offsets | None, *, may_overlap: bool) -> bool:

@@ -54,10 +54,26 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
         return _not_over(rivals, ledger, batch, remedies)
     if remedies.replaces:
         replaced = ledger.rival(remedies.replaces)
+        if replaced and (replaced_by := replaced.writer.replaced_by):
+            return (
+                f"replaces={remedies.replaces} was given for {_writer(batch)}, but query {replaced_by} has replaced "
+                "that query already.",
+                f"If this query is to go on where that one ended, set replaces={replaced_by}, and start at its stored "
+                "offsets. If the rows of both are gone, and this query is to write all of them again, remove replaces.",
+            )
         return (
             f"replaces={remedies.replaces} was given, but batch 0 of {_writer(batch)} does not start where that "
             f"query ended for this sink. Known for this sink: {rivals or 'no other query'}.",
             f"{_ways_on(replaced, batch) if replaced else 'Check the id: `pgonce status` shows them.'} {_BOTH}",
+        )
+    own = next((rival for rival in ledger.rivals if rival.query_id == batch.query_id), None)
+    if own:
+        return (
+            f"This is batch 0 of {_writer(batch)}, but an earlier run of this query has written it into the same "
+            f"table, as sink {own.other_sink!r}. The table was renamed, or sinkName was changed, before Spark had "
+            "noted that the batch is done.",
+            f"Set sinkName to {own.other_sink!r}, and keep it. If the query is to write its rows twice, set "
+            "independent=true.",
         )
     return (
         f"This is batch 0 of {_writer(batch)}, which the ledger does not know, but another query already feeds the "

@@ -118,11 +118,10 @@ class Destination:
         """Columns of the rows that say what is to be done with a row; a table that is created does not get them."""
         return self.aside | (self.changes.about_changes if self.changes else frozenset())
 
-    @property
-    def only_if_there(self) -> frozenset[str]:
-        """Columns of the rows that are written only if the table has them."""
-        about = self.not_of_the_row
-        return about | {self.order_column} if self.order_column and not self.existing.only_newer else about
+    def is_only_if_there(self, name: str) -> bool:
+        """Whether the rows' column of this name is written only if the table has it; ``orderBy`` means any case."""
+        order = None if self.existing.only_newer else self.order_column
+        return name in self.not_of_the_row or (order is not None and name.lower() == order.lower())
 
 
 def destination(

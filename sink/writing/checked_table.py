@@ -126,7 +126,7 @@ def plan_columns(
     # Rows that only delete bring keys, and no value goes into the table.
     only_deletes = destination.changes is not None and destination.changes.all_delete
     for column in encoded:
-        if column.name in destination.only_if_there and not table.columns_named(column.name):
+        if destination.is_only_if_there(column.name) and not table.columns_named(column.name):
             continue
         target = _find(table, column)
         if target.always_generated and not only_deletes:

@@ -60,11 +60,10 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
 
 def _delete_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: int) -> tuple[int, _Kept | None]:
     """How many rows were deleted, and what kept others from it, if anything did."""
-    rows = sql.Identifier(table.schema, table.name)
     cursor = connection.cursor()
     # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty. In one round trip with the
     # question, whose statements stand under our search_path.
-    delete = sql.SQL("DELETE FROM {}").format(rows)
+    delete = sql.SQL("DELETE FROM {}").format(table.only)
     question = search_path.under_ours(sql.SQL(_WHAT_KEEPS_ROWS).format(oid=oid))
     cursor.execute(sql.SQL("; ").join([delete, question]), prepare=False)
     deleted = cursor.rowcount
@@ -73,7 +72,7 @@ def _delete_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
     has_trigger, has_no_policy, has_policies = cursor.fetchone() or (False, False, False)
     if has_no_policy:
         return deleted, _Kept.BY_POLICIES
-    if has_trigger and connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(rows)).rowcount:
+    if has_trigger and connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table.only)).rowcount:
         return deleted, _Kept.BY_EITHER if has_policies else _Kept.BY_A_TRIGGER
     return deleted, None
 
@@ -82,9 +81,10 @@ _ALL_OF_IT = """
 WITH RECURSIVE part AS (
     SELECT {oid}::oid AS oid
     UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN part AS p ON p.oid = i.inhparent
+    JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid WHERE c.relispartition
 )
 """
-"""The oids of a table and of all that a statement about it reaches."""
+"""The oids of a table and of its partitions."""
 
 # A row trigger (1) before (2) a delete (8). With policies, a role deletes the rows that they show it: its tenant's, for
 # example. Without one, it deletes nothing. With both, rows that it still sees may have been kept by the trigger, and

@@ -80,9 +80,6 @@ def _digits_before_the_point(encoded: EncodedColumn) -> int:
     return int(declared[1]) - int(declared[2]) if declared else _DIGITS_OF_INTEGERS.get(encoded.postgres_type, 0)
 
 
-_SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
-
-
 @dataclass(frozen=True)
 class Change:
     """A column that is added, or one that gets a wider type, where ``before`` is the type that it has."""
@@ -119,7 +116,7 @@ def changes_for(
     changes = []
     for column in encoded:
         found = table.columns_named(column.name)
-        if not found and column.name not in destination.only_if_there:
+        if not found and not destination.is_only_if_there(column.name):
             changes.append(Change(column.name, column.ddl_type))
         elif len(found) == 1:
             (target,) = found
@@ -136,9 +133,6 @@ def changes_for(
             reason = (
                 f"{change.column} is one of the keys, and texts that were cut to {change.before} would not be found"
             )
-            raise not_altered(table, [change], reason)
-        if change.before is None and change.column in _SYSTEM_COLUMNS:
-            reason = f"in every table, Postgres has a system column that is called {change.column}"
             raise not_altered(table, [change], reason)
     return tuple(changes)
 
@@ -188,7 +182,7 @@ def without_extra(
         for column in encoded
         if table.columns_named(column.name)
         or _is_key(column.name, destination)
-        or column.name in destination.only_if_there
+        or destination.is_only_if_there(column.name)
         or column.name == destination.order_column
     )
     # If nothing is left, the error names a column.

@@ -22,6 +22,7 @@ from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
 
 from pgonce.cli.main import app
+from pgonce.offsets_store.commit import one_transaction
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -365,7 +366,7 @@ def test_a_path_that_the_users_sql_sets_lasts_until_commit(url):
     engine_for(url).dispose()
 
 
-def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url):
+def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url, monkeypatch):
     """Tables in pg_temp come first for Postgres: the ledger's are named by schema, and a target there is refused."""
 
     def publish(connection, batch, _):
@@ -377,8 +378,9 @@ def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url):
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute("CREATE TABLE public.events (id bigint, name text)")
         work = Work(lambda _: "odd", publish, sealed=True)
+        monkeypatch.setattr(one_transaction, "_FORGET", "SELECT")
         commit_batch(CommitSettings(url=url, retry_timeout=0), make_planned_batch(), work)
-        # The pool hands out the same session, with these tables in it.
+        # A pooler hands out the same session, with these tables in it.
         assert (
             commit(url, make_planned_batch(query_id="q2"), destination("public.events", "append", (), None))
             is Verdict.NEW

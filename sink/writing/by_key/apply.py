@@ -118,6 +118,7 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
     outcome.look_before_in_tx()
     marks = bool(deletes and batch.deletes_softly)
+    refuse_unread_in_tx(connection, batch, reduced, rows.source, is_written=False)
     counts[WRITTEN] = write_in_tx(connection, batch, left - deletes, is_last=not marks)
     if batch.unread and (unread := refuse_unread_in_tx(connection, batch, reduced, rows.source)):
         counts[UNREAD] = unread
@@ -194,7 +195,7 @@ def _doubled(upsert: Upsert, count: int, one: str) -> TargetError:
 def _pass_over_stored_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
     """Drop the changes that are older than the stored row of their key; return how many."""
     statement = sql.SQL("DELETE FROM {} AS change USING {} AS target WHERE {} AND NOT {}").format(
-        batch.name, batch.only_target, batch.same_key(), batch.not_older()
+        batch.name, batch.target.only, batch.same_key(), batch.not_older()
     )
     return execute_joined(connection, statement, batch.upsert).rowcount
 
@@ -205,7 +206,7 @@ def _lock_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable, *, dele
         "SELECT pg_catalog.count(*) FROM (SELECT FROM {} AS target JOIN {} AS change ON {} ORDER BY {} "
         "FOR {} OF target) AS locked"
     ).format(
-        batch.only_target,
+        batch.target.only,
         batch.name,
         batch.same_key(),
         batch.keys_in_order("change"),

@@ -96,16 +96,11 @@ class ChangeTable:
         """Whether a row ``target`` of the target has the key of ``change``, as the target's unique index sees it."""
         return sql.SQL(" AND ").join(self._equal(key.target, change) for key in self.upsert.keys)
 
-    @property
-    def only_target(self) -> sql.Composable:
-        """The target in a FROM clause: ON CONFLICT does not look into tables that inherit, but partitions are such."""
-        return sql.SQL("ONLY {}" if self.target.kind == "r" else "{}").format(self.target.identifier)
-
     def exists(self, condition: sql.Composable | None = None) -> sql.Composable:
         """Whether the target has a row with the key of ``change`` (for which ``condition`` is true)."""
         further = sql.SQL(" AND {}").format(condition) if condition else sql.SQL("")
         return sql.SQL("EXISTS (SELECT FROM {} AS target WHERE {}{})").format(
-            self.only_target, self.same_key(), further
+            self.target.only, self.same_key(), further
         )
 
     def is_absent(self) -> sql.Composable:
@@ -113,7 +108,7 @@ class ChangeTable:
         # OFFSET keeps Postgres from a join, for which it would read the whole table.
         alone = sql.SQL(" OFFSET 0" if self.upsert.finds_by_index else "")
         return sql.SQL("NOT EXISTS (SELECT FROM {} AS target WHERE {}{})").format(
-            self.only_target, self.same_key(), alone
+            self.target.only, self.same_key(), alone
         )
 
     def not_older(self) -> sql.Composable:

@@ -10,6 +10,7 @@ refused, or put aside. What Debezium calls an insert has no value anywhere, and 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
 
 import psycopg
 from psycopg import sql
@@ -194,28 +195,39 @@ _INSERTS = ("c", "r")
 
 
 def refuse_unread_in_tx(
-    connection: psycopg.Connection, batch: ChangeTable, changes: sql.Composable, source: sql.Identifier
+    connection: psycopg.Connection,
+    batch: ChangeTable,
+    changes: sql.Composable,
+    source: sql.Identifier,
+    *,
+    is_written: bool = True,
 ) -> int:
     """
     Refuse the changes that have inserted a row without one of its values.
 
     :param changes: all changes of the batch; ``batch`` has those that decide.
+    :param is_written: False before anything is written: then the changes that would insert null into a column that is
+        NOT NULL, which Postgres would refuse without saying that a value was not read.
     :return: how many rows lack a value that the source's own insert of the row did not have.
     :raises RowsRefusedError: VALUE_NOT_READ.
     """
-    lacking = sql.SQL("({})").format(sql.SQL(" OR ").join(_lacking(batch)))
-    found = connection.execute(
-        sql.SQL("SELECT pg_catalog.count(*) FROM {} AS change WHERE {} AND NOT {} AND {}").format(
-            batch.name, NEW, DELETED, lacking
-        )
-    ).fetchone()
+    not_null = {column.column_name for column in batch.target.columns if column.required}
+    unread = {name: flag for name, flag in batch.unread.items() if is_written or name in not_null}
+    if not unread:
+        return 0
+    flags = [sql.SQL("change.{}").format(flag) for flag in unread.values()]
+    is_new = sql.SQL("change.{}").format(NEW) if is_written else sql.SQL("NOT {}").format(batch.exists())
+    lacking = sql.SQL("({})").format(sql.SQL(" OR ").join(flags))
+    concerned = sql.SQL("{} AND NOT change.{} AND {}").format(is_new, DELETED, lacking)
+    count = sql.SQL("SELECT pg_catalog.count(*) FROM {} AS change WHERE {}").format(batch.name, concerned)
+    found = execute_joined(connection, count, batch.upsert).fetchone()
     if not found or not found[0]:
         return 0
-    rows = execute_joined(connection, _asked(batch, changes, source, lacking), batch.upsert).fetchall()
-    bad = [(place, unread) for place, is_insert, *unread in rows if not is_insert]
+    rows = execute_joined(connection, _asked(batch, changes, source, flags, concerned), batch.upsert).fetchall()
+    bad = [(place, lacks) for place, is_insert, *lacks in rows if not (is_insert and is_written)]
     if bad:
-        names = [name for number, name in enumerate(batch.unread) if any(unread[number] for _, unread in bad)]
-        raise RowsRefusedError(_error(batch, len(bad), names), [_bad_row(batch, *row) for row in bad])
+        names = [name for number, name in enumerate(unread) if any(lacks[number] for _, lacks in bad)]
+        raise RowsRefusedError(_error(batch, len(bad), names), [_bad_row(unread, *row) for row in bad])
     _log.warning(
         "%s rows were written to %s without a value that the source could not read: nothing holds it, because it was "
         "stored under another key (`pgonce explain change-data`)",
@@ -226,7 +238,11 @@ def refuse_unread_in_tx(
 
 
 def _asked(
-    batch: ChangeTable, changes: sql.Composable, source: sql.Identifier, lacking: sql.Composable
+    batch: ChangeTable,
+    changes: sql.Composable,
+    source: sql.Identifier,
+    flags: Iterable[sql.Composable],
+    concerned: sql.Composable,
 ) -> sql.Composed:
     """The place of each change of the rows that lack a value, whether one of them is an insert, and what is lacking."""
     has_operation = batch.changes and batch.changes.feed == "debezium"
@@ -237,29 +253,22 @@ def _asked(
     )
     return sql.SQL(
         "SELECT given.ctid::pg_catalog.text, "
-        "COALESCE(pg_catalog.bool_or({is_insert}) OVER (PARTITION BY change.ctid), false), {unread} "
+        "COALESCE(pg_catalog.bool_or({is_insert}) OVER (PARTITION BY change.ctid), false), {flags} "
         "FROM {batch} AS change JOIN ({changes}) AS target ON {same_key} "
-        'JOIN {source} AS given ON given.ctid OPERATOR(pg_catalog.=) target."pgonce: place" '
-        "WHERE change.{new} AND NOT change.{deleted} AND {lacking}"
+        'JOIN {source} AS given ON given.ctid OPERATOR(pg_catalog.=) target."pgonce: place" WHERE {concerned}'
     ).format(
         is_insert=is_insert if has_operation else sql.SQL("false"),
-        unread=sql.SQL(", ").join(_lacking(batch)),
+        flags=sql.SQL(", ").join(flags),
         batch=batch.name,
         changes=changes_since_deleted(batch, changes),
         same_key=batch.same_key(),
         source=source,
-        new=NEW,
-        deleted=DELETED,
-        lacking=lacking,
+        concerned=concerned,
     )
 
 
-def _lacking(batch: ChangeTable) -> list[sql.Composed]:
-    return [sql.SQL("change.{}").format(name) for name in batch.unread.values()]
-
-
-def _bad_row(batch: ChangeTable, place: str, unread: list[bool]) -> BadRow:
-    names = [name for name, is_unread in zip(batch.unread, unread, strict=True) if is_unread]
+def _bad_row(unread: Iterable[str], place: str, lacks: Sequence[bool]) -> BadRow:
+    names = [name for name, is_unread in zip(unread, lacks, strict=True) if is_unread]
     message = f"The source could not read {', '.join(names)}, and the table has no row that holds the value."
     return BadRow(place, VALUE_NOT_READ, message, names[0], is_proven=True)
 

@@ -54,7 +54,7 @@ class TriggerOutcome:
         look = sql.SQL(
             "CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT change.ctid AS change_place, target.ctid AS place, "
             "target.tableoid AS part FROM {} AS target JOIN {} AS change ON {} WHERE NOT change.{}"
-        ).format(self._before, self._batch.only_target, self._batch.name, self._batch.same_key(), DELETED)
+        ).format(self._before, self._batch.target.only, self._batch.name, self._batch.same_key(), DELETED)
         execute_joined(self._connection, look, self._batch.upsert)
 
     def refuse_another(self, passed_over: int) -> None:
@@ -114,7 +114,7 @@ def _left_out(batch: ChangeTable, before: sql.Identifier) -> sql.Composed:
     ).format(
         before,
         batch.name,
-        batch.only_target,
+        batch.target.only,
         batch.same_key(),
         sql.SQL(" OR ").join(differ) if differ else sql.SQL("false"),
     )

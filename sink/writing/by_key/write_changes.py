@@ -93,7 +93,7 @@ def delete_in_tx(
 def delete_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
     """Remove the rows of the batch's deletes that are there; return how many were."""
     delete = sql.SQL("DELETE FROM {} AS target USING {} AS change WHERE change.{} AND {} AND {}").format(
-        batch.only_target, batch.name, DELETED, batch.same_key(), batch.not_older()
+        batch.target.only, batch.name, DELETED, batch.same_key(), batch.not_older()
     )
     return execute_joined(connection, delete, batch.upsert).rowcount
 
@@ -107,7 +107,7 @@ def delete_softly_in_tx(
     if batch.upsert.newer_by:
         sets.append(sql.SQL("{0} = change.{0}").format(sql.Identifier(batch.upsert.newer_by)))
     mark = sql.SQL("UPDATE {} AS target SET {} FROM {} AS change WHERE change.{} AND {} AND {}").format(
-        batch.only_target, sql.SQL(", ").join(sets), batch.name, DELETED, batch.same_key(), batch.not_older()
+        batch.target.only, sql.SQL(", ").join(sets), batch.name, DELETED, batch.same_key(), batch.not_older()
     )
     deleted = execute_joined(connection, mark, batch.upsert).rowcount
     connection.execute(RELEASE)
@@ -191,7 +191,7 @@ def _update(batch: ChangeTable, changed: list[str]) -> sql.Composed:
     return sql.SQL(
         "UPDATE {} AS target SET {} FROM {} AS change WHERE NOT change.{} AND NOT change.{} AND {} AND {}"
     ).format(
-        batch.only_target,
+        batch.target.only,
         sql.SQL(", ").join(sets),
         batch.name,
         DELETED,

@@ -68,11 +68,6 @@ class TargetTable(QualifiedName):
     note: str = ""
 
     @property
-    def identifier(self) -> sql.Identifier:
-        """Its qualified name, quoted."""
-        return sql.Identifier(self.schema, self.name)
-
-    @property
     def is_temporary(self) -> bool:
         """Whether it goes away with the session that made it."""
         return self.persistence == "t"

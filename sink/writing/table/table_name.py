@@ -33,10 +33,21 @@ NOT_A_NAME = (
 
 
 class QualifiedName:
-    """What has a schema and a name in it."""
+    """What has a schema and a name in it, and a ``relkind``."""
 
     schema: str
     name: str
+    kind: str | None
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """Schema and name, quoted."""
+        return sql.Identifier(self.schema, self.name)
+
+    @property
+    def only(self) -> sql.Composable:
+        """The table in a statement: with its partitions, but without tables that inherit from it: they are others'."""
+        return sql.SQL("ONLY {}" if self.kind == "r" else "{}").format(self.identifier)
 
     @property
     def qualified_name(self) -> str:

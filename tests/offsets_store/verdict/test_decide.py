@@ -458,6 +458,23 @@ def test_a_replacement_by_position_may_start_before_the_old_end(start, expected)
     assert decide(BESIDE_RIVAL, this, REPLACES) is expected
 
 
+@pytest.mark.parametrize("start", [0, 70])
+def test_a_query_is_replaced_once(start):
+    """A setting that was left in place takes nothing for stored: that query's rows may be gone by now."""
+    this = batch(0, start=kafka(start), end=kafka(80), span=spanning(start, 80))
+    known = Ledger(rivals=(rival(replaced_by="the one after it"),))
+    assert decide(known, this, REPLACES) is Verdict.FOREIGN
+    assert "the one after it has replaced that query already" in str(refusal(Verdict.FOREIGN, known, this, REPLACES))
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0, Verdict.FOREIGN), (70, Verdict.NEW)])
+def test_a_retired_query_leaves_out_no_rows(start, expected):
+    """It may have been forgotten, so that its table could be loaded again. At its end, none of its rows is needed."""
+    this = batch(0, start=kafka(start), end=kafka(80), span=spanning(start, 80))
+    retired_at = datetime(2026, 11, 24, tzinfo=timezone.utc)
+    assert decide(Ledger(rivals=(rival(retired_at=retired_at),)), this, REPLACES) is expected
+
+
 def test_a_replacement_compares_topic_ids():
     """A topic recreated since the old query's last batch is refused to the one that takes its place, too."""
     known = Ledger(rivals=(rival(last=recorded(6, topic_ids={"orders": "one"})),))

@@ -252,6 +252,20 @@ class TestRefused:
         assert "of part" in refused("START_OVER_REFUSED", url, "new", 0, 5, over="old", table="whole")
         assert "old" in refused("START_OVER_REFUSED", url, "new", 0, 5, over="of part", table="part")
 
+    @pytest.mark.parametrize("how", ["start over", "complete"])
+    def test_a_table_that_inherits_keeps_its_rows(self, admin, url, how):
+        """They are another table's, which another query may feed."""
+        admin.execute("CREATE TABLE whole (id bigint, name text)")
+        admin.execute("CREATE TABLE inherits () INHERITS (whole)")
+        commit(url, "of inherits", 0, 7, table="inherits")
+        commit(url, "old", 0, 1, table="whole", mode="complete" if how == "complete" else "append")
+        if how == "complete":
+            commit(url, "old", 1, 2, table="whole", mode="complete")
+        else:
+            commit(url, "new", 0, 2, over="old", table="whole")
+        found = admin.execute("SELECT tableoid::regclass::text, id FROM whole ORDER BY id").fetchall()
+        assert found == [("whole", 2), ("inherits", 7)]
+
     def test_a_table_that_the_named_query_has_not_written_to(self, admin, url):
         """Under a sink's name of the user's own, the old query may have fed another table."""
         admin.execute("CREATE TABLE others (id bigint, name text)")

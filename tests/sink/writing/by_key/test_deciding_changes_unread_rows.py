@@ -56,6 +56,20 @@ def test_it_is_put_aside_if_there_are_dead_letters(only_newer, url, admin):
     assert letters(admin) == [("20", "VALUE_NOT_READ", "name"), ("21", "VALUE_NOT_READ", "name")]
 
 
+@pytest.mark.parametrize("others", [[], [(2, "b", 1, WRITE)]], ids=["alone", "among others"])
+def test_a_column_that_takes_no_null_changes_nothing(others, url, admin):
+    """Postgres would refuse a null that the source has not sent, and a batch of such rows alone would stop."""
+    admin.execute("ALTER TABLE events ALTER COLUMN name SET NOT NULL")
+    with pytest.raises(TargetError, match=r"VALUE_NOT_READ.*\(name\)"):
+        apply(url, (1, "?", 20, WRITE), *others, **UNREAD)
+    apply(url, (1, "?", 20, WRITE), *others, dead_letters=True, **UNREAD)
+    assert letters(admin) == [("20", "VALUE_NOT_READ", "name")]
+    # A row that has the value keeps it.
+    apply(url, (1, "a", 21, WRITE), **UNREAD)
+    apply(url, (1, "?", 22, WRITE), **UNREAD)
+    assert (1, "a", 22) in stored(admin)
+
+
 def test_it_is_put_aside_where_columns_may_be_added_too(url, admin):
     """Rows are put aside only when it is known that no column is too narrow for them, and these are among them."""
     how = {"dead_letters": True, "schema_evolution": "addColumns", **UNREAD}

@@ -1,0 +1,138 @@
+"""
+Work that runs SQL of the user: what it leaves in its session, and which tables it turns out to have written.
+
+Covers: offsets_store.commit.one_try, offsets_store.commit.one_transaction, offsets_store.ledger.writers.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support.batches import make_batch
+from support.committed_rows import appending, ids, settings
+
+from pgonce.offsets_store.commit import one_transaction
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+
+pytestmark = pytest.mark.usefixtures("events")
+
+
+def function(*statements, tables=()):
+    """A function of the user's that runs statements, and says that it has written these tables."""
+
+    def publish(connection, *_):
+        driver = driver_connection(connection)
+        for statement in statements:
+            driver.execute(statement)
+        oids = {name: driver.execute("SELECT %s::regclass::oid::bigint", [name]).fetchone()[0] for name in tables}
+        return Published(1, "function", targets=oids)
+
+    return Work(lambda _: "orders", publish, sealed=True)
+
+
+def by_function(batch_id=0, query="of the function", **more):
+    """A batch of the function's query, which no other batch is taken for."""
+    return make_batch(batch_id, f"run of {query}", sink_name="orders", query_id=query, **more)
+
+
+class TestSessions:
+    """The next batch may get the same session, whosever it is."""
+
+    @pytest.mark.parametrize(
+        "left",
+        [
+            "CREATE SCHEMA audit CREATE TABLE events (id bigint, name text); SET search_path TO audit, public",
+            "SET default_transaction_read_only = on",
+            "SET session_replication_role = replica",
+            "CREATE TEMP TABLE events (id bigint, name text)",
+        ],
+        ids=["search_path", "read_only", "replication_role", "temporary_table"],
+    )
+    def test_settings_and_tables_end_with_the_batch(self, left, url, admin):
+        """SET without LOCAL is committed; a search_path would lead the rows of the next batch into another table."""
+        admin.execute(
+            "CREATE FUNCTION marked() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.name = 1; RETURN NEW; END'"
+        )
+        admin.execute("CREATE TRIGGER marks BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION marked()")
+        commit_batch(settings(url), by_function(), function(left))
+        assert commit_batch(settings(url), make_batch(), appending(1)) is Verdict.NEW
+        assert admin.execute("SELECT id, name FROM public.events").fetchall() == [(1, "1")]
+
+    def test_its_own_next_batch_as_well(self, url, admin):
+        """A function runs under the same settings in each batch."""
+        admin.execute("CREATE SCHEMA audit CREATE TABLE audit.events (id bigint, name text)")
+        writes = function("INSERT INTO events VALUES (1, 'one')", "SET search_path TO audit")
+        for batch_id in range(3):
+            commit_batch(settings(url), by_function(batch_id), writes)
+        assert ids(admin) == [1, 1, 1]
+
+    def test_a_lock_and_a_cursor(self, url, admin):
+        """Others do not wait for a batch that is done."""
+        commit_batch(
+            settings(url),
+            by_function(),
+            function("SELECT pg_advisory_lock(7)", "DECLARE all_of_it CURSOR WITH HOLD FOR SELECT 1", "LISTEN them"),
+        )
+        assert admin.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+    def test_a_session_that_is_lost_meanwhile(self, url, admin, monkeypatch):
+        """The batch is committed whatever becomes of its session, and the next one gets another."""
+        monkeypatch.setattr(one_transaction, "_FORGET", "SELECT pg_terminate_backend(pg_backend_pid())")
+        for batch_id in range(2):
+            writes = function(f"INSERT INTO events VALUES ({batch_id}, 'one')")
+            assert commit_batch(settings(url), by_function(batch_id), writes) is Verdict.NEW
+        assert ids(admin) == [0, 1]
+
+
+class TestRivals:
+    """Which tables a function writes is known once it has written them."""
+
+    writes = function("INSERT INTO events VALUES (1, 'one')", tables=["public.events"])
+
+    def test_a_table_that_another_query_feeds(self, url, admin):
+        """Both read the same partitions, so the rows would be there twice."""
+        commit_batch(settings(url), make_batch(), appending(1))
+        with pytest.raises(PgonceError) as refused:
+            commit_batch(settings(url), by_function(), self.writes)
+        assert refused.value.code == "FOREIGN"
+        assert ids(admin) == [1]
+
+    def test_a_function_under_another_name(self, url, admin):
+        """The same of two functions."""
+        commit_batch(settings(url), by_function(), self.writes)
+        with pytest.raises(PgonceError) as refused:
+            commit_batch(settings(url), by_function(query="another"), self.writes)
+        assert refused.value.code == "FOREIGN"
+        assert ids(admin) == [1]
+
+    def test_other_rows(self, url, admin):
+        """A query that reads other partitions, or says that its rows are others, is no rival."""
+        commit_batch(settings(url), make_batch(), appending(1))
+        says = settings(url, remedies=Remedies(independent=True))
+        assert commit_batch(says, by_function(), self.writes) is Verdict.NEW
+        elsewhere = {"start": {"0": {"other": {"0": 0}}}, "end": {"0": {"other": {"0": 5}}}}
+        reads_another = by_function(query="another", **elsewhere)
+        assert commit_batch(settings(url), reads_another, self.writes) is Verdict.NEW
+        assert ids(admin) == [1, 1, 1]
+
+    def test_the_users_settings_are_back_afterwards(self, url, admin):
+        """Deferred triggers of the user's tables run at COMMIT, under the user's search_path."""
+        admin.execute("CREATE SCHEMA audit CREATE TABLE audit.seen (id bigint)")
+        admin.execute(
+            "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN INSERT INTO seen VALUES (NEW.id); RETURN NULL; END'"
+        )
+        admin.execute(
+            "CREATE CONSTRAINT TRIGGER notes AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION noted()"
+        )
+        writes = function(
+            "SET LOCAL search_path TO public, audit", "INSERT INTO events VALUES (1, 'one')", tables=["public.events"]
+        )
+        assert commit_batch(settings(url), by_function(), writes) is Verdict.NEW
+        assert admin.execute("SELECT id FROM audit.seen").fetchall() == [(1,)]
