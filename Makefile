@@ -56,9 +56,9 @@ COMMITTED_AT = $(shell git log -1 --format=%ct 2>/dev/null)
 # Where `make lint` looks for the phrases of .ci/phrases. Decision records that are settled stay as they are.
 PROSE := sink offsets_store pgonce docs website README.md ARCHITECTURE.md CONTRIBUTING.md
 
-# Two processes take the tests one by one, in the order of tests/support/fixtures/order.py. If one of them crashes, the
-# run ends: xdist can wait for ever for the process that it starts in its place.
-TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
+# Processes take the tests one by one, in the order of tests/support/fixtures/order.py: two, and three of those that
+# mostly wait. If one of them crashes, the run ends: xdist can wait for ever for the process that it starts in its place.
+TOGETHER = -n $(if $(filter test,$@),2,3) --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
 .PHONY: java $(shell awk -F: '/^[a-z-]+:.*## / {print $$1}' Makefile)

@@ -325,9 +325,7 @@ def test_a_receiver_that_freezes_with_an_open_transaction_is_ended(
     assert is_gone(started_receivers[0])
 
 
-def test_a_frozen_receiver_does_not_hold_up_a_batch_that_was_staged(
-    target, receiver_options, started_receivers, monkeypatch
-):
+def test_a_frozen_receiver_does_not_hold_up_a_staged_batch(target, receiver_options, started_receivers, monkeypatch):
     """An attempt that Spark did not choose has begun a transaction there; it is ended with its process."""
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
