@@ -238,6 +238,11 @@ def refuse_when_it_ends(connection: Connection) -> None:
     event.listen(connection, "after_cursor_execute", _refuse_ended)
 
 
+def has_failed(connection: Connection) -> bool:
+    """Whether a statement of the transaction has failed, so that Postgres runs no other one."""
+    return driver_connection(connection).info.transaction_status is TransactionStatus.INERROR
+
+
 # One text, and so one round trip and one transaction of its own.
 _FORGET = "RESET ALL; DISCARD TEMP; UNLISTEN *; CLOSE ALL; SELECT pg_catalog.pg_advisory_unlock_all()"
 
@@ -286,7 +291,7 @@ def committing(
     :raises psycopg.Error: what Postgres says, or that its answer was lost.
     """
     driver = driver_connection(connection)
-    if driver.info.transaction_status is TransactionStatus.INERROR:
+    if has_failed(connection):
         # Raises that it has failed: an error was swallowed, and it was not one of the ledger's.
         leave_in_tx(driver)
     state = left = answer = None

@@ -177,7 +177,7 @@ def _publish_in_tx(
     batch = replace(transaction.batch, starts_over=over)
     published = work.publish_in_tx(transaction.connection, batch, below)
     writer, now = transaction.locked.ledger.writer, published.targets or {}
-    if work.sealed and writer is None:
+    if work.sealed and writer is None and not one_transaction.has_failed(transaction.connection):
         with outcome.on_ledger():
             _refuse_rivals_in_tx(transaction, now)
     pinned = transaction.settings.pin_table

@@ -6,6 +6,9 @@ Covers: offsets_store.commit.one_try, offsets_store.commit.one_transaction, offs
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import psycopg
 import pytest
 from support.batches import make_batch
 from support.committed_rows import appending, ids, settings
@@ -119,6 +122,18 @@ class TestRivals:
         reads_another = by_function(query="another", **elsewhere)
         assert commit_batch(settings(url), reads_another, self.writes) is Verdict.NEW
         assert ids(admin) == [1, 1, 1]
+
+    def test_an_error_that_was_swallowed_is_the_users(self, url, admin):
+        """The error is not the ledger's, and nothing is compared after it."""
+
+        def swallows(connection, *_):
+            with suppress(psycopg.Error):
+                driver_connection(connection).execute("SELECT 1 / 0")
+            return Published(1, "function")
+
+        with pytest.raises(PgonceError) as refused:
+            commit_batch(settings(url), by_function(), Work(lambda _: "orders", swallows, sealed=True))
+        assert refused.value.code == "STATEMENT_FAILED"
 
     def test_the_users_settings_are_back_afterwards(self, url, admin):
         """Deferred triggers of the user's tables run at COMMIT, under the user's search_path."""
