@@ -86,8 +86,13 @@ class _Watch:
         with self._lock:
             self._waiting.add(commit)
             if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, name="pgonce-commit-watch", daemon=True).start()
+                try:
+                    threading.Thread(target=self._run, name="pgonce-commit-watch", daemon=True).start()
+                except RuntimeError as error:
+                    # It only writes to the log, and the next commit tries again.
+                    _log.info("long commits are not reported now: %s", error)
+                else:
+                    self._is_running = True
 
     def remove(self, commit: _Commit) -> None:
         """Its COMMIT is answered, or never will be."""

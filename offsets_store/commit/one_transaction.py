@@ -243,17 +243,23 @@ def has_failed(connection: Connection) -> bool:
     return driver_connection(connection).info.transaction_status is TransactionStatus.INERROR
 
 
-# One text, and so one round trip and one transaction of its own.
-_FORGET = "RESET ALL; DISCARD TEMP; UNLISTEN *; CLOSE ALL; SELECT pg_catalog.pg_advisory_unlock_all()"
+# One text, and so one round trip and one transaction of its own. RESET ALL leaves the role as it is.
+_FORGET = (
+    "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; UNLISTEN *; CLOSE ALL; "
+    "SELECT pg_catalog.pg_advisory_unlock_all()"
+)
 
 
-def forget_users_settings(connection: Connection) -> None:
+def forget_users_settings(connection: Connection, began: TransactionState) -> None:
     """
     Take from a session what SQL of the user has left in it beyond COMMIT, because another query gets it next.
 
     That is SET without LOCAL (a search_path would lead rows into another table), temporary tables, locks and cursors.
     """
     driver = driver_connection(connection)
+    if driver.info.backend_pid != began.backend_pid:
+        # Behind a pooler the session may be another client's by now, and the pooler keeps settings of this one for it.
+        return
     try:
         driver.autocommit = True
         driver.execute(_FORGET)

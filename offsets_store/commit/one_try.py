@@ -101,7 +101,7 @@ def publish_or_skip(
                     _record_in_tx(transaction, published, tables, stored)
             _note_commit(transaction, outcome)
             if work.sealed:
-                one_transaction.forget_users_settings(transaction.connection)
+                one_transaction.forget_users_settings(transaction.connection, transaction.began)
         else:
             _skip(transaction, outcome)
     return transaction.verdict

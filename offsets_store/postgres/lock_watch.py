@@ -57,15 +57,17 @@ class LockWatch:
             yield
             return
         seconds = min(_LONGEST_BEFORE_LOOKING_SECONDS, self.lock_timeout / 2)
-        timer = threading.Timer(seconds, self._look, [waiting_pid, may_end])
+        is_over = threading.Event()
+        timer = threading.Timer(seconds, self._look, [waiting_pid, may_end, is_over])
         timer.daemon = True
         timer.start()
         try:
             yield
         finally:
+            is_over.set()
             timer.cancel()
 
-    def _look(self, waiting_pid: int, may_end: bool) -> None:
+    def _look(self, waiting_pid: int, may_end: bool, is_over: threading.Event) -> None:
         try:
             with connect(self.url) as observer:
                 enter_in_tx(observer)
@@ -74,7 +76,8 @@ class LockWatch:
                     self.holders = "; ".join(row[1] for row in found)
                     _log.warning("waiting for a lock held by: %s", self.holders)
                 for pid, who, is_stuck in found:
-                    if may_end and is_stuck:
+                    # A look may be late, and the session may wait for something else by then.
+                    if may_end and is_stuck and not is_over.is_set():
                         _log.warning(
                             "ending the session of another run of this query, which waits for its client: %s", who
                         )

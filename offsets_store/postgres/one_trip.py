@@ -222,8 +222,9 @@ def _begin(connection: psycopg.Connection) -> bytes:
     parts = ["BEGIN"]
     if connection.isolation_level is not None:
         parts.append(f"ISOLATION LEVEL {psycopg.IsolationLevel(connection.isolation_level).name.replace('_', ' ')}")
-    if connection.read_only is not None:
-        parts.append("READ ONLY" if connection.read_only else "READ WRITE")
+    # Not READ WRITE, which a reader has left in a pooled session: a standby refuses it in other words than a write.
+    if connection.read_only:
+        parts.append("READ ONLY")
     if connection.deferrable is not None:
         parts.append("DEFERRABLE" if connection.deferrable else "NOT DEFERRABLE")
     return " ".join(parts).encode()

@@ -160,7 +160,9 @@ SELECT i.relname AS name, true AS is_index,
        coalesce(c.contype::text || ' ', '') || CASE WHEN x.indisunique THEN 'UNIQUE ' ELSE '' END
        || substr(pg_get_indexdef(i.oid), length(format('CREATE %%sINDEX %%I ON %%I.%%I ',
               CASE WHEN x.indisunique THEN 'UNIQUE ' ELSE '' END, i.relname, n.nspname, t.relname)) + 1)
-       || CASE WHEN c.condeferrable THEN ' DEFERRABLE' ELSE '' END AS definition
+       || CASE WHEN c.condeferrable THEN ' DEFERRABLE' ELSE '' END
+       || CASE WHEN c.condeferred THEN ' INITIALLY DEFERRED' ELSE '' END
+       || CASE WHEN x.indisvalid THEN '' ELSE ' INVALID' END AS definition
 FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_class AS t ON t.oid = x.indrelid
 JOIN pg_namespace AS n ON n.oid = t.relnamespace
 LEFT JOIN pg_constraint AS c ON c.conindid = i.oid AND c.conrelid = t.oid AND c.contype IN ('p', 'u', 'x')

@@ -26,7 +26,7 @@ from ..ledger.session import reading, writing
 from ..ledger.tables import interventions, writers
 from ..log_lines import scrub
 from ..postgres.translate import driver_error
-from ..status.dead_letters import Key, StoredLetter, as_letters, letters_of, letters_table
+from ..status.dead_letters import Key, StoredLetter, as_letters, letters_of, letters_table, one_of
 from ..status.decisions import decisions_on_letters
 from ..status.read_stored import writers_of
 from .by_hand import refuse_no_reason
@@ -119,7 +119,7 @@ def remove_letters_in_tx(
     """Delete letters that are locked, and note for each sink which they were, why, and who decided it."""
     with _saying_what_to_grant(table):
         ids = [letter.dead_letter_id for letter in letters]
-        connection.execute(delete(table).where(table.c.dead_letter_id.in_(ids)))
+        connection.execute(delete(table).where(one_of(table.c.dead_letter_id, ids)))
     _note_in_tx(connection, table, letters, writer_ids, {}, kind=kind, reason=reason, person=person)
 
 

@@ -7,13 +7,27 @@ user's own is read only if it has all columns of ``pgonce.dead_letters``.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, MetaData, Select, Table, Text, cast, literal, select, tuple_
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    MetaData,
+    Select,
+    Table,
+    Text,
+    any_,
+    cast,
+    literal,
+    select,
+    tuple_,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from ..errors import UNCHANGED, NotFoundError
 from ..ledger.tables import dead_letters
@@ -138,8 +152,13 @@ def letters_of(
     others = [table.c[column.name] for column in dead_letters.columns if column.name != "row_data"]
     chosen = select(row_data, *others).where(tuple_(table.c.query_id, table.c.sink_name).in_(writers))
     if ids:
-        chosen = chosen.where(table.c.dead_letter_id.in_(ids))
+        chosen = chosen.where(one_of(table.c.dead_letter_id, ids))
     return chosen if code is None else chosen.where(table.c.code == code)
+
+
+def one_of(column: ColumnElement[int], ids: Iterable[int]) -> ColumnElement[bool]:
+    """Whether a column has one of these values: one parameter, because a statement takes 65,535 at most."""
+    return column == any_(literal(list(ids), ARRAY(BigInteger)))
 
 
 def as_letters(connection: Connection, chosen: Select[Any]) -> list[StoredLetter]:

@@ -15,7 +15,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from pgonce.offsets_store.errors import UNCHANGED, RecoveryError, TargetError, bad_option, needing_pyspark
+from pgonce.offsets_store.errors import (
+    UNCHANGED,
+    NotFoundError,
+    RecoveryError,
+    TargetError,
+    bad_option,
+    needing_pyspark,
+)
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.recovery.dead_letters import (
     Choice,
@@ -140,7 +147,7 @@ def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> 
             one = dataclasses.replace(choice, ids=frozenset({letter.dead_letter_id}))
             try:
                 groups = _replay(one, url, reason, yes=yes)
-            except (TargetError, RecoveryError) as error:
+            except (TargetError, RecoveryError, NotFoundError) as error:
                 left += 1
                 with work.aside():
                     print_error(f"Dead letter {letter.dead_letter_id}: {error}")

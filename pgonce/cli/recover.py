@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pgonce.offsets_store.checkpoint.files import open_location
+from pgonce.offsets_store.checkpoint.files import open_location, without_credentials
 from pgonce.offsets_store.rebuild.swap import LOCK_SECONDS, Allowed, Swap, swap_tables
 from pgonce.offsets_store.recovery.by_hand import accept_batch, retire_sink
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
@@ -84,7 +84,10 @@ def new_checkpoint(
     """Write a checkpoint from the ledger for a stateless query that has lost its own: same query id, same batch."""
     with at_work("Writing the checkpoint" if yes else "Reading the ledger"):
         plan = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
-    lines = [f"Query {plan.query_id}: {plan.does}, at {path}.", *(f"  write      {name}" for name, _ in plan.files)]
+    lines = [
+        f"Query {plan.query_id}: {plan.does}, at {without_credentials(path)}.",
+        *(f"  write      {name}" for name, _ in plan.files),
+    ]
     lines.append("Done. Start the query with this checkpointLocation." if yes else NOT_DONE)
     print_lines(lines)
 

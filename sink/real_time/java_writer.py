@@ -15,7 +15,7 @@ from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import DateType, StringType, TimestampType
+from pyspark.sql.types import CharType, DateType, StringType, TimestampType, VarcharType
 
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.offsets import kafka_positions
@@ -70,7 +70,7 @@ def sent(frame: DataFrame, positions: PositionColumns, columns: Sequence[Encoded
         if isinstance(types[name], TimestampType):
             # As numbers, because Spark would shift days before 1582 to another calendar.
             return f.unix_micros(column)
-        if isinstance(types[name], StringType):
+        if isinstance(types[name], (StringType, CharType, VarcharType)):
             # As bytes, because a string of Java's would have other characters where they are not UTF-8.
             return column.cast("binary")
         return f.unix_date(column) if isinstance(types[name], DateType) else column

@@ -39,6 +39,7 @@ _SETTINGS = (
     r"-c default_transaction_isolation=read\ committed"
 )
 _BALANCED = {"random": "true", "disable": "false"}
+_VERSION_17 = 170000
 # Java uses none below TLS 1.2 by itself.
 _TLS = frozenset({"TLSv1", "TLSv1.1", "TLSv1.2"})
 _TARGET_SESSION = {"any": "any", "read-write": "primary", "primary": "primary"}
@@ -59,7 +60,7 @@ class JdbcUrl:
     url: str
     properties: dict[str, str] = field(repr=False)
     session: dict[str, str] = field(default_factory=dict)
-    """What a session has after login, because the JDBC driver sets these itself, over what the role has."""
+    """What a session has after login: the JDBC driver sets the first two itself, over what the role has."""
 
 
 def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
@@ -112,7 +113,9 @@ def _session(connection: psycopg.Connection) -> dict[str, str]:
     row = connection.execute("SELECT current_setting('TimeZone'), current_setting('DateStyle')").fetchone()
     zone, style = row or ("UTC", "ISO, MDY")
     # The JDBC driver needs ISO for what it reads. The order is how Postgres reads 03/04/2026.
-    return {"TimeZone": zone, "DateStyle": f"ISO, {style.rpartition(', ')[2]}"}
+    settings = {"TimeZone": zone, "DateStyle": f"ISO, {style.rpartition(', ')[2]}"}
+    # Not in the options of the connection, because older servers do not know it.
+    return {**settings, "transaction_timeout": "0"} if connection.info.server_version >= _VERSION_17 else settings
 
 
 def _has_root_certificate(given: Mapping[str, str]) -> bool:
@@ -136,6 +139,12 @@ def _target_of(wanted: str) -> str:
 def _hosts(url: str, info: psycopg.ConnectionInfo) -> str:
     # psycopg tries several hosts one by one, so the connection knows only the one that answered.
     given = parse_url(url)
+    if given.get("hostaddr") and given.get("host") and given.get("sslmode") == "verify-full":
+        raise _refused(
+            "The connection string sets host and hostaddr, and Postgres's JDBC driver would compare the server's "
+            "certificate with the address.",
+            "Leave hostaddr out.",
+        )
     names = str(given.get("hostaddr") or given.get("host") or info.host).split(",")
     ports = str(given.get("port") or info.port).split(",")
     ports = ports * len(names) if len(ports) == 1 else ports

@@ -98,7 +98,7 @@ def start_real_time(
     jdbc = jdbc_url(given["executor_url"] or run.settings.url, run.run_id, run.settings.lock_timeout)
     with failures_kept(run.settings.url, run.failed("planner")):
         last, stored = stored_positions(run.settings.url, run.query_id, _sink_name(run), given["replaces"])
-        if stored is None and not given["replaces"] and not given["independent"]:
+        if stored is None and not given["replaces"]:
             refuse_unknown_past(run.checkpoint_location)
         start = source.start(stored)
         _refuse_too_few_cores(spark, start)

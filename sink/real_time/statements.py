@@ -91,8 +91,8 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) CAST(? AS pg_catalog.int8)
 
 # The driver may have moved the position past records that were filtered, but never past the first of these rows. The
 # table may have been exchanged for another one of the same name. It may have been made unlogged: then a crash would
-# empty it, and leave the position. Or a column has another type: then values that were compared with the type that it
-# had would be rounded or cut.
+# empty it, and leave the position. It may have got a rule, which puts rows elsewhere. Or a column has another type:
+# then values that were compared with the type that it had would be rounded or cut.
 _MOVED = """
 UPDATE pgonce.positions AS p
 SET next_offset = CAST(? AS pg_catalog.int8), rows = p.rows OPERATOR(pg_catalog.+) CAST(? AS pg_catalog.int4),
@@ -106,6 +106,8 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) CAST(? AS pg_catalog.int8)
     AND pg_catalog.to_regclass({name}) OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid
     AND EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid
         AND c.relpersistence OPERATOR(pg_catalog.=) 'p')
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_rewrite AS r
+        WHERE r.ev_class OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid)
     AND (SELECT pg_catalog.count(*) FROM ROWS FROM (pg_catalog.unnest({numbers}), pg_catalog.unnest({types}),
             pg_catalog.unnest({modifiers})) AS t (number, type, modifier)
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from support.ledger_history import QUERY
@@ -52,6 +53,14 @@ class TestCommands:
         assert (behind / "offsets/9").exists()
         assert pgonce("recover", behind, "--undo", "--yes", "--quiet-for", 0).exit_code == ExitCode.OK
         assert files_of(behind) == before
+
+    def test_a_path_with_a_key_in_it(self, pgonce, behind, monkeypatch):
+        """The answer shows where the checkpoint is, and not how one logs in there."""
+        plan = SimpleNamespace(query_id=QUERY, does="would begin at batch 10", files=())
+        monkeypatch.setattr("pgonce.cli.recover.write_new_checkpoint", lambda *_, **__: plan)
+        shown = pgonce("new-checkpoint", QUERY, "s3a://key:zq7s3cret@bucket/checkpoint")
+        assert "s3a://bucket/checkpoint" in shown.stdout
+        assert "zq7s3cret" not in shown.stdout + shown.stderr
 
     @pytest.mark.parametrize(("stands", "may_double"), [("ahead", True), ("behind", False)])
     def test_going_back_may_double(self, stands, may_double, pgonce, request):

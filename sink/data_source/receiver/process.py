@@ -87,9 +87,9 @@ def run_receiver() -> None:
 
 
 def _may_be_wanted(receptions: Receptions, start: Start) -> bool:
-    """Whether what is kept may be committed without this process: by another daemon's worker, of the same driver."""
+    """Whether what is kept may be committed without this process, by a worker of this daemon or of the next one."""
     if start.daemon.lives():
-        return False
+        return receptions.has_rows()
     deadline = time.monotonic() + _DRIVER_ENDS_SECONDS
     while receptions.has_rows() and start.driver.lives():
         if time.monotonic() >= deadline:

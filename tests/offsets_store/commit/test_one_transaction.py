@@ -7,6 +7,7 @@ Covers: offsets_store.commit.commit_watch.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -166,3 +167,16 @@ def test_a_line_that_breaks_while_a_standby_is_away(replicated, caplog):
         proxy.stop()
     with psycopg.connect(replicated.uri()) as connection:
         assert ids(connection) == [1, 2]
+
+
+def test_a_commit_needs_no_thread_of_its_own(url, admin, events, monkeypatch):
+    """Where a process may start no more threads, a long COMMIT is not reported, and nothing else is different."""
+
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        assert commit_batch(settings(url), make_batch(0), appending(1)) is Verdict.NEW
+    assert commit_batch(settings(url), make_batch(1), appending(2)) is Verdict.NEW
+    assert ids(admin) == [1, 2]

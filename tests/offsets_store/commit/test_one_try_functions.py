@@ -14,15 +14,16 @@ from support.batches import make_batch
 from support.committed_rows import appending, ids, settings
 
 from pgonce.offsets_store.commit import one_transaction
+from pgonce.offsets_store.commit.one_transaction import TransactionState, forget_users_settings
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 
-pytestmark = pytest.mark.usefixtures("events")
+pytestmark = pytest.mark.usefixtures("events", "ledger")
 
 
 def function(*statements, tables=()):
@@ -65,6 +66,28 @@ class TestSessions:
         commit_batch(settings(url), by_function(), function(left))
         assert commit_batch(settings(url), make_batch(), appending(1)) is Verdict.NEW
         assert admin.execute("SELECT id, name FROM public.events").fetchall() == [(1, "1")]
+
+    def test_its_role_as_well(self, url, admin, login):
+        """RESET ALL leaves the role as it is."""
+        admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA pgonce, public TO {login.user}".encode())
+        for kind in ("SCHEMA pgonce", "ALL SEQUENCES IN SCHEMA pgonce", "ALL FUNCTIONS IN SCHEMA pgonce"):
+            admin.execute(f"GRANT ALL ON {kind} TO {login.user}".encode())
+        commit_batch(settings(url), by_function(), function(f"SET ROLE {login.user}"))
+        with checked_out(url) as connection:
+            asked = driver_connection(connection).execute("SELECT current_user = session_user")
+            assert asked.fetchone() == (True,)
+
+    def test_a_session_of_a_pooler_is_left_alone(self, url):
+        """It may be another client's by now, and what the pooler has set there for this one would be gone."""
+        with checked_out(url) as connection:
+            driver = driver_connection(connection)
+            driver.execute("SET work_mem = '5MB'")
+            driver.commit()
+            forget_users_settings(connection, TransactionState("1", "on", driver.info.backend_pid + 1))
+            assert driver.execute("SHOW work_mem").fetchone() == ("5MB",)
+            driver.rollback()
+            forget_users_settings(connection, TransactionState("1", "on", driver.info.backend_pid))
+            assert driver.execute("SHOW work_mem").fetchone() != ("5MB",)
 
     def test_its_own_next_batch_as_well(self, url, admin):
         """A function runs under the same settings in each batch."""

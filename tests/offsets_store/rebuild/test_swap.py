@@ -283,6 +283,8 @@ DIFFERENCES = {
     "UPDATE events_new SET id = x; ALTER TABLE events_new DROP x, ADD PRIMARY KEY (id)",
     "no key": "ALTER TABLE events_new DROP CONSTRAINT events_new_pkey",
     "no index": "DROP INDEX events_new_name_idx",
+    "an index that is not valid": "UPDATE pg_index SET indisvalid = false "
+    "WHERE indexrelid = 'events_new_name_idx'::regclass",
     "no check": "ALTER TABLE events_new DROP CONSTRAINT events_name_check",
 }
 # A column, a key, and an index; `make test-all` has the others.

@@ -44,6 +44,18 @@ def test_deleted_and_noted(url, admin):
     assert len(noted(admin)) == 2
 
 
+def test_more_than_one_statement_has_parameters(url, admin):
+    """A statement takes 65,535 of them, and a night of bad rows makes more letters."""
+    put_aside(admin, {"id": 1})
+    columns = "query_id, sink_name, batch_id, target, position, row_data, column_name, code, message, destination"
+    admin.execute(
+        f"INSERT INTO pgonce.dead_letters ({columns}) "
+        f"SELECT {columns} FROM pgonce.dead_letters, generate_series(1, 65600)".encode()
+    )
+    assert len(discarded(url)) == 65601
+    assert letters(admin) == []
+
+
 def test_an_id_that_is_not_there(url, admin):
     """Then none is deleted."""
     one = put_aside(admin, {"id": 1})

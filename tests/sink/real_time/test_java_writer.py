@@ -102,6 +102,18 @@ def test_a_column_that_changes_under_a_run(jvm, writer, ids, admin):
     assert ids() == [0]
 
 
+def test_a_table_that_changes_before_the_first_flush_of_a_batch(jvm, writer, admin, ids):
+    """The driver has moved the position past records without rows since the task has claimed it."""
+    task = writer()
+    task.open(0, 0)
+    give(jvm, task, 0)
+    assert wait_until(lambda: ids() == [0])
+    admin.execute("UPDATE pgonce.positions SET next_offset = 3; ALTER TABLE orders ALTER name TYPE varchar(10)")
+    give(jvm, task, 5)
+    with pytest.raises(Py4JJavaError, match=r"\[TARGET_CHANGED\]"):
+        task.close(None)
+
+
 def test_an_attempt_may_end_before_the_one_that_failed(jvm, writer, ids):
     """
     A task that takes the place of one that failed may read less, for it has less time.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.fixtures.postgres import url_with
@@ -24,7 +25,9 @@ class Told:
 
     def __init__(self, url):
         given = conninfo_to_dict(url)
-        self.info = SimpleNamespace(get_parameters=lambda: given, dbname="d", host="h", port=1, password="")
+        self.info = SimpleNamespace(
+            get_parameters=lambda: given, dbname="d", host="h", port=1, password="", server_version=180000
+        )
 
     def execute(self, _):
         """What it is asked."""
@@ -102,6 +105,20 @@ def test_what_the_driver_does_not_have_is_refused(tcp_url, parameters, why):
     """A parameter that it lacks is named."""
     with pytest.raises(PgonceError, match=f"JDBC_CONNECTION.*{why}"):
         properties_of(tcp_url, **parameters)
+
+
+def test_an_address_does_not_take_the_place_of_the_name_that_is_verified(monkeypatch):
+    """With both, libpq verifies the name and connects to the address; the JDBC driver would verify the address."""
+    monkeypatch.setattr(jdbc, "connect", lambda url: nullcontext(Told(url)))
+    with pytest.raises(PgonceError, match=r"JDBC_CONNECTION.*hostaddr"):
+        jdbc_url("host=db.example hostaddr=127.0.0.1 port=1 dbname=d sslmode=verify-full", "run-1", 30)
+
+
+def test_time_limits_of_a_transaction_are_lifted(tcp_url, postgres_server):
+    """As in a commit: a flush may wait for a lock."""
+    with psycopg.connect(tcp_url) as connection:
+        has_them = connection.info.server_version >= 170000
+    assert jdbc_url(tcp_url, "run-1", 30).session.get("transaction_timeout") == ("0" if has_them else None)
 
 
 def test_the_oldest_tls_that_java_uses_may_be_named(tcp_url):

@@ -94,6 +94,19 @@ def ids(observer):
     return read
 
 
+def test_a_table_that_was_renamed(begin, topic, produce, ids, admin):
+    """Under its new name the ledger knows no rows of the query, which would read all of them again."""
+    name = topic(1)
+    query = begin(name, independent=True)
+    produce(name, range(5))
+    assert ids(5, query) == list(range(5))
+    query.stop()
+    admin.execute("ALTER TABLE orders RENAME TO renamed")
+    with pytest.raises(PgonceError) as refused:
+        begin(name, table="renamed", independent=True)
+    assert refused.value.code == "UNKNOWN"
+
+
 def test_what_a_continuous_query_has_stored_is_recorded(begin, topic, produce, ids, tcp_url):
     """Spark says nothing of its progress there; every few seconds a batch is recorded if rows have come."""
     name = topic(1)

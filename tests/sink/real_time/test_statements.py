@@ -108,6 +108,21 @@ def test_a_table_that_is_made_unlogged(url, admin, orders):
     assert orders() == [0, 1]
 
 
+def test_a_table_that_gets_a_rule(url, admin, orders):
+    """Rows would go elsewhere while the position moves: a start refuses such a table, and so does a flush."""
+    task = Task(url, begun(url))
+    task.claims()
+    task.flushes(0)
+    admin.execute("CREATE TABLE archive (LIKE orders)")
+    admin.execute("CREATE RULE aside AS ON INSERT TO orders DO INSTEAD INSERT INTO archive VALUES (NEW.*)")
+    assert not task.flushes(1)
+    assert task.looks()[2] == 1
+    assert admin.execute("SELECT count(*) FROM archive").fetchone() == (0,)
+    admin.execute("DROP RULE aside ON orders")
+    assert task.flushes(1)
+    assert orders() == [0, 1]
+
+
 def test_a_partition_that_is_made_unlogged(url, admin, orders):
     """As for a whole table, even if no row of the flush goes into that partition."""
     admin.execute(

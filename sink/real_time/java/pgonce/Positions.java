@@ -296,12 +296,14 @@ final class Positions {
                         nothing,
                         "Start the query again: it goes on at the stored positions.");
             }
-            if (!atClaim && isOurs && next == claim.next) {
+            // The driver may have moved it meanwhile, past records that have no rows.
+            if (!atClaim && isOurs && next <= first) {
                 return Refusal.of(
                         "TARGET_CHANGED",
                         settings.table + " is not the table any more with which this run began: it was renamed, dropped"
                                 + " and created again, exchanged for another, or made unlogged, as a whole or a"
-                                + " partition; a column got another type, or a foreign table became a partition.",
+                                + " partition; it got a rule, a column got another type, or a foreign table became a"
+                                + " partition.",
                         nothing,
                         "If that was meant, start the query again; that says if the table cannot be used. Otherwise give"
                                 + " the table its name back.");

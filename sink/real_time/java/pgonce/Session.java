@@ -7,7 +7,9 @@ import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.sql.Statement;
 import java.util.ArrayDeque;
+import java.util.ArrayList;
 import java.util.Deque;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 
@@ -19,7 +21,15 @@ import java.util.concurrent.ConcurrentHashMap;
 final class Session {
     private static final int MOST_KEPT = 64;
     private static final long IDLE_NANOS = 300_000_000_000L;
+    private static final long LOOK_MILLIS = 60_000;
     private static final Map<String, Deque<Session>> KEPT = new ConcurrentHashMap<>();
+
+    static {
+        // No task borrows those of a query that has stopped.
+        Thread closing = new Thread(Session::closeIdle, "pgonce closes idle sessions");
+        closing.setDaemon(true);
+        closing.start();
+    }
 
     final Connection connection;
     private final Settings settings;
@@ -41,11 +51,32 @@ final class Session {
             if (found == null) {
                 return new Session(connect(settings), settings);
             }
-            if (found.settings.runId.equals(settings.runId) && System.nanoTime() - found.releasedAt < IDLE_NANOS) {
+            if (found.settings.runId.equals(settings.runId) && !found.isIdle()) {
                 return found;
             }
             // It was made for an older run, whose settings may have been others; or is not needed any more.
             found.discard();
+        }
+    }
+
+    private boolean isIdle() {
+        return System.nanoTime() - releasedAt >= IDLE_NANOS;
+    }
+
+    private static void closeIdle() {
+        while (true) {
+            try {
+                Thread.sleep(LOOK_MILLIS);
+            } catch (InterruptedException e) {
+                return;
+            }
+            List<Session> idle = new ArrayList<>();
+            for (Deque<Session> kept : KEPT.values()) {
+                synchronized (kept) {
+                    kept.removeIf(one -> one.isIdle() && idle.add(one));
+                }
+            }
+            idle.forEach(Session::discard);
         }
     }
 
