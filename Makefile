@@ -56,8 +56,9 @@ COMMITTED_AT = $(shell git log -1 --format=%ct 2>/dev/null)
 # Where `make lint` looks for the phrases of .ci/phrases. Decision records that are settled stay as they are.
 PROSE := sink offsets_store pgonce docs website README.md ARCHITECTURE.md CONTRIBUTING.md
 
-# Processes take the tests one by one, in the order of tests/support/fixtures/order.py: two, and three of those that
-# mostly wait. If one of them crashes, the run ends: xdist can wait for ever for the process that it starts in its place.
+# Processes take the tests one by one, in the order of tests/support/fixtures/order.py: two for `make test`, and three for
+# the others, whose tests wait most of their time. If one of them crashes, the run ends: xdist can wait for ever for the
+# process that it starts in its place.
 TOGETHER = -n $(if $(filter test,$@),2,3) --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:

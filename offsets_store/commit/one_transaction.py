@@ -21,7 +21,7 @@ from sqlalchemy import Connection, event
 from ..errors import NOTHING, CommitError
 from ..ledger.lock import PLACES_IN_ORDER
 from ..ledger.migrations import ensure_ledger, forget_ledger
-from ..postgres.bounds import outlast_locks, server_settings
+from ..postgres.bounds import has_transaction_timeout, outlast_locks, server_settings
 from ..postgres.connect import checked_out, driver_connection
 from ..postgres.one_trip import Asked, Statement, keep_prepared, one_trip
 from ..postgres.search_path import ENTER_COLUMNS, LEAVE, leave_in_tx
@@ -31,8 +31,6 @@ from .settings import CommitSettings
 from .work import Named, NamedSink, NameSink, Outcome, asked_sink
 
 _T = TypeVar("_T")
-
-_VERSION_17 = 170000
 
 
 @dataclass(frozen=True)
@@ -101,13 +99,12 @@ def ask_to_begin(connection: Connection, application: str, lock_timeout_seconds:
     another client afterwards.
     """
     driver = driver_connection(connection)
-    is_17 = driver.pgconn.server_version >= _VERSION_17
     settings = {
         "application_name": application,
         "lock_timeout": f"{int(lock_timeout_seconds * 1000)}",
         **server_settings(driver),
     }
-    return Asked(driver, _BEGIN_17 if is_17 else _BEGIN, settings)
+    return Asked(driver, _BEGIN_17 if has_transaction_timeout(driver) else _BEGIN, settings)
 
 
 def begin_again_in_tx(
@@ -241,32 +238,6 @@ def refuse_when_it_ends(connection: Connection) -> None:
 def has_failed(connection: Connection) -> bool:
     """Whether a statement of the transaction has failed, so that Postgres runs no other one."""
     return driver_connection(connection).info.transaction_status is TransactionStatus.INERROR
-
-
-# One text, and so one round trip and one transaction of its own. RESET ALL leaves the role as it is.
-_FORGET = (
-    "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; UNLISTEN *; CLOSE ALL; "
-    "SELECT pg_catalog.pg_advisory_unlock_all()"
-)
-
-
-def forget_users_settings(connection: Connection, began: TransactionState) -> None:
-    """
-    Take from a session what SQL of the user has left in it beyond COMMIT, because another query gets it next.
-
-    That is SET without LOCAL (a search_path would lead rows into another table), temporary tables, locks and cursors.
-    """
-    driver = driver_connection(connection)
-    if driver.info.backend_pid != began.backend_pid:
-        # Behind a pooler the session may be another client's by now, and the pooler keeps settings of this one for it.
-        return
-    try:
-        driver.autocommit = True
-        driver.execute(_FORGET)
-        driver.autocommit = False
-    except psycopg.Error:
-        # The batch is committed, whatever becomes of the session.
-        connection.invalidate()
 
 
 def refuse_another_in_tx(connection: Connection, began: TransactionState) -> None:

@@ -40,7 +40,7 @@ from ..ledger.lock import (
 )
 from ..ledger.published import Published, WrittenTables, compared_with_earlier
 from ..offsets import Offsets
-from ..postgres.connect import driver_connection
+from ..postgres.connect import driver_connection, forget_users_settings
 from ..postgres.lock_watch import LockWatch
 from ..postgres.search_path import leave_in_tx
 from ..postgres.translate import ledger_gone
@@ -101,7 +101,7 @@ def publish_or_skip(
                     _record_in_tx(transaction, published, tables, stored)
             _note_commit(transaction, outcome)
             if work.sealed:
-                one_transaction.forget_users_settings(transaction.connection, transaction.began)
+                forget_users_settings(transaction.connection, transaction.began.backend_pid)
         else:
             _skip(transaction, outcome)
     return transaction.verdict
@@ -186,7 +186,11 @@ def _publish_in_tx(
 
 
 def _refuse_rivals_in_tx(transaction: Try, tables: Mapping[str, int | None]) -> None:
-    """Judge batch 0 of a function again: which tables it writes is known only now. A COMMIT of its own is refused."""
+    """
+    Judge a function's first batch again, with the tables that it has written: only now are they known.
+
+    :raises CommitError: TRANSACTION_ENDED, if the function has ended the transaction.
+    """
     connection, remedies = transaction.connection, transaction.settings.remedies
     one_transaction.refuse_another_in_tx(connection, transaction.began)
     batch = replace(transaction.batch, tables=tables)

@@ -200,7 +200,7 @@ def unknown_writer_in_tx(
     return of_unknown_in_tx(connection, batch, replaces, start_over=start_over)
 
 
-def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool = False) -> Ledger:
+def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool) -> Ledger:
     """What the ledger says of a query that has published nothing for this sink: who feeds it, or its tables."""
     rivals = rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces, start_over=start_over)
     swapped_to = connection.execute(_SWAPPED_TO, _identity(batch)).scalar_one_or_none()

@@ -187,8 +187,9 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
     """
     The other queries that feed the batch's sink or tables, and the one to be replaced, even if it is no longer living.
 
-    So are sinks of the same query that have this batch already, and of which its run has not heard: one query may write
-    a table by several sinks in each run, but a sink that gets another name would write its rows once more.
+    Sinks of the same query count as well, if they have this batch already and its run has neither written to them nor
+    skipped anything there. A query may write one table by several sinks, and then each run does so. But a sink that has
+    got another name would write its rows once more.
 
     :raises LedgerError: LEDGER_MALFORMED, because what such a query has read cannot be known, and the new query might
         write the same rows once more.

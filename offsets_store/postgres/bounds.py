@@ -30,6 +30,7 @@ LOCK_SECONDS = 10.0
 
 # A COPY that waits for a lock does not read what is sent to it; its connection must not be called dead for that.
 _BEYOND_A_LOCK_SECONDS = 30
+_VERSION_17 = 170000
 
 
 def with_line_bounds(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +90,11 @@ def enter_in_tx(connection: psycopg.Connection, lock_seconds: float = LOCK_SECON
         pass
     pid = cursor.fetchone()
     return int(pid[0]) if pid else 0
+
+
+def has_transaction_timeout(connection: psycopg.Connection) -> bool:
+    """Whether the server has the setting transaction_timeout, which came with Postgres 17."""
+    return connection.info.server_version >= _VERSION_17
 
 
 def outlast_locks(connection: psycopg.Connection, url: str, lock_seconds: float) -> None:

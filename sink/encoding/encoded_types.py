@@ -141,18 +141,18 @@ def refuse_more_columns_than(struct_type: t.StructType, most: int, why: str) -> 
 def _refuse_names_that_no_column_has(names: Iterable[str]) -> None:
     # Postgres cuts longer names silently, and two names may be the same once cut.
     for name in names:
-        why = f"names have 1 to {_LONGEST_NAME} bytes, and no NUL"
         if name in _SYSTEM_COLUMNS:
             why = "every table has a system column of this name"
-        elif 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME and is_storable(name):
-            why = ""
-        if why:
-            raise TypeMappingError(
-                "COLUMN_UNKNOWN",
-                f"No table in Postgres can have a column {name!r}: {why}.",
-                "Nothing was written.",
-                "Rename it in Spark.",
-            )
+        elif not 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME or not is_storable(name):
+            why = f"names have 1 to {_LONGEST_NAME} bytes, and no NUL"
+        else:
+            continue
+        raise TypeMappingError(
+            "COLUMN_UNKNOWN",
+            f"No table in Postgres can have a column {name!r}: {why}.",
+            "Nothing was written.",
+            "Rename it in Spark.",
+        )
 
 
 def _encoded_as(data_type: t.DataType, path: str) -> tuple[str, str]:

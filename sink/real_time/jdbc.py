@@ -17,7 +17,7 @@ import psycopg
 
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
-from pgonce.offsets_store.postgres.bounds import KEEPALIVES
+from pgonce.offsets_store.postgres.bounds import KEEPALIVES, has_transaction_timeout
 from pgonce.offsets_store.postgres.connect import connect, parse_url
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
@@ -39,7 +39,6 @@ _SETTINGS = (
     r"-c default_transaction_isolation=read\ committed"
 )
 _BALANCED = {"random": "true", "disable": "false"}
-_VERSION_17 = 170000
 # Java uses none below TLS 1.2 by itself.
 _TLS = frozenset({"TLSv1", "TLSv1.1", "TLSv1.2"})
 _TARGET_SESSION = {"any": "any", "read-write": "primary", "primary": "primary"}
@@ -115,7 +114,7 @@ def _session(connection: psycopg.Connection) -> dict[str, str]:
     # The JDBC driver needs ISO for what it reads. The order is how Postgres reads 03/04/2026.
     settings = {"TimeZone": zone, "DateStyle": f"ISO, {style.rpartition(', ')[2]}"}
     # Not in the options of the connection, because older servers do not know it.
-    return {**settings, "transaction_timeout": "0"} if connection.info.server_version >= _VERSION_17 else settings
+    return {**settings, "transaction_timeout": "0"} if has_transaction_timeout(connection) else settings
 
 
 def _has_root_certificate(given: Mapping[str, str]) -> bool:

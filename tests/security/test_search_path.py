@@ -22,7 +22,6 @@ from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
 
 from pgonce.cli.main import app
-from pgonce.offsets_store.commit import one_transaction
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -378,7 +377,7 @@ def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url, monkeypatc
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute("CREATE TABLE public.events (id bigint, name text)")
         work = Work(lambda _: "odd", publish, sealed=True)
-        monkeypatch.setattr(one_transaction, "_FORGET", "SELECT")
+        monkeypatch.setattr("pgonce.offsets_store.postgres.connect._FORGET", "SELECT")
         commit_batch(CommitSettings(url=url, retry_timeout=0), make_planned_batch(), work)
         # A pooler hands out the same session, with these tables in it.
         assert (

@@ -13,13 +13,12 @@ import pytest
 from support.batches import make_batch
 from support.committed_rows import appending, ids, settings
 
-from pgonce.offsets_store.commit import one_transaction
-from pgonce.offsets_store.commit.one_transaction import TransactionState, forget_users_settings
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
+from pgonce.offsets_store.postgres import connect
+from pgonce.offsets_store.postgres.connect import checked_out, driver_connection, forget_users_settings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 
@@ -83,10 +82,10 @@ class TestSessions:
             driver = driver_connection(connection)
             driver.execute("SET work_mem = '5MB'")
             driver.commit()
-            forget_users_settings(connection, TransactionState("1", "on", driver.info.backend_pid + 1))
+            forget_users_settings(connection, driver.info.backend_pid + 1)
             assert driver.execute("SHOW work_mem").fetchone() == ("5MB",)
             driver.rollback()
-            forget_users_settings(connection, TransactionState("1", "on", driver.info.backend_pid))
+            forget_users_settings(connection, driver.info.backend_pid)
             assert driver.execute("SHOW work_mem").fetchone() != ("5MB",)
 
     def test_its_own_next_batch_as_well(self, url, admin):
@@ -108,7 +107,7 @@ class TestSessions:
 
     def test_a_session_that_is_lost_meanwhile(self, url, admin, monkeypatch):
         """The batch is committed whatever becomes of its session, and the next one gets another."""
-        monkeypatch.setattr(one_transaction, "_FORGET", "SELECT pg_terminate_backend(pg_backend_pid())")
+        monkeypatch.setattr(connect, "_FORGET", "SELECT pg_terminate_backend(pg_backend_pid())")
         for batch_id in range(2):
             writes = function(f"INSERT INTO events VALUES ({batch_id}, 'one')")
             assert commit_batch(settings(url), by_function(batch_id), writes) is Verdict.NEW
