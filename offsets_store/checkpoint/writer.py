@@ -7,6 +7,7 @@ written under another name and then renamed, so that a reader sees either the ol
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,14 +40,19 @@ class CheckpointWriter:
         else:
             self.write(name, data)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Put a file in its place, whole."""
+    def write(self, name: str, data: bytes, *, replace: bool = True) -> None:
+        """
+        Put a file in its place, whole.
+
+        :param replace: whether it takes the place of a file that is there. In an object store, and on a disk without
+            hard links, it does so anyway.
+        """
         # Spark ignores names in offsets/ and commits/ that are not numbers too.
         folder, _, file = name.rpartition("/")
         unfinished = f"{folder}/.{file}.{uuid4()}.tmp".lstrip("/")
         if isinstance(self.files, LocalFiles):
             beside = self.files.path(unfinished)
-            done = self._ask(lambda path: _write_locally(path, beside, data), name)
+            done = self._ask(lambda path: _write_locally(path, beside, data, replace=replace), name)
         else:
             done = self._write_by_arrow(name, unfinished, data)
         if not done:
@@ -106,14 +112,15 @@ def _not_written(path: str, said: str) -> CheckpointError:
     )
 
 
-def _write_locally(path: str, unfinished: str, data: bytes) -> bool:
+def _write_locally(path: str, unfinished: str, data: bytes, *, replace: bool) -> bool:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     try:
         with Path(unfinished).open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(unfinished).replace(path)
+        if replace or not _linked(path, unfinished):
+            Path(unfinished).replace(path)
     finally:
         with suppress(FileNotFoundError):
             Path(unfinished).unlink()
@@ -124,6 +131,22 @@ def _write_locally(path: str, unfinished: str, data: bytes) -> bool:
     finally:
         os.close(folder)
     return True
+
+
+def _linked(path: str, unfinished: str) -> bool:
+    """Whether there is a file in its place now, this one or an older one; False if the disk has no hard links."""
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return False
+    return True
+
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
 
 def _write_and_move(store: Any, path: str, unfinished: str, data: bytes) -> bool:

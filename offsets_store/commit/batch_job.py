@@ -4,18 +4,9 @@ Publish one batch job: all its rows and its key in one transaction, or nothing.
 Runs in the commit worker. Invariant: the key is recorded in the transaction that writes the rows. A key that is
 recorded is never published again, however often and under any scheduler.
 
-The steps of a try, in this order. Those of a micro-batch (:mod:`~pgonce.offsets_store.commit.one_try`) are the same
-but for steps 2 and 3, and what is recorded:
-
-1. begin, in a session of the try's own: ``begun_transaction``
-2. claim the key, which waits for another job that has claimed it: ``claim_in_tx``
-3. if it was published: by this attempt, whose COMMIT was not answered; or by another one, and this one is skipped; or
-   with other rows, and this one is refused: ``_skip_in_tx``
-4. publish the rows: ``Work.publish_in_tx``
-5. record the job: ``_record_in_tx``
-6. COMMIT, in the round trip of step 5: ``committing``; of a job that is skipped: ``send_commit``
-
-Whether another try follows is decided in :mod:`~pgonce.offsets_store.commit.retrying`, as for the batches of a stream.
+The steps of a try are those of a micro-batch (:mod:`~pgonce.offsets_store.commit.one_try`). In place of the writer's row
+it locks the key, and waits for another job that has claimed it. If the key was published, this attempt has done it, and
+its COMMIT was not answered; or another one has, and this job is skipped, or refused because it has other rows.
 """
 
 from __future__ import annotations
@@ -24,14 +15,11 @@ import enum
 import logging
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
-
 from ..errors import RefusedBatch
 from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx, record_skip_in_tx
-from ..ledger.published import Published
 from ..postgres.lock_watch import LockWatch
 from .notification import notify_in_tx
-from .one_transaction import begun_transaction, committing, send_commit
+from .one_transaction import begun_transaction, committing
 from .retrying import tried
 from .settings import CommitSettings
 from .work import Done, Named, Outcome, Work
@@ -59,6 +47,8 @@ def commit_job(settings: CommitSettings, job: Job, work: Work[None]) -> Committe
     """
     Publish the job's rows, or skip it because its key was published; the verdict says which.
 
+    Whether another try follows is decided in :mod:`~pgonce.offsets_store.commit.retrying`, as for batches of a stream.
+
     :raises RefusedBatch: BATCH_CHANGED or BATCH_NOT_HASHED, if the job has a hash and the recorded one is not the same.
     :raises TargetError: if the table or the rows are the reason.
     :raises CommitError: if Postgres was unavailable, or a lock was held, for longer than ``settings`` allow.
@@ -78,6 +68,7 @@ def _named(job: Job) -> Named:
 def _publish_or_skip(
     settings: CommitSettings, job: Job, work: Work[None], watch: LockWatch, outcome: Outcome
 ) -> CommittedJob:
+    what = _named(job)
     # Not the role's default: under a snapshot that is older than the claim, an overwrite would leave the rows of the
     # job that it has waited for.
     with begun_transaction(
@@ -90,14 +81,17 @@ def _publish_or_skip(
         if recorded is None:
             with watch.looking(began.backend_pid, may_end=False):
                 published = outcome.sent = work.publish_in_tx(connection, None, None)
-                with committing(settings.url, connection, began, _named(job), outcome):
-                    _record_in_tx(settings, connection, sink_name, job, published)
+                with committing(settings.url, connection, began, what, outcome):
+                    record_job_in_tx(connection, sink_name, job, published)
+                    channel = settings.notify_channel
+                    notify_in_tx(connection, channel, published, sink=sink_name, batch_key=job.batch_key)
             return _noted(JobVerdict.PUBLISHED, sink_name, outcome)
         if recorded.attempt == job.attempt:
             return _noted(JobVerdict.LANDED, sink_name, outcome)
-        with outcome.on_ledger():
-            _skip_in_tx(connection, sink_name, job, recorded)
-        send_commit(settings.url, connection, began.backend_pid, _named(job), outcome)
+        if job.content_hash is not None and job.content_hash != recorded.content_hash:
+            raise _refused(sink_name, job, recorded)
+        with committing(settings.url, connection, began, what, outcome):
+            record_skip_in_tx(connection, sink_name, job)
     # A warning, because Spark shows nothing less of its Python workers, and save() returns as if rows were written.
     _log.warning("%s", _skipped(sink_name, job, recorded))
     return _noted(JobVerdict.SKIPPED, sink_name, outcome)
@@ -107,20 +101,6 @@ def _noted(verdict: JobVerdict, sink_name: str, outcome: Outcome) -> CommittedJo
     is_skipped = verdict is JobVerdict.SKIPPED
     outcome.done = Done(verdict.name, sink_name, None if is_skipped else outcome.sent, is_skipped)
     return CommittedJob(verdict, sink_name)
-
-
-def _record_in_tx(
-    settings: CommitSettings, connection: Connection, sink_name: str, job: Job, published: Published
-) -> None:
-    record_job_in_tx(connection, sink_name, job, published)
-    notify_in_tx(connection, settings.notify_channel, published, sink=sink_name, batch_key=job.batch_key)
-
-
-def _skip_in_tx(connection: Connection, sink_name: str, job: Job, recorded: RecordedJob) -> None:
-    """:raises RefusedBatch: BATCH_CHANGED or BATCH_NOT_HASHED."""
-    if job.content_hash is not None and job.content_hash != recorded.content_hash:
-        raise _refused(sink_name, job, recorded)
-    record_skip_in_tx(connection, sink_name, job)
 
 
 def _skipped(sink_name: str, job: Job, recorded: RecordedJob) -> str:

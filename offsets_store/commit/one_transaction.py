@@ -292,35 +292,10 @@ def committing(
             _refuse_another(began, _state_in(state))
         raise
     outcome.unknown = False
-    _refuse_rolled_back(answer.tag)
-
-
-def send_commit(url: str, connection: Connection, backend_pid: int, what: Named, outcome: Outcome) -> None:
-    """
-    Send COMMIT, and return when Postgres has answered COMMIT.
-
-    :param outcome: is unknown from the time when COMMIT is sent until its answer is there.
-    :raises CommitError: ROLLED_BACK.
-    :raises psycopg.Error: what Postgres says, or that its answer was lost.
-    """
-    try:
-        with saying_why_it_waits(url, backend_pid, what.full):
-            outcome.unknown = True
-            # Not by SQLAlchemy, which hides the answer: COMMIT of a failed transaction answers ROLLBACK.
-            tag = driver_connection(connection).execute("COMMIT").statusmessage
-    except psycopg.Error as error:
-        outcome.unknown = leaves_commit_unknown(error)
-        raise
-    outcome.unknown = False
-    _refuse_rolled_back(tag)
-
-
-def _refuse_rolled_back(tag: str | None) -> None:
-    """:raises CommitError: ROLLED_BACK, if this is not what Postgres answers when it has committed."""
-    if tag != "COMMIT":
+    if answer.tag != "COMMIT":
         raise CommitError(
             "ROLLED_BACK",
-            f"Postgres answered {tag} to COMMIT: a statement of this transaction had failed, and its error was "
+            f"Postgres answered {answer.tag} to COMMIT: a statement of this transaction had failed, and its error was "
             "swallowed.",
             NOTHING,
             "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "

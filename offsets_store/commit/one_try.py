@@ -11,7 +11,9 @@ The steps, in this order:
 3. decide what the batch is, and refuse it if it may be neither published nor skipped: ``decide``, ``refusal``
 4. publish the rows: ``_publish_in_tx``
 5. record the batch: ``_record_in_tx``
-6. COMMIT, in the round trip of step 5: ``committing``; for a batch that is skipped, ``_skip`` stands for steps 4 to 6
+6. COMMIT, in the round trip of step 5: ``committing``
+
+For a batch that is skipped, ``_skip`` stands for steps 4 to 6.
 
 ``_decided_transaction`` takes steps 1 to 3. A batch job (:mod:`~pgonce.offsets_store.commit.batch_job`) has the same
 steps, with a key in place of the writer's row; what is the same within a step is in
@@ -25,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import psycopg
 from sqlalchemy import Connection
 
 from ..ledger import record
@@ -37,6 +40,7 @@ from ..ledger.lock import (
     is_accepted_in_tx,
     lock_writer_in_tx,
     of_unknown_in_tx,
+    one_first_contact_in_tx,
 )
 from ..ledger.published import Published, WrittenTables, compared_with_earlier
 from ..offsets import Offsets
@@ -138,7 +142,7 @@ def _decided_transaction(
 
     with begun_transaction(settings, planned.run_id, name_sink, outcome, ask) as begun:
         connection, began = begun.connection, begun.state
-        batch = planned.into(begun.sink.name, begun.sink.tables)
+        batch = planned.into(begun.sink.name, {**(begun.sink.tables or {}), **outcome.tables})
         outcome.sink_name = batch.sink_name
         with outcome.asking_ledger(), watch.looking(began.backend_pid, may_end=True):
             try:
@@ -177,23 +181,36 @@ def _publish_in_tx(
     batch = replace(transaction.batch, starts_over=over)
     published = work.publish_in_tx(transaction.connection, batch, below)
     writer, now = transaction.locked.ledger.writer, published.targets or {}
-    if work.sealed and writer is None and not one_transaction.has_failed(transaction.connection):
+    if writer is None and not one_transaction.has_failed(transaction.connection):
+        replaced = {name: now.get(name) for name, how in published.written_as.items() if how.replaces_all}
         with outcome.on_ledger():
-            _refuse_rivals_in_tx(transaction, now)
+            if work.sealed:
+                _refuse_rivals_in_tx(transaction, now, outcome)
+            if replaced:
+                _refuse_rivals_in_tx(transaction, replaced, outcome, replaces_all=True)
     pinned = transaction.settings.pin_table
     tables = compared_with_earlier(transaction.batch, writer, now, pinned=pinned, is_one_table=work.is_one_table)
     return published, tables
 
 
-def _refuse_rivals_in_tx(transaction: Try, tables: Mapping[str, int | None]) -> None:
+def _refuse_rivals_in_tx(
+    transaction: Try, tables: Mapping[str, int | None], outcome: Outcome, *, replaces_all: bool = False
+) -> None:
     """
-    Judge a function's first batch again, with the tables that it has written: only now are they known.
+    Judge a first batch again, with what is known only once it has written: a function's tables, or that all rows of a
+    table gave way to those of the batch.
 
     :raises CommitError: TRANSACTION_ENDED, if the function has ended the transaction.
+    :raises psycopg.errors.SerializationFailure: if another try has to take the locks of these tables first.
     """
     connection, remedies = transaction.connection, transaction.settings.remedies
     one_transaction.refuse_another_in_tx(connection, transaction.began)
-    batch = replace(transaction.batch, tables=tables)
+    batch = replace(transaction.batch, tables=tables, replaces_all=replaces_all)
+    isolation = one_first_contact_in_tx(connection, batch)
+    if isolation != "read committed" and not set(transaction.batch.places).issuperset(tables):
+        # A rival that was waited for would not be seen. The next try has these locks before it has a snapshot.
+        outcome.tables.update(tables)
+        raise psycopg.errors.SerializationFailure(f"{', '.join(tables)} may have got rivals since the snapshot was taken")
     ledger = of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
     verdict = decide(ledger, batch, remedies)
     if verdict not in PUBLISH:
@@ -244,10 +261,9 @@ def _skip_in_tx(transaction: Try) -> None:
 
 
 def _skip(transaction: Try, outcome: Outcome) -> None:
-    with outcome.on_ledger():
-        _skip_in_tx(transaction)
     url, what = transaction.settings.url, named(transaction.batch)
-    one_transaction.send_commit(url, transaction.connection, transaction.began.backend_pid, what, outcome)
+    with committing(url, transaction.connection, transaction.began, what, outcome):
+        _skip_in_tx(transaction)
     _note_commit(transaction, outcome)
 
 

@@ -153,7 +153,8 @@ class Outcome:
     Postgres is about the target or its rows. ``sink_name`` is the sink, once a try has found out, and ``database`` the
     one to which the last try was connected.
 
-    ``sent`` is what the last COMMIT that was sent would publish, and ``done`` what became of the batch.
+    ``sent`` is what the last COMMIT that was sent would publish, and ``done`` what became of the batch. ``tables`` are
+    those that a function has written in a try that has to be made again with their locks.
     """
 
     unknown: bool = False
@@ -162,6 +163,7 @@ class Outcome:
     database: str | None = None
     sent: Published | None = None
     done: Done | None = None
+    tables: dict[str, int | None] = field(default_factory=dict)
 
     @contextmanager
     def on_ledger(self) -> Iterator[None]:

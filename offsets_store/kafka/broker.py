@@ -10,15 +10,15 @@ All that asks brokers raises ConfigurationError (NO_KAFKA_CLIENT), or OffsetsErr
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any
 
 from ..errors import UNCHANGED, BrokersError, NotInstalledError, UnreachableBrokersError
 from ..offsets import TopicPartition
 from .settings import Brokers
 
-_Answer = TypeVar("_Answer")
 # librdkafka insists on a group; nothing joins it.
 _NO_GROUP = "pgonce-reads-metadata-only"
 
@@ -47,24 +47,47 @@ def _takes(place: tuple[str, int], seconds: float) -> bool:
 
 def partitions_of(topics: Iterable[str], brokers: Brokers) -> set[TopicPartition]:
     """Every partition of ``topics``; a topic that does not exist has none."""
-    return set(with_consumer(lambda consumer: _partitions(consumer, topics, brokers.patience_seconds), brokers))
+    with consumer_for(brokers) as consumer:
+        return set(_partitions(consumer, topics, brokers.patience_seconds))
 
 
 def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tuple[int | None, int]]:
     """Each partition's earliest offset, and the one that its next row will get."""
-    return dict(with_consumer(lambda consumer: _ends(consumer, topics, brokers.patience_seconds), brokers))
+    seconds = brokers.patience_seconds
+    with consumer_for(brokers) as consumer:
+        import confluent_kafka
+
+        return {
+            place: consumer.get_watermark_offsets(confluent_kafka.TopicPartition(*place), timeout=seconds)
+            for place in _partitions(consumer, topics, seconds)
+        }
 
 
 def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
     """Kafka's id of each topic that exists: a topic that was deleted and recreated has another id."""
     names = sorted(topics)
-    return asked(lambda settings: dict(_topic_ids(names, settings, brokers.patience_seconds)), brokers) if names else {}
+    if not names:
+        return {}
+    found = {}
+    with admin_for(brokers) as admin:
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        answers = admin.describe_topics(TopicCollection(names), request_timeout=brokers.patience_seconds)
+        for topic, answer in answers.items():
+            try:
+                found[topic] = str(answer.result().topic_id)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise at_topic(topic, error.args[0]) from None
+    return found
 
 
-def asked(ask: Callable[[dict[str, Any]], _Answer], brokers: Brokers) -> _Answer:
+@contextmanager
+def _asking(brokers: Brokers) -> Iterator[dict[str, Any]]:
     """
-    What ``ask`` answers, given the settings of a client for these brokers. It polls its client before it gives up,
-    because only then librdkafka tells why there was no answer.
+    The settings of a client for these brokers; what it raises is told as an error of ours.
+
+    A client has to be polled before it is given up, because only then librdkafka tells why there was no answer.
     """
     try:
         from confluent_kafka import KafkaException
@@ -76,21 +99,47 @@ def asked(ask: Callable[[dict[str, Any]], _Answer], brokers: Brokers) -> _Answer
             "Install it (pip install 'pgonce[kafka]'), or leave out the bootstrap servers.",
         ) from error
     heard: list[Any] = []
-    # Otherwise every failed connection would be a line on stderr; our error says it once.
-    settings = {**brokers.client, "log_level": 0, "error_cb": heard.append}
     try:
-        return ask(settings)
+        # Otherwise every failed connection would be a line on stderr; our error says it once.
+        yield {**brokers.client, "log_level": 0, "error_cb": heard.append}
     except (KafkaException, ValueError) as error:
         raise _no_answer(brokers, error, heard) from None
 
 
-def with_consumer(ask: Callable[[Any], _Answer], brokers: Brokers, group: str = _NO_GROUP) -> _Answer:
+@contextmanager
+def consumer_for(brokers: Brokers, group: str = _NO_GROUP) -> Iterator[Any]:
     """
-    What ``ask`` answers, given a consumer that joins no group and commits nothing.
+    A consumer that joins no group and commits nothing.
 
     :param group: the group whose offsets it can read.
     """
-    return asked(lambda settings: _ask_consumer(ask, {**settings, "group.id": group}), brokers)
+    with _asking(brokers) as settings:
+        from confluent_kafka import Consumer
+
+        consumer = Consumer(
+            {**settings, "group.id": group, "enable.auto.commit": False, "allow.auto.create.topics": False}
+        )
+        try:
+            yield consumer
+        except BaseException:
+            consumer.poll(0)
+            raise
+        finally:
+            consumer.close()
+
+
+@contextmanager
+def admin_for(brokers: Brokers) -> Iterator[Any]:
+    """A client that asks, and changes, what needs no consumer. Its answers end with the block."""
+    with _asking(brokers) as settings:
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient(settings)
+        try:
+            yield admin
+        except BaseException:
+            admin.poll(0)
+            raise
 
 
 # The broker's errors for a missing permission, and which permission that is.
@@ -144,34 +193,6 @@ def at_topic(topic: str, error: Any) -> Exception:
     return KafkaException(KafkaError(error.code(), f"{error.str()} ({topic})"))
 
 
-def _ask_consumer(ask: Callable[[Any], _Answer], settings: dict[str, Any]) -> _Answer:
-    from confluent_kafka import Consumer
-
-    consumer = Consumer({**settings, "enable.auto.commit": False, "allow.auto.create.topics": False})
-    try:
-        return ask(consumer)
-    except BaseException:
-        consumer.poll(0)
-        raise
-    finally:
-        consumer.close()
-
-
-def _topic_ids(topics: list[str], settings: dict[str, Any], seconds: float) -> Iterator[tuple[str, str]]:
-    from confluent_kafka import KafkaError, KafkaException, TopicCollection
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient(settings)
-    answers = admin.describe_topics(TopicCollection(topics), request_timeout=seconds)
-    for topic, answer in answers.items():
-        try:
-            yield topic, str(answer.result().topic_id)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                admin.poll(0)
-                raise at_topic(topic, error.args[0]) from None
-
-
 def _partitions(consumer: Any, topics: Iterable[str], seconds: float) -> list[TopicPartition]:
     found = []
     known = consumer.list_topics(timeout=seconds).topics
@@ -182,15 +203,3 @@ def _partitions(consumer: Any, topics: Iterable[str], seconds: float) -> list[To
             raise at_topic(topic, told.error)
         found += [(topic, partition) for partition in told.partitions]
     return found
-
-
-def _ends(consumer: Any, topics: Iterable[str], seconds: float) -> list[tuple[TopicPartition, tuple[int, int]]]:
-    import confluent_kafka
-
-    return [
-        (
-            (topic, partition),
-            consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=seconds),
-        )
-        for topic, partition in _partitions(consumer, topics, seconds)
-    ]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ..errors import BrokersError, GroupInUseError, OffsetsError
 from ..offsets import TopicPartition
-from .broker import RIGHTS, asked, at_topic, partitions_of, with_consumer
+from .broker import RIGHTS, admin_for, at_topic, consumer_for, partitions_of
 from .settings import Brokers
 
 _Answer = TypeVar("_Answer")
@@ -40,8 +40,9 @@ def group_offsets(
 ) -> dict[TopicPartition, GroupOffset]:
     """What a group has stored for some partitions; nothing for one that it has not read, or if it does not exist."""
     wanted = sorted(partitions)
-
-    def ask(consumer: Any) -> dict[TopicPartition, GroupOffset]:
+    if not wanted:
+        return {}
+    with consumer_for(brokers, group) as consumer:
         import confluent_kafka
 
         asked_for = [confluent_kafka.TopicPartition(*place) for place in wanted]
@@ -49,21 +50,20 @@ def group_offsets(
         for at in answer:
             if at.error is not None:
                 raise at_topic(at.topic, at.error)
-        found = {(at.topic, at.partition): GroupOffset(at.offset, at.metadata or None) for at in answer}
-        # A negative number says that there is none.
-        return {place: at for place, at in found.items() if at.offset >= 0}
-
-    return with_consumer(ask, brokers, group) if wanted else {}
+    found = {(at.topic, at.partition): GroupOffset(at.offset, at.metadata or None) for at in answer}
+    # A negative number says that there is none.
+    return {place: at for place, at in found.items() if at.offset >= 0}
 
 
 def has_members(group: str, brokers: Brokers) -> bool:
     """Whether a consumer reads with the group now, by either of Kafka's protocols for groups."""
+    with admin_for(brokers) as admin:
 
-    def ask(admin: Any) -> bool:
-        answer = admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_SECONDS)[group]
-        return bool(answer.result().members)
+        def ask() -> bool:
+            answer = admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_SECONDS)[group]
+            return bool(answer.result().members)
 
-    return _ask_admin(ask, brokers)
+        return _patiently(ask)
 
 
 def log_ends(partitions: Iterable[TopicPartition], brokers: Brokers) -> dict[TopicPartition, int]:
@@ -71,25 +71,28 @@ def log_ends(partitions: Iterable[TopicPartition], brokers: Brokers) -> dict[Top
     places = set(partitions)
     # Asked for a topic that it does not have, the client finds no leader for any partition.
     wanted = sorted(places & partitions_of({topic for topic, _ in places}, brokers))
-
-    def ask(admin: Any) -> dict[TopicPartition, int]:
+    if not wanted:
+        return {}
+    with admin_for(brokers) as admin:
         import confluent_kafka.admin
         from confluent_kafka import KafkaException
 
         newest = confluent_kafka.admin.OffsetSpec.latest()  # type: ignore[attr-defined]
         asked_for = {confluent_kafka.TopicPartition(*place): newest for place in wanted}
-        found = {}
-        for at, answer in admin.list_offsets(asked_for, request_timeout=_TIMEOUT_SECONDS).items():
-            try:
-                found[at.topic, at.partition] = answer.result().offset
-            except KafkaException as error:
-                if error.args[0].name() in _PASSING:
-                    raise
-                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
-                    raise at_topic(at.topic, error.args[0]) from None
-        return found
 
-    return _ask_admin(ask, brokers) if wanted else {}
+        def ask() -> dict[TopicPartition, int]:
+            found = {}
+            for at, answer in admin.list_offsets(asked_for, request_timeout=_TIMEOUT_SECONDS).items():
+                try:
+                    found[at.topic, at.partition] = answer.result().offset
+                except KafkaException as error:
+                    if error.args[0].name() in _PASSING:
+                        raise
+                    if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                        raise at_topic(at.topic, error.args[0]) from None
+            return found
+
+        return _patiently(ask)
 
 
 def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str, brokers: Brokers) -> None:
@@ -98,17 +101,20 @@ def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str,
 
     :raises OffsetsError: GROUP_IN_USE, PARTITIONS_GONE.
     """
-
-    def ask(admin: Any) -> list[tuple[TopicPartition, Any]]:
+    if not offsets:
+        return
+    with admin_for(brokers) as admin:
         import confluent_kafka
 
         wanted = [confluent_kafka.TopicPartition(*place, offset, metadata) for place, offset in sorted(offsets.items())]
         request = [confluent_kafka.ConsumerGroupTopicPartitions(group, wanted)]
-        answer = admin.alter_consumer_group_offsets(request, request_timeout=_TIMEOUT_SECONDS)[group].result()
-        moved = _ready(list(answer.topic_partitions))
-        return [((at.topic, at.partition), at.error) for at in moved if at.error is not None]
 
-    refused = _ask_admin(ask, brokers) if offsets else []
+        def ask() -> list[Any]:
+            answer = admin.alter_consumer_group_offsets(request, request_timeout=_TIMEOUT_SECONDS)[group].result()
+            return _ready(list(answer.topic_partitions))
+
+        moved = _patiently(ask)
+    refused = [((at.topic, at.partition), at.error) for at in moved if at.error is not None]
     if refused:
         raise _refusal(group, refused)
 
@@ -143,21 +149,6 @@ def _refusal(group: str, refused: list[tuple[TopicPartition, Any]]) -> OffsetsEr
         "The group's other partitions were set.",
         "The client needs the permission READ on the group and on the topic.",
     )
-
-
-def _ask_admin(ask: Callable[[Any], _Answer], brokers: Brokers) -> _Answer:
-    def ask_patiently(settings: dict[str, Any]) -> _Answer:
-        from confluent_kafka import KafkaException
-        from confluent_kafka.admin import AdminClient
-
-        admin = AdminClient(settings)
-        try:
-            return _patiently(lambda: ask(admin))
-        except KafkaException:
-            admin.poll(0)
-            raise
-
-    return asked(ask_patiently, brokers)
 
 
 def _patiently(ask: Callable[[], _Answer]) -> _Answer:

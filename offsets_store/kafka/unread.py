@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..offsets import TopicPartition
-from .broker import asked, with_consumer
+from .broker import admin_for, consumer_for
 from .settings import Brokers
 
 _LONGEST_SECONDS = 10
@@ -32,30 +31,24 @@ def times_of(records: Mapping[TopicPartition, int], brokers: Brokers) -> dict[To
     """
     if not records:
         return {}
-    reader = replace(brokers, settings=(*brokers.settings, *_LITTLE.items()))
-    return with_consumer(lambda consumer: _first_times(consumer, records, brokers.patience_seconds), reader)
-
-
-def _first_times(
-    consumer: Any, records: Mapping[TopicPartition, int], seconds: float
-) -> dict[TopicPartition, float | None]:
-    from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka import TopicPartition as Place
-
     found: dict[TopicPartition, float | None] = {}
-    consumer.assign([Place(topic, partition, offset) for (topic, partition), offset in records.items()])
-    until = time.monotonic() + min(seconds, _LONGEST_SECONDS)
-    while len(found) < len(records) and (left := until - time.monotonic()) > 0:
-        message = consumer.poll(left)
-        if message is None:
-            continue
-        place = (message.topic(), message.partition())
-        error = message.error()
-        if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 (its public name)
-            raise KafkaException(error)
-        if place in records and place not in found:
-            found[place] = None if error is not None else message.timestamp()[1] / 1000
-            consumer.pause([Place(*place)])
+    with consumer_for(replace(brokers, settings=(*brokers.settings, *_LITTLE.items()))) as consumer:
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka import TopicPartition as Place
+
+        consumer.assign([Place(topic, partition, offset) for (topic, partition), offset in records.items()])
+        until = time.monotonic() + min(brokers.patience_seconds, _LONGEST_SECONDS)
+        while len(found) < len(records) and (left := until - time.monotonic()) > 0:
+            message = consumer.poll(left)
+            if message is None:
+                continue
+            place = (message.topic(), message.partition())
+            error = message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 (its public name)
+                raise KafkaException(error)
+            if place in records and place not in found:
+                found[place] = None if error is not None else message.timestamp()[1] / 1000
+                consumer.pause([Place(*place)])
     return found
 
 
@@ -68,25 +61,22 @@ def retention_seconds(topics: Iterable[str], brokers: Brokers) -> dict[str, floa
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
     names = sorted(set(topics))
-    return asked(lambda settings: _retention(names, settings, brokers.patience_seconds), brokers) if names else {}
-
-
-def _retention(topics: list[str], settings: dict[str, Any], seconds: float) -> dict[str, float]:
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
-
-    resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
-    # Its own name, because the answers end with the client.
-    admin = AdminClient(settings)
-    answers = admin.describe_configs(resources, request_timeout=seconds)
+    if not names:
+        return {}
     kept = {}
-    for resource, answer in answers.items():
-        try:
-            configuration = answer.result()
-        except KafkaException:
-            # It needs DESCRIBE_CONFIGS, which reading a topic does not, and no lag depends on it.
-            continue
-        retention_ms = int(configuration["retention.ms"].value)
-        if retention_ms != _FOREVER and "delete" in configuration["cleanup.policy"].value:
-            kept[resource.name] = retention_ms / 1000
+    with admin_for(brokers) as admin:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
+
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in names]
+        answers = admin.describe_configs(resources, request_timeout=brokers.patience_seconds)
+        for resource, answer in answers.items():
+            try:
+                configuration = answer.result()
+            except KafkaException:
+                # It needs DESCRIBE_CONFIGS, which reading a topic does not, and no lag depends on it.
+                continue
+            retention_ms = int(configuration["retention.ms"].value)
+            if retention_ms != _FOREVER and "delete" in configuration["cleanup.policy"].value:
+                kept[resource.name] = retention_ms / 1000
     return kept

@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql
 
 from ..postgres.connect import driver_connection
 from ..postgres.one_trip import Asked
-from .compiled import Compiled
+from .compiled import Compiled, send_once
 from .migrations import refuse_too_new
 from .published import Published
 from .tables import LEAST_READER, batch_job_skips, batch_jobs
@@ -122,4 +122,4 @@ def record_job_in_tx(connection: Connection, sink_name: str, job: Job, published
 def record_skip_in_tx(connection: Connection, sink_name: str, job: Job) -> None:
     """Record that this attempt was skipped; once, however often its commit is tried."""
     skip = postgresql.insert(batch_job_skips).values(sink_name=sink_name, batch_key=job.batch_key, attempt=job.attempt)
-    connection.execute(skip.on_conflict_do_nothing())
+    send_once(connection, skip.on_conflict_do_nothing())

@@ -161,8 +161,7 @@ def lock_writer_in_tx(
     # Another job may have upgraded the ledger since this process first looked at it.
     refuse_too_new(row["least_reader"])
     if row["last_batch_id"] is None:
-        # Without these locks, two new queries of one sink or table that start together would not meet as rivals.
-        isolation = connection.execute(_ONE_FIRST_CONTACT, {"places": list(batch.places)}).all()[0].isolation
+        isolation = one_first_contact_in_tx(connection, batch)
         # Under read committed, a statement sees what was committed before it. Under a snapshot, it does not see a rival
         # that was recorded since, though it has waited for it. (This has happened: both queries fed the sink.)
         if isolation != "read committed" and not sees_rivals:
@@ -198,6 +197,17 @@ def unknown_writer_in_tx(
     if replaces is not None:
         replaces = replaced_query_in_tx(connection, batch, replaces)
     return of_unknown_in_tx(connection, batch, replaces, start_over=start_over)
+
+
+def one_first_contact_in_tx(connection: Connection, batch: Batch) -> str:
+    """
+    Wait until no other new query is in its first batch into this sink, or into one of its tables.
+
+    Without these locks, two that start together would not meet as rivals.
+
+    :returns: the isolation level: under another one than read committed, a rival that was waited for is not seen.
+    """
+    return str(connection.execute(_ONE_FIRST_CONTACT, {"places": list(batch.places)}).all()[0].isolation)
 
 
 def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool) -> Ledger:
@@ -243,7 +253,7 @@ _ONE_FIRST_CONTACT = text(
 _CREATE = (
     postgresql.insert(writers)
     .values(query_id=bindparam("query"), sink_name=bindparam("sink"), guarantee=bindparam("guarantee"))
-    .on_conflict_do_nothing()
+    .on_conflict_do_nothing(index_elements=["query_id", "sink_name"])
 )
 
 _BATCH = bindparam("batch", type_=batches.c.batch_id.type)

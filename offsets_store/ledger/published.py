@@ -74,6 +74,11 @@ class WrittenAs:
     recorded: Mapping[str, Any]
     digest: str
 
+    @property
+    def replaces_all(self) -> bool:
+        """Whether all rows of the table gave way to those of the batch."""
+        return bool(self.recorded["options"]["mode"] == "complete")
+
 
 @dataclass(frozen=True)
 class Published:

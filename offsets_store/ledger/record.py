@@ -255,7 +255,8 @@ def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> No
 
 def record_replay_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
     """Record that this run skipped this batch."""
-    connection.execute(
+    send_once(
+        connection,
         postgresql.insert(replays)
         .values(
             writer_id=locked.writer_id,
@@ -264,7 +265,7 @@ def record_replay_in_tx(connection: Connection, locked: LockedWriter, batch: Bat
             run_id=batch.run_id,
             attempt=batch.attempt,
         )
-        .on_conflict_do_nothing()
+        .on_conflict_do_nothing(),
     )
 
 

@@ -208,7 +208,17 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
         by_name,
         not_(or_(*heard)),
     )
-    return tuple(writers_in_tx(connection, or_(others, renamed)))
+    found = writers_in_tx(connection, or_(others, renamed))
+    whole = connection.execute(_REPLACING, {"ids": [writer.writer_id for writer in found]}).all() if found else []
+    replacing = {writer_id for writer_id, name in whole if name in batch.tables}
+    return tuple(replace(writer, replaces_all=writer.writer_id in replacing) for writer in found)
+
+
+# A route may replace the rows of one of its tables only.
+_REPLACING = text("""
+SELECT w.writer_id, t.name FROM pgonce.writers AS w, jsonb_each(w.written_as -> 'tables') AS t (name, how)
+WHERE w.writer_id = ANY (CAST(:ids AS bigint[])) AND t.how -> 'options' ->> 'mode' = 'complete'
+""")
 
 
 # Fewer characters of an id are probably something else that was mistyped.

@@ -203,11 +203,7 @@ def _send(connection: psycopg.Connection, session: _Session, asked: list[Asked])
             sent.append((_Preparing(session, name), partial(pgconn.send_prepare, name, text)))
         sent.append((one, partial(pgconn.send_query_prepared, name, one.values, result_format=_BINARY)))
     try:
-        if psycopg.Pipeline.is_supported():
-            _in_one(connection, sent)
-        else:
-            # With libpq before 14; psycopg[binary] brings a newer one.
-            connection.wait(_one_by_one(pgconn, sent))
+        _in_one(connection, sent)
     except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement) as error:
         if not session.prepares:
             raise
@@ -264,13 +260,3 @@ def _answers(pgconn: PGconn, sent: list[Asked | _Preparing | None]) -> PQGen[Non
             one.answered(answer)
     if error is not None:
         raise error
-
-
-def _one_by_one(pgconn: PGconn, sent: list[_Sent]) -> PQGen[None]:
-    for one, send in sent:
-        send()
-        (answer,) = yield from generators.execute(pgconn)
-        if answer.status == ExecStatus.FATAL_ERROR:
-            raise psycopg.errors.error_from_result(answer)
-        if one is not None:
-            one.answered(answer)

@@ -149,6 +149,7 @@ def _parts(living: Table, new: Table) -> Iterator[sql.Composed]:
     theirs: dict[str, list[Part]] = defaultdict(list)
     for part in new.parts:
         theirs[part.definition].append(part)
+    constraints = []
     for part in living.parts:
         if not theirs[part.definition]:
             continue
@@ -156,17 +157,14 @@ def _parts(living: Table, new: Table) -> Iterator[sql.Composed]:
         if part.is_index:
             yield from _names(sql.SQL("ALTER INDEX {} RENAME TO {}"), living.schema, part.name, other.name)
         elif part.name != other.name:
-            yield from _constraints(living, part.name, new, other.name)
-
-
-def _constraints(living: Table, name: str, new: Table, other: str) -> Iterator[sql.Composed]:
+            constraints += [(living, part.name, other.name), (new, other.name, part.name)]
+    # All of them leave their names first: a table may have a constraint of the name that another of its own takes.
+    between = [f"pgonce_{uuid4().hex}" for _ in constraints]
     rename = sql.SQL("ALTER TABLE {} RENAME CONSTRAINT {} TO {}")
-    # By way of a third name each, because a table may have a constraint of the other's name already.
-    between = {table.oid: f"pgonce_{uuid4().hex}" for table in (living, new)}
-    for table, old in ((living, name), (new, other)):
-        yield rename.format(table.identifier, sql.Identifier(old), sql.Identifier(between[table.oid]))
-    for table, now in ((living, other), (new, name)):
-        yield rename.format(table.identifier, sql.Identifier(between[table.oid]), sql.Identifier(now))
+    for (table, name, _), third in zip(constraints, between, strict=True):
+        yield rename.format(table.identifier, sql.Identifier(name), sql.Identifier(third))
+    for (table, _, name), third in zip(constraints, between, strict=True):
+        yield rename.format(table.identifier, sql.Identifier(third), sql.Identifier(name))
 
 
 _MOST_SHOWN = 5

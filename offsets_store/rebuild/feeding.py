@@ -11,8 +11,9 @@ was retired are in the living table still, so they count as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, and_, exists, not_, select, update
 
@@ -28,13 +29,14 @@ class Feeding:
     """
     A living writer of one of the tables. ``oid`` is the table that has its rows.
 
-    ``swap`` is the newest swap of its table, None if there was none, or if that has undone the one before.
+    ``exchanged`` are the oids of the two tables of its newest swap; empty if there was none, or if that has undone the
+    one before.
     """
 
     writer: Writer
     oid: int
     reach: Reach
-    swap: str | None
+    exchanged: frozenset[int] = frozenset()
 
     @property
     def label(self) -> str:
@@ -70,8 +72,9 @@ def _feeding(connection: Connection, writer: Writer, oid: int) -> Feeding:
         .limit(1)
     )
     details = connection.execute(newest).scalar_one_or_none()
-    reach = _reach(connection, writer)
-    return Feeding(writer, oid, reach, None if not details or details["back"] else details["swap"])
+    # Swaps of earlier versions do not say which tables they have exchanged.
+    exchanged = details.get("exchanged", ()) if details and not details["back"] else ()
+    return Feeding(writer, oid, _reach(connection, writer), frozenset(exchanged))
 
 
 def _start(connection: Connection, writer_id: int) -> Offsets | None:
@@ -108,9 +111,9 @@ def _start(connection: Connection, writer_id: int) -> Offsets | None:
 
 
 def refused_feeding(
-    connection: Connection, living: Sequence[Feeding], new: Sequence[Feeding], names: dict[int, str]
+    connection: Connection, living: Sequence[Feeding], new: Sequence[Feeding], named_as: Mapping[int, Table]
 ) -> list[str]:
-    """The texts that say why these writers cannot go on with their tables under other ``names``."""
+    """The texts that say why these writers cannot go on with their tables under the names of others."""
     if not living and not new:
         return ["no query of pgonce feeds either of them; rename such tables with ALTER TABLE instead"]
     both = {feeder.writer.writer_id for feeder in living} & {feeder.writer.writer_id for feeder in new}
@@ -121,35 +124,53 @@ def refused_feeding(
         for feeder in (*living, *new)
         if len(targets := feeder.writer.targets or {}) > 1 and feeder.writer.writer_id not in both
     ]
+    names = [table.qualified_name for table in named_as.values()]
     return reasons + _known_under_both(connection, (*living, *new), names)
 
 
-def _known_under_both(connection: Connection, feeders: Sequence[Feeding], names: dict[int, str]) -> list[str]:
+def _known_under_both(connection: Connection, feeders: Sequence[Feeding], names: Sequence[str]) -> list[str]:
     """The queries that have a retired or replaced writer of the name that they would go on with."""
     found = connection.execute(
         select(writers.c.query_id, writers.c.sink_name)
         .where(writers.c.query_id.in_([feeder.writer.query_id for feeder in feeders]))
-        .where(writers.c.sink_name.in_(list(names.values())))
+        .where(writers.c.sink_name.in_(names))
         .where(writers.c.writer_id.not_in([feeder.writer.writer_id for feeder in feeders]))
     )
     return [f"query {row.query_id} has also fed {row.sink_name}, and was retired or replaced there" for row in found]
 
 
-def follow(connection: Connection, feeder: Feeding, names: dict[int, str]) -> str:
+def follow(connection: Connection, feeder: Feeding, named_as: Mapping[int, Table]) -> str:
     """
     Let a writer go on with its table under the name that it has now, and return its sink's name.
 
-    :param names: the new qualified name of each table.
+    :param named_as: the table whose name each one has now, by oid.
     """
-    one, other = names.values()
-    was = feeder.writer.sink_name
-    sink = {one: other, other: one}.get(was, was)
+    now = named_as[feeder.oid]
+    (was,) = (table for table in named_as.values() if table is not now)
+    one, other = was.qualified_name, now.qualified_name
+    sink = {one: other, other: one}.get(feeder.writer.sink_name, feeder.writer.sink_name)
+    of_this = writers.c.writer_id == feeder.writer.writer_id
+    written_as = connection.execute(select(writers.c.written_as).where(of_this)).scalar_one()
     connection.execute(
         update(writers)
-        .where(writers.c.writer_id == feeder.writer.writer_id)
-        .values(sink_name=sink, targets={names[feeder.oid]: feeder.oid}, swapped_from=was)
+        .where(of_this)
+        .values(
+            sink_name=sink,
+            targets={other: feeder.oid},
+            swapped_from=feeder.writer.sink_name,
+            written_as=_under_another_name(written_as, was, now),
+        )
     )
     return sink
+
+
+def _under_another_name(written_as: Any, was: Table, now: Table) -> Any:
+    """How the last batch was written, so that a look before the next one looks at the table that it will write."""
+    how = ((written_as or {}).get("tables") or {}).get(was.qualified_name)
+    if how is None:
+        return written_as
+    # The digest stays: under the new name the next batch has another one, and records it.
+    return {**written_as, "tables": {now.qualified_name: {**how, "table": now.identifier.as_string(None)}}}
 
 
 @dataclass(frozen=True)

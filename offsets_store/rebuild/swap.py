@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
-from uuid import uuid4
 
 import psycopg
 from psycopg import sql
@@ -86,9 +85,9 @@ class Swap:
         return (*self.of_living, *self.of_new)
 
     @property
-    def names(self) -> dict[int, str]:
-        """The name of each table after the swap, by oid."""
-        return {self.living.oid: self.new.qualified_name, self.new.oid: self.living.qualified_name}
+    def named_as(self) -> dict[int, Table]:
+        """The table whose name each of them has after the swap, by oid."""
+        return {self.living.oid: self.new, self.new.oid: self.living}
 
 
 def swap_tables(
@@ -222,7 +221,7 @@ def _judged(connection: Connection, swap: Swap, allowed: Allowed) -> Swap:
     driver = driver_connection(connection)
     reasons = [
         *obstacles(driver, swap.living, swap.new),
-        *refused_feeding(connection, swap.of_living, swap.of_new, swap.names),
+        *refused_feeding(connection, swap.of_living, swap.of_new, swap.named_as),
         *refused_keys(connection, swap.living, swap.new),
     ]
     if reasons:
@@ -245,8 +244,7 @@ def _judged(connection: Connection, swap: Swap, allowed: Allowed) -> Swap:
 
 def _is_last_swap(swap: Swap) -> bool:
     """Whether these two were exchanged with each other last, and none of their writers has published anything since."""
-    swaps = {feeder.swap for feeder in swap.feeders}
-    return all(feeder.writer.swapped_from for feeder in swap.feeders) and len(swaps) == 1 and None not in swaps
+    return all(feeder.writer.swapped_from and feeder.exchanged == set(swap.named_as) for feeder in swap.feeders)
 
 
 def _refuse_direction(swap: Swap, allowed: Allowed) -> NoReturn:
@@ -255,8 +253,8 @@ def _refuse_direction(swap: Swap, allowed: Allowed) -> NoReturn:
         since = [feeder.label for feeder in swap.feeders if not feeder.writer.swapped_from]
         raise RecoveryError(
             "SWAP_AGAIN",
-            f"--back was given, but {names} were not exchanged, or there are batches since: "
-            f"{', '.join(since) or 'of other tables'}.",
+            f"--back was given, but {names} were not exchanged with each other last, or there are batches since"
+            f"{': ' * bool(since)}{', '.join(since)}.",
             UNCHANGED,
             "Leave --back out: then the table that is to come back must have caught up.",
         )
@@ -292,23 +290,22 @@ def _refuse_behind(swap: Swap, allowed: Allowed) -> None:
 
 def _rename_tombstones(connection: Connection, swap: Swap) -> None:
     """Deletes are remembered by the oid of a table. Its name is what they are found by where a dump is restored."""
-    for oid, name in swap.names.items():
+    for oid, now in swap.named_as.items():
         sets = update(tombstone_sets).where(tombstone_sets.c.target == oid)
-        connection.execute(sets.values(target_name=name))
+        connection.execute(sets.values(target_name=now.qualified_name))
 
 
 def _note(connection: Connection, swap: Swap, reason: str, *, back: bool) -> None:
-    this = str(uuid4())
     for feeder in swap.feeders:
         writer = feeder.writer
-        sink = follow(connection, feeder, swap.names)
+        sink = follow(connection, feeder, swap.named_as)
         follow_sink(connection, writer.query_id, writer.sink_name, sink)
         details: dict[str, Any] = {
-            "swap": this,
+            "exchanged": sorted(swap.named_as),
             "back": back,
             "sink": sink,
             "was": writer.sink_name,
-            "table": swap.names[feeder.oid],
+            "table": swap.named_as[feeder.oid].qualified_name,
             "oid": feeder.oid,
         }
         row = {"writer_id": writer.writer_id, "kind": "swap", "batch_id": writer.last_batch_id, "details": details}

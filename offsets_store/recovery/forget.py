@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, text
 
 from ..checkpoint.files import open_recorded
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import CheckpointError
 from ..ledger.session import reading
-from ..ledger.tables import writers
+from ..ledger.writers import IS_LIVING, feeds, writers_in_tx
 from ..postgres.text import QUALIFIED_NAME
 from ..status.store import OffsetsStore
 from .by_hand import put_out_of_the_way, refuse_gone, refuse_no_reason
 from .fence import QUIET_SECONDS, StoppedQuery, refuse_running
-from .read_stopped_query import read_checkpoint, read_neighbours, read_sinks
+from .read_stopped_query import read_checkpoint, read_sinks
 from .stopped_query import CheckpointFacts, SinkFacts
 
 
@@ -70,7 +70,7 @@ def forget_query(
             found[0].query_name,
             living,
             {known.sink_name: _tables(connection, known) for known in living},
-            {known.sink_name: _others(connection, known, found[0].query_id) for known in living},
+            {known.sink_name: _others(connection, known) for known in living},
         )
         if not living:
             refuse_gone(connection, sinks[0])
@@ -93,25 +93,16 @@ _TABLES = text(
 
 def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
     """The tables that a sink has written to, as SQL names them: those that it recorded, and the one of its name."""
-    targets = _targets(connection, sink)
+    targets = sink.targets or {}
     found = connection.execute(_TABLES, {"oids": list(targets.values()), "names": [sink.sink_name, *targets]})
     return tuple(found.scalars())
 
 
-def _targets(connection: Connection, sink: SinkFacts) -> dict[str, int]:
-    recorded = select(writers.c.targets).where(writers.c.writer_id == sink.writer_id)
-    return connection.execute(recorded).scalar_one() or {}
-
-
-def _others(connection: Connection, sink: SinkFacts, query_id: str) -> tuple[str, ...]:
+def _others(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
     """The other queries that feed the sink, or one of its tables."""
-    fed = read_neighbours(connection)
-    others = [other for name in (sink.sink_name, *_targets(connection, sink)) for other in fed.get(name, ())]
-    return tuple(
-        dict.fromkeys(
-            f"{other.query_id} ({other.query_name or 'no name'})" for other in others if other.query_id != query_id
-        )
-    )
+    others = writers_in_tx(connection, IS_LIVING, feeds({sink.sink_name: None, **(sink.targets or {})}))
+    named = (f"{one.query_id} ({one.query_name or 'no name'})" for one in others if one.query_id != sink.query_id)
+    return tuple(dict.fromkeys(named))
 
 
 def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:

@@ -68,6 +68,8 @@ def write_new_checkpoint(
     """
     Write a checkpoint for ``query`` (its id or name) to ``path``, which must be empty.
 
+    If it is cut short, the same call goes on from there.
+
     :raises RecoveryError: PATH_NOT_EMPTY; RECOVERY_RUNNING; or where the ledger does not prove what to write.
     :raises OffsetsError: if no query, or several, have that name.
     """
@@ -78,15 +80,8 @@ def write_new_checkpoint(
             last = max((sink.last_batch_id for sink in read_sinks(connection, query_id)), default=0)
             sinks = read_sinks(connection, query_id, range(max(0, last - _LOOK_BACK), last))
         writer = CheckpointWriter(path)
-        if not writer.is_empty():
-            raise RecoveryError(
-                "PATH_NOT_EMPTY",
-                f"{writer.location} is not empty.",
-                NOTHING_CHANGED,
-                "Give a path where there is nothing yet. If a checkpoint is there that does not agree with the ledger, "
-                "`pgonce recover` repairs it.",
-            )
         plan = plan_new_checkpoint(query_id, sinks)
+        _refuse_other_files(writer, plan.files)
         if dry_run:
             return plan
         stopped = StoppedQuery(url, query_id, sinks, quiet_seconds, wait_seconds)
@@ -97,6 +92,25 @@ def write_new_checkpoint(
         return plan
 
     return recovered(once, query, wait_seconds)
+
+
+def _refuse_other_files(writer: CheckpointWriter, files: Sequence[Change]) -> None:
+    """:raises RecoveryError: PATH_NOT_EMPTY, unless there is nothing, or a part that a run cut short has written."""
+    if writer.is_empty():
+        return
+    folders = {name.rpartition("/")[0] for name, _ in files}
+    there = {f"{folder}/{name}".lstrip("/") for folder in folders for name in writer.files.names(folder)} - folders
+    written = {name for name, text in files if writer.files.read(name) == (text or "").encode()}
+    # What was being written has a name with a dot.
+    others = [name for name in there - written if not name.rpartition("/")[2].startswith(".")]
+    if others or len(written) == len(files):
+        raise RecoveryError(
+            "PATH_NOT_EMPTY",
+            f"{writer.location} is not empty.",
+            NOTHING_CHANGED,
+            "Give a path where there is nothing yet. If a checkpoint is there that does not agree with the ledger, "
+            "`pgonce recover` repairs it.",
+        )
 
 
 def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpoint:

@@ -116,9 +116,9 @@ def _with_task_positions(connection: Connection, sink: SinkFacts) -> SinkFacts:
     return replace(sink, end_offsets=furthest(sink.end_offsets, stored))
 
 
-def read_neighbours(connection: Connection, sink_name: str | None = None) -> dict[str, tuple[Writer, ...]]:
+def read_neighbours(connection: Connection, sink_name: str | None) -> dict[str, tuple[Writer, ...]]:
     """
-    The living queries of every sink, or of one, by the sink's name.
+    The living queries of one sink, or if it has no name yet, of every sink; by the sink's name.
 
     A sink that is called like its table is also fed by those that write to this table under another name.
     """

@@ -172,7 +172,8 @@ def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
     if ledger.swapped_to is not None:
         return Verdict.SWAPPED
     if batch.batch_id > 0:
-        if remedies.adopt_checkpoint == batch.batch_id:
+        # Under the name that the sink had before, the same batch is a replay.
+        if remedies.adopt_checkpoint == batch.batch_id and ledger.rival(batch.query_id) is None:
             return Verdict.NEW
         if remedies.adopt_checkpoint == batch.batch_id + 1:
             return Verdict.ADOPTED

@@ -79,12 +79,14 @@ class Batch(PlannedBatch):
 
     ``starts_over`` is set by the commit, once the batch is judged, if its rows take the place of all that the table
     has: it is the query whose rows these are. ``tables`` are those that the sink may write to, with their oids (None
-    for one that is to be created), as far as they are known before something is written.
+    for one that is to be created), as far as they are known before something is written. ``replaces_all`` says that all
+    rows of these tables give way to those of each batch.
     """
 
     sink_name: str
     starts_over: str | None = None
     tables: Mapping[str, int | None] = field(default_factory=dict)
+    replaces_all: bool = False
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -130,7 +132,8 @@ class Writer:
 
     ``run_id`` is the owner. ``reads`` is None if not everything that the query has read is known. ``swapped_from`` is
     the sink's name before its table was exchanged for another; None once it has published something since. ``last`` is
-    the record of the last batch, if it is kept.
+    the record of the last batch, if it is kept. ``replaces_all`` says, of a neighbour, that its batches replace all rows
+    of a table in question.
     """
 
     writer_id: int
@@ -153,6 +156,7 @@ class Writer:
     offsets_read_by: ReadBy | None = None
     reads: Reads | None = None
     last: Recorded | None = None
+    replaces_all: bool = False
 
     @property
     def is_living(self) -> bool:
@@ -249,6 +253,8 @@ def rivals_of(
             shares = "named by replaces"
         if start_over and not shares:
             shares = "the same sink"
+        if not shares and (batch.replaces_all or other.replaces_all):
+            shares = "each batch of one of them replaces all rows of the table, also those of the other"
         if shares:
             found.append(Rival(other, shares, other_sink=sink, by_doubt=shares == _DOUBT))
     return tuple(sorted(found, key=lambda rival: (not rival.shares.startswith(_SAME_PLACE), rival.shares == _DOUBT)))

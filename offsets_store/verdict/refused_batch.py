@@ -66,20 +66,23 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
             f"query ended for this sink. Known for this sink: {rivals or 'no other query'}.",
             f"{_ways_on(replaced, batch) if replaced else 'Check the id: `pgonce status` shows them.'} {_BOTH}",
         )
-    own = next((rival for rival in ledger.rivals if rival.query_id == batch.query_id), None)
-    if own:
-        return (
-            f"This is batch 0 of {_writer(batch)}, but an earlier run of this query has written it into the same "
-            f"table, as sink {own.other_sink!r}. The table was renamed, or sinkName was changed, before Spark had "
-            "noted that the batch is done.",
-            f"Set sinkName to {own.other_sink!r}, and keep it. If the query is to write its rows twice, set "
-            "independent=true.",
-        )
+    if own := ledger.rival(batch.query_id):
+        what, way = _under_another_name(own, batch)
+        return what, f"{way} If the query is to write its rows twice, set independent=true."
     return (
         f"This is batch 0 of {_writer(batch)}, which the ledger does not know, but another query already feeds the "
         f"same {_place(ledger)}: {rivals}. If both read the same rows (a checkpoint that was lost or moved, a full "
         "refresh), these would be written a second time.",
         f"{_ways_on(ledger.rivals[0], batch)} {_BOTH}",
+    )
+
+
+def _under_another_name(own: Rival, batch: Batch) -> tuple[str, str]:
+    return (
+        f"This is batch {batch.batch_id} of {_writer(batch)}, but an earlier run of this query has written it into the "
+        f"same table, as sink {own.other_sink!r}. The table was renamed, or sinkName was changed, before Spark had "
+        "noted that the batch is done.",
+        f"Set sinkName to {own.other_sink!r} (`name=` for a transactional function), and keep it.",
     )
 
 
@@ -167,7 +170,9 @@ def _swapped(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     )
 
 
-def _unknown(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
+def _unknown(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    if own := ledger.rival(batch.query_id):
+        return _under_another_name(own, batch)
     return (
         f"The ledger has no record of {_writer(batch)}, but Spark runs batch {batch.batch_id} of it: the checkpoint "
         "has a past that this ledger did not see (another sink, another database, another sinkName; or the ledger was "
@@ -206,10 +211,12 @@ def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
 
 def _duplicate(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
     return (
-        f"Run {batch.run_id} has already handed in batch {batch.batch_id} of {_writer(batch)}: two writers of one "
-        "query share a sink name.",
-        "Give each of them a sinkName of its own (`name=` for a transactional function). Only the first one's rows "
-        "of this batch are in the target; after the change the second starts with adoptCheckpoint=<batch id>.",
+        f"Run {batch.run_id} has already handed in batch {batch.batch_id} of {_writer(batch)}: your function has "
+        "called the writer again after an error, or two writers of one query share a sink name.",
+        "If it is one writer, let its errors out of your function, and start the query again: the batch is then "
+        "written or skipped. If they are two, give each of them a sinkName of its own (`name=` for a transactional "
+        "function). Only the first one's rows of this batch are in the target; after the change the second starts with "
+        "adoptCheckpoint=<batch id>.",
     )
 
 
@@ -259,9 +266,15 @@ def _recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, s
         f"Batch {batch.batch_id} of {_writer(batch)} reads {', '.join(recreated(ledger, batch, remedies))}, which was "
         "deleted and recreated since the last batch was published. By its offsets it looks like the old topic, but "
         "its rows before the stored end would never be read.",
-        "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the "
-        "stored ones).",
+        _ANOTHER_TOPIC,
     )
+
+
+_ANOTHER_TOPIC = (
+    "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the stored "
+    "ones). If the query reads other topics as well, let startingOffsets name all of them: the others at their stored "
+    "offsets, or their rows would be written twice."
+)
 
 
 def _backward(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
@@ -269,12 +282,15 @@ def _backward(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     reasons = backwards(batch) or [
         f"its first rows are {batch.span and batch.span.first}, the last batch ended at {last}"
     ]
+    accepted = (
+        "If the query is to go on without what is gone, accept the batch, once: `pgonce accept "
+        f"{shlex.quote(batch.query_id)} --batch {batch.batch_id} --reason ... --yes`. If the topic was recreated: "
+    )
     return (
         f"The range of batch {batch.batch_id} of {_writer(batch)} goes back: "
         f"{'; '.join(reasons)}. "
-        "The topic was deleted and recreated, or lost partitions.",
-        "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the "
-        "stored ones).",
+        "The topic was deleted and recreated, or lost partitions; or the query does not read it any more.",
+        f"{accepted if ledger.writer else ''}{_ANOTHER_TOPIC}",
     )
 
 

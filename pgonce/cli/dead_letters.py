@@ -141,23 +141,25 @@ def _replay(choice: Choice, url: str, reason: str | None, *, yes: bool) -> list[
 def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> None:
     """Replay each letter by itself, and go on after those that are refused."""
     letters = found_letters(url, choice)
-    left = 0
-    with at_work("Replaying dead letters" if yes else "Trying to replay dead letters", len(letters)) as work:
-        for letter in letters:
-            one = dataclasses.replace(choice, ids=frozenset({letter.dead_letter_id}))
-            try:
-                groups = _replay(one, url, reason, yes=yes)
-            except (TargetError, RecoveryError, NotFoundError) as error:
-                left += 1
-                with work.aside():
-                    print_error(f"Dead letter {letter.dead_letter_id}: {error}")
-            else:
-                left += sum(len(group.kept) for group in groups)
-                with work.aside():
-                    print_lines(replay_says(groups, is_done=yes))
-            work.advance()
-    print_lines([_done(f"Replayed {len(letters) - left} of {len(letters)}.", letters, yes=yes)])
-    if left:
+    replayed = 0
+    try:
+        with at_work("Replaying dead letters" if yes else "Trying to replay dead letters", len(letters)) as work:
+            for letter in letters:
+                one = dataclasses.replace(choice, ids=frozenset({letter.dead_letter_id}))
+                try:
+                    groups = _replay(one, url, reason, yes=yes)
+                except (TargetError, RecoveryError, NotFoundError) as error:
+                    with work.aside():
+                        print_error(f"Dead letter {letter.dead_letter_id}: {error}")
+                else:
+                    replayed += sum(len(group.replayed) for group in groups)
+                    with work.aside():
+                        print_lines(replay_says(groups, is_done=yes))
+                work.advance()
+    finally:
+        # Also where the ledger or Postgres has ended it: what was replayed until then is replayed.
+        print_lines([_done(f"Replayed {replayed} of {len(letters)}.", letters, yes=yes)])
+    if replayed < len(letters):
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -208,7 +208,7 @@ def _swap_lines(found: Swap) -> Iterator[str]:
     yield f"{new} takes the place of {living}, and the other way round: names, sequences, indexes and constraints."
     for feeder in (*found.of_new, *found.of_living):
         yield f"{feeder.label[0].upper()}{feeder.label[1:]}: stands at batch {feeder.writer.last_batch_id}."
-        name = found.names[feeder.oid]
+        name = found.named_as[feeder.oid].qualified_name
         yield f"  Its rows are in {name} afterwards: to let it go on, start it with table={name}."
     if found.jobs_behind:
         yield (

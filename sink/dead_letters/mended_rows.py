@@ -14,12 +14,11 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
 from pgonce.offsets_store.postgres.refused_rows import shortened
+from pgonce.offsets_store.recovery.dead_letters import shown_ids
 
 from ..encoding.copy_encoder import HEADER, TRAILER, body_rows
 from ..encoding.encoded_types import EncodedColumn
 from ..writing.rows import Rows
-
-_MOST_SHOWN = 20
 
 
 def only(rows: Rows, numbers: Sequence[int]) -> Rows:
@@ -195,8 +194,7 @@ def _unmended(
     path = sql.Literal([column.name]).as_string(None)
     more = ""
     if others:
-        shown = ", ".join(map(str, others[:_MOST_SHOWN])) + (", ..." if len(others) > _MOST_SHOWN else "")
-        more = f" Other dead letters have such values too: {shown}."
+        more = f" Other dead letters have such values too: {shown_ids(others)}."
     return RecoveryError(
         "DEAD_LETTER_UNMENDED",
         f"The value of column {column.name!r} in dead letter {letter} {what}.{more}",

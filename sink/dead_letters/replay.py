@@ -119,7 +119,9 @@ def replay_letters(
                     connection.rollback()
                     return groups
                 groups = _replay_in_tx(connection, choice, began, (reason, person), outcome)
-            one_transaction.send_commit(url, connection, began.backend_pid, _WHAT, outcome)
+            # That the letters are gone is recorded already.
+            with one_transaction.committing(url, connection, began, _WHAT, outcome):
+                pass
             return groups
     except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
         _raise_translated(error, outcome, watch)
@@ -215,7 +217,7 @@ def _that_order(destination: Destination, rows: Rows) -> list[EncodedColumn]:
     # As the rows of a batch are ordered: a version that deletes a row and inserts it again has replaced it.
     deletes = changes.deleted if changes and changes.feed in ("delta", "spark") else None
     named = {column.name: column for column in rows.columns}
-    return [named[name] for name in (destination.order_by, deletes) if name in named]
+    return [named[name] for name in (destination.order_column, deletes) if name in named]
 
 
 def _for_the_same_table(driver: psycopg.Connection, group: Group) -> Group:

@@ -18,6 +18,7 @@ import psycopg
 
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError, TargetError
 from pgonce.offsets_store.postgres.refused_rows import add_note, target_error
+from pgonce.offsets_store.recovery.dead_letters import shown_ids
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 
 from ..options.definitions import BY_KEY
@@ -27,7 +28,6 @@ from .mended_rows import only
 
 # A delete of the same batch is remembered from a moment before the letter was made.
 _MARGIN = timedelta(hours=1)
-_MOST_SHOWN = 10
 
 _BY_HAND = (
     "Look at the row of that key in the table. If the row that was put aside is still wanted, write it with SQL; then "
@@ -132,8 +132,7 @@ def refuse_other_target(letters: Sequence[StoredLetter], table: str, qualified_n
 
 
 def _unsafe(letters: Sequence[StoredLetter], why: str, remedy: str) -> RecoveryError:
-    shown = ", ".join(str(letter.dead_letter_id) for letter in letters[:_MOST_SHOWN])
-    shown += ", ..." if len(letters) > _MOST_SHOWN else ""
+    shown = shown_ids([letter.dead_letter_id for letter in letters])
     return RecoveryError(
         "REPLAY_UNSAFE",
         f"Dead letter {shown} (for {letters[0].target}) cannot be replayed: {why}.",
@@ -141,8 +140,6 @@ def _unsafe(letters: Sequence[StoredLetter], why: str, remedy: str) -> RecoveryE
         f"{remedy} With --id, only the letters that you name are replayed.",
     )
 
-
-_MOST_NAMED = 20
 
 _NO_EFFECT = {
     "passed_over": "the table has a newer row with its key, or a newer delete is remembered (onlyNewer)",
@@ -231,8 +228,8 @@ def _is_clear(counts: Mapping[str, int] | None, letters: int) -> bool:
 
 def _note(letters: Sequence[StoredLetter]) -> str:
     # Postgres knows rows by their place; this is their order.
-    ids = ", ".join(str(letter.dead_letter_id) for letter in letters[:_MOST_NAMED])
-    return f"The rows are those of the dead letters {ids}{', ...' if len(letters) > _MOST_NAMED else ''}, in this order"
+    ids = shown_ids([letter.dead_letter_id for letter in letters])
+    return f"The rows are those of the dead letters {ids}, in this order"
 
 
 def _said(error: psycopg.Error | TargetError) -> str:

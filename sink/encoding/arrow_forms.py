@@ -70,7 +70,7 @@ def in_form(array: pa.Array, data_type: t.DataType) -> pa.Array:
 
 def first_unfit(array: pa.Array, data_type: t.DataType, postgres_type: str) -> int:
     """Return the index of the first value that makes :func:`prepare` raise, given that it does."""
-    row, _ = next(unfit_values(array, data_type, postgres_type))
+    row, _ = next(unfit_values(array, data_type, postgres_type), (0, None))
     return row
 
 
@@ -88,7 +88,7 @@ def unfit_values(array: pa.Array, data_type: t.DataType, postgres_type: str) -> 
         except UnfitValueError as unfit:
             if end - start == 1:
                 yield start, unfit
-            else:
+            elif end > start:
                 middle = (start + end) // 2
                 ranges += [(middle, end), (start, middle)]
 

@@ -195,6 +195,13 @@ def _require_json(data_type: t.DataType, path: str) -> None:
     if isinstance(data_type, t.StructType):
         _refuse_doubled(data_type, path)
         for field in data_type:
+            if not is_storable(field.name):
+                raise TypeMappingError(
+                    "TYPE_UNSUPPORTED",
+                    f"Column {path!r} has a field {field.name!r}, and jsonb cannot hold this name.",
+                    "Nothing was written.",
+                    "Rename it in Spark.",
+                )
             _require_json(field.dataType, f"{path}.{field.name}")
     elif isinstance(data_type, t.ArrayType):
         _require_json(data_type.elementType, f"{path}.element")

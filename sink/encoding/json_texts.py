@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 from itertools import pairwise
 from json.encoder import encode_basestring
 from typing import Any
@@ -199,10 +199,17 @@ def _duration(us: int) -> str:
 def _variant(variant: t.VariantVal, forms: Forms) -> str:
     # Not VariantVal.toJson: it writes a double without a JSON number as nan or inf, which is not JSON.
     try:
-        value = variant.toPython()
+        with localcontext(_EXACT):
+            return _python_text(variant.toPython(), forms)
     except (OverflowError, OSError) as error:
         raise ValueError("a variant has a time outside the years 1 to 9999, which Python cannot represent") from error
-    return _python_text(value, forms)
+    except RecursionError as error:
+        raise ValueError("a variant is nested more deeply than Python can read") from error
+
+
+# PySpark multiplies to make a decimal of a variant, and Python rounds the product to 28 digits if nothing else is said.
+# Spark's decimals have 38.
+_EXACT = Context(prec=100)
 
 
 def _python_text(value: Any, forms: Forms) -> str:

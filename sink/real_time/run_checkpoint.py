@@ -35,9 +35,9 @@ def query_id_of(location: str) -> str:
     try:
         return Checkpoint(location).query_id()
     except NoCheckpointError:
-        query_id = str(uuid4())
-        _write_id(location, query_id)
-        return query_id
+        _write_id(location, str(uuid4()), replace=False)
+        # Of two drivers that start here for the first time, the one that was first has named the query.
+        return Checkpoint(location).query_id()
 
 
 def refuse_unknown_past(location: str) -> None:
@@ -71,8 +71,8 @@ def new_checkpoint(location: str, query_id: str) -> str:
     return checkpoint
 
 
-def _write_id(location: str, query_id: str) -> None:
-    CheckpointWriter(location).write("metadata", query_id_text(query_id).encode())
+def _write_id(location: str, query_id: str, *, replace: bool = True) -> None:
+    CheckpointWriter(location).write("metadata", query_id_text(query_id).encode(), replace=replace)
 
 
 def remove_older(spark: SparkSession, location: str, newest: str) -> None:

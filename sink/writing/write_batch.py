@@ -54,7 +54,7 @@ from .routes import (
     written_as_listed,
 )
 from .rows import Gathering, Rows, whole_or_failed
-from .table.table_name import ResolvedName, ask_for_table
+from .table.table_name import ResolvedName, ask_for_tables
 from .write_table import RowsForTable, TableOutcome, write_table_in_tx
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def _ask_for_tables(
 ) -> Callable[[], Sequence[ResolvedName]]:
     if isinstance(where, Routes):
         return ask_for_listed_tables(connection, where)
-    read = ask_for_table(connection, where.table)
-    return lambda: [read()]
+    return ask_for_tables(connection, [where.table])
 
 
 def _name_of(sink_name: str | None, where: Destination | Routes) -> str | None:

@@ -140,6 +140,16 @@ class TestReplay:
         assert [one["dead_letter_id"] for one in json.loads(command("--json").stdout)] == bad[::-1]
         assert [details["ids"] for _, _, _, details in noted(admin)] == [[good[0]], [good[1]]]
 
+    def test_each_says_how_far_it_came(self, admin, command):
+        """An error that is about no row ends it, after letters that are replayed."""
+        for number in (1, 2, 3):
+            put_aside(admin, {"id": number, "name": "n"})
+        # The note of the second one fails, as on a ledger that takes no writes any more.
+        admin.execute("CREATE UNIQUE INDEX once ON pgonce.interventions (kind)")
+        done = command("--replay", "--each", "--yes")
+        assert (done.exit_code, "Replayed 1 of 3." in done.stdout) == (ExitCode.FAILED, True)
+        assert in_table(admin) == [1]
+
     def test_where_there_is_no_pyspark(self, url, admin, command):
         """The list works; a replay says what it lacks."""
         put_aside(admin, {"id": 1, "name": "n1"})

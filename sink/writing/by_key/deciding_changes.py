@@ -99,7 +99,8 @@ def _deciding(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
     the values of the last write before it.
     """
     # Of each key the last write and the last delete, but one of them only if it is the last change: a write before a
-    # delete that removes the row, or a soft delete before a write.
+    # delete that removes the row, or a soft delete before a write. Without an order a key may have one change only.
+    earlier = "false" if table.upsert.order_by is None else "NOT {}" if table.deletes_softly else "{}"
     return sql.SQL(
         "SELECT DISTINCT ON ({keys}, {deleted}) * FROM ({chosen}) AS chosen "
         'WHERE "pgonce: ends" OPERATOR(pg_catalog.=) {deleted} OR {earlier} '
@@ -108,7 +109,7 @@ def _deciding(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
         keys=_keys(table),
         deleted=DELETED,
         chosen=_with_known_values(table, _ranked(table, changes)),
-        earlier=sql.SQL("NOT {}" if table.deletes_softly else "{}").format(DELETED),
+        earlier=sql.SQL(earlier).format(DELETED),
         in_order=table.keys_in_order(),
     )
 

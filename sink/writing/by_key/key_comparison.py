@@ -7,44 +7,31 @@ equal, by its collations and operator classes; the newer one is found by the col
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from operator import attrgetter
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any
 
 from psycopg import sql
 
 from ..table.catalogue import TargetTable
-from .keys import Comparison, Upsert
+from .keys import ComparedUpsert, Comparison, Upsert
 
-
-class ComparedColumn(NamedTuple):
-    """
-    A column of a unique index, in the index's order; ``index_oid`` is 0 for the table's own column.
-
-    ``by_equality`` says that the index calls two values equal exactly if ``=`` does. None means the default.
-    """
-
-    index_oid: int
-    column: str
-    by_equality: bool
-    collation_schema: str | None
-    collation: str | None
-    is_deterministic: bool | None
-    less_schema: str | None
-    less: str | None
-    equal_schema: str | None
-    equal: str | None
-
-
-# The database's collation and a type's default operator class are not named. ON CONFLICT takes any unique index on the
-# key columns, with any collations, operator classes and INCLUDEd columns; but none on expressions.
+# A type's default operator class is not named, and neither is the database's collation, unless the column has another
+# one. ON CONFLICT takes any unique index on the key columns, with any collations, operator classes and INCLUDEd columns;
+# but none on expressions.
 _COMPARED = """
-SELECT x.index_oid, x.attname::text, x.by_equality, cn.nspname::text, c.collname::text, c.collisdeterministic,
-       pn.nspname::text, p.oprname::text, en.nspname::text, e.oprname::text
+SELECT x.index_oid, x.attname::text, x.by_equality,
+       c.oid IS NULL AND x.less IS NULL AND coalesce(en.nspname = 'pg_catalog', true) AS is_default,
+       coalesce(c.collisdeterministic, true) AND x.less IS NULL AND coalesce(en.nspname = 'pg_catalog', false)
+           AS is_by_value,
+       coalesce(c.collisdeterministic, true) AS is_deterministic,
+       quote_ident(cn.nspname) || '.' || quote_ident(c.collname),
+       'OPERATOR(' || quote_ident(pn.nspname) || '.' || p.oprname || ')',
+       'OPERATOR(' || quote_ident(en.nspname) || '.' || e.oprname || ')'
 FROM (
-    SELECT i.indexrelid::bigint AS index_oid, n AS place, a.attname, i.indcollation[n] AS collation, m.amopopr AS less,
-        q.amopopr AS equal,
+    SELECT i.indexrelid::bigint AS index_oid, n AS place, a.attname, i.indcollation[n] AS collation,
+        a.attcollation AS of_column, m.amopopr AS less, q.amopopr AS equal,
         o.opcdefault AND i.indcollation[n] = a.attcollation
         AND a.attcollation IN (0, 'pg_catalog."default"'::regcollation)
         AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype, 'text'::regtype,
@@ -61,10 +48,11 @@ FROM (
     WHERE i.indrelid = {oid} AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indislive
     AND i.indpred IS NULL AND i.indexprs IS NULL
     UNION ALL
-    SELECT 0, 0, a.attname, a.attcollation, NULL, NULL, false
+    SELECT 0, 0, a.attname, a.attcollation, a.attcollation, NULL, NULL, false
     FROM pg_attribute AS a WHERE a.attrelid = {oid} AND a.attname::text = {order_by}
 ) AS x
-LEFT JOIN pg_collation AS c ON c.oid = x.collation AND c.oid <> 'pg_catalog."default"'::regcollation
+LEFT JOIN pg_collation AS c ON c.oid = x.collation
+    AND (c.oid <> 'pg_catalog."default"'::regcollation OR x.of_column <> c.oid)
 LEFT JOIN pg_namespace AS cn ON cn.oid = c.collnamespace
 LEFT JOIN pg_operator AS p ON p.oid = x.less
 LEFT JOIN pg_namespace AS pn ON pn.oid = p.oprnamespace
@@ -75,60 +63,43 @@ ORDER BY x.index_oid, x.place
 
 
 def compared_statement(table: TargetTable, upsert: Upsert) -> sql.Composed:
-    """The query whose rows are a :class:`ComparedColumn` each; it needs our search_path."""
+    """The query for how the table's unique indexes, and its order column, compare; it needs our search_path."""
     order_by = upsert.order_by.target if upsert.order_by else None
     return sql.SQL(_COMPARED).format(oid=table.oid, order_by=sql.Literal(order_by))
 
 
-def has_index_by_equality(compared: Iterable[ComparedColumn], upsert: Upsert) -> bool:
-    """Whether a unique index has the keys in their order, and calls them equal exactly if ``=`` does."""
-    keys = [key.target for key in upsert.keys]
-    indexes = (list(columns) for index, columns in _by_index(compared) if index)
-    return any([c.column for c in columns] == keys and all(c.by_equality for c in columns) for columns in indexes)
-
-
-def comparisons(compared: Iterable[ComparedColumn], upsert: Upsert) -> dict[str, Comparison]:
+def as_compared(upsert: Upsert, answer: Iterable[Sequence[Any]]) -> ComparedUpsert:
     """
-    How columns are compared that do not follow the default of their type, by name.
+    The upsert as the table compares keys, from the answer to :func:`compared_statement`.
 
     If there are several unique indexes on the keys, the one that calls more keys equal decides. If another one calls
     keys equal that this one does not, Postgres refuses the rows.
     """
-    of_index = {index: {column.column: column for column in columns} for index, columns in _by_index(compared)}
-    keys = {key.target for key in upsert.keys}
-    unique = [columns for index, columns in of_index.items() if index and columns.keys() == keys]
-    by_key = max(unique, key=_looseness, default={})
-    by_order = of_index.get(0, {})
-    return {
-        name: Comparison(
-            _identifier(column.collation_schema, column.collation),
-            _operator(column.less_schema, column.less),
-            _operator(column.equal_schema, column.equal),
-            column.is_deterministic is not False and column.less is None and column.equal_schema == "pg_catalog",
-        )
-        for name, column in {**by_order, **by_key}.items()
-        if column.collation or column.less or column.equal_schema not in (None, "pg_catalog")
+    by_index = {
+        index: [Comparison(*row[1:6], *(text and sql.SQL(text) for text in row[6:])) for row in rows]
+        for index, rows in groupby(answer, key=itemgetter(0))
     }
+    own = by_index.pop(_TABLE, [])
+    keys = [key.target for key in upsert.keys]
+    unique = [index for index in by_index.values() if {column.name for column in index} == set(keys)]
+    compared = {column.name: column for column in (*own, *max(unique, key=_looseness, default=[]))}
+    comparisons = {name: column for name, column in compared.items() if not column.is_default}
+    by_type = [[column.name for column in index if column.by_equality] for index in unique]
+    return ComparedUpsert(
+        upsert.keys,
+        upsert.order_by,
+        upsert.existing,
+        comparisons,
+        has_index=bool(unique),
+        # MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the
+        # keys in their order, because a join goes through the rows in the order of the index.
+        by_equality=comparisons.keys().isdisjoint(keys) and keys in by_type,
+    )
 
 
-def has_unique_index(compared: Iterable[ComparedColumn], upsert: Upsert) -> bool:
-    """Whether there is a unique index on exactly the keys, by which rows are found."""
-    keys = {key.target for key in upsert.keys}
-    return any(index and {column.column for column in columns} == keys for index, columns in _by_index(compared))
+# In the place of an index, for the table's own column.
+_TABLE = 0
 
 
-def _by_index(compared: Iterable[ComparedColumn]) -> Iterable[tuple[int, Iterator[ComparedColumn]]]:
-    return groupby(compared, key=attrgetter("index_oid"))
-
-
-def _identifier(schema: str | None, name: str | None) -> sql.Identifier | None:
-    return sql.Identifier(schema, name) if schema and name else None
-
-
-def _operator(schema: str | None, name: str | None) -> sql.Composed | None:
-    return sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), sql.SQL(name)) if schema and name else None
-
-
-def _looseness(columns: dict[str, ComparedColumn]) -> tuple[int, int]:
-    found = columns.values()
-    return sum(c.is_deterministic is False for c in found), sum(c.less is not None for c in found)
+def _looseness(index: Sequence[Comparison]) -> tuple[int, int]:
+    return sum(not column.is_deterministic for column in index), sum(column.less is not None for column in index)

@@ -32,15 +32,21 @@ EQUAL = sql.SQL("OPERATOR(pg_catalog.=)")
 @dataclass(frozen=True)
 class Comparison:
     """
-    How a column's values are compared if they do not follow the default of their type: collation, ``<`` and ``=``.
+    How a unique index, or the table, compares the values of a column.
 
-    ``is_by_value`` says that only values that are the same are called equal.
+    ``by_equality`` says that it calls two values equal exactly if ``=`` does, and ``is_by_value`` that only values that
+    are the same are called equal. ``is_default`` says that it does as the column's type does, so that collation,
+    ``<`` and ``=`` need not be named; None means the default.
     """
 
-    collation: sql.Identifier | None
-    less: sql.Composable | None
-    equal: sql.Composable | None = None
-    is_by_value: bool = False
+    name: str
+    by_equality: bool
+    is_default: bool
+    is_by_value: bool
+    is_deterministic: bool
+    collation: sql.SQL | None
+    less: sql.SQL | None
+    equal: sql.SQL | None
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,9 @@ class TriggerOutcome:
                 NOTHING,
                 "Let triggers leave keys and the orderBy column alone, or do in Spark what they do.",
             )
-        if not self._has_triggers and not batch.upsert.newer_by and batch.upsert.existing.on_conflict != "ignore":
-            # Then no stored row is newer, so that each must give way.
+        gives_way = not batch.upsert.newer_by and batch.upsert.existing.on_conflict != "ignore"
+        if not self._has_triggers and gives_way and batch.reduced_upsert.changed(batch.written):
+            # Then no stored row is newer, and there is something to update, so that each must give way.
             others = max(others, passed_over)
         if others:
             raise TargetError(

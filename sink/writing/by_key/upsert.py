@@ -25,7 +25,7 @@ from ..checked_table import ColumnPlan
 from ..rows import BACK, RELEASE, SAVEPOINT, GatheredRows, fail_in_tx
 from ..table.catalogue import TargetTable
 from ..table.fit import Fit
-from .key_comparison import ComparedColumn, compared_statement, comparisons, has_index_by_equality, has_unique_index
+from .key_comparison import as_compared, compared_statement
 from .keys import ComparedUpsert, Upsert, Written, execute_by_index, shortened_value
 from .statements import doubled_key_statement, insert_statement, key_facts_statement, merge_statement
 
@@ -97,19 +97,7 @@ def compare_in_tx(
         return found, upsert
     for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
-    compared = [ComparedColumn(*row) for row in cursor.fetchall()]
-    by_column = comparisons(compared, upsert)
-    by_type_alone = not any(key.target in by_column for key in upsert.keys)
-    return found, ComparedUpsert(
-        upsert.keys,
-        upsert.order_by,
-        upsert.existing,
-        by_column,
-        has_index=has_unique_index(compared, upsert),
-        # MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the
-        # keys in their order, because a join goes through the rows in the order of the index.
-        by_equality=by_type_alone and has_index_by_equality(compared, upsert),
-    )
+    return found, as_compared(upsert, cursor.fetchall())
 
 
 def write_by_key_in_tx(

@@ -8,7 +8,6 @@ and under our own search_path, so that no object of a user's can stand in for Po
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,7 @@ from psycopg import sql
 from pgonce.offsets_store.postgres import search_path
 
 from .fit import FIRST_OF_USERS, UserType, read_user_types
-from .table_name import NOT_A_NAME, QualifiedName, ResolvedName, resolve_statement, resolved
+from .table_name import NOT_A_NAME, QualifiedName, ResolvedName, not_a_name, resolve_statement, resolved
 
 
 @dataclass(frozen=True)
@@ -97,11 +96,13 @@ def look_up_table(connection: psycopg.Connection, table: str) -> tuple[ResolvedN
 
     Read for every batch: people alter tables under a stream.
     """
-    with connection.cursor() as cursor, suppress(*NOT_A_NAME):
-        cursor.execute(look_up_statements(table), prepare=False)
-        found, described = looked_up(cursor, table)
-        return found, described and with_user_types(connection, described)
-    return resolved(None, table), None
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(look_up_statements(table), prepare=False)
+            found, described = looked_up(cursor, table)
+    except NOT_A_NAME as error:
+        raise not_a_name([table], error) from error
+    return found, described and with_user_types(connection, described)
 
 
 def look_up_statements(table: str) -> sql.Composed:
@@ -111,7 +112,8 @@ def look_up_statements(table: str) -> sql.Composed:
 
 def looked_up(cursor: psycopg.Cursor[Any], table: str) -> tuple[ResolvedName, TargetTable | None]:
     """Read the answers; the cursor is left at the next one, that of the statement that restores the search_path."""
-    found = resolved(cursor.fetchone(), table)
+    (answer,) = cursor.fetchall()
+    found = resolved(answer, table)
     for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
     names = [column.name for column in cursor.description or ()]

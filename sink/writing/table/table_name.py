@@ -71,49 +71,37 @@ def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
 
     A table that does not exist yet gets the schema in which CREATE TABLE would put it.
     """
-    return ask_for_table(connection, table)()
-
-
-def ask_for_table(connection: psycopg.Connection, table: str) -> Callable[[], ResolvedName]:
-    """
-    Ask what :func:`resolve_table` says; the function that is returned reads the answer.
-
-    In a round trip with other statements, a text that is not a name ends the trip with an error of ``NOT_A_NAME``.
-    """
-    try:
-        asked = Asked(connection, _RESOLVE_ONE, {"given": table})
-    except NOT_A_NAME:
-        return lambda: resolved(None, table)
-    return lambda: resolved(next(iter(asked.rows()), None), table)
+    return ask_for_tables(connection, [table])()[0]
 
 
 def ask_for_tables(connection: psycopg.Connection, tables: Sequence[str]) -> Callable[[], list[ResolvedName]]:
     """
-    What :func:`ask_for_table` does, for several tables at once.
+    Ask what :func:`resolve_table` says of each; the function that is returned reads the answer.
+
+    In a round trip with other statements, a text that is not a name ends the trip with an error of ``NOT_A_NAME``.
 
     :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
     """
     try:
         asked = Asked(connection, _RESOLVE_ALL, {"given": list(tables)})
     except NOT_A_NAME as error:
-        said = error.diag.message_primary
-        raise _not_a_name(f"One of {', '.join(map(repr, tables))} is not a table's name ({said}).") from error
+        raise not_a_name(tables, error) from error
     return lambda: [resolved(row, table) for row, table in zip(asked.rows(), tables, strict=True)]
 
 
 def resolve_statement(table: str) -> sql.Composed:
     """The question whose answer :func:`resolved` reads; a text that is not a name raises an error of ``NOT_A_NAME``."""
-    return sql.SQL(_RESOLVE).format(table=sql.Literal(table))
+    return sql.SQL(_RESOLVE).format(given=sql.SQL("(VALUES ({}, 1))").format(sql.Literal(table)))
 
 
-def resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
+def resolved(found: Sequence[Any], table: str) -> ResolvedName:
     """
-    What Postgres's answer says about the name; None where the question was an error.
+    What Postgres's answer says about the name.
 
     :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
     :raises psycopg.errors.SerializationFailure: if the transaction's snapshot is older than the table.
     """
-    parts, current_schema, schema, name, oid, kind, exists = (found or ((), *[None] * 6))[:7]
+    parts, current_schema, schema, name, oid, kind, exists, _ = found
     if exists and oid is None:
         raise psycopg.errors.SerializationFailure(f"{table} was created after this transaction had taken its snapshot")
     if oid is None and len(parts) in (1, 2):
@@ -127,7 +115,7 @@ def resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
             "Write schema.table, or set search_path for the role or in url: options=-csearch_path=app.",
         )
     if schema is None or name is None:
-        raise _not_a_name(f"table={table!r} is not a table's name.")
+        raise not_a_name([table])
     if parts[:-1] == [TEMPORARY]:
         parts = [schema, parts[-1]]
     if [schema, name][-len(parts) :] != parts[-2:]:
@@ -141,10 +129,13 @@ def resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
     return ResolvedName(schema, name, kind, oid)
 
 
-def _not_a_name(what: str) -> TargetError:
+def not_a_name(tables: Sequence[str], error: psycopg.Error | None = None) -> TargetError:
+    """The error for texts of which one names no table; ``error`` is what Postgres says."""
+    which = f"table={tables[0]!r}" if len(tables) == 1 else f"One of {', '.join(map(repr, tables))}"
+    said = f" ({error.diag.message_primary})" if error else ""
     return TargetError(
         "BAD_TABLE_NAME",
-        what,
+        f"{which} is not a table's name{said}.",
         NOTHING,
         "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
         "'app.\"Orders\"'.",
@@ -152,29 +143,20 @@ def _not_a_name(what: str) -> TargetError:
 
 
 # Everything is qualified, because the user's search_path is in force here and decides. The oid that is found is kept
-# for the next statement of the same text.
+# for the next statement of the same text, where there is only one table.
 _RESOLVE = """
 SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
        c.relkind::pg_catalog.text, pg_catalog.to_regclass(t.given) IS NOT NULL,
        pg_catalog.set_config('pgonce.target', coalesce(c.oid, 0)::pg_catalog.text, true)
-FROM (SELECT {table}::pg_catalog.text AS given) AS t
-LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
-LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
-"""
-
-_RESOLVE_ONE = Statement(_RESOLVE.format(table="$1"), "given")
-_RESOLVE_ALL = Statement(
-    """
-SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
-       c.relkind::pg_catalog.text, pg_catalog.to_regclass(t.given) IS NOT NULL
-FROM pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY AS t(given, place)
+FROM {given} AS t(given, place)
 LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 ORDER BY t.place
-""",
-    "given",
-)
+"""
 
+_RESOLVE_ALL = Statement(
+    _RESOLVE.format(given="pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY"), "given"
+)
 
 _NEAR = """
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)

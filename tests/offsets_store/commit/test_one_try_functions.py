@@ -6,12 +6,17 @@ Covers: offsets_store.commit.one_try, offsets_store.commit.one_transaction, offs
 
 from __future__ import annotations
 
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import ClassVar
 
 import psycopg
 import pytest
-from support.batches import make_batch
-from support.committed_rows import appending, ids, settings
+from support.batches import make_batch, make_planned_batch
+from support.committed_rows import appending, ids, rows, settings
+from support.fixtures.postgres import url_with
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
@@ -21,6 +26,8 @@ from pgonce.offsets_store.postgres import connect
 from pgonce.offsets_store.postgres.connect import checked_out, driver_connection, forget_users_settings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.write_batch import work_into
 
 pytestmark = pytest.mark.usefixtures("events", "ledger")
 
@@ -38,9 +45,9 @@ def function(*statements, tables=()):
     return Work(lambda _: "orders", publish, sealed=True)
 
 
-def by_function(batch_id=0, query="of the function", **more):
+def by_function(batch_id=0, query="of the function", sink="orders", **more):
     """A batch of the function's query, which no other batch is taken for."""
-    return make_batch(batch_id, f"run of {query}", sink_name="orders", query_id=query, **more)
+    return make_batch(batch_id, f"run of {query}", sink_name=sink, query_id=query, **more)
 
 
 class TestSessions:
@@ -135,6 +142,33 @@ class TestRivals:
         assert refused.value.code == "FOREIGN"
         assert ids(admin) == [1]
 
+    @pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+    def test_functions_that_begin_at_the_same_moment(self, isolation, url, admin):
+        """Both have written before either is recorded; the second one waits for the first, and is refused."""
+        both_wrote = threading.Barrier(2, timeout=30)
+        its_url = url_with(url, options=f"-cdefault_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}")
+
+        def outcome(sink):
+            tries = itertools.count()
+
+            def writes(connection, *asked):
+                published = self.writes.publish(connection, *asked)
+                if next(tries) == 0:
+                    both_wrote.wait()
+                return published
+
+            its_settings = settings(its_url, lock_timeout=10)
+            try:
+                return commit_batch(
+                    its_settings, by_function(query=sink, sink=sink), Work(lambda _: sink, writes, sealed=True)
+                )
+            except PgonceError as refused:
+                return refused.code
+
+        with ThreadPoolExecutor(2) as sessions:
+            assert set(sessions.map(outcome, ("one", "other"))) == {Verdict.NEW, "FOREIGN"}
+        assert ids(admin) == [1]
+
     def test_other_rows(self, url, admin):
         """A query that reads other partitions, or says that its rows are others, is no rival."""
         commit_batch(settings(url), make_batch(), appending(1))
@@ -173,3 +207,41 @@ class TestRivals:
         )
         assert commit_batch(settings(url), by_function(), writes) is Verdict.NEW
         assert admin.execute("SELECT id FROM audit.seen").fetchall() == [(1,)]
+
+
+class TestReplacingAllRows:
+    """Other rows would go with them, also those of a query that reads something else."""
+
+    elsewhere: ClassVar = {"start": {"0": {"other": {"0": 0}}}, "end": {"0": {"other": {"0": 5}}}}
+
+    def batch(self, query, batch_id=0, **more):
+        """A batch of a query."""
+        return make_planned_batch(batch_id, f"run of {query}", query_id=query, **more)
+
+    def replacing(self, *of):
+        """The work of a query in mode complete."""
+        return work_into(None, destination("events", "complete"), rows(*of))
+
+    def refused(self, url, batch, work):
+        """The code of the error."""
+        with pytest.raises(PgonceError, match="replaces all rows of the table") as refused:
+            commit_batch(settings(url), batch, work)
+        return refused.value.code
+
+    def test_where_another_query_appends(self, url, admin):
+        """It is refused before it is recorded, unless its user says otherwise."""
+        commit_batch(settings(url), self.batch("appends"), appending(1))
+        assert self.refused(url, self.batch("replaces", **self.elsewhere), self.replacing(2)) == "FOREIGN"
+        assert ids(admin) == [1]
+        says = settings(url, remedies=Remedies(independent=True))
+        assert commit_batch(says, self.batch("replaces", **self.elsewhere), self.replacing(2)) is Verdict.NEW
+        assert ids(admin) == [2]
+
+    def test_where_another_query_replaces_all(self, url, admin):
+        """A query that appends would lose its rows at the other's next batch."""
+        commit_batch(settings(url), self.batch("replaces"), self.replacing(1))
+        appends = work_into(None, destination("events", "append"), rows(2))
+        assert self.refused(url, self.batch("appends", **self.elsewhere), appends) == "FOREIGN"
+        assert ids(admin) == [1]
+        assert commit_batch(settings(url), self.batch("replaces", 1), self.replacing(3)) is Verdict.NEW
+        assert ids(admin) == [3]

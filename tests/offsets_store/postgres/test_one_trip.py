@@ -126,10 +126,3 @@ def test_values_are_those_that_psycopg_sends(url):
             Asked(connection, asked, {**given, "b": "a\0b"})
         with pytest.raises(KeyError):
             Asked(connection, asked, {})
-
-
-def test_without_pipelines_each_statement_is_a_round_trip(url, monkeypatch):
-    """The answers are the same, and none is sent after one that has failed."""
-    monkeypatch.setattr(psycopg.Pipeline, "is_supported", lambda: False)
-    test_each_statement_has_its_answer(url)
-    test_it_is_known_which_statement_has_failed(url)

@@ -18,11 +18,13 @@ from support.committed_rows import rows, settings
 from support.recoveries import noted
 from support.tombstones import put_tombstone
 
+from pgonce.cli.doctor import look_again
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.recovery.forget import forget_query
+from pgonce.offsets_store.status.read_stored import last_written
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
@@ -147,6 +149,22 @@ class TestExchanged:
         assert commit(url, "new", 2, 22, table="events_new") is Verdict.NEW
         assert "[SWAP_AGAIN]" in swap("--back").stderr
 
+    def test_back_needs_both_tables_of_the_swap(self, rebuilt, swap, admin):
+        """A table that was not part of it takes no place without proof that it has caught up."""
+        swap()
+        admin.execute("CREATE TABLE third (LIKE events INCLUDING ALL)")
+        assert "[SWAP_AGAIN]" in swap("--back", tables=("events", "third")).stderr
+        assert "[SWAP_UNPROVEN]" in swap(tables=("events", "third")).stderr
+
+    def test_the_next_look_is_at_the_table_that_is_written(self, rebuilt, swap, admin, url):
+        """`doctor` and `check` look at it by the name that it has now, before a batch has used that name."""
+        swap()
+        admin.execute("ALTER TABLE events DROP COLUMN name")
+        (looked,) = look_again(url, last_written(url, "new"), of_this_role=False)
+        assert (looked.table, looked.code) == ("public.events", "COLUMN_UNKNOWN")
+        (looked,) = look_again(url, last_written(url, "old"), of_this_role=False)
+        assert (looked.table, looked.code) == ("public.events_new", None)
+
     def test_back_after_more_batches(self, rebuilt, swap, admin, url):
         """Then it is a swap like any other, for which the table that comes back must have caught up."""
         swap()
@@ -182,6 +200,16 @@ class TestWhatFollowsTheName:
         assert swap().exit_code == ExitCode.OK
         assert {name: known(admin, name) for name in before} == before
         assert swap("--back").exit_code == ExitCode.OK
+        assert {name: known(admin, name) for name in before} == before
+
+    def test_constraints_whose_names_cross(self, rebuilt, swap, admin):
+        """Each of two checks has the name that the other has in the other table."""
+        for table, low, high in (("events", "a", "b"), ("events_new", "b", "a")):
+            admin.execute(
+                f"ALTER TABLE {table} ADD CONSTRAINT {low} CHECK (id > 0), ADD CONSTRAINT {high} CHECK (id < 99)".encode()
+            )
+        before = {name: known(admin, name) for name in ("events", "events_new")}
+        assert swap().exit_code == ExitCode.OK
         assert {name: known(admin, name) for name in before} == before
 
     @pytest.mark.parametrize("kind", ["bigserial", "bigint GENERATED ALWAYS AS IDENTITY"])

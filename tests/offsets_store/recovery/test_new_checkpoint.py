@@ -111,6 +111,24 @@ class TestNewCheckpoint:
         with pytest.raises(RecoveryError, match="PATH_NOT_EMPTY"):
             self.make(url, "gs://bucket/new")
 
+    def test_one_that_was_cut_short_goes_on(self, url, tmp_path):
+        """The same command writes what is missing; a file that it would have written otherwise is not its own."""
+        history(url, 2)
+        (tmp_path / "new").mkdir()
+        in_the_way = tmp_path / "new/offsets"
+        in_the_way.touch()
+        with pytest.raises(CheckpointError, match="CHECKPOINT_NOT_WRITTEN"):
+            self.make(url, tmp_path / "new")
+        in_the_way.unlink()
+        metadata = tmp_path / "new/metadata"
+        of_this_query = metadata.read_text()
+        metadata.write_text("of another query")
+        with pytest.raises(RecoveryError, match="PATH_NOT_EMPTY"):
+            self.make(url, tmp_path / "new")
+        metadata.write_text(of_this_query)
+        self.make(url, tmp_path / "new")
+        assert set(files_of(tmp_path / "new")) == {"metadata", "offsets/1", "offsets/2", "commits/2"}
+
     def test_never_over_anything(self, url, tmp_path):
         """A path where something lies is refused, whatever it is."""
         history(url, 2)

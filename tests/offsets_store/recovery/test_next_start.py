@@ -276,3 +276,11 @@ class TestForget:
         again = pgonce("forget", old, "--sink", SINK, "--reason", "why")
         assert (again.exit_code, "[WRITER_GONE]" in again.stderr) == (ExitCode.NEEDS_PERSON, True)
         assert "TRUNCATE public.others;" in pgonce("forget", old, "--reason", "why").stdout
+
+    def test_what_feeds_its_table_under_another_name(self, url, target, tmp_path, pgonce, admin):
+        """A TRUNCATE would take those rows as well, whatever the table was called when they were written."""
+        old = fed(url, tmp_path / "ckpt", FILES)
+        admin.execute("ALTER TABLE events RENAME TO orders")
+        also = begun(tmp_path / "also", FILES)
+        assert publish(url, tmp_path / "also", also, 9, table="orders", name="also", independent=True) == "NEW"
+        assert f"But {SINK} is also fed by {also} (also)" in pgonce("forget", old, "--reason", "why").stdout

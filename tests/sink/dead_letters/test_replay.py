@@ -46,6 +46,19 @@ def letters(admin):
     return [row[0] for row in admin.execute("SELECT dead_letter_id FROM pgonce.dead_letters ORDER BY 1").fetchall()]
 
 
+def test_deferred_triggers_run_under_the_users_settings(url, admin):
+    """They run at COMMIT, and find names and the time zone as after a batch."""
+    admin.execute(
+        "CREATE TABLE noted (zone text); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN INSERT INTO noted VALUES (current_setting('TimeZone')); RETURN NULL; END$$; "
+        "CREATE CONSTRAINT TRIGGER noting AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION note()"
+    )
+    put_aside(admin, {"id": 1, "name": "n"})
+    replayed(url_with(url, options="-cTimeZone=Asia/Tokyo"))
+    assert admin.execute("SELECT zone FROM noted").fetchall() == [("Asia/Tokyo",)]
+
+
 def kept(group):
     """The letters that stay, what is said of each, and whether its row is refused."""
     words = ("newer", "no row with its key", "deletes=ignore", "22001", "23514", "23505", "23503", "no table")

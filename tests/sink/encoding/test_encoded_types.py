@@ -118,6 +118,12 @@ def test_a_column_or_array_of_nulls_alone_is_refused() -> None:
     assert encoded(t.StructType([t.StructField("n", t.NullType())])).postgres_type == "jsonb"
 
 
+def test_a_field_whose_name_jsonb_cannot_hold_is_refused() -> None:
+    """Before any row moves; where it was looked at with the rows, putting rows aside found no end."""
+    with pytest.raises(TypeMappingError, match="TYPE_UNSUPPORTED"):
+        encoded(t.StructType([t.StructField("a\0b", t.LongType())]))
+
+
 def test_names_that_come_twice_are_refused() -> None:
     """A table has no two columns of one name, and in jsonb the later field would replace the earlier one."""
     twice = t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())])

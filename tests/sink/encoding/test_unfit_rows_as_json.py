@@ -156,9 +156,12 @@ def test_a_variant_with_a_nul_inside_is_its_json() -> None:
     """A variant is JSON like any other, and what Python cannot read of one is kept as Arrow has it."""
     fits, bad = (t.VariantVal.parseJson(text) for text in ('{"a": [1, null]}', '{"k\\u0000": "\\u0000v"}'))
     unreadable = t.VariantVal(b"\xff\xff", fits.metadata)
+    deep = t.VariantVal.parseJson("[" * 900 + "]" * 900)
     struct = pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
-    array = pa.array([{"value": v.value, "metadata": v.metadata} for v in (fits, bad, unreadable)], struct)
-    first, second, third = (json.loads(text)["c"] for text in texts(t.VariantType(), array))
+    array = pa.array([{"value": v.value, "metadata": v.metadata} for v in (fits, bad, unreadable, deep)], struct)
+    first, second, *others = (json.loads(text)["c"] for text in texts(t.VariantType(), array))
     assert first == {"a": [1, None]}
     assert json.loads(second["json"]) == {"k\0": "\0v"}
-    assert pa.ipc.open_stream(b64decode(third["arrow"])).read_all()["value"].to_pylist() == array[2:].to_pylist()
+    for place, other in enumerate(others, 2):
+        kept = pa.ipc.open_stream(b64decode(other["arrow"])).read_all()["value"].to_pylist()
+        assert kept == array[place : place + 1].to_pylist()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,6 +19,21 @@ def test_a_query_keeps_its_id(tmp_path):
     (tmp_path / "sparks").mkdir()
     (tmp_path / "sparks/metadata").write_text('{"id":"7c4b1a0a-8a0b-4a9a-9a6f-000000000001"}')
     assert query_id_of(str(tmp_path / "sparks")) == "7c4b1a0a-8a0b-4a9a-9a6f-000000000001"
+
+
+def test_drivers_that_start_for_the_first_time_at_once_name_one_query(tmp_path):
+    """The first id that is written stays, so that none of them is taken for another query at the next start."""
+    for start in range(20):
+        location = str(tmp_path / str(start))
+        at_once = threading.Barrier(8)
+        with ThreadPoolExecutor(8) as drivers:
+            found = {one.result() for one in [drivers.submit(_id_after, at_once, location) for _ in range(8)]}
+        assert found == {query_id_of(location)}
+
+
+def _id_after(barrier, location):
+    barrier.wait()
+    return query_id_of(location)
 
 
 @pytest.mark.parametrize("past", ["pgonce-real-time/1", "offsets"])

@@ -83,3 +83,14 @@ def test_a_query_that_is_to_write_its_rows_twice(url, admin):
     committed(url)
     assert committed(url, "run 2", sink_name="mine", independent=True) is Verdict.NEW
     assert len(rows_in(admin, "events")) == 4
+
+
+def test_adopting_a_batch_that_is_there_under_another_name(url, admin):
+    """The ledger knows that it was written, which a person who says that it was not cannot know better."""
+    committed(url)
+    committed(url, batch_id=1)
+    with pytest.raises(PgonceError, match=r"as sink 'public\.events'") as refused:
+        committed(url, "run 2", batch_id=1, sink_name="mine", adopt_checkpoint=1)
+    assert refused.value.code == "UNKNOWN"
+    assert committed(url, "run 2", batch_id=1, sink_name="mine", adopt_checkpoint=2) is Verdict.ADOPTED
+    assert len(rows_in(admin, "events")) == 4

@@ -112,6 +112,18 @@ def test_a_write_that_row_level_security_leaves_out_is_refused(policy, triggers,
                     apply(login.url, (1, None, 2, DELETE), deletes=deletes, only_newer=only_newer)
 
 
+def test_a_row_that_has_only_keys_may_come_again_under_row_level_security(url, admin, login):
+    """There is nothing to update, so that the stored row stays, and no policy has prevented anything."""
+    admin.execute(
+        "CREATE TABLE events (id bigint PRIMARY KEY); ALTER TABLE events ENABLE ROW LEVEL SECURITY; "
+        f"GRANT ALL ON events TO {login.user}; CREATE POLICY all_rows ON events TO {login.user} USING (true); "
+        f"GRANT ALL ON SCHEMA pgonce TO {login.user}; GRANT ALL ON ALL TABLES IN SCHEMA pgonce TO {login.user}".encode()
+    )
+    struct = changes(id=t.LongType())
+    assert apply(login.url, (1, WRITE), struct=struct, order_by=None) == {"written": 1}
+    assert apply(login.url, (1, WRITE), (2, WRITE), struct=struct, order_by=None) == {"written": 1, "passed_over": 1}
+
+
 def test_whoever_swallows_an_error_cannot_commit_what_came_before_it(url, admin):
     """A trigger's doing is noticed once rows were written and deleted; then the whole transaction has failed."""
     admin.execute(
