@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 
 from pgonce.offsets_store.errors import NOTHING
 
@@ -62,6 +63,25 @@ def refuse_other_plans(frame: DataFrame, records: DataFrame, positions: Position
                 "Select topic, partition and offset unchanged, under any names, and give these in position_columns.",
             )
     return not any(kind in _SEVERAL for kind in kinds)
+
+
+def refuse_not_continuous(spark: SparkSession, frame: DataFrame) -> None:
+    """
+    Refuse what Spark refuses in continuous mode: it would do so only when the older run had lost the table.
+
+    :raises SparkError: REAL_TIME_PLAN.
+    """
+    jvm: Any = spark._jvm
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForContinuous(
+            frame._jdf.queryExecution().analyzed(), jvm.org.apache.spark.sql.streaming.OutputMode.Append()
+        )
+    except AnalysisException as error:
+        what, _, _ = str(error).partition(";")
+        raise _refused(
+            f"Spark refuses it: {what.strip().rstrip('.')}.", "Leave that out, or give real_time in place of continuous."
+        ) from None
 
 
 def _origin(plan: Any, name: str) -> Any:

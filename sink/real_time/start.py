@@ -39,7 +39,7 @@ from ..writing.write_batch import named_sink
 from .java_writer import java_writer, load_classes, refuse_other_types, sent, writer_settings
 from .jdbc import jdbc_url
 from .offsets import KafkaSource, stored_positions
-from .plan import refuse_other_plans
+from .plan import refuse_not_continuous, refuse_other_plans
 from .recorder import Recorder
 from .run import Run
 from .run_checkpoint import new_checkpoint, query_id_of, refuse_unknown_past, remove_older
@@ -90,6 +90,8 @@ def start_real_time(
     source = KafkaSource({**_SOON, **kafka} if continuous else kafka)
     records = _records(spark, source.options)
     planned = _planned(rows(records), records, given)
+    if continuous:
+        refuse_not_continuous(spark, planned.frame)
     load_classes(spark)
     run = _new_run(planned, given)
     # Spark refuses a trigger that it cannot read, here and not when the run has begun.

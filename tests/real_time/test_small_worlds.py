@@ -64,7 +64,7 @@ WORLDS: dict[str, tuple[World, set[str], int]] = {
     ),
     "continuous, and planned again": (
         World(((1, 0, 2),), Accidents(plans=1, lost_answers=1), continuous=True),
-        {STORED, "UNPROVEN"},
+        {STORED, "UNPROVEN", "RESTORED"},
         2_000,
     ),
     "continuous, planned again, and restored": (
@@ -74,7 +74,7 @@ WORLDS: dict[str, tuple[World, set[str], int]] = {
     ),
     "continuous, planned again, with all rows": (
         World(((1, 2, 1),), Accidents(plans=1), continuous=True),
-        {STORED},
+        {STORED, "RESTORED", "UNPROVEN"},
         50,
     ),
     "retention": (World(((1, 0, 1, 0),), Accidents(deletions=3)), {*MOVED, "DATA_LOST"}, 1_000),
@@ -193,6 +193,11 @@ BROKEN: dict[str, tuple[Rules, World, str]] = {
     "5, goes on in another process": (
         Rules(proves=False),
         World(THREE, Accidents(restores=1, plans=1), continuous=True),
+        NOT_FIRST,
+    ),
+    "5, forgets what is being written when it is planned again": (
+        Rules(promises=False),
+        World(THREE, Accidents(plans=1), continuous=True),
         NOT_FIRST,
     ),
     "6, closes without a flush": (Rules(close_flushes=False), World(TWO), NOT_FIRST),

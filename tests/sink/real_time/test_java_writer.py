@@ -7,7 +7,10 @@ Covers: sink.real_time.java_writer.
 from __future__ import annotations
 
 import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 from py4j.protocol import Py4JJavaError
 from support.fixtures.driver import wait_until
@@ -67,12 +70,12 @@ def planned_again(spark, jvm, settings):
     """Make a task's writer in continuous mode, as Spark sends it with each plan: it knows where the run began."""
     stages = itertools.count()
 
-    def plan():
+    def plan(stage_id=None):
         companion = jvm.java.lang.Class.forName("org.apache.spark.TaskContext$").getField("MODULE$").get(None)
         task = companion.empty()
         stage = task.getClass().getDeclaredField("stageId")
         stage.setAccessible(True)
-        stage.setInt(task, next(stages))
+        stage.setInt(task, next(stages) if stage_id is None else stage_id)
         companion.setTaskContext(task)
         accumulator = spark.sparkContext._jsc.sc().collectionAccumulator()  # noqa: SLF001
         return jvm.pgonce.RealTimeWriter(settings(False), accumulator, ["orders 0 0"])
@@ -166,6 +169,47 @@ class TestPlannedAgain:
         with pytest.raises(Py4JJavaError, match=r"\[POSITION_WENT_BACK\].* is 5, but it was 10"):
             give(jvm, task, 10)
         assert ids() == list(range(5))
+
+    def test_rows_that_are_still_being_written(self, jvm, first, planned_again, ids, admin, tcp_url):
+        """Spark takes an epoch for done before its tasks have closed it, and does not read its records again."""
+        task = planned_again()
+        task.open(1, 5)
+        with psycopg.connect(tcp_url) as holder, ThreadPoolExecutor(1) as spark:
+            holder.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+            give(jvm, task, 10)
+            closing = spark.submit(task.close, None)
+            # Until it waits for its last rows.
+            time.sleep(0.5)
+            again = planned_again()
+            again.open(1, 6)
+            with pytest.raises(Py4JJavaError, match=r"\[POSITION_WENT_BACK\].* is 10, but it was 11"):
+                give(jvm, again, 11)
+            holder.rollback()
+            closing.result()
+        assert ids() == list(range(11))
+
+    def test_one_claim_for_all_epochs(self, jvm, first, planned_again, ids, admin):
+        """A task goes on with it, and another task of the plan that has rows of its partition is found out."""
+        task = planned_again()
+        claims = []
+        for epoch in range(1, 4):
+            task.open(1, epoch)
+            give(jvm, task, 9 + epoch)
+            task.close(None)
+            claims += admin.execute("SELECT claim, epoch FROM pgonce.positions").fetchall()
+        assert ids() == list(range(13))
+        assert set(claims) == {claims[0]}
+        another = planned_again(stage_id=1)
+        another.open(2, 1)
+        another.close(None)
+        another.open(2, 7)
+        with pytest.raises(Py4JJavaError, match=r"\[PARTITION_MIXED\]"):
+            give(jvm, another, 20)
+        task.open(1, 4)
+        with pytest.raises(Py4JJavaError, match=r"\[(FENCED|PARTITION_MIXED)\]"):
+            give(jvm, task, 13)
+            task.close(None)
+        assert ids() == list(range(13))
 
     def test_on_another_executor(self, jvm, first, planned_again, ids, admin):
         """It cannot know why records have no rows, so the query ends; where none is left out, it goes on."""

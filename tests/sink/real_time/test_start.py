@@ -374,6 +374,20 @@ class TestRefused:
             begin(topic(1), rows=rows)
         assert observer.execute("SELECT to_regclass('orders')").fetchone() == (None,)
 
+    @pytest.mark.parametrize(
+        ("rows", "why"),
+        [
+            (lambda r: as_rows(r.withWatermark("timestamp", "1 minute")), "EventTimeWatermark"),
+            (lambda r: as_rows(r).withColumn("body", f.current_timestamp().cast("string")), "current time"),
+        ],
+        ids=["a watermark", "the time"],
+    )
+    def test_what_spark_refuses_in_continuous_mode(self, begin, topic, rows, why, observer):
+        """Spark says so when it starts the query, and by then an older run would no longer write."""
+        with pytest.raises(PgonceError, match=f"REAL_TIME_PLAN.*{why}"):
+            begin(topic(1), "continuous", rows=rows)
+        assert observer.execute("SELECT to_regclass('orders')").fetchone() == (None,)
+
     def test_too_few_cores(self, begin, topic):
         """A partition for which there is no core would never be read, so the query is not started."""
         with pytest.raises(PgonceError, match="TOO_FEW_CORES.*8 partitions"):

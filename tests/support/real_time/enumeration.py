@@ -228,15 +228,20 @@ class Enumeration:
             yield from self._committed_at(state, run, frontiers)
 
     def _closes(self, state: State, task: Task) -> list[tuple[int, int]]:
-        """Where the task may close: nothing is left to flush, unless that is not a rule."""
-        if task.asks or (task.at is None and self.rules.knows):
+        """
+        Where Spark may take the task's batch for done: nothing is left to flush, unless that is not a rule.
+
+        In continuous mode Spark commits an epoch before its tasks flush what they have left of it.
+        """
+        # An epoch ends for the task when it has flushed what was left of the one before.
+        if task.asks or (task.at is None and self.rules.knows) or task.promised > (task.at or 0):
             return []
         _, offsets = self._reads(task)
         return [
             frontier
             for frontier, unsent in self._ahead(state, task)
             if not frontier[1]
-            and (not unsent or not self.rules.close_flushes)
+            and (not unsent or self.world.continuous or not self.rules.close_flushes)
             and (not self.world.shuffled or frontier[0] == len(offsets))
         ]
 
@@ -268,7 +273,7 @@ class Enumeration:
         label = "Spark commits batch", run.epoch, "of run", run.run, "which ends at", begins
         nothing = (None,) * len(ends)
         if self.world.continuous:
-            tasks = tuple(t._replace(sent=max(t.sent, f)) for t, f in zip(run.tasks, frontiers, strict=True))
+            tasks = tuple(self._closing(task, at) for task, at in zip(run.tasks, frontiers, strict=True))
             after = run._replace(epoch=run.epoch + 1, tasks=tasks, moves=moves)
             yield label, _exchange(committed, run, after._replace(ends=begins if state.accidents.plans else None))
             return
@@ -281,6 +286,12 @@ class Enumeration:
                 how,
                 _exchange(committed, run, run._replace(epoch=run.epoch + 1, known=known, tasks=tasks, moves=moves)),
             )
+
+    def _closing(self, task: Task, frontier: tuple[int, int]) -> Task:
+        unsent = self._unsent(task, frontier)
+        if unsent and self.rules.close_flushes:
+            return task._replace(promised=max(offset for offset, _ in unsent) + 1)
+        return task._replace(sent=max(task.sent, frontier))
 
     def _moved_by_driver(self, state: State, run: Run) -> Iterator[Step]:
         for place, move in enumerate(run.moves):
@@ -296,7 +307,7 @@ class Enumeration:
         """The tasks of a continuous query end, and those of a later stage begin where Spark has committed an epoch."""
         less = state._replace(accidents=state.accidents._replace(plans=state.accidents.plans - 1))
         begins = run.ends or tuple(task.begin for task in run.tasks)
-        known = tuple(task.at for task in run.tasks) if self.rules.remembers else run.known
+        known = tuple(map(self._remembered, run.tasks)) if self.rules.remembers else run.known
         # A later stage is a later claim.
         planned = run._replace(epoch=run.epoch + 1, tasks=self._tasks(begins, known), ends=None)
         label: Label = ("Spark plans run", run.run, "again, from", begins)
@@ -307,6 +318,10 @@ class Enumeration:
             strangers = tuple(task._replace(at=None, is_stranger=True) for task in planned.tasks)
             elsewhere = planned._replace(tasks=strangers)
             yield (*label, "on other executors"), _exchange(less, run, elsewhere)
+
+    def _remembered(self, task: Task) -> int | None:
+        """How far the process knows the task's partition to be stored, or to be about to be."""
+        return max(task.at or 0, task.promised) if self.rules.promises and task.promised else task.at
 
     def _dead(self, state: State, run: Run, label: Label) -> Iterator[Step]:
         """The driver is dead; of its tasks and the zombies before, as many live on as may."""
@@ -386,13 +401,15 @@ class Enumeration:
         yield from self._fails(state, run, task)
 
     def _refuse_unjust(self, state: State, run: int, answer: Answer) -> None:
+        went_back = state.accidents.restores < self.world.accidents.restores
+        # What was being written when Spark planned again may never have been stored.
+        was_planned_again = state.accidents.plans < self.world.accidents.plans
         is_just = {
             Answer.FENCED: state.database.run != run,
-            Answer.RESTORED: state.accidents.restores < self.world.accidents.restores,
+            Answer.RESTORED: went_back or was_planned_again,
             Answer.DISPUTED: bool(self.world.shuffled),
             # It cannot tell records without rows from records that are lost.
-            Answer.UNPROVEN: state.accidents.restores < self.world.accidents.restores
-            or any(0 in log for log in self.world.records),
+            Answer.UNPROVEN: went_back or was_planned_again or any(0 in log for log in self.world.records),
         }
         if not is_just[answer]:
             raise Violation(f"run {run} fails without a reason: {answer.name}")

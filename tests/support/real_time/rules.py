@@ -51,6 +51,8 @@ class Rules:
 
     Otherwise they know where the run began: those of a continuous query report nothing.
     """
+    promises: bool = True
+    """It also remembers what closing tasks still write: Spark takes an epoch for done before it is stored."""
     proves: bool = True
     """A task of a later plan in another process goes on only if no record is missing before its first row."""
     # 6. No loss in silence.

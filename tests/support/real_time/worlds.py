@@ -60,7 +60,8 @@ class Task(NamedTuple):
 
     It has ``sent`` so many of the records that reach it, and so many rows of the next one. ``at`` is the position that
     it goes on from, None if it knows none; ``asks`` is set while it does not know what became of its flush.
-    ``is_stranger`` if earlier tasks of its partition ran in another process, and it has not claimed it yet.
+    ``is_stranger`` if earlier tasks of its partition ran in another process, and it has not claimed it yet. Before
+    record ``promised``, Spark takes everything for done.
     """
 
     index: int
@@ -69,6 +70,7 @@ class Task(NamedTuple):
     sent: tuple[int, int] = (0, 0)
     asks: bool = False
     is_stranger: bool = False
+    promised: int = 0
 
 
 class Run(NamedTuple):

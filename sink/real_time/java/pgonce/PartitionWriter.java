@@ -19,29 +19,26 @@ final class PartitionWriter {
 
     final Place place;
     private final Settings settings;
-    private final Positions positions;
+    final Positions positions;
     private final long readFrom;
     private final Rows rows;
     private final Object changed = new Object();
-    private Thread thread;
-    private long stored;
+    private final Thread thread;
+    private final long stored;
     private long flushedAt;
     private long lastOffset = -1;
     private boolean closing;
     private boolean abandoned;
     private RuntimeException failure;
 
+    /** @param positions of a partition that was claimed: below them its rows are stored. */
     PartitionWriter(Settings settings, Positions positions, long readFrom) {
         this.settings = settings;
         this.positions = positions;
         this.readFrom = readFrom;
         place = positions.place;
         rows = new Rows(settings.columns, settings.oneRowARecord);
-    }
-
-    /** Take the partition over, and learn how far its rows are stored. */
-    void claim(long firstOffset) {
-        stored = positions.claim(firstOffset);
+        stored = positions.next();
         flushedAt = System.nanoTime();
         thread = new Thread(this::flushAll, "pgonce writes " + place);
         thread.setDaemon(true);
@@ -88,6 +85,9 @@ final class PartitionWriter {
      * @return the partition's position.
      */
     long close(boolean all) {
+        if (all) {
+            positions.promise(readUpTo());
+        }
         boolean interrupted = end(all);
         positions.release();
         if (interrupted) {

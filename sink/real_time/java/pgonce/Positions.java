@@ -57,7 +57,7 @@ final class Positions {
         this.attempt = attempt;
         Claim last = isPlannedAgain ? LAST.get(key()) : null;
         boolean isKnown = last != null && last.runId.equals(settings.runId);
-        this.floor = isKnown && (floor == null || floor < last.next) ? Long.valueOf(last.next) : floor;
+        this.floor = isKnown ? Long.valueOf(Math.max(last.least(), floor == null ? 0 : floor)) : floor;
         // Its own, which nobody has had before, if it knows none.
         before = isKnown ? last.token : isPlannedAgain ? claim.token : null;
     }
@@ -68,6 +68,14 @@ final class Positions {
 
     long next() {
         return claim.next;
+    }
+
+    /**
+     * Say that rows of the records before this one will be stored: in continuous mode, Spark takes an epoch for done
+     * before its tasks have closed it.
+     */
+    void promise(long next) {
+        claim.promised = Math.max(claim.promised, next);
     }
 
     /** Make flushes and retries end soon. */
@@ -279,7 +287,7 @@ final class Positions {
                         "POSITION_WENT_BACK",
                         "The stored position of " + place + " is " + next + ", but it was " + least
                                 + " before: the database has lost what was committed since, as after a restore or a"
-                                + " failover.",
+                                + " failover; or Spark has planned the query again while these rows were being written.",
                         nothing,
                         "Start the query again: it goes on at the stored positions.");
             }
@@ -310,9 +318,11 @@ final class Positions {
             }
             return Refusal.of(
                     "FENCED",
-                    "A later attempt of this task has taken over " + place + ".",
+                    "A later attempt of this task has taken over " + place + "; or the database has lost that this one"
+                            + " had it, as in a failover.",
                     nothing,
-                    "Nothing has to be done, if the query runs.");
+                    "Nothing has to be done, if the query runs. Otherwise start it again: it goes on at the stored"
+                            + " positions.");
         }
 
         private IllegalStateException shared() {
@@ -326,14 +336,20 @@ final class Positions {
         }
     }
 
-    /** A claim that was made in this process: of which run, and how far it has stored. */
+    /** A claim that was made in this process: of which run, how far it has stored, and how far it will have. */
     private static final class Claim {
         final String runId;
         final UUID token = UUID.randomUUID();
         volatile long next;
+        volatile long promised;
 
         Claim(String runId) {
             this.runId = runId;
+        }
+
+        /** From where on rows may be missing. */
+        long least() {
+            return Math.max(next, promised);
         }
     }
 }

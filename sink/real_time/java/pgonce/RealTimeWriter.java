@@ -34,6 +34,9 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     private transient Long firstEpoch;
     private transient long sparkPartition;
     private transient PartitionWriter writer;
+    // In continuous mode, what this task has claimed in an epoch before. Within one plan of Spark's, no other task of the
+    // partition follows it, so one claim is enough; and whoever claims it as well is found out, in whichever epoch.
+    private transient Positions claimed;
 
     /**
      * @param settings what {@link Settings} reads.
@@ -70,25 +73,37 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
         int partition = ((Number) row.get(1)).intValue();
         long offset = ((Number) row.get(2)).longValue();
         if (writer == null) {
-            Place place = new Place(topic, partition);
-            TaskContext task = TaskContext.get();
-            Positions positions = new Positions(
-                    settings,
-                    place,
-                    task.stageId(),
-                    epoch,
-                    sparkPartition,
-                    task.taskAttemptId(),
-                    floors.get(place.key()),
-                    // A run begins with a new checkpoint, so its first plan begins with epoch 0. If that was not
-                    // committed, the next plan reads from where the run began.
-                    !settings.reports && firstEpoch > 0);
-            PartitionWriter begun =
-                    new PartitionWriter(settings, positions, readFrom.getOrDefault(place.key(), 0L));
-            begun.claim(offset);
-            writer = begun;
+            writer = claimed == null ? begun(new Place(topic, partition), offset) : goingOn();
         }
         writer.add(topic, partition, offset, row);
+    }
+
+    private PartitionWriter begun(Place place, long offset) {
+        TaskContext task = TaskContext.get();
+        Positions positions = new Positions(
+                settings,
+                place,
+                task.stageId(),
+                settings.reports ? epoch : firstEpoch,
+                sparkPartition,
+                task.taskAttemptId(),
+                floors.get(place.key()),
+                // A run begins with a new checkpoint, so its first plan begins with epoch 0. If that was not
+                // committed, the next plan reads from where the run began.
+                !settings.reports && firstEpoch > 0);
+        positions.claim(offset);
+        return goingOn(positions);
+    }
+
+    private PartitionWriter goingOn() {
+        Positions positions = claimed;
+        // It is not used again after an error.
+        claimed = null;
+        return goingOn(positions);
+    }
+
+    private PartitionWriter goingOn(Positions positions) {
+        return new PartitionWriter(settings, positions, readFrom.getOrDefault(positions.place.key(), 0L));
     }
 
     @Override
@@ -103,6 +118,7 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
         floors.put(key, position);
         if (error == null) {
             readFrom.put(key, closing.readUpTo());
+            claimed = settings.reports ? null : closing.positions;
         }
         // Spark forgets what a task has added that failed.
         if (settings.reports) {
