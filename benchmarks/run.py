@@ -61,6 +61,8 @@ from screen import (
     write_results,
 )
 
+from pgonce.sink.data_source.receiver.kept_rows import is_in_memory
+
 RESULTS = Path(__file__).parent / "results"
 MEMORY_LIMIT = 400_000_000
 
@@ -111,6 +113,13 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     plan = SMALL if given.small else FULL
+    if not given.small and is_in_memory(Path(tempfile.gettempdir()).stat().st_dev):
+        console.print(
+            "The temporary directory is in memory, which the server of a full run would fill (17 GB in one). Set TMPDIR "
+            "to a directory on a disk.",
+            style="red",
+        )
+        return 2
     try:
         with servers() as (bench, postgres):
             about = about_this_run(POSTGRES, server_version(postgres))

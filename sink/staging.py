@@ -22,15 +22,12 @@ from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.offsets import Offsets, places
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 
-from .encoding.encoded_types import EncodedColumn
+from .encoding.encoded_types import ATTEMPT_COLUMN, EncodedColumn
 from .errors import StagingError
 from .options.position_columns import PositionColumns
 
 _log = logging.getLogger("pgonce.staging")
 
-# Marks the rows of one COPY of one task attempt: a speculative loser, an attempt that died, or a COPY whose answer was
-# lost may have left rows too.
-ATTEMPT_COLUMN = "pgonce_task_attempt"
 # Inline rows of the same batch join the staged ones in the commit; marks count from 0.
 INLINE_ATTEMPT = -1
 

@@ -210,7 +210,7 @@ def _refuse_rivals_in_tx(
     if isolation != "read committed" and not set(transaction.batch.places).issuperset(tables):
         # A rival that was waited for would not be seen. The next try has these locks before it has a snapshot.
         outcome.tables.update(tables)
-        raise psycopg.errors.SerializationFailure(f"{', '.join(tables)} may have got rivals since the snapshot was taken")
+        raise psycopg.errors.SerializationFailure(f"{', '.join(tables)} may have got rivals that this snapshot lacks")
     ledger = of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
     verdict = decide(ledger, batch, remedies)
     if verdict not in PUBLISH:

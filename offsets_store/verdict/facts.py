@@ -132,8 +132,8 @@ class Writer:
 
     ``run_id`` is the owner. ``reads`` is None if not everything that the query has read is known. ``swapped_from`` is
     the sink's name before its table was exchanged for another; None once it has published something since. ``last`` is
-    the record of the last batch, if it is kept. ``replaces_all`` says, of a neighbour, that its batches replace all rows
-    of a table in question.
+    the record of the last batch, if it is kept. ``replaces_all`` says, of a neighbour, that its batches replace all
+    rows of a table in question.
     """
 
     writer_id: int

@@ -30,13 +30,13 @@ from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.translate import is_ledger_gone, is_statement_pooling, ledger_error
 
 from ..encoding.copy_encoder import CopyEncoder
-from ..encoding.encoded_types import EncodedColumn, encoded_columns
+from ..encoding.encoded_types import ATTEMPT_COLUMN, EncodedColumn, encoded_columns
 from ..encoding.unfit_rows import UnfitRows
 from ..errors import StagingError
 from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import staging_table
 from ..options.sink_options import JobOptions, SinkOptions
-from ..staging import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable, column_definitions
+from ..staging import INLINE_ATTEMPT, StagingTable, column_definitions
 from ..writing.rows import copy_rows
 
 _log = logging.getLogger("pgonce.staging")

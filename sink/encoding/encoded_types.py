@@ -51,8 +51,12 @@ _LONGEST_VARCHAR = 10_485_760
 _LONGEST_NAME = 63
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
 _MOST_COLUMNS = 1600
+ATTEMPT_COLUMN = "pgonce_task_attempt"
+"""
+The column that a staging table has of its own. It marks the rows of one COPY of one task attempt: a speculative loser,
+an attempt that died, or a COPY whose answer was lost may have left rows too.
+"""
 STAGED_COLUMNS = _MOST_COLUMNS - 1
-"""A staging table has one column of its own."""
 
 _REFUSED_SPARK_TYPES: dict[type[t.DataType], str] = {
     t.NullType: "A column that is always null has no type: cast it to the type of the table's column, for example "
@@ -143,6 +147,8 @@ def _refuse_names_that_no_column_has(names: Iterable[str]) -> None:
     for name in names:
         if name in _SYSTEM_COLUMNS:
             why = "every table has a system column of this name"
+        elif name == ATTEMPT_COLUMN:
+            why = "rows that are staged have a column of this name"
         elif not 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME or not is_storable(name):
             why = f"names have 1 to {_LONGEST_NAME} bytes, and no NUL"
         else:

@@ -80,7 +80,8 @@ def refuse_not_continuous(spark: SparkSession, frame: DataFrame) -> None:
     except AnalysisException as error:
         what, _, _ = str(error).partition(";")
         raise _refused(
-            f"Spark refuses it: {what.strip().rstrip('.')}.", "Leave that out, or give real_time in place of continuous."
+            f"Spark refuses it: {what.strip().rstrip('.')}.",
+            "Leave that out, or give real_time, not continuous.",
         ) from None
 
 

@@ -52,10 +52,10 @@ from pgonce.offsets_store.recovery.forget import forget_query
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin, batch_by_id, describe_batch
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, sweep
+from pgonce.sink.staging import StagedRows, StagingTable, drop_staging_table, sweep
 from pgonce.sink.writing.write_batch import work_into
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))

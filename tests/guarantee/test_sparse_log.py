@@ -24,12 +24,11 @@ from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.positions import encoded_rows, reach
-from pgonce.sink.staging import ATTEMPT_COLUMN
 
 _tables = itertools.count()
 

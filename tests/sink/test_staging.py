@@ -9,9 +9,9 @@ from pyspark.sql import types as t
 
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.options.position_columns import position_columns
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable
+from pgonce.sink.staging import StagedRows, StagingTable
 
 TABLE = StagingTable("query", "events", "run", 7)
 # Names that need quotes, since they are people's own.

@@ -13,8 +13,8 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.staging import ATTEMPT_COLUMN, OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
+from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
+from pgonce.sink.staging import OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
 

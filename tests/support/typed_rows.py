@@ -20,10 +20,10 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.destination import Destination
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable
+from pgonce.sink.staging import StagedRows, StagingTable
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.write_batch import work_into
 

@@ -122,6 +122,10 @@ class Arrived:
         """Whether there is an attempt whose rows may be promised."""
         return any(sending.rows or not sending.broken for sending in list(self._sendings.values()))
 
+    def is_waited_for(self) -> bool:
+        """Whether rows still come, or are being committed."""
+        return self.promise is not None or not all(one.is_whole or one.broken for one in list(self._sendings.values()))
+
     def promised(self) -> Promise:
         """
         What the commit worker has said.

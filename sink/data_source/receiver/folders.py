@@ -3,8 +3,8 @@ The folder of a receiver, in which it keeps the rows of its batches: a file for 
 
 Named by the planner's worker when it offers a receiver, made when that is started, used in the receiver and the commit
 worker. Invariant: a folder belongs to one user and lets no other in. It is removed when its receiver has nothing to do
-any more. One that was left over because everything was killed is removed when the next receiver starts, once its driver
-is gone.
+any more. One that was left over because processes were killed is removed when the next receiver starts, once its driver
+is gone, or after some hours.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _OWNERS = "owners"
 _RECEIVER = "receiver"
 # The planner's worker writes down at once whose the folder is.
 _UNOWNED_SECONDS = 60.0
-# A driver may go on without Spark's daemon, which its last batch may need that long to notice.
-_WITHOUT_DAEMON_SECONDS = 6 * 3600.0
+# A driver may go on without Spark's daemon, and a batch without its receiver; its last batch may need that long.
+_WITHOUT_PROCESS_SECONDS = 6 * 3600.0
 # Of a folder that another container, or another host, has made on the same disk, only its age is known here.
 _FOREIGN_SECONDS = 7 * 24 * 3600.0
 
@@ -111,7 +111,9 @@ def _is_left_over(folder: Path) -> bool:
         return untouched > _UNOWNED_SECONDS
     if not driver.is_of_this_place:
         return untouched > _FOREIGN_SECONDS
-    if daemon.lives():
-        # Without a daemon of Spark's, workers are children of the driver's JVM, and the shell above it may have ended.
-        return False
-    return not driver.lives() or untouched > _WITHOUT_DAEMON_SECONDS
+    # Without a daemon of Spark's, workers are children of the driver's JVM, and the shell above it may have ended.
+    if not (daemon.lives() or driver.lives()):
+        return True
+    receiver = process_of(folder)
+    is_used = daemon.lives() and receiver is not None and receiver.lives()
+    return not is_used and untouched > _WITHOUT_PROCESS_SECONDS

@@ -70,6 +70,7 @@ def run_receiver() -> None:
     if start.version != LOADED_VERSION:
         # Installed since the planner's worker began. Without a receiver, tasks stage their rows.
         _log.error("the planner has pgonce %s, and its receiver has %s", start.version, LOADED_VERSION)
+        folders.remove(Path(start.folder))
         return
     receptions = Receptions(Path(start.folder))
     _beside(_take_plans, receptions)
@@ -290,4 +291,5 @@ class Receptions:
         with self._changed:
             idle_seconds = time.monotonic() - self._used_at
             is_idle = idle_seconds > (LEFT_ALONE_SECONDS if self.is_alone else IDLE_SECONDS)
-            return not is_idle or any(reception.may_be_finished() for reception in self._planned.values())
+            receptions = self._planned.values()
+            return not is_idle or any(one.may_be_finished(is_alone=self.is_alone) for one in receptions)

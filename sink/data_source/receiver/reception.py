@@ -41,6 +41,8 @@ _log = logging.getLogger("pgonce.receiver")
 BEGIN_AT_CALL_BYTES = 2
 # How long a batch is kept after the last sign of it: its last task may be a slow one.
 FORGOTTEN_SECONDS = 6 * 3600.0
+# The same where nothing is sent any more, and nothing will tell if the batch has failed.
+UNTOLD_SECONDS = 600.0
 
 
 def writer_of(options: SinkOptions) -> tuple[str, str]:
@@ -90,10 +92,16 @@ class Reception:
         ended = self._promised_at or time.monotonic()
         return 0.0 if self._began_at is None else ended - self._began_at
 
-    def may_be_finished(self) -> bool:
-        """Whether there are rows here that a commit may still want."""
+    def may_be_finished(self, *, is_alone: bool) -> bool:
+        """
+        Whether there are rows here that a commit may still want.
+
+        :param is_alone: whether the planner's worker is gone, so that nothing tells if the batch has failed. A commit
+            that comes later reads what is kept without this process.
+        """
         silent = time.monotonic() - self._arrived.heard_at
-        return not self._arrived.is_over and self._arrived.has_promisable() and silent < FORGOTTEN_SECONDS
+        longest = FORGOTTEN_SECONDS if self._arrived.is_waited_for() or not is_alone else UNTOLD_SECONDS
+        return not self._arrived.is_over and self._arrived.has_promisable() and silent < longest
 
     def open(self, origin: Origin, partition_id: int, attempt_id: int) -> Sending | None:
         """A task attempt begins to send; None if its rows are not wanted."""

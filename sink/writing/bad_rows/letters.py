@@ -21,11 +21,10 @@ from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.verdict.facts import Batch
 
-from ...encoding.encoded_types import EncodedColumn
+from ...encoding.encoded_types import ATTEMPT_COLUMN, EncodedColumn
 from ...encoding.unfit_rows import UnfitRow
 from ...options.destination import DeadLetters, Destination
 from ...options.position_columns import PositionColumns
-from ...staging import ATTEMPT_COLUMN
 from ..bad_row import BadRow
 from ..checked_table import check_table, not_durable
 from ..rows import GatheredRows

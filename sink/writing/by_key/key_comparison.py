@@ -18,8 +18,8 @@ from ..table.catalogue import TargetTable
 from .keys import ComparedUpsert, Comparison, Upsert
 
 # A type's default operator class is not named, and neither is the database's collation, unless the column has another
-# one. ON CONFLICT takes any unique index on the key columns, with any collations, operator classes and INCLUDEd columns;
-# but none on expressions.
+# one. ON CONFLICT takes any unique index on the key columns, with any collations, operator classes and INCLUDEd
+# columns; but none on expressions.
 _COMPARED = """
 SELECT x.index_oid, x.attname::text, x.by_equality,
        c.oid IS NULL AND x.less IS NULL AND coalesce(en.nspname = 'pg_catalog', true) AS is_default,

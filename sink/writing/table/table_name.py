@@ -154,9 +154,7 @@ LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relname
 ORDER BY t.place
 """
 
-_RESOLVE_ALL = Statement(
-    _RESOLVE.format(given="pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY"), "given"
-)
+_RESOLVE_ALL = Statement(_RESOLVE.format(given="pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY"), "given")
 
 _NEAR = """
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)

@@ -34,9 +34,9 @@ from pgonce.offsets_store.progress.listener import OffsetsListener
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.stager import Stager, stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagingTable
+from pgonce.sink.staging import StagingTable
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 # The bound in these tests is two seconds, and connecting takes two more; without it, all of them wait for 15 minutes.

@@ -205,9 +205,8 @@ class TestWhatFollowsTheName:
     def test_constraints_whose_names_cross(self, rebuilt, swap, admin):
         """Each of two checks has the name that the other has in the other table."""
         for table, low, high in (("events", "a", "b"), ("events_new", "b", "a")):
-            admin.execute(
-                f"ALTER TABLE {table} ADD CONSTRAINT {low} CHECK (id > 0), ADD CONSTRAINT {high} CHECK (id < 99)".encode()
-            )
+            checks = f"ADD CONSTRAINT {low} CHECK (id > 0), ADD CONSTRAINT {high} CHECK (id < 99)"
+            admin.execute(f"ALTER TABLE {table} {checks}".encode())
         before = {name: known(admin, name) for name in ("events", "events_new")}
         assert swap().exit_code == ExitCode.OK
         assert {name: known(admin, name) for name in before} == before

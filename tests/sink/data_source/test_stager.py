@@ -17,10 +17,10 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.data_source import stager
 from pgonce.sink.data_source.stager import Stager
-from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRows
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable
+from pgonce.sink.staging import StagedRows, StagingTable
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])

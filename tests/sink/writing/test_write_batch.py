@@ -21,9 +21,9 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, sweep
+from pgonce.sink.staging import StagedRows, StagingTable, drop_staging_table, sweep
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = struct_of({"id": t.LongType(), "name": t.StringType(), "at": t.IntegerType()})

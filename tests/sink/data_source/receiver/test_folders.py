@@ -88,8 +88,9 @@ def test_a_folder_stays_while_a_batch_is_kept_there(living):
 
 
 def test_the_folder_of_a_driver_that_is_gone_is_left_over(living, gone):
-    """Its state decides, however young it is; that of a driver that lives stays, however old it is."""
+    """Its state decides, however young it is; that of a driver and a receiver that live stays, however old it is."""
     left, used = made(gone, gone), made(living, living)
+    folders.note_process(used, living)
     (left / "rows").touch()
     age(used, 100 * DAY)
     folders.remove_leftovers()
@@ -99,6 +100,7 @@ def test_the_folder_of_a_driver_that_is_gone_is_left_over(living, gone):
 def test_what_has_started_the_driver_may_be_gone(living, gone):
     """With spark.python.use.daemon=false, the driver's JVM stands for the daemon, and a shell for the driver."""
     folder = made(gone, living)
+    folders.note_process(folder, living)
     age(folder, DAY)
     folders.remove_leftovers()
     assert folder.exists()
@@ -107,6 +109,18 @@ def test_what_has_started_the_driver_may_be_gone(living, gone):
 def test_without_its_daemon_a_batch_may_still_be_committed_for_a_while(living, gone):
     """Spark's driver begins another daemon, whose worker reads what is kept; a day later nobody wants it."""
     young, old = made(living, gone), made(living, gone)
+    age(young, 3600)
+    age(old, DAY)
+    folders.remove_leftovers()
+    assert (young.exists(), old.exists()) == (True, False)
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_without_its_receiver_a_batch_may_still_be_committed_for_a_while(is_noted, living, gone):
+    """A commit reads what is kept. A receiver that has not started may yet do so."""
+    young, old = made(living, living), made(living, living)
+    for folder in (young, old) if is_noted else ():
+        folders.note_process(folder, gone)
     age(young, 3600)
     age(old, DAY)
     folders.remove_leftovers()

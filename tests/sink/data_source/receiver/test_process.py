@@ -42,7 +42,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
 from pgonce.sink.data_source.promise import Promise
-from pgonce.sink.data_source.receiver import folders, launch, process
+from pgonce.sink.data_source.receiver import folders, launch, process, reception
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.messages import (
     PlannedReception,
@@ -591,6 +591,22 @@ def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(
     assert expected.has_work() is stays
     expected.end(token)
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: later + 11))
+    assert not expected.has_work()
+
+
+def test_without_its_planner_it_does_not_stay_for_a_batch_that_may_have_failed(receiver_options, monkeypatch, tmp_path):
+    """A task has failed after it had sent rows, and no other has reported: nothing tells the receiver so."""
+    monkeypatch.setattr(reception, "UNTOLD_SECONDS", 0)
+    monkeypatch.setattr(process, "LEFT_ALONE_SECONDS", 0)
+    expected = Receptions(tmp_path)
+    expected.plan(PlannedReception(UUID(int=7), receiver_options(inlineBytes="1000"), STRUCT))
+    of_batch = expected.of(UUID(int=7))
+    assert of_batch
+    sending = of_batch.open(origin(), 0, 1)
+    sending.rows = 1
+    expected.is_alone = True
+    assert expected.has_work()
+    of_batch.close(sending)
     assert not expected.has_work()
 
 

@@ -24,11 +24,11 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import position_columns
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable
+from pgonce.sink.staging import StagedRows, StagingTable
 from pgonce.sink.writing.bad_rows import letters
 from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 

@@ -27,9 +27,9 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table
+from pgonce.sink.staging import StagedRows, StagingTable, drop_staging_table
 from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 
