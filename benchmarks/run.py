@@ -115,8 +115,8 @@ def main(arguments: Sequence[str]) -> int:
     plan = SMALL if given.small else FULL
     if not given.small and is_in_memory(Path(tempfile.gettempdir()).stat().st_dev):
         console.print(
-            "The temporary directory is in memory, which the server of a full run would fill (17 GB in one). Set TMPDIR "
-            "to a directory on a disk.",
+            "The temporary directory is in memory, which the server of a full run would fill (17 GB in one). Set "
+            "TMPDIR to a directory on a disk.",
             style="red",
         )
         return 2

@@ -7,7 +7,6 @@ written under another name and then renamed, so that a reader sees either the ol
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -139,14 +138,10 @@ def _linked(path: str, unfinished: str) -> bool:
         os.link(unfinished, path)
     except FileExistsError:
         return True
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
+    except OSError:
+        # What is wrong otherwise, the rename meets as well.
         return False
     return True
-
-
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
 
 def _write_and_move(store: Any, path: str, unfinished: str, data: bytes) -> bool:

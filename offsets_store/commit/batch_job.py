@@ -5,8 +5,8 @@ Runs in the commit worker. Invariant: the key is recorded in the transaction tha
 recorded is never published again, however often and under any scheduler.
 
 The steps of a try are those of a micro-batch (:mod:`~pgonce.offsets_store.commit.one_try`). In place of the writer's
-row it locks the key, and waits for another job that has claimed it. If the key was published, this attempt has done it,
-and its COMMIT was not answered; or another one has, and this job is skipped, or refused because it has other rows.
+row it locks the key, and waits for another job that has claimed it. If the key was published by this attempt, COMMIT
+was not answered. If another one has published it, this job is skipped, or refused if it has other rows.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import psycopg
 from sqlalchemy import Connection
 
 from ..ledger import record
@@ -95,6 +94,16 @@ def publish_or_skip(
     :raises psycopg.Error: what Postgres says; :mod:`~pgonce.offsets_store.commit.retrying` knows what may be
         tried again.
     """
+    try:
+        return _publish_or_skip(settings, planned, work, watch, outcome)
+    except SnapshotTooOldError:
+        # Which tables are written is known now, so their locks come before the snapshot.
+        return _publish_or_skip(settings, planned, work, watch, outcome)
+
+
+def _publish_or_skip(
+    settings: CommitSettings, planned: PlannedBatch, work: Work[Batch], watch: LockWatch, outcome: Outcome
+) -> Verdict:
     with _decided_transaction(settings, planned, work.name_sink, watch, outcome) as transaction:
         if transaction.verdict in PUBLISH:
             with watch.looking(transaction.began.backend_pid, may_end=False):
@@ -201,16 +210,16 @@ def _refuse_rivals_in_tx(
     table gave way to those of the batch.
 
     :raises CommitError: TRANSACTION_ENDED, if the function has ended the transaction.
-    :raises psycopg.errors.SerializationFailure: if another try has to take the locks of these tables first.
+    :raises SnapshotTooOldError: if another transaction has to take the locks of these tables first.
     """
     connection, remedies = transaction.connection, transaction.settings.remedies
     one_transaction.refuse_another_in_tx(connection, transaction.began)
     batch = replace(transaction.batch, tables=tables, replaces_all=replaces_all)
     isolation = one_first_contact_in_tx(connection, batch)
     if isolation != "read committed" and not set(transaction.batch.places).issuperset(tables):
-        # A rival that was waited for would not be seen. The next try has these locks before it has a snapshot.
+        # A rival that was waited for would not be seen.
         outcome.tables.update(tables)
-        raise psycopg.errors.SerializationFailure(f"{', '.join(tables)} may have got rivals that this snapshot lacks")
+        raise SnapshotTooOldError
     ledger = of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
     verdict = decide(ledger, batch, remedies)
     if verdict not in PUBLISH:

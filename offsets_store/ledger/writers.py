@@ -195,7 +195,8 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
         write the same rows once more.
     """
     replaced = and_(writers.c.sink_name == batch.sink_name, writers.c.query_id == literal(replaces))
-    by_name = feeds({batch.sink_name: None, **batch.tables})
+    # A sink's name alone says nothing of the tables whose rows are replaced.
+    by_name = feeds(batch.tables if batch.replaces_all else {batch.sink_name: None, **batch.tables})
     others = and_(writers.c.query_id != batch.query_id, or_(and_(IS_LIVING, by_name), replaced))
     heard = (
         select(literal(1)).where(seen.c.writer_id == writers.c.writer_id, seen.c.run_id == batch.run_id).exists()
@@ -209,16 +210,22 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
         not_(or_(*heard)),
     )
     found = writers_in_tx(connection, or_(others, renamed))
-    whole = connection.execute(_REPLACING, {"ids": [writer.writer_id for writer in found]}).all() if found else []
-    replacing = {writer_id for writer_id, name in whole if name in batch.tables}
+    if not found or not batch.tables:
+        return tuple(found)
+    oids = [oid for oid in batch.tables.values() if oid is not None]
+    asked = {"ids": [writer.writer_id for writer in found], "fed_names": list(batch.tables), "fed_oids": oids}
+    replacing = set(connection.execute(_REPLACING, asked).scalars())
     return tuple(replace(writer, replaces_all=writer.writer_id in replacing) for writer in found)
 
 
-# A route may replace the rows of one of its tables only.
-_REPLACING = text("""
-SELECT w.writer_id, t.name FROM pgonce.writers AS w, jsonb_each(w.written_as -> 'tables') AS t (name, how)
-WHERE w.writer_id = ANY (CAST(:ids AS bigint[])) AND t.how -> 'options' ->> 'mode' = 'complete'
-""")
+# Those of which each batch replaces all rows of one of these tables. A route may do so with one of its tables only.
+_REPLACING = text(
+    "SELECT w.writer_id FROM (SELECT w.writer_id, t.name AS sink_name, "
+    "jsonb_build_object(t.name, t.how -> 'oid') AS targets "
+    "FROM pgonce.writers AS w, jsonb_each(w.written_as -> 'tables') AS t (name, how) "
+    "WHERE w.writer_id = ANY (CAST(:ids AS bigint[])) AND t.how -> 'options' ->> 'mode' = 'complete') AS w WHERE "
+    + FEEDS.format(feeder="w", names=":fed_names", oids=":fed_oids")
+)
 
 
 # Fewer characters of an id are probably something else that was mistyped.

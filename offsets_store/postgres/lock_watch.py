@@ -90,7 +90,8 @@ class LockWatch:
 WHO = (
     "concat('pid ', a.pid, ', application ', quote_literal(a.application_name), ', user ', a.usename, ', ', a.state, "
     "' since ', a.state_change, ', query: ', "
-    "regexp_replace(split_part(split_part(left(a.query, 120), chr(39), 1), '$', 1), '[0-9]+', '?', 'g'))"
+    "regexp_replace(split_part(split_part(left(a.query, 120), chr(39), 1), '$', 1), "
+    "'(?<![a-zA-Z0-9_\"])[0-9]+', '?', 'g'))"
 )
 """A session of ``pg_stat_activity AS a`` in SQL. Its query ends where a text begins, and shows no numbers."""
 

@@ -2,7 +2,7 @@
 Write a checkpoint from the ledger for a query that has lost its own: the same query id, at the batch of the ledger.
 
 Runs in the command ``pgonce new-checkpoint``. Invariant: as with a recovery, the checkpoint is judged before it is
-written, and every sink goes on from it. It is written only to a place that is empty.
+written, and every sink goes on from it. It is written only to a place that is empty, or has a part of it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ def _refuse_other_files(writer: CheckpointWriter, files: Sequence[Change]) -> No
         return
     folders = {name.rpartition("/")[0] for name, _ in files}
     there = {f"{folder}/{name}".lstrip("/") for folder in folders for name in writer.files.names(folder)} - folders
-    written = {name for name, text in files if writer.files.read(name) == (text or "").encode()}
+    # A store may not list yet what it has.
+    read = {name: writer.files.read(name) for name, _ in files}
+    there |= {name for name, data in read.items() if data is not None}
+    written = {name for name, text in files if read[name] == (text or "").encode()}
     # What was being written has a name with a dot.
     others = [name for name in there - written if not name.rpartition("/")[2].startswith(".")]
     if others or len(written) == len(files):

@@ -253,7 +253,8 @@ def rivals_of(
             shares = "named by replaces"
         if start_over and not shares:
             shares = "the same sink"
-        if not shares and (batch.replaces_all or other.replaces_all):
+        # Others have worked at the same time as a query that is replaced.
+        if replaces is None and shares in ("", _DOUBT) and (batch.replaces_all or other.replaces_all):
             shares = "each batch of one of them replaces all rows of the table, also those of the other"
         if shares:
             found.append(Rival(other, shares, other_sink=sink, by_doubt=shares == _DOUBT))

@@ -172,7 +172,8 @@ def _swapped(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
 
 def _unknown(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     if own := ledger.rival(batch.query_id):
-        return _under_another_name(own, batch)
+        what, way = _under_another_name(own, batch)
+        return what, f"{way} If the query is to write its rows twice, call this writer after the other one."
     return (
         f"The ledger has no record of {_writer(batch)}, but Spark runs batch {batch.batch_id} of it: the checkpoint "
         "has a past that this ledger did not see (another sink, another database, another sinkName; or the ledger was "

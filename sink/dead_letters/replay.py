@@ -149,7 +149,7 @@ def _replay_in_tx(
         why = reason.strip() if reason else None
         with outcome.on_ledger():
             remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why, person)
-    # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
+    # What the commit finds in force is what deferred triggers of the user's tables run under.
     leave_in_tx(driver)
     return done
 

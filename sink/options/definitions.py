@@ -163,7 +163,8 @@ class QueryOptions(TypedDict, total=False):
     )]
     independent: Annotated[bool | Literal["byName"], Option(
         _STREAMS, "`true` says that this query brings other rows than the others that feed the table. Needed for a "
-        "second query of a table, unless both are [proven to read different places](guarantees.md#the-verdicts). "
+        "second query of a table, unless both are [proven to read different places](guarantees.md#the-verdicts) and "
+        "neither replaces all of its rows. "
         "`byName` says this only of queries with another name, so that a lost checkpoint or a refreshed "
         "[pipeline](clusters.md#declarative-pipelines) is still refused.", False,
     )]

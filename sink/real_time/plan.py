@@ -71,6 +71,9 @@ def refuse_not_continuous(spark: SparkSession, frame: DataFrame) -> None:
 
     :raises SparkError: REAL_TIME_PLAN.
     """
+    if spark.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
+        # Then Spark does not refuse it either.
+        return
     jvm: Any = spark._jvm
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:

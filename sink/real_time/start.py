@@ -69,8 +69,8 @@ def start_real_time(
     Start a query from Kafka into one table whose rows are visible milliseconds after their records, exactly once.
 
     :param kafka: the options of Spark's Kafka source. ``startingOffsets`` counts only for a query that is new.
-    :param rows: makes the rows of the records, and is called twice. It may select, filter and explode, and must keep
-        the position columns (topic, partition and offset, if ``position_columns`` does not name others).
+    :param rows: makes the rows of the records, and is called twice. It may select, filter and (in real time) explode,
+        and must keep the position columns (topic, partition and offset, if ``position_columns`` does not name others).
     :param real_time: the trigger ``realTime``: how long a batch of Spark's is, such as ``"1 minute"``.
     :param continuous: the trigger ``continuous``: how long an epoch is, such as ``"1 second"``.
     :raises ConfigurationError: for options that cannot work.

@@ -4,7 +4,7 @@ The folder of a receiver, in which it keeps the rows of its batches: a file for 
 Named by the planner's worker when it offers a receiver, made when that is started, used in the receiver and the commit
 worker. Invariant: a folder belongs to one user and lets no other in. It is removed when its receiver has nothing to do
 any more. One that was left over because processes were killed is removed when the next receiver starts, once its driver
-is gone, or after some hours.
+is gone, or after days.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _OWNERS = "owners"
 _RECEIVER = "receiver"
 # The planner's worker writes down at once whose the folder is.
 _UNOWNED_SECONDS = 60.0
-# A driver may go on without Spark's daemon, and a batch without its receiver; its last batch may need that long.
+# A driver may go on without Spark's daemon, whose last batch may need that long, or still be starting its receiver.
 _WITHOUT_PROCESS_SECONDS = 6 * 3600.0
 # Of a folder that another container, or another host, has made on the same disk, only its age is known here.
-_FOREIGN_SECONDS = 7 * 24 * 3600.0
+_ABANDONED_SECONDS = 7 * 24 * 3600.0
 
 
 def new_folder_name() -> Path:
@@ -91,7 +91,7 @@ def remove(folder: Path) -> None:
 
 
 def remove_leftovers() -> None:
-    """Remove the folders of this user whose drivers are gone."""
+    """Remove the folders of this user whose drivers are gone, or whose receivers have been gone for long."""
     with suppress(OSError):
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             if is_private(folder) and _is_left_over(folder):
@@ -110,10 +110,13 @@ def _is_left_over(folder: Path) -> bool:
     except (OSError, ValueError, TypeError):
         return untouched > _UNOWNED_SECONDS
     if not driver.is_of_this_place:
-        return untouched > _FOREIGN_SECONDS
+        return untouched > _ABANDONED_SECONDS
+    if not daemon.lives():
+        return not driver.lives() or untouched > _WITHOUT_PROCESS_SECONDS
     # Without a daemon of Spark's, workers are children of the driver's JVM, and the shell above it may have ended.
-    if not (daemon.lives() or driver.lives()):
-        return True
     receiver = process_of(folder)
-    is_used = daemon.lives() and receiver is not None and receiver.lives()
-    return not is_used and untouched > _WITHOUT_PROCESS_SECONDS
+    if receiver is not None and receiver.lives():
+        return False
+    keeps_rows = any(path.name not in (_OWNERS, _RECEIVER) for path in folder.iterdir())
+    # The batch may still be running.
+    return untouched > (_ABANDONED_SECONDS if keeps_rows else _WITHOUT_PROCESS_SECONDS)

@@ -7,8 +7,6 @@ Covers: sink.real_time.java_writer.
 from __future__ import annotations
 
 import itertools
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -77,10 +75,15 @@ def planned_again(spark, jvm, settings):
         stage.setAccessible(True)
         stage.setInt(task, next(stages) if stage_id is None else stage_id)
         companion.setTaskContext(task)
+        plan.contexts.append(task)
         accumulator = spark.sparkContext._jsc.sc().collectionAccumulator()  # noqa: SLF001
         return jvm.pgonce.RealTimeWriter(settings(False), accumulator, ["orders 0 0"])
 
-    return plan
+    plan.contexts = []
+    yield plan
+    # Their threads end with them.
+    for context in plan.contexts:
+        context.markTaskCompleted(jvm.scala.Option.empty())
 
 
 def give(jvm, writer, *offsets):
@@ -146,20 +149,30 @@ class TestPlannedAgain:
     """A continuous query whose topic has got a partition."""
 
     @pytest.fixture
-    def first(self, jvm, planned_again):
+    def stored(self, ids):
+        """Wait for the first records: a close does not."""
+
+        def wait(count):
+            assert wait_until(lambda: ids() == list(range(count)))
+
+        return wait
+
+    @pytest.fixture
+    def first(self, jvm, planned_again, stored):
         """A task of the first plan has stored ten records."""
         task = planned_again()
         task.open(0, 0)
         give(jvm, task, *range(10))
         task.close(None)
+        stored(10)
 
-    def test_it_goes_on(self, jvm, first, planned_again, ids):
+    def test_it_goes_on(self, jvm, first, planned_again, stored):
         """Its process knows what it has stored."""
         task = planned_again()
         task.open(1, 5)
         give(jvm, task, *range(8, 12))
         task.close(None)
-        assert ids() == list(range(12))
+        stored(12)
 
     def test_a_database_that_went_back(self, jvm, first, planned_again, ids, admin):
         """A failover has lost rows that Spark does not read again, so the query ends."""
@@ -170,25 +183,26 @@ class TestPlannedAgain:
             give(jvm, task, 10)
         assert ids() == list(range(5))
 
-    def test_rows_that_are_still_being_written(self, jvm, first, planned_again, ids, admin, tcp_url):
+    def test_rows_that_are_still_being_written(self, jvm, first, planned_again, stored, tcp_url):
         """Spark takes an epoch for done before its tasks have closed it, and does not read its records again."""
         task = planned_again()
         task.open(1, 5)
-        with psycopg.connect(tcp_url) as holder, ThreadPoolExecutor(1) as spark:
+        with psycopg.connect(tcp_url) as holder:
             holder.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
             give(jvm, task, 10)
-            closing = spark.submit(task.close, None)
-            # Until it waits for its last rows.
-            time.sleep(0.5)
+            task.close(None)
             again = planned_again()
             again.open(1, 6)
             with pytest.raises(Py4JJavaError, match=r"\[POSITION_WENT_BACK\].* is 10, but it was 11"):
                 give(jvm, again, 11)
+            # Where Spark has not taken the epoch for done, it reads the record again.
+            over = planned_again()
+            over.open(1, 5)
+            give(jvm, over, 10)
             holder.rollback()
-            closing.result()
-        assert ids() == list(range(11))
+        stored(11)
 
-    def test_one_claim_for_all_epochs(self, jvm, first, planned_again, ids, admin):
+    def test_one_claim_for_all_epochs(self, jvm, first, planned_again, ids, stored, admin):
         """A task goes on with it, and another task of the plan that has rows of its partition is found out."""
         task = planned_again()
         claims = []
@@ -197,7 +211,7 @@ class TestPlannedAgain:
             give(jvm, task, 9 + epoch)
             task.close(None)
             claims += admin.execute("SELECT claim, epoch FROM pgonce.positions").fetchall()
-        assert ids() == list(range(13))
+        stored(13)
         assert set(claims) == {claims[0]}
         another = planned_again(stage_id=1)
         another.open(2, 1)
@@ -207,11 +221,22 @@ class TestPlannedAgain:
             give(jvm, another, 20)
         task.open(1, 4)
         give(jvm, task, 13)
+        # Whenever that row is refused, the end of an epoch says so.
         with pytest.raises(Py4JJavaError, match=r"\[FENCED\]"):
-            task.close(None)
+            wait_until(lambda: task.close(None))
         assert ids() == list(range(13))
 
-    def test_on_another_executor(self, jvm, first, planned_again, ids, admin):
+    def test_a_task_that_has_ended(self, jvm, first, planned_again, stored):
+        """Spark calls nothing after the last close, so it hears of the end of the task."""
+        threads = jvm.java.lang.Thread.getAllStackTraces
+        assert [one.getName() for one in threads().keySet() if one.getName().startswith("pgonce writes")]
+        for context in planned_again.contexts:
+            context.markTaskCompleted(jvm.scala.Option.empty())
+        assert wait_until(
+            lambda: not [one for one in threads().keySet() if one.getName().startswith("pgonce writes orders")]
+        )
+
+    def test_on_another_executor(self, jvm, first, planned_again, ids, stored, admin):
         """It cannot know why records have no rows, so the query ends; where none is left out, it goes on."""
         admin.execute("UPDATE pgonce.positions SET claim = gen_random_uuid()")
         task = planned_again()
@@ -223,4 +248,4 @@ class TestPlannedAgain:
         task.open(1, 5)
         give(jvm, task, 9, 10, 11)
         task.close(None)
-        assert ids() == list(range(12))
+        stored(12)

@@ -19,8 +19,8 @@ final class PartitionWriter {
 
     final Place place;
     private final Settings settings;
-    final Positions positions;
-    private final long readFrom;
+    private final Positions positions;
+    private long readFrom;
     private final Rows rows;
     private final Object changed = new Object();
     private final Thread thread;
@@ -78,6 +78,18 @@ final class PartitionWriter {
         }
     }
 
+    /** Go on with the next epoch, while rows of this one are still being written. */
+    void endEpoch() {
+        positions.promise(readUpTo());
+        readFrom = Math.max(readFrom, readUpTo());
+        lastOffset = -1;
+        synchronized (changed) {
+            refuseFailed();
+            rows.allAreWhole();
+            changed.notifyAll();
+        }
+    }
+
     /**
      * End, and wait for the last flush.
      *
@@ -85,9 +97,6 @@ final class PartitionWriter {
      * @return the partition's position.
      */
     long close(boolean all) {
-        if (all) {
-            positions.promise(readUpTo());
-        }
         boolean interrupted = end(all);
         positions.release();
         if (interrupted) {

@@ -29,7 +29,9 @@ final class Positions {
     private final long epoch;
     private final long sparkPartition;
     private final long attempt;
-    private final Long floor;
+    // Of an earlier plan, in this process; null if there is none, or nothing is known of it.
+    private final Claim last;
+    private Long floor;
     // The claim behind which this one is proven to be right; null if it is in any case.
     private final UUID before;
     private Session session;
@@ -55,11 +57,11 @@ final class Positions {
         this.epoch = epoch;
         this.sparkPartition = sparkPartition;
         this.attempt = attempt;
-        Claim last = isPlannedAgain ? LAST.get(key()) : null;
-        boolean isKnown = last != null && last.runId.equals(settings.runId);
-        this.floor = isKnown ? Long.valueOf(Math.max(last.least(), floor == null ? 0 : floor)) : floor;
+        Claim earlier = isPlannedAgain ? LAST.get(key()) : null;
+        last = earlier != null && earlier.runId.equals(settings.runId) ? earlier : null;
+        this.floor = floor;
         // Its own, which nobody has had before, if it knows none.
-        before = isKnown ? last.token : isPlannedAgain ? claim.token : null;
+        before = last != null ? last.token : isPlannedAgain ? claim.token : null;
     }
 
     private String key() {
@@ -99,6 +101,11 @@ final class Positions {
 
     /** Claim the partition; the position below which its rows are stored. */
     long claim(long firstOffset) {
+        if (last != null) {
+            // If Spark reads again what was being written, it need not have been stored.
+            long least = firstOffset <= last.next ? last.next : Math.max(last.next, last.promised);
+            floor = Math.max(least, floor == null ? 0 : floor);
+        }
         claim.next = persistently("claim " + place, (connection, isRetry) -> {
             try (PreparedStatement statement = connection.prepareStatement(settings.claim)) {
                 int at = 0;
@@ -345,11 +352,6 @@ final class Positions {
 
         Claim(String runId) {
             this.runId = runId;
-        }
-
-        /** From where on rows may be missing. */
-        long least() {
-            return Math.max(next, promised);
         }
     }
 }

@@ -16,7 +16,8 @@ import org.apache.spark.util.CollectionAccumulator;
  *
  * <p>Runs in a task: Spark opens it for each batch (real time) or epoch (continuous), and closes it at the end. Its
  * columns are topic, partition and offset, and then those of the table. Invariant: when {@code close(null)} has
- * returned, every row of the batch is committed.
+ * returned, every row of the batch is committed. In continuous mode it does not wait for that, because Spark has taken
+ * the epoch for done before it closes it, and rows would wait meanwhile: there a close remembers what will be stored.
  */
 public final class RealTimeWriter extends ForeachWriter<Row> {
     private static final long serialVersionUID = 1L;
@@ -33,10 +34,9 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     private transient long epoch;
     private transient Long firstEpoch;
     private transient long sparkPartition;
+    // In continuous mode the same in all epochs. Within one plan of Spark's, no other task of the partition follows this
+    // one, so one claim is enough, and a second task that claims the partition is found out in any epoch.
     private transient PartitionWriter writer;
-    // In continuous mode, what this task has claimed in an epoch before. Within one plan of Spark's, no other task of the
-    // partition follows it, so one claim is enough; and whoever claims it as well is found out, in whichever epoch.
-    private transient Positions claimed;
 
     /**
      * @param settings what {@link Settings} reads.
@@ -73,7 +73,7 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
         int partition = ((Number) row.get(1)).intValue();
         long offset = ((Number) row.get(2)).longValue();
         if (writer == null) {
-            writer = claimed == null ? begun(new Place(topic, partition), offset) : goingOn();
+            writer = begun(new Place(topic, partition), offset);
         }
         writer.add(topic, partition, offset, row);
     }
@@ -92,23 +92,22 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
                 // committed, the next plan reads from where the run began.
                 !settings.reports && firstEpoch > 0);
         positions.claim(offset);
-        return goingOn(positions);
-    }
-
-    private PartitionWriter goingOn() {
-        Positions positions = claimed;
-        // It is not used again after an error.
-        claimed = null;
-        return goingOn(positions);
-    }
-
-    private PartitionWriter goingOn(Positions positions) {
-        return new PartitionWriter(settings, positions, readFrom.getOrDefault(positions.place.key(), 0L));
+        PartitionWriter begun =
+                new PartitionWriter(settings, positions, readFrom.getOrDefault(place.key(), 0L));
+        if (!settings.reports) {
+            // No call follows the last close of a task.
+            task.addTaskCompletionListener(ended -> begun.close(false));
+        }
+        return begun;
     }
 
     @Override
     public void close(Throwable error) {
         if (writer == null) {
+            return;
+        }
+        if (error == null && !settings.reports) {
+            writer.endEpoch();
             return;
         }
         PartitionWriter closing = writer;
@@ -118,7 +117,6 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
         floors.put(key, position);
         if (error == null) {
             readFrom.put(key, closing.readUpTo());
-            claimed = settings.reports ? null : closing.positions;
         }
         // Spark forgets what a task has added that failed.
         if (settings.reports) {

@@ -118,13 +118,17 @@ def test_without_its_daemon_a_batch_may_still_be_committed_for_a_while(living, g
 @pytest.mark.parametrize("is_noted", [True, False])
 def test_without_its_receiver_a_batch_may_still_be_committed_for_a_while(is_noted, living, gone):
     """A commit reads what is kept. A receiver that has not started may yet do so."""
-    young, old = made(living, living), made(living, living)
-    for folder in (young, old) if is_noted else ():
+    young, old, keeps = (made(living, living) for _ in range(3))
+    for folder in (young, old, keeps) if is_noted else ():
         folders.note_process(folder, gone)
-    age(young, 3600)
-    age(old, DAY)
+    folders.kept_file(keeps, UUID(int=1)).touch()
+    for folder, seconds in ((young, 3600), (old, DAY), (keeps, DAY)):
+        age(folder, seconds)
     folders.remove_leftovers()
-    assert (young.exists(), old.exists()) == (True, False)
+    assert (young.exists(), old.exists(), keeps.exists()) == (True, False, True)
+    age(keeps, 30 * DAY)
+    folders.remove_leftovers()
+    assert not keeps.exists()
 
 
 def test_of_another_containers_folder_only_its_age_is_known(gone):
