@@ -97,7 +97,7 @@ def publish_or_skip(
     try:
         return _publish_or_skip(settings, planned, work, watch, outcome)
     except SnapshotTooOldError:
-        # Which tables are written is known now, so their locks come before the snapshot.
+        # The first transaction has found out which tables are written; this one locks them before it has a snapshot.
         return _publish_or_skip(settings, planned, work, watch, outcome)
 
 

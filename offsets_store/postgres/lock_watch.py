@@ -93,7 +93,7 @@ WHO = (
     "regexp_replace(split_part(split_part(left(a.query, 120), chr(39), 1), '$', 1), "
     "'(?<![a-zA-Z0-9_\"])[0-9]+', '?', 'g'))"
 )
-"""A session of ``pg_stat_activity AS a`` in SQL. Its query ends where a text begins, and shows no numbers."""
+"""A session of ``pg_stat_activity AS a`` in SQL. Its query shows no texts and no numbers: they may be secrets."""
 
 _HOLDERS = f"""
 SELECT a.pid, {WHO},

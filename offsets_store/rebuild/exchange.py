@@ -157,14 +157,12 @@ def _parts(living: Table, new: Table) -> Iterator[sql.Composed]:
         if part.is_index:
             yield from _names(sql.SQL("ALTER INDEX {} RENAME TO {}"), living.schema, part.name, other.name)
         elif part.name != other.name:
-            constraints += [(living, part.name, other.name), (new, other.name, part.name)]
+            for table, old, now in ((living, part.name, other.name), (new, other.name, part.name)):
+                constraints.append((table.identifier, old, f"pgonce_{uuid4().hex}", now))
     # All of them leave their names first: a table may have a constraint of the name that another of its own takes.
-    between = [f"pgonce_{uuid4().hex}" for _ in constraints]
     rename = sql.SQL("ALTER TABLE {} RENAME CONSTRAINT {} TO {}")
-    for (table, name, _), third in zip(constraints, between, strict=True):
-        yield rename.format(table.identifier, sql.Identifier(name), sql.Identifier(third))
-    for (table, _, name), third in zip(constraints, between, strict=True):
-        yield rename.format(table.identifier, sql.Identifier(third), sql.Identifier(name))
+    yield from (rename.format(of, sql.Identifier(old), sql.Identifier(third)) for of, old, third, _ in constraints)
+    yield from (rename.format(of, sql.Identifier(third), sql.Identifier(now)) for of, _, third, now in constraints)
 
 
 _MOST_SHOWN = 5

@@ -253,7 +253,7 @@ def rivals_of(
             shares = "named by replaces"
         if start_over and not shares:
             shares = "the same sink"
-        # Others have worked at the same time as a query that is replaced.
+        # If a query is replaced, the others have worked at the same time as that one.
         if replaces is None and shares in ("", _DOUBT) and (batch.replaces_all or other.replaces_all):
             shares = "each batch of one of them replaces all rows of the table, also those of the other"
         if shares:

@@ -157,7 +157,7 @@ def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> 
                         print_lines(replay_says(groups, is_done=yes))
                 work.advance()
     finally:
-        # Also where the ledger or Postgres has ended it: what was replayed until then is replayed.
+        # An error of the ledger ends the loop, but the letters before it were replayed.
         print_lines([_done(f"Replayed {replayed} of {len(letters)}.", letters, yes=yes)])
     if replayed < len(letters):
         raise typer.Exit(ExitCode.FAILED)

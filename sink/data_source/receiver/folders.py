@@ -3,8 +3,8 @@ The folder of a receiver, in which it keeps the rows of its batches: a file for 
 
 Named by the planner's worker when it offers a receiver, made when that is started, used in the receiver and the commit
 worker. Invariant: a folder belongs to one user and lets no other in. It is removed when its receiver has nothing to do
-any more. One that was left over because processes were killed is removed when the next receiver starts, once its driver
-is gone, or after days.
+any more. One that was left over because processes were killed is removed when the next receiver starts: at once if its
+driver is gone, else after hours, or after a week if it keeps rows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _OWNERS = "owners"
 _RECEIVER = "receiver"
 # The planner's worker writes down at once whose the folder is.
 _UNOWNED_SECONDS = 60.0
-# A driver may go on without Spark's daemon, whose last batch may need that long, or still be starting its receiver.
+# A driver that has lost Spark's daemon goes on, and its last batch may take that long. A receiver starts much sooner.
 _WITHOUT_PROCESS_SECONDS = 6 * 3600.0
-# Of a folder that another container, or another host, has made on the same disk, only its age is known here.
+# Only the age is known of a folder that another container, or another host, has made on the same disk; and of a batch
+# whose receiver is gone, and which may still be running.
 _ABANDONED_SECONDS = 7 * 24 * 3600.0
 
 
@@ -118,5 +119,4 @@ def _is_left_over(folder: Path) -> bool:
     if receiver is not None and receiver.lives():
         return False
     keeps_rows = any(path.name not in (_OWNERS, _RECEIVER) for path in folder.iterdir())
-    # The batch may still be running.
     return untouched > (_ABANDONED_SECONDS if keeps_rows else _WITHOUT_PROCESS_SECONDS)

@@ -41,7 +41,7 @@ _log = logging.getLogger("pgonce.receiver")
 BEGIN_AT_CALL_BYTES = 2
 # How long a batch is kept after the last sign of it: its last task may be a slow one.
 FORGOTTEN_SECONDS = 6 * 3600.0
-# The same where nothing is sent any more, and nothing will tell if the batch has failed.
+# How long it is kept if its tasks have stopped sending and the planner is gone, so that no message says if it failed.
 UNTOLD_SECONDS = 600.0
 
 

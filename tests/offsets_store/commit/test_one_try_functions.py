@@ -10,12 +10,11 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import ClassVar
 
 import psycopg
 import pytest
-from support.batches import make_batch, make_planned_batch
-from support.committed_rows import appending, ids, rows, settings
+from support.batches import make_batch
+from support.committed_rows import appending, ids, settings
 from support.fixtures.postgres import url_with
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -26,8 +25,6 @@ from pgonce.offsets_store.postgres import connect
 from pgonce.offsets_store.postgres.connect import checked_out, driver_connection, forget_users_settings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 pytestmark = pytest.mark.usefixtures("events", "ledger")
 
@@ -207,77 +204,3 @@ class TestRivals:
         )
         assert commit_batch(settings(url), by_function(), writes) is Verdict.NEW
         assert admin.execute("SELECT id FROM audit.seen").fetchall() == [(1,)]
-
-
-class TestReplacingAllRows:
-    """Other rows would go with them, also those of a query that reads something else."""
-
-    elsewhere: ClassVar = {"start": {"0": {"other": {"0": 0}}}, "end": {"0": {"other": {"0": 5}}}}
-    continued: ClassVar = {"start": {"0": {"t": {"0": 10}}}, "end": {"0": {"t": {"0": 20}}}}
-
-    def batch(self, query, batch_id=0, **more):
-        """A batch of a query."""
-        return make_planned_batch(batch_id, f"run of {query}", query_id=query, **more)
-
-    def replacing(self, *of):
-        """The work of a query in mode complete."""
-        return work_into(None, destination("events", "complete"), rows(*of))
-
-    def refused(self, url, batch, work):
-        """The code of the error."""
-        with pytest.raises(PgonceError, match="replaces all rows of the table") as refused:
-            commit_batch(settings(url), batch, work)
-        return refused.value.code
-
-    def test_where_another_query_appends(self, url, admin):
-        """It is refused before it is recorded, unless its user says otherwise."""
-        commit_batch(settings(url), self.batch("appends"), appending(1))
-        assert self.refused(url, self.batch("replaces", **self.elsewhere), self.replacing(2)) == "FOREIGN"
-        assert ids(admin) == [1]
-        says = settings(url, remedies=Remedies(independent=True))
-        assert commit_batch(says, self.batch("replaces", **self.elsewhere), self.replacing(2)) is Verdict.NEW
-        assert ids(admin) == [2]
-
-    def test_where_another_query_replaces_all(self, url, admin):
-        """A query that appends would lose its rows at the other's next batch."""
-        commit_batch(settings(url), self.batch("replaces"), self.replacing(1))
-        appends = work_into(None, destination("events", "append"), rows(2))
-        assert self.refused(url, self.batch("appends", **self.elsewhere), appends) == "FOREIGN"
-        assert ids(admin) == [1]
-        assert commit_batch(settings(url), self.batch("replaces", 1), self.replacing(3)) is Verdict.NEW
-        assert ids(admin) == [3]
-
-    def test_tables_that_only_share_a_sinks_name(self, url, admin):
-        """A router's own name is that of its column, which other routers may have."""
-        admin.execute("CREATE TABLE others (id bigint, name text)")
-        commit_batch(settings(url), self.batch("appends"), work_into("route:kind", destination("others"), rows(1)))
-        replaces = work_into("route:kind", destination("events", "complete"), rows(2))
-        assert commit_batch(settings(url), self.batch("replaces", **self.elsewhere), replaces) is Verdict.NEW
-
-    def test_a_doubt_does_not_hide_it(self, url, admin):
-        """Nothing proves that they read something else, and by its name the query is another one."""
-        unknown = {"start": {"0": 0}, "end": {"0": 1}}
-        commit_batch(settings(url), self.batch("appends", **unknown), appending(1))
-        says = settings(url, remedies=Remedies(independent_by_name=True))
-        with pytest.raises(PgonceError, match="replaces all rows of the table"):
-            commit_batch(says, self.batch("replaces", **unknown), self.replacing(2))
-        assert ids(admin) == [1]
-
-    def test_a_query_that_takes_the_place_of_another(self, url, admin):
-        """Others have worked beside that one, and go on."""
-        commit_batch(settings(url), self.batch("replaces"), self.replacing(1))
-        says = settings(url, remedies=Remedies(independent=True))
-        commit_batch(says, self.batch("appends", **self.elsewhere), appending(2))
-        instead = settings(url, remedies=Remedies(replaces="replaces"))
-        assert commit_batch(instead, self.batch("new", **self.continued), self.replacing(3)) is Verdict.NEW
-
-    def test_a_partition_of_the_table(self, url, admin):
-        """Its rows are rows of the whole table."""
-        admin.execute(
-            "CREATE TABLE whole (id bigint, name text) PARTITION BY RANGE (id); "
-            "CREATE TABLE part PARTITION OF whole FOR VALUES FROM (0) TO (9)"
-        )
-        replaces = work_into(None, destination("whole", "complete"), rows(1))
-        commit_batch(settings(url), self.batch("replaces"), replaces)
-        appends = work_into(None, destination("part"), rows(2))
-        assert self.refused(url, self.batch("appends", **self.elsewhere), appends) == "FOREIGN"

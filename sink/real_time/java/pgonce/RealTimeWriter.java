@@ -16,8 +16,8 @@ import org.apache.spark.util.CollectionAccumulator;
  *
  * <p>Runs in a task: Spark opens it for each batch (real time) or epoch (continuous), and closes it at the end. Its
  * columns are topic, partition and offset, and then those of the table. Invariant: when {@code close(null)} has
- * returned, every row of the batch is committed. In continuous mode it does not wait for that, because Spark has taken
- * the epoch for done before it closes it, and rows would wait meanwhile: there a close remembers what will be stored.
+ * returned, every row of the batch is committed. In continuous mode Spark takes an epoch for done before it closes the
+ * writer. So {@code close} does not wait there: it remembers which rows will be stored, and the task goes on.
  */
 public final class RealTimeWriter extends ForeachWriter<Row> {
     private static final long serialVersionUID = 1L;
