@@ -106,7 +106,7 @@ RELEASE = PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/relea
 release-check: setup ## all that a release needs and that takes minutes; it lists what takes hours
 	@failed=0; PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --check || failed=1; \
 	for one in release-quick package release-files workflows sbom; do $(MAKE) --no-print-directory $$one || failed=1; done; \
-	$(RELEASE) long; exit $$failed
+	$(RELEASE) long || failed=1; exit $$failed
 
 release-quick: setup ## do versions agree, is every public change in CHANGELOG.md, are licences allowed, has nothing grown too large?
 	@$(RELEASE) check
@@ -175,6 +175,7 @@ package: setup ## build sdist and wheel into dist/, and check what an index woul
 docs: setup ## write what is made from the code (options, manual page, list of what is public) and from texts (pictures)
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.options_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.manual_page
+	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.tables_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.public_interface
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.watch_picture
 	@$(BIN)/python website/draw.py

@@ -1,12 +1,11 @@
 """
-The pages of the reference that are made from the code: commands, Python, and the tables of the ledger.
+The pages of the reference that only the site has, made from the code: commands and Python.
 
 Runs in ``make site``. Invariant: what is named here is not typed here, so that none of it can be forgotten.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from support.manual_page import (
@@ -23,18 +22,11 @@ from support.manual_page import (
 import pgonce
 from pgonce.cli.main import app
 from pgonce.cli.terms import EXIT_CODES
-from pgonce.offsets_store.ledger.migrations import MIGRATIONS
-
-_COMMENT = re.compile(r"^COMMENT ON (TABLE|VIEW|COLUMN|FUNCTION) pgonce\.(.+?) IS '((?:[^']|'')*)';", re.MULTILINE)
-# What a table consists of: types, rules, keys and indexes.
-_ABOUT_TABLES = re.compile(
-    r"^((?:CREATE TABLE|CREATE (?:UNIQUE )?INDEX \w+ ON|ALTER TABLE) pgonce\.(\w+)\b.*?;)$", re.MULTILINE | re.DOTALL
-)
 
 
 def generated_pages() -> dict[str, str]:
     """The text of each page, by its place on the site."""
-    return {"reference/commands.md": _commands(), "reference/python.md": _python(), "reference/tables.md": _tables()}
+    return {"reference/commands.md": _commands(), "reference/python.md": _python()}
 
 
 def _commands() -> str:
@@ -73,37 +65,6 @@ def _python() -> str:
         public = getattr(pgonce, name)
         kind = "function" if not isinstance(public, type) else "exception" if issubclass(public, Exception) else "class"
         parts.append(f"## {name}\n\n```{{eval-rst}}\n.. auto{kind}:: pgonce.{name}\n```")
-    return _page(parts)
-
-
-def _tables() -> str:
-    ddl = "\n".join(migration.ddl for migration in MIGRATIONS)
-    comments = {(kind, name): text.replace("''", "'") for kind, name, text in _COMMENT.findall(ddl)}
-    parts = [
-        "# Tables and views of the ledger",
-        "Every table, view and function in the schema `pgonce`, as the migrations create and describe them. [The"
-        " ledger](../ledger.md) says which of them are for users, and has queries to begin with.",
-    ]
-    for title, kind in (("Views", "VIEW"), ("Tables", "TABLE")):
-        parts.append(f"## {title}")
-        for name in [name for of, name in comments if of == kind]:
-            parts += [f"### `pgonce.{name}`", comments[kind, name]]
-            columns = [
-                of.removeprefix(f"{name}.") for what, of in comments if what == "COLUMN" and of.startswith(f"{name}.")
-            ]
-            if columns:
-                rows = ((f"`{column}`", comments["COLUMN", f"{name}.{column}"]) for column in columns)
-                parts.append(_table(("Column", "Meaning"), rows))
-            if kind == "TABLE":
-                made = "\n".join(statement for statement, table in _ABOUT_TABLES.findall(ddl) if table == name)
-                parts.append(f"```sql\n{made}\n```")
-    parts.append("## Functions")
-    parts += [
-        _table(
-            ("Function", "Meaning"),
-            ((f"`pgonce.{name}`", text) for (kind, name), text in comments.items() if kind == "FUNCTION"),
-        )
-    ]
     return _page(parts)
 
 

@@ -37,7 +37,7 @@ _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _LANGUAGES = {".json": "json", ".py": "python", ".sql": "sql", ".svg": "xml", ".yml": "yaml"}
 # What stands below the title of each page of the reference; what comes later says so in its own entry.
 _SINCE = "```{versionadded} 0.1.0\nEverything on this page, if its entry names no later version.\n```"
-_REFERENCE = {"errors.md", "ledger.md", "options.md", "python.md", "types.md"}
+_REFERENCE = {"errors.md", "ledger.md", "options.md", "python.md", "tables.md", "types.md"}
 # The first cell of a row that is not empty: an error's code, an option, or an argument.
 _NAMED_ROW = re.compile(r"^(\| (?: \| )?)`(\w+)` \|", re.MULTILINE)
 _NAMED_ROWS = {"errors.md", "options.md"}

@@ -158,8 +158,7 @@ class QueryOptions(TypedDict, total=False):
     )]
     replaces: Annotated[str | None, Option(
         _STREAMS, "The query whose place this one takes: its id, at least the first four characters of it, or its "
-        "name. Batch 0 must start where that query ended, for this sink. The old query can no longer publish. "
-        "Remove this option once batch 0 is written: a query is replaced only once.",
+        "name. Batch 0 must start where that query ended, for this sink. The old query can no longer publish.",
     )]
     independent: Annotated[bool | Literal["byName"], Option(
         _STREAMS, "`true` says that this query brings other rows than the others that feed the table. Needed for a "

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -42,8 +42,7 @@ def main() -> int:
         print(*(f"{name}: {licence}" for name, licence in sorted(licences().items())), sep="\n")
         return 0
     if arguments.what == "long":
-        print(*_long(), sep="\n")
-        return 0
+        return _run({"long runs": _long})
     if arguments.what == "tag":
         return _run({"tag": lambda: _tag(arguments.name or f"v{version}")})
     return _run({"files": _files} if arguments.what == "files" else _CHECKS)
@@ -102,21 +101,24 @@ def _hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _long() -> Iterator[str]:
-    """What a release also needs, and takes hours; and when each was run, where the repository has kept that."""
-    yield "A release also needs these, which take hours:"
+def _long() -> list[str]:
+    """Say what a release also needs, and takes hours; what a tagged commit lacks of it is returned."""
+    print("A release also needs these, which take hours:")
     page = (ROOT / "docs" / "databases.md").read_text()
     runs = re.findall(r"\| ([0-9a-f]{10}), `([0-9a-f]{16})` \|", page)
     now = fingerprint()
     current = sum(mark == now for _, mark in runs)
     commits = ", ".join(sorted({commit for commit, _ in runs}))
-    yield f"  make matrix: {current} of {len(runs)} combinations were run on the code as it is (kept: {commits})"
+    matrix = f"make matrix: {current} of {len(runs)} combinations were run on the code as it is (kept: {commits})"
     newest = max((ROOT / "benchmarks" / "results").glob("2*-*.json"))
     when, commit = newest.stem.split("-")
     since = HERE.git("rev-list", "--count", f"{commit}..HEAD", "--", "sink", "offsets_store") or "an unknown number of"
     date = datetime.strptime(f"{when}+0000", "%Y%m%dT%H%M%z").date()
-    yield f"  make bench: last kept on {date} at {commit}; {since} commits since have touched sink or offsets_store"
-    yield "  make nightly: the repository does not record it"
+    bench = f"make bench: last kept on {date} at {commit}; {since} commits since have touched sink or offsets_store"
+    print(f"  {matrix}", f"  {bench}", "  make nightly: the repository does not record it", sep="\n")
+    if not HERE.tags_here():
+        return []
+    return [*([matrix] if not runs or current < len(runs) else []), *([bench] if since != "0" else [])]
 
 
 if __name__ == "__main__":

@@ -82,16 +82,26 @@ def versions(repository: Repository) -> list[str]:
 
 
 def undeclared(before: str, now: str, since: list[Section]) -> list[str]:
-    """A change of what is public that no section of the changelog since the last release can be about."""
-    if before == now or any(section.text for section in since):
-        return []
+    """The changes of what is public whose names no section of the changelog since the last release has."""
     old, new = set(before.splitlines()), set(now.splitlines())
+    told = "\n".join(section.text for section in since)
     changed = [*(f"- {line}" for line in sorted(old - new)), *(f"+ {line}" for line in sorted(new - old))]
+    untold = [line for line in changed if not re.search(rf"(?<!\w){re.escape(_name_in(line[2:]))}(?!\w)", told)]
+    if not untold:
+        return []
     return [
-        "What is public has changed since the last release, and CHANGELOG.md has nothing under Unreleased:",
-        *changed[:20],
-        *([f"and {len(changed) - 20} lines more"] if len(changed) > 20 else []),
+        "What is public has changed since the last release, and CHANGELOG.md does not name it:",
+        *untold[:20],
+        *([f"and {len(untold) - 20} lines more"] if len(untold) > 20 else []),
     ]
+
+
+def _name_in(line: str) -> str:
+    """What a line of the list is about: an option of a command, a command, or the name that the line begins with."""
+    words = line.removeprefix("class ").split()
+    if words[0] == "pgonce":
+        return next((word.rstrip(",") for word in words[2:] if word.startswith("-")), " ".join(words[:2]))
+    return re.split(r"[(:]", words[0])[0]
 
 
 def interface(repository: Repository) -> list[str]:

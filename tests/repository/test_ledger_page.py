@@ -1,4 +1,4 @@
-"""docs/ledger.md names the ledger's tables and columns, and its queries find what they are for."""
+"""docs/tables.md has the ledger's tables and columns, and the queries of docs/watching.md find what they are for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 from support.dead_letters import put_aside
 from support.ledger_history import hear, publish, replay
 from support.pages import DOCS, quoted_names, sections, sql_blocks, table_rows
-from support.public_interface import ledger_columns
+from support.tables_page import PAGE, ledger_columns, of_pgonce, page
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 
-PAGE = DOCS / "ledger.md"
 RELATIONS = """
 SELECT c.relname, a.attname
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
@@ -36,16 +35,20 @@ def of_watching() -> list[str]:
 
 
 def test_the_page_has_what_the_ledger_has(ledger):
-    """Each table, view and column for users stands on the page, in its order; those of pgonce itself are only named."""
-    [[_, for_us]] = table_rows(sections(PAGE.read_text(), 2)["Reading it in SQL"])
-    ours = quoted_names(for_us) - {"details"}
+    """Each table, view and column for users stands on the page; those of pgonce itself are only named."""
+    assert PAGE.read_text() == page(), "make docs"
+    ours = of_pgonce()
     there: dict[str, list[str]] = {}
     columns = set()
     for relation, column in ledger.execute(RELATIONS):
         columns.add(column)
         if relation not in ours and column not in ours:
             there.setdefault(relation, []).append(column)
-    assert ledger_columns() == there
+    assert {name: sorted(columns) for name, columns in ledger_columns().items()} == {
+        name: sorted(columns) for name, columns in there.items()
+    }
+    [[for_users, _]] = table_rows(sections((DOCS / "ledger.md").read_text(), 2)["Reading it in SQL"])
+    assert quoted_names(for_users) - {"wait_for"} == set(there)
     assert ours - columns == OUR_TABLES
 
 

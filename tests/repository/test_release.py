@@ -6,9 +6,9 @@ import subprocess
 from email.message import Message
 
 import pytest
-from release.changelog import newer_than, notes, releases, sections
+from release.changelog import Section, newer_than, notes, releases, sections
 from release.dependencies import is_allowed, licence_of, needed, over_budget, refused
-from release.versions import INTERFACE, SIGNERS, Repository, disagreements, interface, version_in, versions
+from release.versions import INTERFACE, SIGNERS, Repository, disagreements, interface, undeclared, version_in, versions
 
 CHANGELOG = """\
 # Changelog
@@ -109,19 +109,39 @@ def commit(folder, message):
 
 class TestWhatIsPublic:
     def test_a_change_has_to_be_in_the_changelog(self, clone):
-        """A line under Unreleased is enough, and without one the lines that changed are shown."""
+        """Each name that changed has to be told; the lines of those that are not are shown."""
         assert interface(Repository(clone)) == []
         (clone / INTERFACE).write_text("pgonce init\npgonce state\n")
         [first, *changed] = interface(Repository(clone))
-        assert "nothing under Unreleased" in first
+        assert "does not name it" in first
         assert changed == ["- pgonce status", "+ pgonce state"]
-        (clone / "CHANGELOG.md").write_text("## [Unreleased]\n\n- Renamed.\n\n## [0.1.0] - 2026-12-01\n\nThe first.\n")
+        told = "## [Unreleased]\n\n- {}.\n\n## [0.1.0] - 2026-12-01\n\nThe first, with `pgonce state`.\n"
+        (clone / "CHANGELOG.md").write_text(told.format("`pgonce status` is gone"))
+        assert interface(Repository(clone))[1:] == ["+ pgonce state"]
+        (clone / "CHANGELOG.md").write_text(told.format("`pgonce status` is now `pgonce state`"))
         assert interface(Repository(clone)) == []
+
+    @pytest.mark.parametrize(
+        ("line", "told"),
+        [
+            ("class Finding", "`Finding` is new"),
+            ("Finding.severity: str", "`Finding.severity` is new"),
+            ("retain_batches (retainBatches): for: stream", "`retain_batches` has another default"),
+            ("pgonce status --sort", "`--sort` orders the lines"),
+            ("pgonce_rows_total counter query", "`pgonce_rows_total` counts rows"),
+        ],
+    )
+    def test_what_a_line_is_about(self, line, told):
+        """The name of a class, a field, an option, an argument or a metric is enough; another word is not."""
+        assert undeclared("", line, [Section("Unreleased", "", told)]) == []
+        assert undeclared("", line, [Section("Unreleased", "", "Much is new")]) != []
 
     def test_the_commit_of_a_release_is_compared_with_the_release_before(self, clone):
         """There, what was under Unreleased stands below the new version."""
         (clone / INTERFACE).write_text("pgonce init\n")
-        (clone / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [0.2.0] - 2027-01-01\n\n- Gone.\n\n## [0.1.0] - x\n")
+        (clone / "CHANGELOG.md").write_text(
+            "## [Unreleased]\n\n## [0.2.0] - 2027-01-01\n\nWithout `pgonce status`.\n\n## [0.1.0] - x\n"
+        )
         commit(clone, "three")
         run(clone, "tag", "v0.2.0")
         assert interface(Repository(clone)) == []

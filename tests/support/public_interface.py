@@ -2,8 +2,8 @@
 The list of what users may rely on, tests/repository/public_interface.txt, made from the code; ``make docs`` writes it.
 
 Runs in: the tests, which compare, and the command. Invariant: one thing is one line, so that a difference between two
-releases shows what users have to change. The codes of errors and the columns of the ledger are read from their pages,
-because other tests hold those pages to the code and to a real ledger.
+releases shows what users have to change. The codes of errors are read from their page, because other tests hold that
+page to the code, and the columns of the ledger from its comments, which others hold to a real ledger.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from support.manual_page import Parameter
-from support.pages import DOCS, sections, table_rows
+from support.pages import DOCS
+from support.tables_page import ledger_columns
 
 import pgonce
 from pgonce import tokens
@@ -72,15 +73,6 @@ def _lines(lines: Any) -> str:
 def error_codes() -> list[str]:
     """The codes that docs/errors.md describes."""
     return re.findall(r"^\| `([A-Z0-9_]+)` \|", (DOCS / "errors.md").read_text(), re.MULTILINE)
-
-
-def ledger_columns() -> dict[str, list[str]]:
-    """The tables and views that docs/ledger.md describes, each with its columns, in the page's order."""
-    found = {}
-    for heading, text in sections((DOCS / "ledger.md").read_text(), 3).items():
-        [name] = re.findall(r"`pgonce\.(\w+)`", heading)
-        found[name] = [column for cell, _ in table_rows(text) for column in re.findall("`([^`]+)`", cell)]
-    return found
 
 
 class _Bare(str):
