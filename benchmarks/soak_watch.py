@@ -80,8 +80,7 @@ def sample(session: int, observer: psycopg.Connection, began: float) -> Sample:
         },
         staging_tables=_count(
             observer,
-            "SELECT count(*) FROM pg_class WHERE relnamespace = 'pgonce'::regnamespace AND relkind = 'r' "
-            "AND relname LIKE 'staged\\_%' AND relname <> 'staged_tables'",
+            "SELECT count(*) FROM pg_class WHERE relnamespace = 'pgonce_staging'::regnamespace AND relkind = 'r'",
         ),
     )
 

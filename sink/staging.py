@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.offsets_store.ledger import SCHEMA
+from pgonce.offsets_store.ledger import STAGING_SCHEMA
 from pgonce.offsets_store.offsets import Offsets, places
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 
@@ -31,7 +31,7 @@ _log = logging.getLogger("pgonce.staging")
 # Inline rows of the same batch join the staged ones in the commit; marks count from 0.
 INLINE_ATTEMPT = -1
 
-# What the sweep drops: a role that may register a staging table could name any other table of the schema.
+# What the sweep drops: a role that may register a staging table could name any other table.
 _NAME = re.compile(r"staged_[0-9a-f]{24}_[0-9]+", re.ASCII)
 
 OF_JOB = "batchKey "
@@ -65,9 +65,14 @@ class StagingTable:
         return f"staged_{of}_{self.batch_id}"
 
     @property
+    def qualified_name(self) -> str:
+        """Its name with the schema; neither needs quotes."""
+        return f"{STAGING_SCHEMA}.{self.name}"
+
+    @property
     def identifier(self) -> sql.Identifier:
-        """Its qualified name, quoted."""
-        return sql.Identifier(SCHEMA, self.name)
+        """The same, quoted."""
+        return sql.Identifier(STAGING_SCHEMA, self.name)
 
 
 def column_definitions(columns: Iterable[EncodedColumn]) -> sql.Composable:
@@ -146,7 +151,7 @@ def _key(topic: str, partition: str) -> str:
 
 def refuse_missing_table(connection: psycopg.Connection, staged: StagedRows) -> None:
     """:raises StagingError: if the staging table was dropped."""
-    exists = connection.execute("SELECT pg_catalog.to_regclass(%s)", [f"{SCHEMA}.{staged.table.name}"]).fetchone()
+    exists = connection.execute("SELECT pg_catalog.to_regclass(%s)", [staged.table.qualified_name]).fetchone()
     if exists is None or exists[0] is None:
         mark, rows = staged.promised[0]
         raise _lost(mark, rows, 0)
@@ -244,7 +249,7 @@ def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
         with connection.transaction():
             enter_in_tx(connection, _SWEEP_LOCK_SECONDS)
             if _NAME.fullmatch(name):
-                connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(STAGING_SCHEMA, name)))
             connection.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [name])
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         _log.info("staging table %s is still written to; the next sweep drops it", name)

@@ -57,7 +57,7 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) %s AND p.topic OPERATOR(pg_catalog.=) t
     AND p.next_offset OPERATOR(pg_catalog.<) t.upto AND p.run_id OPERATOR(pg_catalog.=) %s
 """
 _NOW = b"""
-SELECT pgonce.real_time_positions(%(writer)s),
+SELECT pgonce.real_time_positions(%(writer)s::pg_catalog.int8),
     (SELECT coalesce(pg_catalog.sum(p.rows), 0)::pg_catalog.int8 FROM pgonce.positions AS p
      WHERE p.writer_id OPERATOR(pg_catalog.=) %(writer)s)
 """

@@ -16,7 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, TextClause, and_, func, literal, not_, or_, select, text
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Text,
+    TextClause,
+    and_,
+    cast,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    text,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError
@@ -104,8 +119,10 @@ def take_positions_in_tx(connection: Connection, writer_id: int, run_id: str, le
     """
     if least_reader < POSITIONS:
         return None
-    taken = func.pgonce.take_positions(writer_id, run_id, type_=JSONB)
-    found, disputed = connection.execute(select(taken, func.pgonce.first_dispute(writer_id, type_=JSONB))).one()
+    # With exactly the types that the functions have.
+    writer, run = cast(writer_id, BigInteger), cast(run_id, Text)
+    taken = func.pgonce.take_positions(writer, run, type_=JSONB)
+    found, disputed = connection.execute(select(taken, func.pgonce.first_dispute(writer, type_=JSONB))).one()
     refuse_disputed(disputed, writer_id)
     stored: Offsets | None = found
     return stored

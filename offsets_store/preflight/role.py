@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import psycopg
 
 from ..errors import LedgerError
-from ..ledger import SCHEMA
+from ..ledger import SCHEMA, STAGING_SCHEMA
 from ..ledger.migrations import PRIVILEGES, require_ledger
 from ..postgres.translate import GRANTS_NEEDED
 from .answers import Answer, Holds, Question, one_row
@@ -24,8 +24,8 @@ SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'
 
 
 def may_create(connection: psycopg.Connection) -> tuple[bool, bool]:
-    """Whether the role may create a schema of its own; and whether it may create tables in the ledger's."""
-    schema, table = one_row(connection, _WHERE, SCHEMA)
+    """Whether the role may create a schema of its own; and whether it may create tables where batches are staged."""
+    schema, table = one_row(connection, _WHERE, STAGING_SCHEMA)
     return bool(schema), bool(table)
 
 
@@ -64,7 +64,8 @@ Needed = tuple[str, str, str]
 
 _GRANTED: tuple[Needed, ...] = (
     ("schema", SCHEMA, "USAGE"),
-    ("schema", SCHEMA, "CREATE"),
+    ("schema", STAGING_SCHEMA, "USAGE"),
+    ("schema", STAGING_SCHEMA, "CREATE"),
     *(
         ("table", f"{SCHEMA}.{relation}", privilege)
         for privileges, relations in PRIVILEGES.items()

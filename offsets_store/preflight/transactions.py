@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import sql
 
-from ..ledger import SCHEMA
+from ..ledger import STAGING_SCHEMA
 from .answers import Answer, Holds, Question, commit_for_the_moment, one_row
 from .role import may_create
 
@@ -167,9 +167,9 @@ def _fresh_reads(connection: psycopg.Connection, second: psycopg.Connection) -> 
 def _shared_table(connection: psycopg.Connection) -> Iterator[sql.Identifier | None]:
     """A committed table with one row, until the end of the block; None if there is no place for one."""
     schema = name = f"pgonce_check_{secrets.token_hex(8)}"
-    may_create_schema, may_use_ours = may_create(connection)
+    may_create_schema, may_stage = may_create(connection)
     connection.execute("ROLLBACK")
-    if not may_create_schema and not may_use_ours:
+    if not may_create_schema and not may_stage:
         yield None
         return
     create = []
@@ -177,7 +177,7 @@ def _shared_table(connection: psycopg.Connection) -> Iterator[sql.Identifier | N
         create = [sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema))]
         drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
     else:
-        schema = SCHEMA
+        schema = STAGING_SCHEMA
         drop = sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, name))
     table = sql.Identifier(schema, name)
     create.append(sql.SQL("CREATE TABLE {} (id pg_catalog.int8 PRIMARY KEY, n pg_catalog.int8)").format(table))

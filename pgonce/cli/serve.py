@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -177,6 +178,7 @@ def admitted(
     if token_file is not None:
         try:
             token = token_file.read_text(encoding="utf-8")
+            _warn_of_others(token_file, "read the token")
         except (OSError, UnicodeDecodeError) as error:
             what = f"--token-file {str(token_file)!r} cannot be read ({type(error).__name__})."
             raise bad_option("BAD_OPTION", what, "Name a file of text that this user can read.") from None
@@ -204,6 +206,9 @@ def admitted(
     by_socket = "unix" in proxies
     if by_socket and socket is None:
         raise bad_option("BAD_OPTION", "--proxy unix has no effect.", "Listen on a socket: --listen unix:PATH.")
+    if by_socket and socket is not None:
+        # Uvicorn lets everybody write to the socket itself, so its folder has to keep others out.
+        _warn_of_others(Path(socket).absolute().parent, "send the proxy's header through the socket in it")
     try:
         networks = tuple(ipaddress.ip_network(one) for one in proxies if one != "unix")
     except ValueError:
@@ -240,3 +245,9 @@ def database_of(url: str) -> str:
     host = str(found.get("host") or os.environ.get("PGHOST") or "")
     where = "" if not host or host.startswith("/") else host
     return " at ".join(part for part in (str(name), where) if part) or "Postgres"
+
+
+def _warn_of_others(path: Path, do: str) -> None:
+    """Say so if every user of this host may enter a folder, or read a file. (A secret of Kubernetes is such a file.)"""
+    if path.exists() and path.stat().st_mode & (stat.S_IROTH | stat.S_IXOTH):
+        typer.echo(f"pgonce serve: every user of this host can {do}: run chmod o= {path}", err=True)

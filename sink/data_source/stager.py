@@ -19,7 +19,6 @@ from psycopg import sql
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.errors import ConnectError
-from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, forget_ledger
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.backoff import patiently
@@ -134,7 +133,7 @@ class Stager:
             return StagingError(
                 "STAGING_FAILED",
                 f"A task waited {self._retry_timeout:g} s for a lock before it could stage its rows in "
-                f"{SCHEMA}.{self._table.name}; the lock is still held: {self._watch.holders} (the last try: "
+                f"{self._table.qualified_name}; the lock is still held: {self._watch.holders} (the last try: "
                 f"{scrub(' '.join(str(error).split()))}).",
                 "Nothing of this batch was written to the target; Spark tries the task again.",
                 "End that session or wait for it; lockTimeout and retryTimeout set how long a task waits.",
@@ -145,11 +144,12 @@ class Stager:
         why = f"SQLSTATE {error.sqlstate}" if error.sqlstate else "the connection was lost"
         return StagingError(
             "STAGING_FAILED",
-            f"A task could not stage its rows in {SCHEMA}.{self._table.name}: "
+            f"A task could not stage its rows in {self._table.qualified_name}: "
             f"{scrub(' '.join(str(error).split()))} ({why}).",
             "Nothing of this batch was written to the target; Spark tries the task again.",
-            "Executors need a route to Postgres, the credentials in url (or executorUrl), and CREATE on schema pgonce "
-            "(`pgonce init --role`). Without that, raise inlineBytes so that rows travel in the commit messages.",
+            "Executors need a route to Postgres, the credentials in url (or executorUrl), and CREATE on schema "
+            "pgonce_staging (`pgonce init --role`). Without that, raise inlineBytes so that rows travel in the commit "
+            "messages.",
         )
 
 
@@ -242,13 +242,13 @@ def _exists(connection: psycopg.Connection, table: StagingTable) -> bool:
     owner = connection.execute(
         "SELECT pg_catalog.pg_get_userbyid(c.relowner), current_user FROM pg_catalog.pg_class AS c "
         "WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)",
-        [f"{SCHEMA}.{table.name}"],
+        [table.qualified_name],
     ).fetchone()
-    # Roles that share a ledger can all create tables in its schema, and a trigger on one runs as the role that writes.
+    # Roles that share a ledger can all create tables here, and a trigger on one runs as the role that writes.
     if owner is not None and owner[0] != owner[1]:
         raise StagingError(
             "STAGING_FAILED",
-            f"{SCHEMA}.{table.name} has the name of this batch's staging table, but belongs to role {owner[0]}.",
+            f"{table.qualified_name} has the name of this batch's staging table, but belongs to role {owner[0]}.",
             "Nothing of this batch was written to the target.",
             "Find out who made that table, drop it, and start the query again; all processes of a query must connect "
             "as the same role.",

@@ -302,7 +302,7 @@ def _may_be_recorded(connection: psycopg.Connection, needed: Sequence[Needed]) -
     try:
         require_ledger(connection)
     except LedgerError as error:
-        if isinstance(error, NoLedgerError) and not any(may_create(connection)):
+        if isinstance(error, NoLedgerError) and not may_create(connection)[0]:
             raise _not_permitted(f"create the schema {SCHEMA}, which is not there yet") from None
         # The commit will create it, bring it up to date, or say why it cannot.
         return False

@@ -186,9 +186,11 @@ def dump_ledger(url: str, directory: Path) -> None:
     """Keep every table of the ledger, for a look into a failure."""
     directory.mkdir(parents=True, exist_ok=True)
     with psycopg.connect(url, autocommit=True) as connection:
-        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'pgonce'").fetchall()
-        for (table,) in tables:
-            query = f"COPY pgonce.{table} TO STDOUT (FORMAT csv, HEADER)"
+        tables = connection.execute(
+            "SELECT schemaname, tablename FROM pg_tables WHERE schemaname LIKE 'pgonce%'"
+        ).fetchall()
+        for schema, table in tables:
+            query = f"COPY {schema}.{table} TO STDOUT (FORMAT csv, HEADER)"
             with (directory / f"{table}.csv").open("wb") as file, connection.cursor().copy(query) as copy:
                 for data in copy:
                     file.write(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -106,6 +107,17 @@ class TestWhoMayAct:
     """What --allow-actions needs, before anything listens."""
 
     TOKEN = "0123456789abcdef"
+
+    def test_what_others_on_the_host_could_use_is_said(self, tmp_path, capsys):
+        """A token that everybody may read, and a socket that everybody may open, are named on stderr."""
+        file = tmp_path / "token"
+        file.write_text(self.TOKEN)
+        for mode in (0o600, 0o644):
+            file.chmod(mode)
+            admitted(True, file, None, None, ())
+        tmp_path.chmod(0o755)
+        admitted(True, None, None, "X-User", ("unix",), str(tmp_path / "serve.sock"))
+        assert re.findall(r"chmod o= (.+)", capsys.readouterr().err) == [str(file), str(tmp_path)]
 
     def test_a_token_from_a_file_or_the_environment(self, tmp_path):
         """The file counts if both are given; the token is not in what is shown of it."""

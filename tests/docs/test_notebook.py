@@ -19,5 +19,5 @@ def test_first_rows(start_reader, url, observer):
     printed = re.search(r"^(\d+) (\d+)$", reader.type("python cells.py"), re.MULTILINE)
     assert printed
     assert printed[1] == printed[2] == "2000"
-    left = "SELECT to_regclass('numbers'), to_regnamespace('pgonce')"
-    assert observer.execute(left).fetchone() == (None, None)
+    left = "SELECT to_regclass('numbers'), to_regnamespace('pgonce'), to_regnamespace('pgonce_staging')"
+    assert observer.execute(left).fetchone() == (None, None, None)

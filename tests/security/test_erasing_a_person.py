@@ -30,15 +30,16 @@ def admin(admin):
 
 
 def holding(admin: psycopg.Connection) -> set[str]:
-    """The tables of the ledger's schema with a row in which the person is."""
+    """The tables of the ledger, and those where rows are staged, with a row in which the person is."""
     names = admin.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = 'pgonce'::regnamespace AND relkind = 'r'"
+        "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "WHERE n.nspname IN ('pgonce', 'pgonce_staging') AND c.relkind = 'r'"
     ).fetchall()
     found = set()
-    for (name,) in names:
-        asked = sql.SQL("SELECT count(*) FROM pgonce.{} AS row WHERE row::text LIKE {}")
-        if admin.execute(asked.format(sql.Identifier(name), sql.Literal(f"%{PERSON}%"))).fetchone() != (0,):
-            found.add("staged" if name.startswith("staged_") else name)
+    for schema, name in names:
+        asked = sql.SQL("SELECT count(*) FROM {} AS row WHERE row::text LIKE {}")
+        if admin.execute(asked.format(sql.Identifier(schema, name), sql.Literal(f"%{PERSON}%"))).fetchone() != (0,):
+            found.add(name if schema == "pgonce" else "staged")
     return found
 
 
@@ -67,7 +68,7 @@ def test_nothing_of_the_person_is_left(url, admin):
     assert CliRunner().invoke(app, [*discard, "--url", url]).exit_code == 0
     admin.execute(statement("DELETE FROM pgonce.tombstones"))
     ((table, *_),) = admin.execute(statement("SELECT table_name")).fetchall()
-    admin.execute(sql.SQL("DROP TABLE pgonce.{}").format(sql.Identifier(table)))
+    admin.execute(sql.SQL("DROP TABLE pgonce_staging.{}").format(sql.Identifier(table)))
     admin.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [table])
 
     assert holding(admin) == set()

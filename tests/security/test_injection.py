@@ -248,7 +248,7 @@ def test_the_words_about_a_querys_past_are_only_texts(name, connected, shared_ur
 def test_a_grant_names_a_role_and_nothing_more(name, connected):
     """The role of `pgonce init --role` is quoted, run or printed."""
     with nothing_else_happens(connected), connected.transaction(force_rollback=True):
-        connected.execute("DROP SCHEMA IF EXISTS pgonce CASCADE")
+        connected.execute("DROP SCHEMA IF EXISTS pgonce, pgonce_staging CASCADE")
         connected.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
         connected.execute(init_sql(name).removeprefix("BEGIN;").removesuffix("COMMIT;\n").encode())
         for statement in grants(name):

@@ -255,7 +255,7 @@ GRANTS = [*granted_in_the_document("streamer"), *single_grants(grants("streamer"
 
 def test_every_grant_is_needed_and_its_absence_is_named(streamer):
     """Without any one of them something fails, with a code, and the text names the object that lacks it."""
-    assert len(GRANTS) == 13 + 2 + 21 + 24 + 6 + 10 + 5
+    assert len(GRANTS) == 13 + 3 + 21 + 24 + 6 + 10 + 5
     unexplained = []
     for number, grant in enumerate(GRANTS):
         with streamer.without(grant):
@@ -289,7 +289,7 @@ def what_is_said_without(grant: str, database: str) -> str:
 def test_the_role_reads_and_writes_nothing_else(streamer, login):
     """Not the rows of its own append target, not other tables, not passwords, and not what another role has staged."""
     theirs = StagingTable("theirs", "t", "run", 0)
-    streamer.admin.execute(f"CREATE TABLE pgonce.{theirs.name} (id bigint)".encode())
+    streamer.admin.execute(f"CREATE TABLE {theirs.qualified_name} (id bigint)".encode())
     with psycopg.connect(streamer.url, autocommit=True) as connection:
         for statement in (
             "SELECT FROM sales.orders",
@@ -300,7 +300,7 @@ def test_the_role_reads_and_writes_nothing_else(streamer, login):
             "SELECT FROM sales.wages",
             "INSERT INTO sales.wages VALUES (1)",
             "SELECT FROM pg_authid",
-            f"SELECT FROM pgonce.{theirs.name}",
+            f"SELECT FROM {theirs.qualified_name}",
             "DELETE FROM pgonce.writers",
             "UPDATE pgonce.schema_version SET version = 9",
             "CREATE TRIGGER t BEFORE INSERT ON pgonce.writers EXECUTE FUNCTION suppress_redundant_updates_trigger()",
@@ -319,12 +319,12 @@ def test_a_staging_table_that_another_role_prepared_is_refused(streamer, url):
     trap = StagingTable(batch.query_id, APPEND.table, batch.run_id, 0)
     streamer.admin.execute(
         f"""
-        CREATE TABLE pgonce.{trap.name} (pgonce_task_attempt bigint DEFAULT -1, id bigint, name text);
-        GRANT ALL ON pgonce.{trap.name} TO PUBLIC;
+        CREATE TABLE pgonce_staging.{trap.name} (pgonce_task_attempt bigint DEFAULT -1, id bigint, name text);
+        GRANT ALL ON pgonce_staging.{trap.name} TO PUBLIC;
         CREATE TABLE public.canary (dead boolean);
         CREATE FUNCTION public.bite() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
             AS 'BEGIN INSERT INTO public.canary VALUES (true); RETURN NEW; END';
-        CREATE TRIGGER bite BEFORE INSERT ON pgonce.{trap.name} FOR EACH ROW EXECUTE FUNCTION public.bite();
+        CREATE TRIGGER bite BEFORE INSERT ON pgonce_staging.{trap.name} FOR EACH ROW EXECUTE FUNCTION public.bite();
         """.encode()
     )
     with pytest.raises(PgonceError, match="STAGING_FAILED.*belongs to role"):

@@ -88,7 +88,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
 def admin(tls: TlsServer) -> Iterator[psycopg.Connection]:
     """A connection that may do anything; the table events is empty, and there is no ledger."""
     with psycopg.connect(tls.embedded.uri(), autocommit=True) as connection:
-        connection.execute("TRUNCATE events; DROP SCHEMA IF EXISTS pgonce CASCADE")
+        connection.execute("TRUNCATE events; DROP SCHEMA IF EXISTS pgonce, pgonce_staging CASCADE")
         ledgers_seen.clear()
         yield connection
 

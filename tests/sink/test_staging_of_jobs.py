@@ -106,7 +106,7 @@ def test_a_table_that_is_written_to_is_left_for_the_next_sweep(admin, url):
     run = staged_for(url, "monday")
     table = job_table("monday", "public.events", run)
     with psycopg.connect(url) as writing:
-        writing.execute(f"LOCK TABLE pgonce.{table.name} IN ROW EXCLUSIVE MODE".encode())
+        writing.execute(f"LOCK TABLE {table.qualified_name} IN ROW EXCLUSIVE MODE".encode())
         with connect(url, autocommit=True) as connection:
             give_up_job(connection, job_table("monday", "public.events", run))
         assert runs_with_tables(admin) == {str(run)}

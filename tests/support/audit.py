@@ -91,8 +91,7 @@ def left_behind(observer: psycopg.Connection) -> list[str]:
     """Staged tables, by the ledger's account and by Postgres's own."""
     registered = observer.execute("SELECT table_name FROM pgonce.staged_tables").fetchall()
     there = observer.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = 'pgonce'::regnamespace AND relname LIKE 'staged\\_%' "
-        "AND relkind = 'r' AND relname <> 'staged_tables'"
+        "SELECT relname FROM pg_class WHERE relnamespace = 'pgonce_staging'::regnamespace AND relkind = 'r'"
     ).fetchall()
     return [f"staged table left: {name}" for (name,) in {*registered, *there}]
 

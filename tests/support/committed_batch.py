@@ -82,9 +82,13 @@ def _world(admin: psycopg.Connection) -> dict[str, Any]:
     ).fetchall()
     return {
         # Not what is in the ledger, and its staging tables, which batches make.
-        "tables": {(schema, name) for schema, name in tables if schema != "pgonce"},
+        "tables": {(schema, name) for schema, name in tables if schema not in ("pgonce", "pgonce_staging")},
         "canary": rows_in(admin, "public.canary"),
-        "schemas": set(admin.execute("SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|pgonce$)'").fetchall()),
+        "schemas": set(
+            admin.execute(
+                "SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|pgonce$|pgonce_staging$)'"
+            ).fetchall()
+        ),
         "functions": admin.execute(
             "SELECT count(*) FROM pg_proc WHERE pronamespace::regnamespace::text <> 'pgonce'"
         ).fetchone(),

@@ -24,7 +24,7 @@ class MadeUp(Migration):
 
 def made_up(sql: str = "SELECT", least_reader: int = FIRST, *, needed: bool = True) -> MadeUp:
     """The one after the newest that there is."""
-    return MadeUp(NEWEST + 1, least_reader, "", needed, sql)
+    return MadeUp(NEWEST + 1, least_reader, "", needed, sql=sql)
 
 
 def upgrade_pgonce(monkeypatch: pytest.MonkeyPatch, step: Migration) -> None:

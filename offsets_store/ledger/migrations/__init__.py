@@ -24,7 +24,7 @@ from ...postgres.connect import connect
 from ...postgres.lock_watch import LockWatch
 from ...postgres.search_path import SET_OURS
 from ...postgres.translate import is_transient, ledger_error
-from .. import SCHEMA, VIEWS
+from .. import SCHEMA, STAGING_SCHEMA, VIEWS
 from ..restored import follow_restore_in_tx
 
 _log = logging.getLogger("pgonce")
@@ -39,6 +39,7 @@ class Migration:
     One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use the ledger after it.
 
     A step that is not ``needed`` is for people, or makes answers quicker: this code works with a ledger that lacks it.
+    One that is not ``read`` is needed by batches alone.
     A step that raises ``least_reader_version`` begins with ``LOCK TABLE pgonce.schema_version``: it waits for the
     commits of older code that have begun, and those that begin later find the new version and are refused.
     """
@@ -47,6 +48,7 @@ class Migration:
     least_reader_version: int
     file: str
     needed: bool = True
+    read: bool = True
 
     @property
     def ddl(self) -> str:
@@ -66,6 +68,9 @@ MIGRATIONS = (
     # The first run in real time raises the least reader to this version.
     Migration(POSITIONS, 100, "0103_positions.sql", needed=False),
     Migration(104, 100, "0104_take_positions_as_a_role.sql", needed=False),
+    Migration(105, 100, "0105_staging_schema.sql", read=False),
+    # Whatever changes in these views, the file is changed and its version rises.
+    Migration(106, 100, "queries_and_health.sql", needed=False),
 )
 FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version
@@ -171,6 +176,31 @@ def _migrate(connection: psycopg.Connection, watch: LockWatch) -> list[int]:
     return [migration.version for migration in missing]
 
 
+_OWNER = """
+SELECT r.rolname FROM pg_catalog.pg_namespace AS n
+JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) n.nspowner
+WHERE n.nspname OPERATOR(pg_catalog.=) 'pgonce' AND NOT r.rolsuper
+    AND pg_catalog.current_setting('is_superuser') OPERATOR(pg_catalog.=) 'on'
+"""
+
+
+def refuse_owner(connection: psycopg.Connection) -> None:
+    """
+    Refuse a superuser's session on a ledger that an ordinary role owns: triggers there would run as the superuser.
+
+    :raises LedgerError: LEDGER_OWNER.
+    """
+    owner = connection.execute(_OWNER).fetchone()
+    if owner is not None:
+        raise LedgerError(
+            "LEDGER_OWNER",
+            f"The ledger (schema {SCHEMA}) belongs to role {owner[0]}, and this session is a superuser's. What that "
+            "role has made of its tables and views would run with your rights.",
+            "Nothing was read or written.",
+            f"Log in as {owner[0]}.",
+        )
+
+
 _RECORD = "INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (%s, %s)"
 
 
@@ -235,7 +265,7 @@ def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> No
     :param whole: whether migrations that no batch needs have to be there too.
     :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW, LEDGER_UNRELEASED.
     """
-    missing = tuple(migration for migration in _missing(connection) if migration.needed or whole)
+    missing = tuple(migration for migration in _missing(connection) if (migration.needed and migration.read) or whole)
     if not missing:
         return
     if missing[0] is MIGRATIONS[0]:
@@ -296,11 +326,11 @@ def init_sql(role: str | None = None) -> str:
 
 
 def grants(role: str) -> tuple[str, ...]:
-    """What a streaming role needs on the ledger; CREATE is for staging tables."""
+    """What a streaming role needs on the ledger, and where it stages rows."""
     name = sql.Identifier(role).as_string(None)
-    # By name, not ALL TABLES: this schema also has staging tables of other roles, which only those roles may grant.
     return (
-        f"GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {name}",
+        f"GRANT USAGE ON SCHEMA {SCHEMA} TO {name}",
+        f"GRANT USAGE, CREATE ON SCHEMA {STAGING_SCHEMA} TO {name}",
         *(
             f"GRANT {privileges} ON {', '.join(f'{SCHEMA}.{relation}' for relation in relations)} TO {name}"
             for privileges, relations in PRIVILEGES.items()

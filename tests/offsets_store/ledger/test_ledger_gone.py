@@ -37,7 +37,7 @@ def test_a_ledger_that_was_dropped_is_called_gone(admin, url, statement):
 def test_a_task_that_stages_says_so_too(admin, url):
     """A ledger that was dropped is no lack of a privilege."""
     stage(url)
-    admin.execute("DROP SCHEMA pgonce CASCADE")
+    admin.execute("DROP SCHEMA pgonce, pgonce_staging CASCADE")
     with pytest.raises(PgonceError, match="LEDGER_GONE"):
         stage(url)
 

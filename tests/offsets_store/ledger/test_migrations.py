@@ -18,7 +18,10 @@ from sqlalchemy.dialects.postgresql import dialect
 from support.batches import make_planned_batch
 from support.ledger_history import publish
 from support.made_up_migration import made_up, upgrade_pgonce
+from typer.testing import CliRunner
 
+from pgonce.cli.main import app
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -265,6 +268,9 @@ class TestVersions:
             assert migrate(connection) == [step.version]
 
 
+A_FUNCTION = "CREATE FUNCTION pgonce.wait_for(text, text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true'"
+
+
 class TestRole:
     def test_without_create_it_is_told_whom_to_ask(self, login):
         """A role that may not create the schema is pointed at `pgonce init --role`."""
@@ -290,10 +296,39 @@ class TestRole:
         publish(login.url, 1, {"0": 2})
         assert OffsetsStore(login.url).latest("orders").batch_id == 1
         with psycopg.connect(login.url, autocommit=True) as connection:
-            connection.execute("CREATE UNLOGGED TABLE pgonce.staged_test (a int)")
+            connection.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
             connection.execute("SELECT * FROM pgonce.current_offsets").fetchall()
+            for refused in ("DELETE FROM pgonce.schema_version", A_FUNCTION):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(refused)
+
+    def test_an_upgrade_takes_create_away_from_the_ledgers_schema(self, url, login, monkeypatch):
+        """A role that could stage in the schema pgonce, and so could make functions there, stages elsewhere."""
+        role = sql.Identifier(login.user)
+        with psycopg.connect(url, autocommit=True) as connection:
+            with monkeypatch.context() as older:
+                older.setattr(migrations, "MIGRATIONS", tuple(one for one in MIGRATIONS if one.version < 105))
+                migrate(connection)
+            connection.execute(sql.SQL("GRANT USAGE, CREATE ON SCHEMA pgonce TO {}").format(role))
+            migrate(connection)
+        with psycopg.connect(login.url, autocommit=True) as connection:
+            connection.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                connection.execute("DELETE FROM pgonce.schema_version")
+                connection.execute(A_FUNCTION)
+
+    def test_a_superuser_does_not_run_what_an_ordinary_owner_has_made(self, url, login, admin):
+        """`pgonce init` refuses before a trigger of the ledger's owner could run with the superuser's rights."""
+        admin.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(
+            sql.Identifier(admin.info.dbname), sql.Identifier(login.user)))  # fmt: skip
+        init = ["init", "--role", login.user, "--url"]
+        assert CliRunner().invoke(app, [*init, login.url]).exit_code == ExitCode.OK
+        with psycopg.connect(login.url, autocommit=True) as owner:
+            owner.execute("CREATE OR REPLACE VIEW pgonce.health AS SELECT q.severity, q.state AS finding, q.query_id, "
+                          "q.query_name, q.sink_name, current_user::text AS what, q.state_since AS since, q.help, true "
+                          "AS is_state FROM pgonce.queries AS q")  # fmt: skip
+        refused = CliRunner().invoke(app, [*init, url])
+        assert "[LEDGER_OWNER]" in refused.stderr
+        assert f"Log in as {login.user}" in refused.stderr
 
     def test_a_step_that_is_only_for_people_stops_nobody(self, url, login, monkeypatch):
         """A role that may not change an older ledger publishes and reads with code that has such a step."""
@@ -314,11 +349,11 @@ class TestRole:
             for grant in grants(login.user):
                 connection.execute(grant.encode())
             with psycopg.connect(login.url, autocommit=True) as streaming:
-                streaming.execute("CREATE UNLOGGED TABLE pgonce.staged_test (a int)")
+                streaming.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
             for grant in grants("pg_monitor"):
                 connection.execute(grant.encode())
         may = "SELECT has_table_privilege('pg_monitor', %s, 'SELECT')"
-        assert observer.execute(may, ["pgonce.staged_test"]).fetchone() == (False,)
+        assert observer.execute(may, ["pgonce_staging.staged_test"]).fetchone() == (False,)
         assert observer.execute(may, ["pgonce.writers"]).fetchone() == (True,)
 
 

@@ -165,7 +165,7 @@ class TestTheServersHost:
             promised = Stager(vanishing.url(), table, STRUCT, 3, PATIENCE_SECONDS).stage(source())
         assert sum(count for _, count in promised) == 2
         wanted = observer.execute(
-            f"SELECT id FROM pgonce.{table.name} WHERE {ATTEMPT_COLUMN} = ANY(%s) ORDER BY id".encode(),
+            f"SELECT id FROM {table.qualified_name} WHERE {ATTEMPT_COLUMN} = ANY(%s) ORDER BY id".encode(),
             [[mark for mark, _ in promised]],
         )
         assert wanted.fetchall() == [(1,), (2,)]
@@ -209,10 +209,10 @@ class TestTheClientsHost:
 
         def bodies():
             yield CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: 1}).encode(arrow(1))
-            assert wait_until(lambda: observer.execute(left, [f"pgonce.{table.name}"]).fetchall(), PATIENCE_SECONDS)
+            assert wait_until(lambda: observer.execute(left, [f"{table.qualified_name}"]).fetchall(), PATIENCE_SECONDS)
             with vanishing.black_hole():
                 assert wait_until(
-                    lambda: not observer.execute(left, [f"pgonce.{table.name}"]).fetchall(), _SOON_SECONDS
+                    lambda: not observer.execute(left, [f"{table.qualified_name}"]).fetchall(), _SOON_SECONDS
                 )
 
         with pytest.raises(psycopg.OperationalError):

@@ -82,7 +82,7 @@ def test_a_copy_whose_answer_was_lost_is_done_under_another_mark(url, monkeypatc
     monkeypatch.setattr(stager, "stage_rows", losing_the_first_answer)
     promised = stage(url, batches(3))
     with psycopg.connect(url) as connection:
-        there = connection.execute(f"SELECT count(*) FROM pgonce.{TABLE.name}".encode()).fetchone()
+        there = connection.execute(f"SELECT count(*) FROM {TABLE.qualified_name}".encode()).fetchone()
     assert there == (600,)
     assert published(url, promised) == list(range(300))
 
@@ -136,7 +136,7 @@ def test_what_does_not_pass_is_not_tried_again(url, caplog):
     """An error that a second try would meet again fails the task at once."""
     ensure_ledger(url)
     with psycopg.connect(url) as connection:
-        connection.execute(f"CREATE TABLE pgonce.{TABLE.name} (something_else text)".encode())
+        connection.execute(f"CREATE TABLE {TABLE.qualified_name} (something_else text)".encode())
     with caplog.at_level(logging.WARNING, "pgonce"), pytest.raises(PgonceError, match="STAGING_FAILED.*SQLSTATE"):
         stage(url, batches(3))
     assert caplog.records == []
@@ -160,7 +160,7 @@ def test_a_failing_source_stages_nothing_of_its_copy(url):
     with pytest.raises(RuntimeError, match="upstream fails"):
         stage(url, failing())
     with psycopg.connect(url) as connection:
-        there = connection.execute(f"SELECT count(*) FROM pgonce.{TABLE.name}".encode()).fetchone()
+        there = connection.execute(f"SELECT count(*) FROM {TABLE.qualified_name}".encode()).fetchone()
     assert there == (0,)
 
 
@@ -186,6 +186,6 @@ def test_a_row_that_is_put_aside_is_found_once_however_often_its_copy_is_repeate
     assert sum(rows for _, rows in promised) == 297
     with psycopg.connect(url) as connection:
         marks = [mark for mark, _ in promised]
-        staged = f"SELECT id FROM pgonce.{TABLE.name} WHERE {ATTEMPT_COLUMN} = ANY (%s) ORDER BY id".encode()
+        staged = f"SELECT id FROM {TABLE.qualified_name} WHERE {ATTEMPT_COLUMN} = ANY (%s) ORDER BY id".encode()
         ids = [row[0] for row in connection.execute(staged, [marks])]
     assert ids == [n for n in range(300) if n not in (5, 35, 295)]

@@ -234,7 +234,7 @@ def test_the_sweep_does_not_wait_for_a_task_that_still_writes(admin, url):
     """A zombie's task keeps its table until the next sweep."""
     stage(url, ROWS, 1)
     with psycopg.connect(url) as zombie:
-        zombie.execute(f"INSERT INTO pgonce.{STAGING.name} (id) VALUES (1)".encode())
+        zombie.execute(f"INSERT INTO {STAGING.qualified_name} (id) VALUES (1)".encode())
         sweep(admin, "query", "events", "run", 7)
         assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (1,)
     sweep(admin, "query", "events", "run", 7)
@@ -247,7 +247,7 @@ def test_tasks_that_start_together_share_one_staging_table(admin, url):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda attempt: stage(url, [(attempt, "x", 0)], attempt), range(16)))
-    assert admin.execute(f"SELECT count(*) FROM pgonce.{STAGING.name}".encode()).fetchone() == (16,)
+    assert admin.execute(f"SELECT count(*) FROM {STAGING.qualified_name}".encode()).fetchone() == (16,)
     assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (1,)
 
 
