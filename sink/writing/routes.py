@@ -163,7 +163,7 @@ def rows_by_table(
     """The rows of each table that is due; all of them are in Postgres."""
     # Whether all staged rows are there was looked at for all routes together.
     of_all = replace(rows, bodies=tuple, staged=None, unfit=tuple, since=None)
-    source = _indexed_in_tx(connection, gathered, len(due))
+    source = _indexed_in_tx(connection, gathered, due)
     found = []
     for route in due:
         chosen = source.of(route.value)
@@ -173,23 +173,25 @@ def rows_by_table(
     return found
 
 
-def _indexed_in_tx(connection: psycopg.Connection, rows: RowsByRoute, tables: int) -> RowsByRoute:
+def _indexed_in_tx(connection: psycopg.Connection, rows: RowsByRoute, due: Sequence[Route]) -> RowsByRoute:
     """
-    The same rows, with an index on their routes if there are so many that it pays.
+    The rows of the tables that are due, with an index on their routes if there are so many that it pays.
 
     They are copied for that into a table of their own, in the order of their routes: an index on a staging table would
     have to wait for tasks that still write to it.
     """
-    if tables < INDEXED_TABLES or sum(rows.counts.values()) < INDEXED_ROWS:
+    # An unknown route may be too long for an entry of an index (54000).
+    listed = rows.of(*(route.value for route in due))
+    if len(due) < INDEXED_TABLES or listed.count < INDEXED_ROWS:
         return rows
     table = sql.Identifier("pg_temp", f"pgonce_routed_{next(_counter)}")
     index = sql.SQL(
         "CREATE TEMPORARY TABLE {table} ON COMMIT DROP AS SELECT * FROM {source} WHERE {wanted} ORDER BY {route}, ctid"
-    ).format(table=table, source=rows.rows.source, wanted=rows.rows.wanted, route=rows.route)
+    ).format(table=table, source=listed.source, wanted=listed.wanted, route=rows.route)
     search_path.execute_in_tx(connection, index)
     create = sql.SQL("CREATE INDEX ON {} (({}))").format(table, rows.route)
     search_path.execute_in_tx(connection, create)
-    return replace(rows, rows=replace(rows.rows, source=table, wanted=sql.SQL("true")))
+    return replace(rows, rows=replace(listed, source=table, wanted=sql.SQL("true")))
 
 
 def written_as_listed(
