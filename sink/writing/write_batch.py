@@ -156,7 +156,7 @@ def write_batch_in_tx(
             counts.update(one.counts)
         changes = [part.destination.changes for part in plan.parts]
         refuse_actions_between(list(zip((one.table for one in outcomes), changes, strict=True)))
-        _refuse_bad_batch(where, outcomes, counts)
+        _refuse_bad_batch(where, outcomes, counts, plan.unrouted)
     return _published(where, rows, plan, outcomes, counts)
 
 
@@ -195,8 +195,15 @@ def _gather_and_lock_in_tx(
     return _Plan(parts, listed, counts, unrouted, notes)
 
 
-def _refuse_bad_batch(where: Destination | Routes, outcomes: Sequence[TableOutcome], counts: Mapping[str, int]) -> None:
-    """Refuse a batch with more dead letters than any of its tables may have, or with dead letters alone."""
+def _refuse_bad_batch(
+    where: Destination | Routes, outcomes: Sequence[TableOutcome], counts: Mapping[str, int], unrouted: int
+) -> None:
+    """
+    Refuse a batch with more dead letters than any of its tables may have, or with bad rows alone.
+
+    :param unrouted: how many rows have unknown routes. These do not speak against a table, because none was to take
+        them: they were dropped or put aside as the user wants.
+    """
     aside = counts.get(COUNTED, 0)
     if not aside:
         return
@@ -208,7 +215,7 @@ def _refuse_bad_batch(where: Destination | Routes, outcomes: Sequence[TableOutco
     most = max(each.most for each in settings if each is not None)
     if aside > most:
         raise too_many(name, most, why)
-    fit = sum(one.rows for one in outcomes) + counts.get(_DROPPED, 0)
+    fit = sum(one.rows for one in outcomes) + unrouted
     if not fit and aside > max(1, sum(one.too_early for one in outcomes)):
         raise none_fits(name, why)
 

@@ -78,6 +78,11 @@ class Row(NamedTuple):
     gone: bool
 
     @property
+    def is_unrouted(self) -> bool:
+        """Whether it is dropped, or put aside, because it is of no table."""
+        return self.kind == UNKNOWN and self.name != UNFIT
+
+    @property
     def may_be_written(self) -> bool:
         """Whether its table takes it."""
         if self.kind == UNKNOWN or self.name == UNFIT:
@@ -291,7 +296,7 @@ class Routed(RuleBasedStateMachine):
         rows = {row.seq: row for row in self.published}
         assert aside <= set(rows)
         for row in self.published:
-            if row.kind == UNKNOWN and self.unknown == "drop" and row.name != UNFIT:
+            if row.is_unrouted and self.unknown == "drop":
                 assert row.seq not in aside
             elif row.seq in aside:
                 assert row.seq in self.repaired or not row.may_be_written, row
@@ -322,8 +327,8 @@ class Routed(RuleBasedStateMachine):
 
 
 def _without_hopeless(rows: list[Row]) -> list[Row]:
-    """All of them, or one if none can be written: a batch of several such rows is refused."""
-    return rows if any(row.may_be_written for row in rows) else rows[:1]
+    """All of them, or one if each is bad for its own values: a batch of several such rows is refused."""
+    return rows if any(row.may_be_written or row.is_unrouted for row in rows) else rows[:1]
 
 
 def run(url: str, examples: int) -> None:

@@ -64,3 +64,11 @@ def test_a_batch_of_which_no_row_could_be_encoded_is_refused(admin, url):
     with pytest.raises(TargetError, match="ALL_ROWS_REFUSED"):
         commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True), rows)
     assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (0,)
+
+
+def test_rows_of_unknown_routes_alone_are_put_aside(admin, url):
+    """The user asked for that, so it is no fault of the tables that they get no row."""
+    where = routes(BOTH, unknown_routes="deadLetters", dead_letters=True)
+    commit(url, make_planned_batch(0), where, routed(("taxes", 1, "a"), (None, 2, "b")))
+    assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone() == (0, {"dead_letters": 2})
+    assert admin.execute("SELECT code FROM pgonce.dead_letters").fetchall() == [("ROUTE_UNKNOWN",)] * 2
