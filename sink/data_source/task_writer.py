@@ -26,6 +26,7 @@ from ..encoding.unfit_rows import UnfitRows
 from ..errors import SparkError
 from ..identity.from_checkpoint import Origin
 from ..options.position_columns import PositionColumns, written_type
+from ..options.routes import most_dead_letters
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import EncodedRows, Reach, encoded_rows, reach, widen
 from .parcel import Inline, Parcel, Received, RowSum, Staged, inline_cap
@@ -133,8 +134,8 @@ class TaskWriter:
         return self._parcel(task, rows, Inline(tuple(held.rows)), held)
 
     def _nothing_held(self) -> _HeldRows:
-        letters, columns, written = self.options.destination.dead_letters, self.options.positions, self.written_type
-        unfit = UnfitRows(written, letters.most if letters else None, columns)
+        columns, written = self.options.positions, self.written_type
+        unfit = UnfitRows(written, most_dead_letters(self.options.destination), columns)
         is_hashed = isinstance(self.options, JobOptions) and self.options.batch_hash
         return _HeldRows(CopyEncoder(written), unfit, columns, RowSum() if is_hashed else None)
 

@@ -33,9 +33,9 @@ from ..encoding.copy_encoder import CopyEncoder
 from ..encoding.encoded_types import encoded_columns
 from ..encoding.unfit_rows import UnfitRow, UnfitRows
 from ..identity.from_server import is_connect
-from ..options.destination import DeadLetters, Destination
+from ..options.destination import Destination
 from ..options.position_columns import PositionColumns, written_type
-from ..options.routes import Routes
+from ..options.routes import Routes, most_dead_letters
 from ..positions import not_stored, reach, refuse_outside, span_of
 from ..writing.rows import Rows
 
@@ -70,7 +70,7 @@ def arriving_rows(
     arriving = ArrivingBatches(frame, _title(batch, destination))
     try:
         arriving.wait()
-        yield _Frame(arriving, reader, written, positions, batch, destination.dead_letters).rows()
+        yield _Frame(arriving, reader, written, positions, batch, most_dead_letters(destination)).rows()
     except BaseException:
         arriving.close()
         raise
@@ -86,8 +86,8 @@ class _Frame:
     """
     The rows that are ``arriving``; their columns ``written`` go into the target.
 
-    With ``dead_letters``, rows that cannot be encoded are ``put_aside``: those that the last complete run of
-    :meth:`bodies` has found, of these rows or of those at or past what is ``stored``.
+    Rows that cannot be encoded, at most ``most_aside``, are ``put_aside``: those that the last complete run of
+    :meth:`bodies` has found, of these rows or of those at or past what is ``stored``. With None, the first one raises.
     """
 
     arriving: ArrivingBatches
@@ -95,7 +95,7 @@ class _Frame:
     written: StructType
     positions: PositionColumns | None
     batch: PlannedBatch | None
-    dead_letters: DeadLetters | None
+    most_aside: int | None
     stored: Offsets | None = None
     put_aside: list[UnfitRow] = field(default_factory=list, repr=False, compare=False)
 
@@ -123,7 +123,7 @@ class _Frame:
 
     def bodies(self) -> Iterator[bytes]:
         """The rows as they arrive."""
-        unfit = UnfitRows(self.written, self.dead_letters.most if self.dead_letters else None, self.positions)
+        unfit = UnfitRows(self.written, self.most_aside, self.positions)
         encoder = CopyEncoder(self.written)
         for part in self._parts():
             body, _ = unfit.encode_others(encoder, part)

@@ -241,6 +241,14 @@ def _bad(what: str, remedy: str) -> ConfigurationError:
     return bad_option("BAD_ROUTES", what, remedy)
 
 
+def most_dead_letters(where: Destination | Routes) -> int | None:
+    """How many rows of a batch may be put aside, for all tables together; None if none may."""
+    settings = [where.dead_letters]
+    if isinstance(where, Routes):
+        settings += [route.destination.dead_letters for route in where]
+    return max((one.most for one in settings if one), default=None)
+
+
 def sink_name_of(where: Destination | Routes) -> str:
     """What a sink is called before Postgres has been asked which table is meant."""
     return where.sink_name if isinstance(where, Routes) else where.table

@@ -252,6 +252,17 @@ def of_one(row: BadRow | UnfitRow) -> str:
     return f" One of them was refused with {row.code}: {row.message}"
 
 
+def not_encoded(row: UnfitRow) -> TargetError:
+    """The error for a row that could not be encoded, and may not be put aside."""
+    return TargetError(
+        row.code,
+        row.message,
+        NOTHING,
+        "Repair the value in Spark, or filter the row out, before it is written. Or set deadLetters for this row as "
+        "well: in the table's entry, or for the whole stream if the row's route is not in tables.",
+    )
+
+
 def none_fits(table: str, why: str = "") -> TargetError:
     """The error for a batch without a row that can be written; ``why`` is the reason for one of its rows."""
     return TargetError(

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
@@ -36,8 +36,8 @@ from pgonce.offsets_store.verdict.facts import Batch
 from ..encoding.encoded_types import EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
 from ..options.destination import DeadLetters, Destination
-from ..options.routes import Routes
-from .bad_row import none_fits, of_one, too_many
+from ..options.routes import Routes, most_dead_letters
+from .bad_row import none_fits, not_encoded, of_one, too_many
 from .bad_rows.letters import COUNTED, Letters
 from .bad_rows.recorded_destination import recorded
 from .by_key.apply import WRITTEN
@@ -207,13 +207,10 @@ def _refuse_bad_batch(
     aside = counts.get(COUNTED, 0)
     if not aside:
         return
-    settings, name = [where.dead_letters], outcomes[0].table.qualified_name if outcomes else ""
-    if isinstance(where, Routes):
-        settings += [route.destination.dead_letters for route in where]
-        name = f"the tables of {where.sink_name}"
+    name = f"the tables of {where.sink_name}" if isinstance(where, Routes) else outcomes[0].table.qualified_name
     why = next((one.why for one in outcomes if one.why), "")
-    most = max(each.most for each in settings if each is not None)
-    if aside > most:
+    most = most_dead_letters(where)
+    if most is not None and aside > most:
         raise too_many(name, most, why)
     fit = sum(one.rows for one in outcomes) + unrouted
     if not fit and aside > max(1, sum(one.too_early for one in outcomes)):
@@ -256,12 +253,12 @@ def _settle_unrouted_in_tx(
     Do with such rows what the user wants, and return their number as the batch's ``counts`` name it.
 
     :param batch: whose rows they are; without one, nothing is put aside.
-    :raises TargetError: ROUTE_UNKNOWN, TOO_MANY_DEAD_LETTERS.
+    :raises TargetError: ROUTE_UNKNOWN, TOO_MANY_DEAD_LETTERS, and the error of a row that may not be put aside.
     """
     counts = Counter(_settle_unknown_in_tx(connection, routes, rows, gathered, batch))
     unfit = rows.unfit()
-    if batch is not None and routes.dead_letters is not None and unfit:
-        _put_unfit_aside_in_tx(connection, routes, routes.dead_letters, listed, unfit, rows.columns, batch)
+    if batch is not None and unfit:
+        _put_unfit_aside_in_tx(connection, routes, listed, unfit, rows.columns, batch)
         counts[COUNTED] += len(unfit)
     return counts
 
@@ -312,15 +309,22 @@ def _shortened(value: str | None) -> str:
 def _put_unfit_aside_in_tx(
     connection: psycopg.Connection,
     routes: Routes,
-    settings: DeadLetters,
     listed: Mapping[str, ResolvedName],
     unfit: Sequence[UnfitRow],
     columns: Sequence[EncodedColumn],
     batch: Batch,
 ) -> None:
-    """Write the rows that could not be encoded into the tables of dead letters."""
-    if len(unfit) > settings.most:
-        raise too_many(f"the tables of {routes.sink_name}", settings.most, of_one(unfit[0]))
+    """Write the rows that could not be encoded into the tables of dead letters; each table's own settings count."""
+
+    def put_aside(found: list[UnfitRow], settings: DeadLetters | None, target: str, how: Mapping[str, Any]) -> None:
+        if not found:
+            return
+        if settings is None:
+            raise not_encoded(found[0])
+        if len(found) > settings.most:
+            raise too_many(target, settings.most, of_one(found[0]))
+        Letters(settings, batch, target, how).write_unfit_in_tx(connection, found)
+
     by_value: dict[str | None, list[UnfitRow]] = defaultdict(list)
     for row in unfit:
         by_value[_route_of(row, routes.column)].append(row)
@@ -329,10 +333,9 @@ def _put_unfit_aside_in_tx(
         named = sql.Identifier(table.schema, table.name).as_string(None)
         where = replace(route.destination, table=named, dead_letters=None)
         how = recorded(where, route.written(columns), table.oid)
-        letters = Letters(route.destination.dead_letters or settings, batch, table.qualified_name, how)
-        letters.write_unfit_in_tx(connection, found)
-    for found in by_value.values():
-        Letters(settings, batch, routes.sink_name, {}).write_unfit_in_tx(connection, found)
+        with said_of(route.value):
+            put_aside(found, route.destination.dead_letters, table.qualified_name, how)
+    put_aside([row for found in by_value.values() for row in found], routes.dead_letters, routes.sink_name, {})
 
 
 def _route_of(row: UnfitRow, column: str) -> str | None:

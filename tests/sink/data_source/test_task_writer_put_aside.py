@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
+from pgonce.sink.options.routes import where_to
 
 pytestmark = pytest.mark.spark
 
@@ -120,6 +122,13 @@ def test_more_than_max_dead_letters_fail_their_task(target, receiver_options, pa
     options = receiver_options(deadLetters="true", maxDeadLetters="1", **WAYS["staged"])
     with pytest.raises(PySparkException, match="1 other rows of the task cannot be written either"):
         parcels_of(options, COLUMNS)
+
+
+def test_a_table_that_alone_has_dead_letters_is_enough(target, receiver_options, parcels_of):
+    """The task puts each bad row aside; the commit sees which of them are of this table."""
+    where = where_to(route="id", tables={"7": {}, "501": {"deadLetters": True}})
+    _, parcels = parcels_of(replace(receiver_options(**WAYS["inline"]), destination=where), COLUMNS)
+    assert sum(len(parcel.unfit) for parcel in parcels) == len(BAD)
 
 
 def test_without_dead_letters_the_first_one_fails_its_task(target, receiver_options, parcels_of):

@@ -72,3 +72,22 @@ def test_rows_of_unknown_routes_alone_are_put_aside(admin, url):
     commit(url, make_planned_batch(0), where, routed(("taxes", 1, "a"), (None, 2, "b")))
     assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone() == (0, {"dead_letters": 2})
     assert admin.execute("SELECT code FROM pgonce.dead_letters").fetchall() == [("ROUTE_UNKNOWN",)] * 2
+
+
+def test_a_table_that_takes_deadletters_back_refuses_a_row_that_could_not_be_encoded(admin, url):
+    """The batch stops with the row's own error, as it does for a row that Postgres refuses."""
+    where = routes({"orders": {}, "clicks": {"deadLetters": False}}, dead_letters=True)
+    rows = replace(routed(("orders", 1, "a")), unfit=lambda: unfit("orders", "clicks"))
+    with pytest.raises(TargetError, match=r"NUL_IN_TEXT.*'clicks' in tables.*filter the row out"):
+        commit(url, make_planned_batch(0), where, rows)
+    assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (0,)
+
+
+def test_only_a_table_that_asks_for_dead_letters_has_them(admin, url):
+    """Rows of unknown routes need those of the stream."""
+    where = routes({"orders": {}, "clicks": {"deadLetters": True}}, unknown_routes="drop")
+    rows = replace(routed(("orders", 1, "a")), unfit=lambda: unfit("clicks"))
+    commit(url, make_planned_batch(0), where, rows)
+    assert admin.execute("SELECT target FROM pgonce.dead_letters").fetchall() == [("public.clicks",)]
+    with pytest.raises(TargetError, match="NUL_IN_TEXT"):
+        commit(url, make_planned_batch(1), where, replace(rows, unfit=lambda: unfit("taxes")))
