@@ -185,7 +185,7 @@ def _written_in_tx(
 
 
 def _write_in_tx(driver: psycopg.Connection, group: Group, rows: Rows) -> Mapping[str, int] | None:
-    published = write_batch_in_tx(driver, group.destination, rows)
+    published = write_batch_in_tx(driver, replace(group.destination, of_letters=True), rows)
     # The table is locked now. Before that, its name may have come to mean another table since it was looked up.
     refuse_other_table(group.letters, group.oid, next(iter((published.targets or {}).values()), None))
     return published.counts
@@ -215,7 +215,7 @@ def _that_order(destination: Destination, rows: Rows) -> list[EncodedColumn]:
     """The columns that say which change of a key is the later one."""
     changes = destination.changes
     # As the rows of a batch are ordered: a version that deletes a row and inserts it again has replaced it.
-    deletes = changes.deleted if changes and changes.feed in ("delta", "spark") else None
+    deletes = changes.deleted if changes and changes.has_versions else None
     named = {column.name: column for column in rows.columns}
     return [named[name] for name in (destination.order_column, deletes) if name in named]
 

@@ -2,9 +2,9 @@
 Decide whether a row that was put aside may still be written, and whether its letter may go.
 
 Runs in a replay, in its transaction. Invariant: a row goes into the table that it was for. One that is written by key
-never takes the place of a newer one, and never brings back one that was deleted since it was put aside; where that
-cannot be known, the replay is refused. A letter goes only if its row was written, deleted what it was to delete, or was
-replaced by another letter of the same replay.
+never takes the place of a newer one, or of one with the same ``orderBy``, and never brings back one that was deleted
+since it was put aside; where that cannot be known, the replay is refused. A letter goes only if its row was written,
+deleted what it was to delete, or was replaced by another letter of the same replay.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ def _unsafe(letters: Sequence[StoredLetter], why: str, remedy: str) -> RecoveryE
 
 
 _NO_EFFECT = {
-    "passed_over": "the table has a newer row with its key, or a newer delete is remembered (onlyNewer)",
+    "passed_over": "the table has a row with its key that is newer or has the same orderBy, or such a delete is "
+    "remembered (onlyNewer)",
     "not_found": "it deletes a row, and the table has no row with its key",
     "ignored": "it deletes a row, and deletes=ignore is set",
 }

@@ -35,7 +35,8 @@ DELETED_COLUMN = "pgonce_deleted"
 OPERATION_COLUMN = "pgonce_operation"
 """The column that has Debezium's operation: a column of the source's own may be called ``op``, as in its events."""
 CHANGE_TYPE = "_change_type"
-_OF_CHANGE_TYPES = frozenset({CHANGE_TYPE, "_commit_version", "_commit_timestamp"})
+COMMIT_VERSION = "_commit_version"
+_OF_CHANGE_TYPES = frozenset({CHANGE_TYPE, COMMIT_VERSION, "_commit_timestamp"})
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Changes:
     def deleted(self) -> str:
         """The boolean column that is true where a row deletes."""
         return self.delete_when or DELETED_COLUMN
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether changes are those of a table's versions: one that deletes a key and inserts it replaces the row."""
+        return self.feed in ("delta", "spark")
 
     @property
     def about_changes(self) -> frozenset[str]:
@@ -91,7 +97,8 @@ class Destination:
 
     Without ``keys``, the table's primary key tells rows apart. ``aside`` are columns of the rows that are about
     something else than a row of this table, such as the one that chooses among several tables. ``may_be_temporary`` is
-    for a function, which may have made a table for a step in between.
+    for a function, which may have made a table for a step in between. ``of_letters`` is for a replay of dead letters,
+    whose rows may be older than stored ones of the same ``order_by``.
     """
 
     table: str
@@ -105,6 +112,7 @@ class Destination:
     dead_letters: DeadLetters | None = None
     aside: frozenset[str] = frozenset()
     may_be_temporary: bool = False
+    of_letters: bool = False
 
     @property
     def order_column(self) -> str | None:

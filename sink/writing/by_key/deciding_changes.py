@@ -183,7 +183,7 @@ def _latest_first(table: ChangeTable) -> sql.Composable:
     parts: list[sql.Composable] = []
     if table.order_column is not None:
         parts.append(sql.SQL("{} DESC NULLS LAST, ").format(sql.Identifier(table.order_column)))
-    if table.changes is not None and table.changes.feed in ("delta", "spark"):
+    if table.changes is not None and table.changes.has_versions:
         # A version of a table that deletes a row and inserts it again has replaced it.
         parts.append(sql.SQL("{}, ").format(DELETED))
     return sql.Composed(parts)

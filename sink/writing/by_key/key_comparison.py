@@ -89,6 +89,7 @@ def as_compared(upsert: Upsert, answer: Iterable[Sequence[Any]]) -> ComparedUpse
         upsert.keys,
         upsert.order_by,
         upsert.existing,
+        upsert.of_letters,
         comparisons,
         has_index=bool(unique),
         # MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the

@@ -54,12 +54,14 @@ class Upsert:
     """
     The columns that tell rows apart, and the one that says which of two rows of a key is the newer.
 
-    ``order_by`` need not be a column of the table, unless only newer rows are written.
+    ``order_by`` need not be a column of the table, unless only newer rows are written. With ``of_letters``, a row may
+    be older than a stored one of the same order.
     """
 
     keys: tuple[ColumnPlan, ...]
     order_by: ColumnPlan | None
     existing: Existing = field(default_factory=Existing)
+    of_letters: bool = False
 
     def changed(self, plan: Sequence[ColumnPlan]) -> list[str]:
         """The table's columns that an update sets."""
@@ -131,6 +133,7 @@ def plan_upsert(
         keys=keys,
         order_by=_order(destination, plan, encoded),
         existing=replace(existing, update_columns=changed),
+        of_letters=destination.of_letters,
     )
 
 

@@ -211,9 +211,13 @@ def _on_conflict(upsert: Upsert, plan: Sequence[ColumnPlan]) -> sql.Composable:
 
 
 def not_older(upsert: Upsert, row: str) -> sql.Composable:
-    """Whether the stored row gives way to ``row``: equal values replace, and so does any value a null."""
-    return sql.SQL("(target.{0} IS NULL OR target.{0} OPERATOR(pg_catalog.<=) {1}.{0})").format(
-        sql.Identifier(upsert.newer_by or ""), sql.Identifier(row)
+    """
+    Whether the stored row gives way to ``row``: a null gives way to any value, and a value to one that is not less.
+
+    A dead letter may be of an earlier batch than the stored row, so it replaces no equal value.
+    """
+    return sql.SQL("(target.{0} IS NULL OR target.{0} OPERATOR(pg_catalog.{1}) {2}.{0})").format(
+        sql.Identifier(upsert.newer_by or ""), sql.SQL("<" if upsert.of_letters else "<="), sql.Identifier(row)
     )
 
 

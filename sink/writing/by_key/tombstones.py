@@ -19,6 +19,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres.search_path import LocalSettings
 
+from ...options.destination import COMMIT_VERSION
 from .change_table import DELETED, ChangeTable
 from .tombstone_sets import Tombstones, identified, own_set_in_tx
 from .upsert import is_large
@@ -87,6 +88,7 @@ def pass_over_in_tx(
     if not tombstones:
         return 0
     kind = identified(changes).order_kind
+    greater, less = map(sql.SQL, (">=", "<=") if _may_precede_equal(changes) else (">", "<"))
     compared_as = sql.SQL(_COMPARED_AS.get(kind, kind))
     # Not a join: many tombstones may have come since statistics said that there are none, and then Postgres might look
     # through all changes for each of them. This finds each change's tombstone in the index.
@@ -95,23 +97,34 @@ def pass_over_in_tx(
         "SELECT (stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
         "FROM pgonce.tombstones AS stone "
         "WHERE stone.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint AND stone.key OPERATOR(pg_catalog.=) {}"
-        ") OPERATOR(pg_catalog.>) change.{}::{}"
+        ") OPERATOR(pg_catalog.{}) change.{}::{}"
     )
     passed_over = 0
     for of in tombstones:
         is_late: sql.Composable = sql.SQL("")
         if kind in _WITH_GREATEST and _are_few_in_tx(connection, of, count):
-            is_late = _IS_LATE.format(_order(changes), compared_as, compared_as, of.set_id)
+            is_late = _IS_LATE.format(_order(changes), compared_as, less, compared_as, of.set_id)
         found = statement.format(
-            changes.name, is_late, compared_as, of.set_id, _key(changes, of.keys), _order(changes), compared_as
+            changes.name, is_late, compared_as, of.set_id, _key(changes, of.keys), greater, _order(changes), compared_as
         )
         passed_over += connection.execute(found).rowcount
     return passed_over
 
 
+def _may_precede_equal(changes: ChangeTable) -> bool:
+    """
+    Whether a change may be older than a delete of the same order: that of a dead letter may be of an earlier batch.
+
+    Not where the order is the version of a table: both are of one batch then, and the insert is the later one.
+    """
+    order = changes.upsert.order_by
+    is_version = order is not None and order.source.lower() == COMMIT_VERSION
+    return changes.upsert.of_letters and not (is_version and changes.changes and changes.changes.has_versions)
+
+
 # What is newer than every tombstone needs no look at its own. The greatest is found by reading all.
 _IS_LATE = sql.SQL(
-    "change.{}::{} OPERATOR(pg_catalog.<) ("
+    "change.{}::{} OPERATOR(pg_catalog.{}) ("
     "SELECT pg_catalog.max((all_of.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{}) "
     "FROM pgonce.tombstones AS all_of WHERE all_of.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint) AND "
 )

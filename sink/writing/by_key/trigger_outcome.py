@@ -135,7 +135,8 @@ def _others(batch: ChangeTable, *, has_triggers: bool) -> sql.Composed:
     than = sql.SQL("change.{0} OPERATOR(pg_catalog.{1}) target.{0}")
     as_new, newer = (than.format(sql.Identifier(newer_by or ""), sql.SQL(than_it)) for than_it in ("<=", "<"))
     written = batch.exists(as_new if newer_by else _has_its_order(batch) if has_triggers else None)
-    # A row of the same order as the delete had to go.
+    # A row of the same order as the delete had to go, but not for the delete of a dead letter.
+    newer = as_new if batch.upsert.of_letters else newer
     left = sql.SQL("{} AND NOT {}").format(batch.exists(), batch.exists(newer)) if newer_by else batch.exists()
     if batch.changes is None or batch.changes.deletes == "ignore":
         left = sql.SQL("false")

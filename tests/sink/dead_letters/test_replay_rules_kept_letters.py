@@ -32,13 +32,13 @@ def admin(url):
 
 def replayed_one_by_one(stored, letters):
     """
-    The table after the letters, and the numbers of those that are older than what is there, or delete nothing.
+    The table after the letters, and the numbers of those that are not newer than what is there, or delete nothing.
 
     Last come those that delete what another letter has deleted: which of the two has done it depends on the halves.
     """
     rows, deleted, older, without, again = dict(stored), {}, set(), set(), set()
     for seq, key, gone in sorted(letters):
-        if seq < max(rows.get(key, 0), deleted.get(key, 0)):
+        if seq <= max(rows.get(key, 0), deleted.get(key, 0)):
             older.add(seq)
         elif gone:
             without |= set() if key in rows else {seq}
