@@ -224,13 +224,21 @@ def create_table(
     Create the table that fits the rows, with ``keys`` as its primary key.
 
     :raises TargetError: NESTED_KEY.
+    :raises psycopg.errors.SerializationFailure: if another session has created it meanwhile.
     """
     refuse_nested_keys(qualified_name(schema, name), encoded, keys)
     parts = [sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.ddl_type)) for c in encoded]
     if keys:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, keys))))
     create = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})")
-    search_path.execute_in_tx(connection, create.format(sql.Identifier(schema, name), sql.SQL(", ").join(parts)))
+    try:
+        search_path.execute_in_tx(connection, create.format(sql.Identifier(schema, name), sql.SQL(", ").join(parts)))
+    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable) as error:
+        if error.diag.schema_name not in (None, "pg_catalog"):
+            raise
+        # Postgres has looked for the name before the other session's COMMIT, and fails when it takes the name.
+        what = f"{qualified_name(schema, name)} was created by another session meanwhile"
+        raise psycopg.errors.SerializationFailure(what) from error
 
 
 # The tables of this process, and what it has said of them.

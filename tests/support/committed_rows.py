@@ -1,11 +1,14 @@
 """
-What the tests of the commit have in common: committed rows, and settings.
+What the tests of the commit have in common: committed rows, batch jobs, and settings.
 
 Runs in: pytest. Invariant: nothing here waits, and nothing writes.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -15,12 +18,13 @@ from support.typed_rows import struct_of, typed_rows
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.rows import Rows
-from pgonce.sink.writing.write_batch import write_batch_in_tx
+from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
 COLUMNS = {"id": t.LongType(), "name": t.StringType()}
@@ -42,9 +46,32 @@ def appending(*of: int) -> Work:
     return Work(lambda _: "public.events", publish)
 
 
-def ids(admin: psycopg.Connection) -> list[int]:
+def job(key: str = "monday", content_hash: str | None = None) -> Job:
+    """A run of the batch job with this key."""
+    return Job(key, uuid.uuid4(), content_hash)
+
+
+def writing(
+    *of: int,
+    table: str = "events",
+    sink_name: str | None = None,
+    then: Callable[[], object] = lambda: None,
+    **how: Any,
+) -> Work[None]:
+    """The work of a batch job that writes rows with these ids, and then does something more before COMMIT."""
+    work = work_into(sink_name, destination(table, **how), rows(*of))
+
+    def publish(connection: Connection, *given: None) -> Published:
+        published = work.publish(connection, *given)
+        then()
+        return published
+
+    return replace(work, publish=publish)
+
+
+def ids(admin: psycopg.Connection, table: str = "events") -> list[int]:
     """All ids of the target, in order."""
-    return [row[0] for row in admin.execute("SELECT id FROM events ORDER BY id").fetchall()]
+    return [row[0] for row in admin.execute(f"SELECT id FROM {table} ORDER BY id".encode()).fetchall()]
 
 
 def settings(url: str, **changes: Any) -> CommitSettings:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psycopg
 import pytest
 from support.audit import waiting_commits
 from support.batches import make_batch
-from support.committed_rows import appending, ids, rows, settings
+from support.committed_rows import appending, ids, job, settings, writing
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.patience import PATIENCE_SECONDS
@@ -22,34 +23,11 @@ from support.patience import PATIENCE_SECONDS
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import CommitError, RefusedBatch
-from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.table.table_name import resolve_table
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 pytestmark = pytest.mark.usefixtures("events")
-
-
-def job(key="monday", content_hash=None):
-    """A run of the job with this key."""
-    return Job(key, uuid.uuid4(), content_hash)
-
-
-def writing(*of, mode="append", then=lambda: None, sink="public.events"):
-    """The work that writes rows with these ids into ``events``, and then does something more before COMMIT."""
-
-    def publish(connection, *_):
-        write_batch_in_tx(driver_connection(connection), destination("events", mode), rows(*of))
-        then()
-        return Published(len(of), "inline", targets={"public.events": 1})
-
-    return Work(lambda _: sink, publish)
 
 
 def test_names_with_dots_are_two(admin, url):
@@ -58,21 +36,9 @@ def test_names_with_dots_are_two(admin, url):
     tables = 'a."b.c"', '"a.b".c'
     for table in tables:
         admin.execute(f"CREATE TABLE {table} (id bigint, name text)".encode())
-
-    def into(table):
-        def publish(connection, *_):
-            result = write_batch_in_tx(driver_connection(connection), destination(table), rows(1))
-            return Published(1, "inline", targets=result.targets)
-
-        def name(connection):
-            return resolve_table(driver_connection(connection), table).qualified_name
-
-        return Work(name, publish)
-
-    for table in tables:
-        assert commit_job(settings(url), job(), into(table)).verdict is JobVerdict.PUBLISHED
-        assert admin.execute(f"SELECT id FROM {table}".encode()).fetchall() == [(1,)]
-    assert commit_job(settings(url), job(), into(tables[0])).verdict is JobVerdict.SKIPPED
+        assert commit_job(settings(url), job(), writing(1, table=table)).verdict is JobVerdict.PUBLISHED
+        assert ids(admin, table) == [1]
+    assert commit_job(settings(url), job(), writing(1, table=tables[0])).verdict is JobVerdict.SKIPPED
     found = admin.execute("SELECT sink_name FROM pgonce.batch_jobs ORDER BY committed_at").fetchall()
     assert [name for (name,) in found] == list(tables)
 
@@ -88,9 +54,10 @@ def test_rows_and_key_are_written_together(admin, url):
     assert commit_job(settings(url), first, writing(1, 2)).verdict is JobVerdict.PUBLISHED
     assert ids(admin) == [1, 2]
     recorded = admin.execute(
-        "SELECT sink_name, batch_key, attempt, rows, transport, content_hash, targets FROM pgonce.batch_jobs"
+        "SELECT sink_name, batch_key, attempt, rows, transport, content_hash, "
+        "targets = jsonb_build_object(sink_name, 'events'::regclass::oid::bigint) FROM pgonce.batch_jobs"
     ).fetchall()
-    assert recorded == [("public.events", "monday", first.attempt, 2, "inline", None, {"public.events": 1})]
+    assert recorded == [("public.events", "monday", first.attempt, 2, "inline", None, True)]
     assert admin.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
 
 
@@ -99,9 +66,9 @@ def test_the_same_key_again_is_skipped_and_counted(admin, url):
     commit_job(settings(url), job(), writing(1))
     for _ in range(2):
         assert commit_job(settings(url), job(), writing(2, 3)).verdict is JobVerdict.SKIPPED
-    for key, sink in [("tuesday", "public.events"), ("monday", "other")]:
-        assert commit_job(settings(url), job(key), writing(4, sink=sink)).verdict is JobVerdict.PUBLISHED
-    assert ids(admin) == [1, 4, 4]
+    for key, sink in [("tuesday", None), ("monday", "other"), ("friday", "other"), ("friday", None)]:
+        assert commit_job(settings(url), job(key), writing(4, sink_name=sink)).verdict is JobVerdict.PUBLISHED
+    assert ids(admin) == [1, 4, 4, 4, 4]
     assert skips(admin) == 2
 
 
@@ -168,6 +135,23 @@ class TestTwoAtOnce:
         assert sorted(verdict.name for verdict in verdicts) == ["PUBLISHED", *["SKIPPED"] * 3]
         assert ids(admin) == [1]
         assert skips(admin) == 3
+
+    def test_one_creates_the_table_for_all(self, admin, url):
+        """Those that come while the table is created find it afterwards: another key publishes, the same is skipped."""
+        ensure_ledger(url)
+        begun, go_on = threading.Event(), threading.Event()
+        patient = settings(url, lock_timeout=60, retry_timeout=60)
+        slow = writing(1, table="fresh", create_table=True, then=lambda: (begun.set(), go_on.wait(60)))
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(commit_job, patient, job(), slow)
+            assert begun.wait(60)
+            quick = writing(1, table="fresh", create_table=True)
+            others = [pool.submit(commit_job, patient, job(key), quick) for key in ("tuesday", "monday")]
+            assert wait_until(lambda: waiting_commits(admin) == 2, PATIENCE_SECONDS)
+            go_on.set()
+            verdicts = [each.result(PATIENCE_SECONDS).verdict for each in (first, *others)]
+        assert verdicts == [JobVerdict.PUBLISHED, JobVerdict.PUBLISHED, JobVerdict.SKIPPED]
+        assert ids(admin, "fresh") == [1, 1]
 
     def test_if_the_first_fails_the_second_publishes(self, admin, url):
         """A key that was claimed and not committed is free again."""
