@@ -6,7 +6,8 @@ recorded is never published again, however often and under any scheduler.
 
 The steps of a try are those of a micro-batch (:mod:`~pgonce.offsets_store.commit.one_try`). In place of the writer's
 row it locks the key, and waits for another job that has claimed it. If the key was published by this attempt, COMMIT
-was not answered. If another one has published it, this job is skipped, or refused if it has other rows.
+was not answered. If another one has published it, this job is skipped; or refused, if it has other rows, or if those
+that were published are not in the table that it writes to.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ import enum
 import logging
 from dataclasses import dataclass
 
+import psycopg
+from psycopg import sql
+
 from ..errors import RefusedBatch
 from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx, record_skip_in_tx
+from ..ledger.published import Published
 from ..postgres.lock_watch import LockWatch
 from .notification import notify_in_tx
 from .one_transaction import begun_transaction, committing
 from .retrying import tried
 from .settings import CommitSettings
-from .work import Done, Named, Outcome, Work
+from .work import Done, Named, NamedSink, Outcome, Work
 
 _log = logging.getLogger("pgonce")
 
@@ -37,7 +42,7 @@ class JobVerdict(enum.Enum):
 
 @dataclass(frozen=True)
 class CommittedJob:
-    """What became of one run of a batch job, and the name of the sink that it is for."""
+    """What became of one run of a batch job, and the name of the sink under which its key is recorded."""
 
     verdict: JobVerdict
     sink_name: str
@@ -49,7 +54,8 @@ def commit_job(settings: CommitSettings, job: Job, work: Work[None]) -> Committe
 
     Whether another try follows is decided in :mod:`~pgonce.offsets_store.commit.retrying`, as for batches of a stream.
 
-    :raises RefusedBatch: BATCH_CHANGED or BATCH_NOT_HASHED, if the job has a hash and the recorded one is not the same.
+    :raises RefusedBatch: BATCH_ELSEWHERE, if the key's rows are not in the job's table; BATCH_CHANGED or
+        BATCH_NOT_HASHED, if the job has a hash and the recorded one is not the same.
     :raises TargetError: if the table or the rows are the reason.
     :raises CommitError: if Postgres was unavailable, or a lock was held, for longer than ``settings`` allow.
     """
@@ -75,26 +81,38 @@ def _publish_or_skip(
         settings, str(job.attempt), work.name_sink, outcome, lambda *_: None, isolation_level="READ COMMITTED"
     ) as begun:
         connection, sink_name, began = begun.connection, begun.sink.name, begun.state
+        table = next(iter(begun.sink.tables), None)
         # The run that had the key before is done, so what is recorded then stays so.
         with outcome.asking_ledger(), watch.looking(began.backend_pid, may_end=True):
-            recorded = claim_in_tx(connection, sink_name, job)
+            recorded = claim_in_tx(connection, sink_name, table, job)
         if recorded is None:
             with watch.looking(began.backend_pid, may_end=False):
                 published = outcome.sent = work.publish_in_tx(connection, None, None)
+                _refuse_exchanged(begun.sink, published)
                 with committing(settings.url, connection, began, what, outcome):
                     record_job_in_tx(connection, sink_name, job, published)
                     channel = settings.notify_channel
                     notify_in_tx(connection, channel, published, sink=sink_name, batch_key=job.batch_key)
             return _noted(JobVerdict.PUBLISHED, sink_name, outcome)
         if recorded.attempt == job.attempt:
-            return _noted(JobVerdict.LANDED, sink_name, outcome)
+            return _noted(JobVerdict.LANDED, recorded.sink_name, outcome)
+        if table is not None:
+            _refuse_elsewhere(table, job, recorded)
         if job.content_hash is not None and job.content_hash != recorded.content_hash:
-            raise _refused(sink_name, job, recorded)
+            raise _refused(job, recorded)
         with committing(settings.url, connection, began, what, outcome):
-            record_skip_in_tx(connection, sink_name, job)
+            record_skip_in_tx(connection, recorded.sink_name, job)
     # A warning, because Spark shows nothing less of its Python workers, and save() returns as if rows were written.
-    _log.warning("%s", _skipped(sink_name, job, recorded))
-    return _noted(JobVerdict.SKIPPED, sink_name, outcome)
+    _log.warning("%s", _skipped(table, job, recorded))
+    return _noted(JobVerdict.SKIPPED, recorded.sink_name, outcome)
+
+
+def _refuse_exchanged(sink: NamedSink, published: Published) -> None:
+    """:raises psycopg.errors.SerializationFailure: if the table is not the one for which the key was claimed."""
+    claimed, written = sink.tables.get(sink.name), (published.targets or {}).get(sink.name)
+    if claimed is not None and written not in (None, claimed):
+        # The other one may have had another name, and have the key's rows under that.
+        raise psycopg.errors.SerializationFailure(f"{sink.name} became another table while the job waited for it")
 
 
 def _noted(verdict: JobVerdict, sink_name: str, outcome: Outcome) -> CommittedJob:
@@ -103,35 +121,86 @@ def _noted(verdict: JobVerdict, sink_name: str, outcome: Outcome) -> CommittedJo
     return CommittedJob(verdict, sink_name)
 
 
-def _skipped(sink_name: str, job: Job, recorded: RecordedJob) -> str:
-    """What the log says of a job that was skipped; more if it surely had other rows than the published one."""
+def _skipped(table: str | None, job: Job, recorded: RecordedJob) -> str:
+    """What the log says of a job that was skipped; more if the rows of the published one are surely others, or gone."""
     by = f"run {recorded.attempt}" + (f" ({recorded.application})" if recorded.application else "")
-    said = (
-        f"{_named(job).full} into {sink_name}: skipped, and nothing was written, because this key was published at "
-        f"{recorded.committed_at:%Y-%m-%d %H:%M:%S %Z}, by {by}, with {recorded.rows} rows"
-    )
+    said = f"{_named(job).full}: skipped, and nothing was written, because {_published(job, recorded)}, by {by}"
+    if table is not None and _is_created_again(recorded):
+        return (
+            f"{said}. But {table} was created again since then; if it lacks these rows, delete the key's record, and "
+            f"run the job again: {_free(job, recorded)}"
+        )
     if job.rows in (None, recorded.rows):
         return said
     return (
-        f"{said}. This run has {job.rows} rows, so they are not the same: if they are to be in the table as well, use "
-        "another batchKey; batchHash=true refuses such a job"
+        f"{said}. This run has {job.rows} rows, so they are not the same (batchHash=true refuses such a job). "
+        f"{_REPLACE} {_free(job, recorded)}"
     )
 
 
-def _refused(sink_name: str, job: Job, recorded: RecordedJob) -> RefusedBatch:
-    was = f"batchKey {job.batch_key!r} was published for {sink_name} at {recorded.committed_at:%Y-%m-%d %H:%M:%S %Z}"
+def _published(job: Job, recorded: RecordedJob) -> str:
+    """What the ledger has of the job, as a sentence without its end."""
+    tables = recorded.targets or {recorded.sink_name: 0}
+    named = "" if recorded.sink_name in tables else f" with sinkName {recorded.sink_name!r}"
+    called = "" if recorded.called in (None, *tables) else f", which is called {recorded.called} now,"
+    return (
+        f"batchKey {job.batch_key!r} was published{named} into {', '.join(tables)}{called} at "
+        f"{recorded.committed_at:%Y-%m-%d %H:%M:%S %Z} with {recorded.rows} rows"
+    )
+
+
+def _free(job: Job, recorded: RecordedJob) -> str:
+    """The statement after which the key can be published again."""
+    statement = sql.SQL("DELETE FROM pgonce.batch_jobs WHERE sink_name = {} AND batch_key = {};")
+    return statement.format(recorded.sink_name, job.batch_key).as_string(None)
+
+
+_REPLACE = "To replace the published rows, delete them and the key's record in one transaction, and run the job again:"
+
+
+def _is_created_again(recorded: RecordedJob) -> bool:
+    """Whether the table that got the rows is gone; unknown, and so not, if its oid is 0."""
+    return recorded.called is None and 0 not in (recorded.targets or {"": 0}).values()
+
+
+def _refuse_elsewhere(table: str, job: Job, recorded: RecordedJob) -> None:
+    """:raises RefusedBatch: BATCH_ELSEWHERE, if the job's table is not the one into which the key was published."""
+    targets = recorded.targets or {}
+    is_in_place = table in targets and recorded.called is None
+    if not targets or (recorded.oid is not None and (recorded.oid in targets.values() or is_in_place)):
+        return
+    if recorded.called is None:
+        remedy = f"If no table has its rows, delete the key's record, and run the job again: {_free(job, recorded)}"
+    else:
+        remedy = (
+            f"If the rows belong into {recorded.called}, name it in table, and the job is skipped. If {table} is to "
+            "have them as well, give the job a sinkName of its own, or none if it has one."
+        )
+    there = "does not exist" if recorded.oid is None else "is another table, so it lacks these rows"
+    raise RefusedBatch(
+        "BATCH_ELSEWHERE",
+        f"{_published(job, recorded)}. But {table}, into which this job writes, {there}.",
+        _NOTHING,
+        remedy,
+    )
+
+
+_NOTHING = "Nothing of this job was written."
+
+
+def _refused(job: Job, recorded: RecordedJob) -> RefusedBatch:
     if recorded.content_hash is None:
         return RefusedBatch(
             "BATCH_NOT_HASHED",
-            f"{was}, but without batchHash, so it is unknown whether it had the same rows as this job.",
-            "Nothing of this job was written; the rows of the earlier job are in the table.",
-            "Leave batchHash out, to skip the job; or use another batchKey, to add its rows.",
+            f"{_published(job, recorded)}, but without batchHash, so it is unknown whether this job has the same rows.",
+            _NOTHING,
+            f"Leave batchHash out, to skip the job. {_REPLACE} {_free(job, recorded)}",
         )
     return RefusedBatch(
         "BATCH_CHANGED",
-        f"{was} with {recorded.rows} rows, and they are not the rows of this job: batchHash is set, and the hashes "
-        "differ.",
-        "Nothing of this job was written; the rows of the earlier job are in the table.",
-        "Find out why the input has changed. If the new rows are right, write them under another batchKey: with "
-        '.mode("overwrite") or mode=upsert they replace the old ones.',
+        f"{_published(job, recorded)}, and they are not the rows of this job: batchHash is set, and the hashes differ.",
+        _NOTHING,
+        "Find out why the input has changed. To append the new rows under another batchKey would double those that "
+        "have not changed, and overwrite would replace all rows of the table, also those of other jobs. "
+        f"{_REPLACE} {_free(job, recorded)}",
     )

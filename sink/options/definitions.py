@@ -48,7 +48,9 @@ _ALL = _STREAMS | Way.JOB
 _ROWS = _WRITERS | Way.TABLE | Way.ENTRY
 _ROWS_AND_JOBS = _ROWS | Way.JOB
 _TABLES = _ROWS_AND_JOBS | Way.REAL_TIME
-_ONE_JOB_EACH = "Write one job for each table, with df.where(...) and the same batchKey."
+_ONE_JOB_EACH = (
+    "Write one job for each table, with df.where(...). They may have the same batchKey, but no sinkName in common."
+)
 _MEND_THE_JOB = "Leave it out: a job with a bad row can be repaired and run again, and the error names the row."
 
 
