@@ -7,9 +7,9 @@ statement removes the difference, it is shown. Grants and comments stay with the
 only if these are alike.
 
 The key of a batch job goes with the table that has its rows. So a job that is run again is skipped where its rows are,
-and published where they are not. A letter in the ledger stays with its query and with the table that has the other rows
-of its batch. Letters in a table of the user's own are left alone: a replay finds out that the name means another table
-by now.
+and published where they are not. (A key under an earlier name of its table stays as it is: a job finds it by the oid.)
+A letter in the ledger stays with its query and with the table that has the other rows of its batch. Letters in a table
+of the user's own are left alone: a replay finds out that the name means another table by now.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def refused_keys(connection: Connection, living: Table, new: Table) -> list[str]
     """
     The texts that say why the keys cannot go with these tables.
 
-    The name of a sink that is not one of theirs was given by the user, and nothing says which table it means later on.
+    A sink's name that is not that of its table was given by the user, and nothing says which table it means later on.
     """
     tables = (living, new)
     names, oids = [table.qualified_name for table in tables], [table.oid for table in tables]
@@ -195,7 +195,8 @@ def refused_keys(connection: Connection, living: Table, new: Table) -> list[str]
 def keys_of_one_only(connection: Connection, living: Table, new: Table) -> int:
     """How many batch jobs were published into the living table, and not into the new one."""
     names = {"living": living.qualified_name, "new": new.qualified_name}
-    return int(connection.execute(_OF_ONE_ONLY, names).scalar_one())
+    oids = {"living_oid": str(living.oid), "new_oid": str(new.oid)}
+    return int(connection.execute(_OF_ONE_ONLY, {**names, **oids}).scalar_one())
 
 
 def exchange_keys(connection: Connection, living: Table, new: Table) -> None:
@@ -223,7 +224,8 @@ UPDATE pgonce.batch_job_skips SET sink_name = CAST(:name AS text) WHERE sink_nam
 _NAMED_BY_USERS = text("""
 SELECT j.sink_name, t.key, array_agg(j.batch_key ORDER BY j.committed_at DESC)
 FROM pgonce.batch_jobs AS j, jsonb_each_text(j.targets) AS t
-WHERE j.sink_name <> ALL (:names) AND (t.key = ANY (:names) OR t.value::bigint = ANY (:oids))
+WHERE j.sink_name <> ALL (:names) AND NOT j.targets ? j.sink_name
+AND (t.key = ANY (:names) OR t.value::bigint = ANY (:oids))
 GROUP BY 1, 2 ORDER BY 1, 2
 """).bindparams(
     bindparam("names", type_=postgresql.ARRAY(postgresql.TEXT)), bindparam("oids", type_=postgresql.ARRAY(BigInteger))
@@ -231,8 +233,9 @@ GROUP BY 1, 2 ORDER BY 1, 2
 
 _OF_ONE_ONLY = text("""
 SELECT count(*) FROM pgonce.batch_jobs AS j
-WHERE j.sink_name = :living AND NOT EXISTS (
-    SELECT FROM pgonce.batch_jobs AS o WHERE o.sink_name = :new AND o.batch_key = j.batch_key)
+WHERE (j.sink_name = :living OR j.targets ->> j.sink_name = :living_oid) AND NOT EXISTS (
+    SELECT FROM pgonce.batch_jobs AS o
+    WHERE o.batch_key = j.batch_key AND (o.sink_name = :new OR o.targets ->> o.sink_name = :new_oid))
 """)
 
 

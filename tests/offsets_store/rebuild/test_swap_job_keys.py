@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
+from pathlib import Path
 
 import psycopg
 import pytest
 from support.batches import make_batch
-from support.committed_rows import rows, settings
+from support.committed_rows import ids, job, rows, settings, writing
 from support.recoveries import noted
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.ledger.batch_jobs import Job
-from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.table.table_name import resolve_table
-from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
+from pgonce.sink.writing.write_batch import work_into
 
 TABLES = ("events", "events_new")
 
@@ -51,28 +46,14 @@ def swap(pgonce):
     return give
 
 
-def job(url, key, table, *ids, sink_name=None, inside=lambda: None):
+def run(url, key, table, number, **how):
     """Commit a batch job as ``df.write`` does."""
-    found = []
-
-    def name_sink(connection):
-        found[:] = [resolve_table(driver_connection(connection), table)]
-        return sink_name or found[0].qualified_name
-
-    def publish(connection, *_):
-        inside()
-        how = destination(table)
-        result = write_batch_in_tx(driver_connection(connection), how, rows(*ids), found=found)
-        return Published(len(ids), "inline", targets=result.targets)
-
-    how = settings(url, lock_timeout=10, retry_timeout=0)
-    return commit_job(how, Job(key, uuid.uuid4()), Work(name_sink, publish)).verdict
+    return commit_job(settings(url, lock_timeout=10), job(key), writing(number, table=table, **how)).verdict
 
 
 def in_tables(admin):
     """The ids in both tables."""
-    found = [admin.execute(f"SELECT id FROM {name} ORDER BY id".encode()).fetchall() for name in TABLES]
-    return [[number for (number,) in ids] for ids in found]
+    return [ids(admin, name) for name in TABLES]
 
 
 def keys(admin):
@@ -88,22 +69,22 @@ def keys(admin):
 class TestKeys:
     def test_they_go_with_the_rows(self, url, admin, swap):
         """A job that is run again is skipped where its rows are, and published where they are not."""
-        job(url, "K1", "events", 101)
-        job(url, "K1", "events_new", 101)
-        job(url, "K2", "events_new", 102)
-        job(url, "K3", "events", 103)
+        run(url, "K1", "events", 101)
+        run(url, "K1", "events_new", 101)
+        run(url, "K2", "events_new", 102)
+        run(url, "K3", "events", 103)
         assert "Batch jobs that were published into public.events and not into public.events_new: 1." in swap().stdout
         assert in_tables(admin) == [[2, 101, 102], [1, 101, 103]]
-        verdicts = [job(url, key, "events", int(f"10{key[1]}")) for key in ("K1", "K2", "K3")]
+        verdicts = [run(url, key, "events", int(f"10{key[1]}")) for key in ("K1", "K2", "K3")]
         assert verdicts == [JobVerdict.SKIPPED, JobVerdict.SKIPPED, JobVerdict.PUBLISHED]
         assert in_tables(admin) == [[2, 101, 102, 103], [1, 101, 103]]
-        assert job(url, "K2", "events_new", 102) is JobVerdict.PUBLISHED
+        assert run(url, "K2", "events_new", 102) is JobVerdict.PUBLISHED
 
     def test_what_was_skipped_goes_with_them(self, url, admin, swap):
         """Both tables may have the same key, and each keeps its own skips; swapped back, all is as it was."""
         for table in ("events", "events_new", "events_new"):
-            job(url, "K1", table, 101)
-        job(url, "K2", "events", 102)
+            run(url, "K1", table, 101)
+        run(url, "K2", "events", 102)
         before = keys(admin)
         assert before == [
             ("public.events", "K1", True, 0),
@@ -122,21 +103,33 @@ class TestKeys:
     @pytest.mark.parametrize("table", TABLES)
     def test_keys_under_a_name_of_the_users_own(self, url, admin, swap, table):
         """Nothing says which table they mean afterwards, so the swap is refused, and the text names them."""
-        job(url, "K1", table, 101, sink_name="mine")
+        run(url, "K1", table, 101, sink_name="mine")
         for yes in (False, True):
             found = swap(yes=yes)
             assert (found.exit_code, noted(admin)) == (ExitCode.NEEDS_PERSON, [])
             assert "[SWAP_REFUSED]" in found.stderr
             assert f"batch jobs with the sinkName 'mine' have written to public.{table}" in found.stderr
             assert "'K1'" in found.stderr
-        # As the documents say: the keys become those of the table.
-        admin.execute("DELETE FROM pgonce.batch_job_skips WHERE sink_name = 'mine'")
-        admin.execute("UPDATE pgonce.batch_jobs SET sink_name = %s WHERE sink_name = 'mine'", [f"public.{table}"])
+        # The keys become those of the table.
+        shown = (Path(__file__).parents[3] / "docs/batch-jobs.md").read_text().split("```")[-2].removeprefix("sql")
+        admin.execute(shown.replace("public.events", f"public.{table}").encode())
         assert swap().exit_code == ExitCode.OK
+        (now_called,) = set(TABLES) - {table}
+        assert run(url, "K1", now_called, 101) is JobVerdict.SKIPPED
+
+    def test_keys_under_an_earlier_name(self, url, admin, swap):
+        """The table was called so when they were published; they go with it all the same."""
+        admin.execute("ALTER TABLE events RENAME TO earlier")
+        run(url, "K1", "earlier", 101)
+        admin.execute("ALTER TABLE earlier RENAME TO events")
+        assert "Batch jobs that were published into public.events and not into public.events_new: 1." in swap().stdout
+        verdicts = [run(url, "K1", table, 101) for table in TABLES]
+        assert verdicts == [JobVerdict.PUBLISHED, JobVerdict.SKIPPED]
+        assert in_tables(admin) == [[2, 101], [1, 101]]
 
 
 def test_a_job_in_the_middle_of_its_commit(url, admin, swap):
-    """It is waited for, because its key and its rows belong together; a job that comes meanwhile waits for the swap."""
+    """It is waited for, because its key and its rows belong together; jobs that come meanwhile wait for the swap."""
     entered, go_on, verdicts, swaps = threading.Event(), threading.Event(), [], []
 
     def stay():
@@ -144,9 +137,10 @@ def test_a_job_in_the_middle_of_its_commit(url, admin, swap):
         assert go_on.wait(20)
 
     threads = [
-        threading.Thread(target=lambda: verdicts.append(job(url, "K1", "events", 101, inside=stay))),
+        threading.Thread(target=lambda: verdicts.append(run(url, "K1", "events", 101, then=stay))),
         threading.Thread(target=lambda: swaps.append(swap())),
-        threading.Thread(target=lambda: verdicts.append(job(url, "K1", "events_new", 101))),
+        threading.Thread(target=lambda: verdicts.append(run(url, "K1", "events_new", 101))),
+        threading.Thread(target=lambda: verdicts.append(run(url, "K1", "events", 101))),
     ]
     threads[0].start()
     assert entered.wait(20)
@@ -163,6 +157,6 @@ def test_a_job_in_the_middle_of_its_commit(url, admin, swap):
     for thread in threads:
         thread.join()
     assert swaps[0].exit_code == ExitCode.OK
-    # The second one comes to the table that has the rows of the first one by then.
-    assert verdicts == [JobVerdict.PUBLISHED, JobVerdict.SKIPPED]
-    assert in_tables(admin) == [[2], [1, 101]]
+    # One of these comes to the table that has the rows of the first one by then, and one to the other table.
+    assert sorted(verdict.name for verdict in verdicts) == ["PUBLISHED", "PUBLISHED", "SKIPPED"]
+    assert in_tables(admin) == [[2, 101], [1, 101]]
