@@ -195,6 +195,16 @@ def the_writer(found: Sequence[StoredWriter], query: str) -> StoredWriter:
     return found[0]
 
 
+def newest_of(found: Sequence[StoredWriter]) -> StoredWriter:
+    """
+    The writer of a query that knows best where its checkpoint is: of the living ones, the one that published last.
+
+    What the ledger has of a sink that was retired stays as it was, though the checkpoint moves.
+    """
+    living = [writer for writer in found if writer.is_living]
+    return max(living or found, key=lambda writer: writer.updated_at)
+
+
 def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
     """
     A writer whose end is where the query may go on, for all its sinks.

@@ -81,6 +81,20 @@ def test_by_the_name_of_the_query(url, doctor, tmp_path, admin):
     assert f"pgonce doctor {tmp_path / 'ckpt'}" in elsewhere.stderr
 
 
+def test_a_query_with_a_retired_sink(url, doctor, tmp_path, admin):
+    """The checkpoint is looked for where the living sink had it last: what is known of the other one is old."""
+    where = destination("events", "upsert")
+    publish(url, where)
+    admin.execute("CREATE TABLE audit (LIKE events)")
+    publish(url, destination("audit"))
+    place = "UPDATE pgonce.writers SET checkpoint_location = %s, retired_at = CASE WHEN %s THEN now() END WHERE "
+    admin.execute(place + "sink_name = 'public.audit'", ["/where/it/was", True])
+    admin.execute(place + "sink_name = 'public.events'", [str(tmp_path / "ckpt"), False])
+    asked = CliRunner().invoke(app, ["doctor", "orders", "--url", url])
+    assert (asked.exit_code, asked.stdout) == (doctor().exit_code, doctor().stdout)
+    assert "Next start: batch 1" in asked.stdout
+
+
 def test_a_table_that_takes_the_next_batch(url, doctor, check):
     """Doctor says that it has looked, with which columns, and what it has not looked at."""
     publish(url, destination("events", "upsert"))
