@@ -244,6 +244,7 @@ def health(
     if query is not None:
         stored = {(one.query_id, one.sink_name) for one, _ in _statuses(store, states, query, sink, None, None)}
         chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _failed_at_once(one, query)]
+        chosen = [one for one in chosen if one.state not in ENDED] or chosen
         found = [one for one in found if one.query_id in {each.query_id for each in chosen}]
     else:
         chosen = [one for one in states if one.state not in ENDED]

@@ -217,6 +217,16 @@ class TestHealth:
         assert pgonce("health", "orders", "--max-age", "5m").exit_code == ExitCode.OK
         assert pgonce("health", "orders", "--max-age", "soon").exit_code == ExitCode.USAGE
 
+    def test_bounds_of_a_query_with_a_retired_sink(self, url, pgonce, admin):
+        """A sink that publishes no more is not late; if it is the only one that is asked for, it is."""
+        publish(url, 3, KAFKA, sink_name="public.old")
+        admin.execute("UPDATE pgonce.writers SET updated_at = now() - interval '9 days', retired_at = now()")
+        publish(url, 3, KAFKA)
+        hear(url, KAFKA, batch_id=3)
+        bounds = ("health", "orders", "--max-age", "5m", "--max-lag", 5)
+        assert pgonce(*bounds).exit_code == ExitCode.OK
+        assert pgonce(*bounds, "--sink", "public.old").exit_code == ExitCode.UNHEALTHY
+
 
 class TestOffsets:
     def test_for_people_and_for_programs(self, url, pgonce):
