@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func
+from sqlalchemy import Connection, func, or_
 from sqlalchemy.dialects.postgresql import insert
 
 from pgonce.offsets_store.errors import LedgerError, PgonceError, without_its_words
@@ -61,7 +61,7 @@ class PartitionLags:
         self._rows: Mapping[Key, Sequence[PartitionLag]] = {}
         self._wanted_at: float | None = None
         self._stores = True
-        self._said = ""
+        self._said = self._said_unstored = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pgonce-lag", daemon=True)
 
@@ -135,15 +135,21 @@ class PartitionLags:
         try:
             with writing(self._url) as connection:
                 store_in_tx(connection, self._measured)
+            self._say_unstored("")
         except LedgerError as error:
-            # A role that only reads: its own pages and metrics have the lag nevertheless.
-            self._stores = False
-            _log.warning("the measured lag is shown here, and not stored for others: %s", error)
+            # A role that only reads has the lag on its own pages and in its metrics. Any other cause may pass.
+            self._stores = error.code != "LEDGER_NOT_PERMITTED"
+            self._say_unstored(str(error))
 
     def _say(self, text: str) -> None:
         if text and text != self._said:
             _log.warning("the lag cannot be measured: %s", text)
         self._said = text
+
+    def _say_unstored(self, text: str) -> None:
+        if text and text != self._said_unstored:
+            _log.warning("the measured lag is shown here, and not stored for others: %s", text)
+        self._said_unstored = text
 
 
 def _behind(one: Measured) -> Iterable[PartitionBehind]:
@@ -154,13 +160,19 @@ def _behind(one: Measured) -> Iterable[PartitionBehind]:
 
 
 def store_in_tx(connection: Connection, measured: Sequence[MeasuredLag]) -> None:
-    """Store what was measured, in the place of what was measured before."""
-    new = insert(measured_lag).values([dataclasses.asdict(one) for one in measured])
+    """
+    Store what was measured, in the place of what was measured before.
+
+    A host whose clock is ahead stores Postgres's time, so that it does not keep out what others measure after it.
+    """
+    now = func.clock_timestamp()
+    rows = [{**dataclasses.asdict(one), "measured_at": func.least(one.measured_at, now)} for one in measured]
+    new = insert(measured_lag).values(rows)
     names = ("lag", "lag_seconds", "retention_used_percent", "measured_at")
     connection.execute(
         new.on_conflict_do_update(
             index_elements=["query_id", "sink_name"],
             set_={name: new.excluded[name] for name in names},
-            where=measured_lag.c.measured_at < func.clock_timestamp(),
+            where=or_(measured_lag.c.measured_at < new.excluded.measured_at, measured_lag.c.measured_at > now),
         )
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime, timedelta, timezone
 
 import psycopg
 import pytest
@@ -11,7 +12,11 @@ from support.ledger_history import KAFKA, OTHER, QUERY, hear, publish
 from support.served import PATIENCE_SECONDS, served
 
 from pgonce.offsets_store.kafka.settings import brokers
-from pgonce.serve.lag import PartitionBehind, PartitionLags
+from pgonce.offsets_store.ledger.session import writing
+from pgonce.offsets_store.status.measure import Measured
+from pgonce.offsets_store.status.states import MeasuredLag
+from pgonce.serve import lag as module
+from pgonce.serve.lag import PartitionBehind, PartitionLags, store_in_tx
 
 KEY = QUERY, "public.orders"
 
@@ -34,6 +39,39 @@ class TestWithoutBrokers:
         lag = PartitionLags(url, None)
         lag.refresh()
         assert lag.partitions() == {}
+
+
+class TestStored:
+    """What was measured, for other processes."""
+
+    @pytest.mark.parametrize("sqlstate", ["25006", "55P03"])
+    def test_what_may_pass_is_tried_again(self, url, store, admin, sqlstate, monkeypatch, caplog):
+        """A failover, or a lock, keeps nothing out for longer than it lasts, and is logged once."""
+        told = [Measured(MeasuredLag(*KEY, 3, None, None, datetime.now(timezone.utc)), (), {})]
+        monkeypatch.setattr(module, "measure_partitions", lambda *_: told)
+        admin.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            f"'BEGIN RAISE EXCEPTION USING ERRCODE = ''{sqlstate}''; END'"
+        )
+        admin.execute("CREATE TRIGGER t BEFORE INSERT ON pgonce.measured_lag EXECUTE FUNCTION refuse()")
+        lag = PartitionLags(url, brokers("nowhere:9092"))
+        lag.refresh()
+        lag.refresh()
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        admin.execute("DROP TRIGGER t ON pgonce.measured_lag")
+        lag.refresh()
+        assert admin.execute("SELECT lag FROM pgonce.measured_lag").fetchall() == [(3,)]
+
+    def test_clocks_that_are_ahead(self, url, store, admin):
+        """A row that is dated tomorrow is replaced by the next one, and none is dated later than Postgres's time."""
+        now = datetime.now(timezone.utc)
+        tomorrow = now + timedelta(days=1)
+        for lag, at in ((3, tomorrow), (4, now)):
+            with writing(url) as connection:
+                store_in_tx(connection, [MeasuredLag(*KEY, lag, None, None, at)])
+            found = admin.execute("SELECT lag, measured_at <= clock_timestamp() FROM pgonce.measured_lag").fetchall()
+            assert found == [(lag, True)]
+            admin.execute("UPDATE pgonce.measured_lag SET measured_at = %s", [tomorrow])
 
 
 @pytest.mark.kafka
