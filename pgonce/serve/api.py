@@ -24,6 +24,9 @@ from .look import SeenFailure
 from .pages import ledger_says
 from .reader import Snapshot
 
+# Postgres's message may repeat a key, or the value that was refused.
+_HAVE_VALUES = ("row_data", "message")
+
 
 def answer(found: Mapping[str, Any], status: int = 200) -> Response:
     """One JSON document."""
@@ -58,7 +61,7 @@ def one_query(snapshot: Snapshot, state: QueryState, found: QueryDetails, *, wit
         "sessions": [dataclasses.asdict(session) for session in found.sessions],
         "failures": [dataclasses.asdict(failure) for failure in failures_of(snapshot, state)],
         "dead_letters": [
-            {key: value for key, value in dataclasses.asdict(letter).items() if with_rows or key != "row_data"}
+            {key: value for key, value in dataclasses.asdict(letter).items() if with_rows or key not in _HAVE_VALUES}
             for letter in found.letters
         ],
         "dead_letter_codes": found.letter_codes,

@@ -246,7 +246,7 @@ class TestLetters:
 
     def test_rows_that_are_hidden(self, url, admin):
         """With --hide-rows no row is shown and none can be repaired; the rest can be done."""
-        one = put_aside(admin, {"id": 1, "name": "Erika"})
+        one = put_aside(admin, {"id": 1, "name": "Erika"}, message="Key (name)=(Erika) already exists.")
         with acting(url, with_rows=False) as site:
             ann = sign_in(site)
             assert "Erika" not in ann.of("letters").text
