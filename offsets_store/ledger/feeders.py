@@ -8,6 +8,7 @@ Invariant: what feeding a table means is said here and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -32,12 +33,27 @@ FEEDS = """(
                SELECT relid FROM pg_partition_ancestors(CAST(CAST(asked.oid AS oid) AS regclass))))
 )"""
 
+# The rows of a retired writer are still there; those of a forgotten one are not, and those of one that was replaced
+# are its successor's.
+HAS_ROWS = """(
+    {feeder}.replaced_by IS NULL AND NOT EXISTS (
+        SELECT FROM pgonce.interventions AS i WHERE i.writer_id = {feeder}.writer_id AND i.kind = 'forget')
+)"""
+
+
+class Feeder(NamedTuple):
+    """A writer that has rows in a table: the query's id, its sink, and whether it was retired."""
+
+    query_id: str
+    sink_name: str
+    is_retired: bool
+
 
 def lock_feeders_in_tx(
     connection: psycopg.Connection, tables: Mapping[str, int | None], or_gone: tuple[str, str]
-) -> list[tuple[str, str]]:
+) -> list[Feeder]:
     """
-    Lock the living writers that feed these tables; the query's id and the sink of each.
+    Lock the writers that have fed these tables; those whose rows are still there.
 
     The user's search_path may be in force, and is so afterwards.
 
@@ -49,14 +65,12 @@ def lock_feeders_in_tx(
         feeder=_WRITERS, names=sql.Literal(names), oids=sql.Literal(oids), query=query, sink=sink
     )
     found = search_path.execute_in_tx(connection, statement).fetchall()
-    return [(query_id, sink_name) for query_id, sink_name, counts in found if counts]
+    return [Feeder(*feeder) for *feeder, counts in found if counts]
 
 
-# Those that are gone are locked too, because a letter of theirs may be replayed meanwhile. The rows of a retired one
-# are still there; those of a forgotten one are not.
-_LOCK_FEEDERS = """
-SELECT query_id, sink_name, query_id = {query} AND sink_name = {sink} OR replaced_by IS NULL AND NOT EXISTS (
-    SELECT FROM pgonce.interventions AS i WHERE i.writer_id = pgonce.writers.writer_id AND i.kind = 'forget')
+# Those that are gone are locked too, because a letter of theirs may be replayed meanwhile.
+_LOCK_FEEDERS = f"""
+SELECT query_id, sink_name, retired_at IS NOT NULL, query_id = {{query}} AND sink_name = {{sink}} OR {HAS_ROWS}
 FROM pgonce.writers
 WHERE last_batch_id IS NOT NULL AND """
 

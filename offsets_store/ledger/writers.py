@@ -38,7 +38,7 @@ from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError
 from ..offsets import Offsets, furthest
 from ..verdict.facts import Batch, Recorded, Writer
 from ..verdict.reads import recorded_reads
-from .feeders import FEEDS
+from .feeders import FEEDS, HAS_ROWS
 from .migrations import POSITIONS
 from .positions import refuse_disputed
 from .tables import LEAST_READER, batches, last_batches, replays, runs, writers, writers_and_last_batches
@@ -49,6 +49,8 @@ HAS_PUBLISHED = writers.c.last_batch_id.is_not(None)
 """A first batch that is not committed yet leaves a row that counts for no other writer."""
 IS_LIVING = and_(HAS_PUBLISHED, writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None))
 """The writers that have published and may publish more."""
+COUNTS_AS_FEEDER = and_(HAS_PUBLISHED, text(HAS_ROWS.format(feeder="pgonce.writers")))
+"""The writers whose rows are still in their tables: the living ones, and those that were retired and not forgotten."""
 
 RECORDED = (
     "batch_id",
@@ -187,16 +189,17 @@ def checked(row: Mapping[str, Any] | RowMapping) -> dict[str, Any]:
     return dict(row)
 
 
-def feeds(tables: Mapping[str, int | None]) -> TextClause:
+def feeds(tables: Mapping[str, int | None], feeder: str = "pgonce.writers") -> TextClause:
     """
     The condition for the writers that feed one of these tables, under any sink name.
 
     A writer whose tables are not known before it writes to them is found once it has.
 
     :param tables: their qualified names (or the name of a sink), with their oids as far as they are known.
+    :param feeder: ``pgonce.batch_jobs`` for the condition for batch jobs.
     """
     names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
-    condition = FEEDS.format(feeder="pgonce.writers", names=":fed_names", oids=":fed_oids")
+    condition = FEEDS.format(feeder=feeder, names=":fed_names", oids=":fed_oids")
     return text(condition).bindparams(fed_names=names, fed_oids=oids)
 
 

@@ -19,6 +19,7 @@ from ..errors import CheckpointError, ConfigurationError, RecoveryError
 from ..ledger.lock import is_accepted_in_tx
 from ..ledger.session import reading
 from ..ledger.tables import writers
+from ..ledger.writers import COUNTS_AS_FEEDER, writers_in_tx
 from ..status.decisions import decisions_on
 from ..status.store import OffsetsStore
 from ..verdict.decide import ACCEPTABLE, Verdict
@@ -157,15 +158,23 @@ def put_out_of_the_way(
     """
     Make the sinks publish no more, so that they are not rivals of new queries.
 
+    :param kind: ``retire``; or ``forget``, also for a sink that was retired.
     :raises RecoveryError: RECOVERY_RUNNING, if a sink has moved since it was read; WRITER_GONE, if another person was
         quicker.
     """
     with holding(url, sinks) as connection:
         for sink in sinks:
-            refuse_gone(connection, _as_it_is_in_tx(connection, sink))
+            if kind != "forget" or not counts_as_feeder(connection, sink):
+                refuse_gone(connection, _as_it_is_in_tx(connection, sink))
             gone = update(writers).where(writers.c.writer_id == sink.writer_id)
-            connection.execute(gone.values(retired_at=func.clock_timestamp()))
+            retired_at = func.coalesce(writers.c.retired_at, func.clock_timestamp())
+            connection.execute(gone.values(retired_at=retired_at))
             note(connection, sink.writer_id, kind, batch_id=sink.last_batch_id, reason=reason, person=person)
+
+
+def counts_as_feeder(connection: Connection, sink: SinkFacts) -> bool:
+    """Whether the sink's rows are still in its tables, as far as the ledger knows: it was not replaced or forgotten."""
+    return bool(writers_in_tx(connection, COUNTS_AS_FEEDER, writers.c.writer_id == sink.writer_id))
 
 
 def _as_it_is_in_tx(connection: Connection, sink: SinkFacts) -> SinkFacts:

@@ -7,20 +7,23 @@ deleted; the ledger keeps who said it, and why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select, text
 
 from ..checkpoint.files import open_recorded
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import CheckpointError
 from ..ledger.session import reading
-from ..ledger.writers import IS_LIVING, feeds, writers_in_tx
+from ..ledger.tables import batch_jobs
+from ..ledger.writers import COUNTS_AS_FEEDER, feeds, writers_in_tx
 from ..postgres.text import QUALIFIED_NAME
 from ..status.store import OffsetsStore
-from .by_hand import put_out_of_the_way, refuse_gone, refuse_no_reason
+from ..status.stored import newest_of
+from ..verdict.facts import Writer
+from .by_hand import counts_as_feeder, put_out_of_the_way, refuse_gone, refuse_no_reason
 from .fence import QUIET_SECONDS, StoppedQuery, refuse_running
 from .read_stopped_query import read_checkpoint, read_sinks
 from .stopped_query import CheckpointFacts, SinkFacts
@@ -32,14 +35,16 @@ class Forgetting:
     What is forgotten, or would be.
 
     ``tables`` has the tables that each sink has written to, as SQL names them; none if they are unknown. ``others``
-    has the other queries that feed each sink.
+    has the writers that are not forgotten and whose rows are in these tables as well, and ``jobs`` counts the batch
+    jobs that have written to them.
     """
 
     query_id: str
     query_name: str | None
     sinks: tuple[SinkFacts, ...]
     tables: Mapping[str, tuple[str, ...]]
-    others: Mapping[str, tuple[str, ...]]
+    others: Mapping[str, tuple[Writer, ...]]
+    jobs: Mapping[str, int]
 
 
 def forget_query(
@@ -53,7 +58,9 @@ def forget_query(
     wait_seconds: float = 0,
 ) -> Forgetting:
     """
-    Take a query (its id or name) out of the way of new ones: with all its sinks, or with ``sink`` alone.
+    Take a query (its id or name) out of the way of new ones: with all its living sinks, or with ``sink`` alone.
+
+    A sink that was retired is forgotten if it is named, or if the query has no living one: its rows were meant to stay.
 
     :raises ConfigurationError: NO_REASON.
     :raises RecoveryError: RECOVERY_RUNNING; WRITER_GONE, where all of it is gone already.
@@ -65,20 +72,24 @@ def forget_query(
         named = {writer.sink_name for writer in found}
         sinks = [known for known in read_sinks(connection, found[0].query_id) if known.sink_name in named]
         living = tuple(known for known in sinks if known.is_living)
+        chosen = living or tuple(known for known in sinks if counts_as_feeder(connection, known))
         forgetting = Forgetting(
             found[0].query_id,
             found[0].query_name,
-            living,
-            {known.sink_name: _tables(connection, known) for known in living},
-            {known.sink_name: _others(connection, known) for known in living},
+            chosen,
+            {known.sink_name: _tables(connection, known) for known in chosen},
+            {known.sink_name: _others(connection, known, chosen) for known in chosen},
+            {known.sink_name: _jobs(connection, known) for known in chosen},
         )
-        if not living:
+        if not chosen:
             refuse_gone(connection, sinks[0])
     if not dry_run:
-        query_id = found[0].query_id
-        checkpoint = _checkpoint(found[0].checkpoint_location, query_id)
-        refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, *checkpoint))
-        put_out_of_the_way(url, living, "forget", reason)
+        # What was retired publishes nothing, even if its query runs.
+        if living:
+            query_id = found[0].query_id
+            checkpoint = _checkpoint(newest_of(found).checkpoint_location, query_id)
+            refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, *checkpoint))
+        put_out_of_the_way(url, chosen, "forget", reason)
     return forgetting
 
 
@@ -98,11 +109,21 @@ def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
     return tuple(found.scalars())
 
 
-def _others(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
-    """The other queries that feed the sink, or one of its tables."""
-    others = writers_in_tx(connection, IS_LIVING, feeds({sink.sink_name: None, **(sink.targets or {})}))
-    named = (f"{one.query_id} ({one.query_name or 'no name'})" for one in others if one.query_id != sink.query_id)
-    return tuple(dict.fromkeys(named))
+def _fed(sink: SinkFacts) -> dict[str, int | None]:
+    return {sink.sink_name: None, **(sink.targets or {})}
+
+
+def _others(connection: Connection, sink: SinkFacts, chosen: Sequence[SinkFacts]) -> tuple[Writer, ...]:
+    """The writers, but for those that are forgotten, that feed the sink or one of its tables, or have fed it."""
+    forgotten = {known.writer_id for known in chosen}
+    feeders = writers_in_tx(connection, COUNTS_AS_FEEDER, feeds(_fed(sink)))
+    return tuple(one for one in feeders if one.writer_id not in forgotten)
+
+
+def _jobs(connection: Connection, sink: SinkFacts) -> int:
+    """How many batch jobs have written to the sink, or to one of its tables."""
+    condition = feeds(_fed(sink), feeder="pgonce.batch_jobs")
+    return int(connection.execute(select(func.count()).select_from(batch_jobs).where(condition)).scalar_one())
 
 
 def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:

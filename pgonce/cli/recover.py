@@ -25,6 +25,7 @@ from pgonce.offsets_store.recovery.plan import MAY_DOUBLE
 from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint, undo_recovery
 from pgonce.offsets_store.recovery.stopped_query import no_checkpoint
+from pgonce.offsets_store.verdict.facts import Writer
 
 from .answers.output import print_json, print_lines
 from .answers.waiting import at_work
@@ -136,20 +137,21 @@ def forget(
     found = forget_query(
         query, url, reason=reason, sink=sink, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait
     )
-    lines = [*_forget_lines(found), "Forgotten. Start the new query on a new checkpoint." if yes else NOT_DONE]
+    done = "Forgotten. If a new query is to load the tables again, start it on a new checkpoint."
+    lines = [*_forget_lines(found), done if yes else NOT_DONE]
     print_lines(lines)
 
 
 def _forget_lines(found: Forgetting) -> list[str]:
     lines = [f"Query {found.query_id} ({found.query_name or 'no name'}):"]
-    lines += [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}" for sink in found.sinks]
+    lines += [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}{_retired(sink)}" for sink in found.sinks]
     lines.append(
         "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
         "beginning of its source."
     )
     lines.append(
-        "The rows stay in the tables, and a new query that reads the same source would write them again. So empty "
-        "the tables before you start it:"
+        "The rows stay in the tables, and a new query that reads the same source would write them again. Before you "
+        "start such a query, empty the tables:"
     )
     lines += [f"  TRUNCATE {name};" for name in sorted({name for names in found.tables.values() for name in names})]
     lines += [
@@ -157,13 +159,27 @@ def _forget_lines(found: Forgetting) -> list[str]:
         for name, tables in found.tables.items()
         if not tables
     ]
-    lines += [
-        f"But {name} is also fed by {', '.join(others)}: TRUNCATE would remove those rows as well, and nothing "
-        "would write them again."
-        for name, others in found.others.items()
-        if others
-    ]
+    for name, jobs in found.jobs.items():
+        others = [
+            f"query {one.query_id} ({one.query_name or 'no name'}) through sink {one.sink_name!r}{_retired(one)}"
+            for one in found.others[name]
+        ]
+        others += [f"batch jobs ({jobs} batchKeys)"] * bool(jobs)
+        if others:
+            lines.append(
+                f"But {name} also has rows of {'; '.join(others)}. TRUNCATE would remove these rows as well, and "
+                "nothing would write them again."
+            )
+    if any(found.jobs.values()):
+        lines.append(
+            "The keys of batch jobs stay: a job that is run again is skipped. If it is to write its rows again, delete "
+            "its record from pgonce.batch_jobs too."
+        )
     return lines
+
+
+def _retired(writer: Writer) -> str:
+    return ", retired" if writer.retired_at else ""
 
 
 def swap(

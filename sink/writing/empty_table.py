@@ -9,6 +9,7 @@ has named, and only if nothing but the table's own rows is deleted with them.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -17,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.ledger.feeders import count_jobs_in_tx, lock_feeders_in_tx
+from pgonce.offsets_store.ledger.feeders import Feeder, count_jobs_in_tx, lock_feeders_in_tx
 from pgonce.offsets_store.postgres import search_path
 
 from .by_key.tombstone_sets import forget_in_tx
@@ -118,11 +119,13 @@ class StartOver:
         named = (self.replaces, self.sink_name)
         tables = {table.qualified_name: table.oid}
         feeders = lock_feeders_in_tx(connection, tables, or_gone=named)
-        reason = (
-            _fed_by_others(feeders, *named)
-            or _fed_by_jobs(count_jobs_in_tx(connection, tables))
-            or _unfit_to_start_over(connection, table)
-        )
+        others = [feeder for feeder in feeders if (feeder.query_id, feeder.sink_name) != named]
+        rows_of_others = _fed_by_others(others) or _fed_by_jobs(count_jobs_in_tx(connection, tables))
+        if rows_of_others:
+            raise _not_over(table, rows_of_others, _forget_retired(others))
+        if not feeders:
+            raise _not_over(table, f"the ledger does not know that query {self.replaces} has written to it")
+        reason = _unfit_to_start_over(connection, table)
         if reason:
             raise _not_over(table, reason)
         _forget_deletes(connection, table)
@@ -131,14 +134,22 @@ class StartOver:
             raise _not_over(table, kept.value)
 
 
-def _fed_by_others(feeders: Sequence[tuple[str, str]], query_id: str, sink_name: str) -> str:
-    others = [feeder for feeder in feeders if feeder != (query_id, sink_name)]
-    if len(others) == len(feeders):
-        return f"the ledger does not know that query {query_id} has written to it"
-    beside = ", ".join(f"query {query} (sink {sink!r})" for query, sink in others)
+def _fed_by_others(others: Sequence[Feeder]) -> str:
+    beside = ", ".join(f"query {other.query_id} (sink {other.sink_name!r})" for other in others)
     return beside and (
         f"other queries also feed it, or have fed it ({beside}): their rows would be deleted as well, and nothing "
         "would write them again"
+    )
+
+
+def _forget_retired(others: Sequence[Feeder]) -> str:
+    commands = ", ".join(
+        f"`pgonce forget {other.query_id} --sink {shlex.quote(other.sink_name)} --reason ... --yes`"
+        for other in others
+        if other.is_retired
+    )
+    return commands and (
+        f" If rows of queries that were retired are no longer in the table, or may be lost, forget these: {commands}."
     )
 
 
@@ -171,13 +182,15 @@ def _forget_deletes(connection: psycopg.Connection, table: TargetTable) -> None:
         raise _not_over(table, f"deletes from it are remembered together with those from all partitions of {root}")
 
 
-def _not_over(table: TargetTable, reason: str) -> TargetError:
+_BY_HAND = " Or empty the table yourself, and remove the old query with `pgonce forget`."
+
+
+def _not_over(table: TargetTable, reason: str, more: str = _BY_HAND) -> TargetError:
     return TargetError(
         "START_OVER_REFUSED",
         f"startOver=truncate would delete all rows of {table.qualified_name}, but {reason}.",
         NOTHING,
-        "Remove the cause. Or fill another table, and exchange the two with `pgonce swap`. Or empty the table "
-        "yourself, and remove the old query with `pgonce forget`.",
+        f"Remove the cause. Or fill another table, and exchange the two with `pgonce swap`.{more}",
     )
 
 

@@ -18,9 +18,12 @@ from support.stopped_query import checkpoint, entries, entry, kafka, published_t
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.next_start import NextStart, next_start, verdict_on
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -271,7 +274,7 @@ class TestForget:
         assert publish(url, tmp_path / "also", also, 9, name="also", independent=True) == "NEW"
         done = pgonce("forget", old, "--sink", SINK, "--reason", "why", "--yes", "--quiet-for", 0)
         assert done.exit_code == ExitCode.OK, done.stderr
-        assert f"But {SINK} is also fed by {also} (also)" in done.stdout
+        assert f"But {SINK} also has rows of query {also} (also) through sink '{SINK}'." in done.stdout
         assert "others" not in done.stdout
         again = pgonce("forget", old, "--sink", SINK, "--reason", "why")
         assert (again.exit_code, "[WRITER_GONE]" in again.stderr) == (ExitCode.NEEDS_PERSON, True)
@@ -283,4 +286,36 @@ class TestForget:
         admin.execute("ALTER TABLE events RENAME TO orders")
         also = begun(tmp_path / "also", FILES)
         assert publish(url, tmp_path / "also", also, 9, table="orders", name="also", independent=True) == "NEW"
-        assert f"But {SINK} is also fed by {also} (also)" in pgonce("forget", old, "--reason", "why").stdout
+        assert f"But {SINK} also has rows of query {also} (also)" in pgonce("forget", old, "--reason", "why").stdout
+
+    def test_rows_that_do_not_come_back(self, url, target, tmp_path, pgonce, admin):
+        """Those of batch jobs, of a retired query and of another sink of the same query are named."""
+        old = fed(url, tmp_path / "ckpt", FILES)
+        ended = begun(tmp_path / "ended", FILES)
+        assert publish(url, tmp_path / "ended", ended, 7, independent=True) == "NEW"
+        retire_sink(ended, url)
+        commit_job(CommitSettings(url), Job("2026-09", uuid.uuid4()), work_into(None, destination(SINK), rows(8)))
+        command = ("forget", old, "--sink", SINK, "--reason", "why")
+        jobs = "batch jobs (1 batchKeys). TRUNCATE would remove these rows as well"
+        named = f"But {SINK} also has rows of query {ended} (no name) through sink '{SINK}', retired; {jobs}"
+        assert named in pgonce(*command).stdout
+        assert "delete its record from pgonce.batch_jobs" in pgonce(*command).stdout
+        admin.execute("UPDATE pgonce.writers SET query_id = %s, sink_name = 'mine' WHERE query_id = %s", [old, ended])
+        assert f"query {old} (no name) through sink 'mine', retired; {jobs}" in pgonce(*command).stdout
+
+    def test_a_sink_that_was_retired(self, url, target, tmp_path, pgonce, admin):
+        """It is forgotten if it is named, or if no sink is living, even while its query runs, and only once."""
+        old = fed(url, tmp_path / "ckpt", FILES)
+        assert publish(url, tmp_path / "ckpt", old, 1, table="others") == "NEW"
+        retire_sink(old, url, sink=SINK)
+        retired = "SELECT retired_at FROM pgonce.writers WHERE sink_name = %s"
+        since = admin.execute(retired, [SINK]).fetchone()
+        assert "TRUNCATE public.events" not in pgonce("forget", old, "--reason", "why").stdout
+        named = ("forget", old, "--sink", SINK, "--reason", "why", "--yes", "--quiet-for", 3600)
+        assert pgonce(*named).exit_code == ExitCode.OK
+        assert admin.execute(retired, [SINK]).fetchone() == since
+        assert "[WRITER_GONE]" in pgonce(*named).stderr
+        retire_sink(old, url, sink="public.others")
+        assert pgonce("forget", old, "--reason", "why", "--yes").exit_code == ExitCode.OK
+        noted = admin.execute("SELECT kind FROM pgonce.interventions ORDER BY intervention_id").fetchall()
+        assert [kind for (kind,) in noted] == ["retire", "forget"] * 2

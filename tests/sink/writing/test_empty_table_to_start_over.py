@@ -24,6 +24,7 @@ from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.recovery.by_hand import retire_sink
+from pgonce.offsets_store.recovery.forget import forget_query
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
@@ -79,18 +80,22 @@ class TestOtherRows:
         commit(url, "old", 0, 1)
         work = work_into(None, destination("events"), rows(7))
         commit_job(settings(url), Job("2026-11-20", uuid.uuid4()), work)
-        assert "batch jobs have written to it (1 batchKeys)" in refused(
-            "START_OVER_REFUSED", url, "new", 0, 1, over="old"
-        )
+        said = refused("START_OVER_REFUSED", url, "new", 0, 1, over="old")
+        assert "batch jobs have written to it (1 batchKeys)" in said
+        assert "empty the table yourself" not in said
         assert ids(admin) == [1, 7]
 
     def test_of_a_query_that_was_retired(self, admin, url):
-        """Its rows are meant to stay."""
+        """Its rows are meant to stay, until it is forgotten."""
         commit(url, "old", 0, 1)
         commit(url, "ended", 0, 7, remedies=Remedies(independent=True))
         retire_sink("ended", url, reason="its topic has ended")
-        assert "query ended" in refused("START_OVER_REFUSED", url, "new", 0, 1, over="old")
+        said = refused("START_OVER_REFUSED", url, "new", 0, 1, over="old")
+        assert "forget these: `pgonce forget ended --sink public.events --reason ... --yes`." in said
         assert ids(admin) == [1, 7]
+        forget_query("ended", url, reason="its rows may go")
+        assert commit(url, "new", 0, 1, over="old") is Verdict.NEW
+        assert ids(admin) == [1]
 
     def test_of_a_query_whose_place_was_taken(self, admin, url):
         """One of its dead letters may be replayed just now, and then its row is deleted too."""
