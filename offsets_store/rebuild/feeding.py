@@ -6,7 +6,7 @@ it is called: its next batch is refused until the query is told the new name.
 
 The new table has caught up only if stored offsets say so: its query has begun where the one of the living table has, or
 before, and has got as far. Offsets that do not say which rows they stand for are not compared. The rows of a query that
-was retired are in the living table still, so they count as well.
+was retired are in the living table still, so they count as well, until it is forgotten.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, exists, not_, select, update
+from sqlalchemy import Connection, not_, select, update
 
 from ..ledger.tables import batches, interventions, writers
-from ..ledger.writers import HAS_PUBLISHED, IS_LIVING, feeds, writers_in_tx
+from ..ledger.writers import COUNTS_AS_FEEDER, IS_LIVING, feeds, writers_in_tx
 from ..offsets import Offsets, by_partition, kafka_positions, same, says_which_rows, tells_which_rows
 from ..verdict.facts import Writer
 from .described_table import Table
@@ -27,7 +27,7 @@ from .described_table import Table
 @dataclass(frozen=True)
 class Feeding:
     """
-    A living writer of one of the tables. ``oid`` is the table that has its rows.
+    A writer of one of the tables: a living one, or one that was retired. ``oid`` is the table that has its rows.
 
     ``exchanged`` are the oids of the two tables of its newest swap; empty if there was none, or if that has undone the
     one before.
@@ -52,16 +52,11 @@ def feeding(connection: Connection, table: Table, *, lock: bool = False) -> list
     return [_feeding(connection, writer, table.oid) for writer in by_key]
 
 
-def retired_reaches(connection: Connection, table: Table) -> list[Reach]:
-    """What the writers of a table have stored that were retired and not forgotten."""
-    is_retired = and_(HAS_PUBLISHED, writers.c.retired_at.is_not(None), writers.c.replaced_by.is_(None))
-    is_forgotten = exists().where(interventions.c.writer_id == writers.c.writer_id, interventions.c.kind == "forget")
-    found = writers_in_tx(connection, is_retired, not_(is_forgotten), feeds({table.qualified_name: table.oid}))
-    return [_reach(connection, writer) for writer in found]
-
-
-def _reach(connection: Connection, writer: Writer) -> Reach:
-    return Reach(writer.stored_to, writer.topic_ids, _start(connection, writer.writer_id))
+def retired_feeding(connection: Connection, table: Table) -> list[Feeding]:
+    """The writers of a table that were retired and not forgotten."""
+    feeds_it = feeds({table.qualified_name: table.oid})
+    found = writers_in_tx(connection, COUNTS_AS_FEEDER, not_(IS_LIVING), feeds_it)
+    return [_feeding(connection, writer, table.oid) for writer in found]
 
 
 def _feeding(connection: Connection, writer: Writer, oid: int) -> Feeding:
@@ -74,7 +69,8 @@ def _feeding(connection: Connection, writer: Writer, oid: int) -> Feeding:
     details = connection.execute(newest).scalar_one_or_none()
     # Swaps of earlier versions do not say which tables they have exchanged.
     exchanged = details.get("exchanged", ()) if details and not details["back"] else ()
-    return Feeding(writer, oid, _reach(connection, writer), frozenset(exchanged))
+    reach = Reach(writer.stored_to, writer.topic_ids, _start(connection, writer.writer_id))
+    return Feeding(writer, oid, reach, frozenset(exchanged))
 
 
 def _start(connection: Connection, writer_id: int) -> Offsets | None:
@@ -137,6 +133,22 @@ def _known_under_both(connection: Connection, feeders: Sequence[Feeding], names:
         .where(writers.c.writer_id.not_in([feeder.writer.writer_id for feeder in feeders]))
     )
     return [f"query {row.query_id} has also fed {row.sink_name}, and was retired or replaced there" for row in found]
+
+
+def can_follow(connection: Connection, retired: Feeding, named_as: Mapping[int, Table]) -> bool:
+    """
+    Whether a retired writer can go with its table, as :func:`follow` does it.
+
+    It stays under its old name if its rows may be in other tables as well, or if its query has another writer of the
+    new name.
+    """
+    now = named_as[retired.oid]
+    (was,) = (table for table in named_as.values() if table is not now)
+    named_so = select(writers.c.writer_id).where(
+        writers.c.query_id == retired.writer.query_id, writers.c.sink_name == now.qualified_name
+    )
+    is_of_it_alone = retired.writer.targets == {was.qualified_name: retired.oid}
+    return is_of_it_alone and connection.execute(named_so).first() is None
 
 
 def follow(connection: Connection, feeder: Feeding, named_as: Mapping[int, Table]) -> str:
@@ -210,6 +222,12 @@ def missing(living: Sequence[Reach], new: Sequence[Reach]) -> list[str]:
             raise NotComparableError("there is no record that both queries began at the same place")
         return []
     raise NotComparableError("their stored offsets do not tell which rows were read")
+
+
+def retired_ahead(retired: Iterable[Feeding], new: Iterable[Feeding]) -> list[Feeding]:
+    """The retired writers that have stored something that those of the new table have not."""
+    stored = _positions((feeder.reach for feeder in new), min)
+    return [feeder for feeder in retired if _behind(_positions([feeder.reach], max), stored)]
 
 
 def _positions(ends: Iterable[Reach], choose: Callable[[int, int], int]) -> dict[tuple[str, int], int]:

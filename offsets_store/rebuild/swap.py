@@ -8,6 +8,7 @@ lost or doubled, even if one of the queries runs on.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,12 +40,13 @@ from .exchange import (
 from .feeding import (
     Feeding,
     NotComparableError,
-    Reach,
+    can_follow,
     feeding,
     follow,
     missing,
     refused_feeding,
-    retired_reaches,
+    retired_ahead,
+    retired_feeding,
 )
 
 LOCK_SECONDS = 10.0
@@ -68,20 +70,20 @@ class Swap:
     """
     Two tables that are exchanged, or would be, with their writers as they were before.
 
-    ``retired`` says what writers of the living table have stored that were retired. ``jobs_behind`` counts the batch
-    jobs that were published into the living table, and not into the new one, once nothing else stands in the way.
+    ``retired`` are the writers of either that were retired and not forgotten. ``jobs_behind`` counts the batch jobs
+    that were published into the living table, and not into the new one, once nothing else stands in the way.
     """
 
     living: Table
     new: Table
     of_living: tuple[Feeding, ...]
     of_new: tuple[Feeding, ...]
-    retired: tuple[Reach, ...] = ()
+    retired: tuple[Feeding, ...] = ()
     jobs_behind: int = 0
 
     @property
     def feeders(self) -> tuple[Feeding, ...]:
-        """The writers of both tables."""
+        """The living writers of both tables."""
         return (*self.of_living, *self.of_new)
 
     @property
@@ -158,19 +160,20 @@ def _described(connection: Connection, oids: tuple[int, int], *, lock: bool = Fa
     if living is None or new is None:
         raise _moved("one of the tables is gone")
     fed = [tuple(feeding(connection, table, lock=lock)) for table in (living, new)]
-    return Swap(living, new, fed[0], fed[1], tuple(retired_reaches(connection, living)))
+    retired = (feeder for table in (living, new) for feeder in retired_feeding(connection, table))
+    return Swap(living, new, fed[0], fed[1], tuple(retired))
 
 
 def _lock_sinks(connection: Connection, url: str, swap: Swap) -> None:
     """Wait until no writer is in the middle of a batch, and keep new ones out."""
-    feeders = sorted((feeder.writer for feeder in swap.feeders), key=lambda writer: writer.writer_id)
-    names = {swap.living.qualified_name, swap.new.qualified_name, *(writer.sink_name for writer in feeders)}
+    feeders = {feeder.writer.writer_id: feeder.writer for feeder in (*swap.feeders, *swap.retired)}
+    names = {swap.living.qualified_name, swap.new.qualified_name, *(writer.sink_name for writer in feeders.values())}
     # As the first batch of a new query does: this lock first, and then those of known writers.
     for name in sorted(names):
         with _saying_who(connection, url, LOCK_SECONDS, f"the sink {name!r}, into which a new query writes"):
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
-    for writer in feeders:
-        lock_writer_row(connection, writer.writer_id, writer.sink_name, url)
+    for writer_id, writer in sorted(feeders.items()):
+        lock_writer_row(connection, writer_id, writer.sink_name, url)
 
 
 def _lock_keys_and_letters(connection: Connection, url: str, swap: Swap, lock_seconds: float) -> None:
@@ -267,8 +270,9 @@ def _refuse_direction(swap: Swap, allowed: Allowed) -> NoReturn:
 
 
 def _refuse_behind(swap: Swap, allowed: Allowed) -> None:
+    retired = [feeder for feeder in swap.retired if feeder.oid == swap.living.oid]
     try:
-        living = [*(feeder.reach for feeder in swap.of_living), *swap.retired]
+        living = [feeder.reach for feeder in (*swap.of_living, *retired)]
         behind = missing(living, [feeder.reach for feeder in swap.of_new])
     except NotComparableError as why:
         if allowed.caught_up:
@@ -284,7 +288,13 @@ def _refuse_behind(swap: Swap, allowed: Allowed) -> None:
             "SWAP_BEHIND",
             f"{swap.new.qualified_name} has not caught up with {swap.living.qualified_name}: {'; '.join(behind)}.",
             UNCHANGED,
-            "Let the query that fills it go on; if the other one runs ahead all the time, stop that one first.",
+            "Let the query that fills it go on; if the other one runs ahead all the time, stop that one first."
+            + "".join(
+                f" The rows of {feeder.label}, which was retired, count as well: if the new table has those that are "
+                f"needed, forget that query with `pgonce forget {feeder.writer.query_id} --sink "
+                f"{shlex.quote(feeder.writer.sink_name)} --reason ... --yes`."
+                for feeder in retired_ahead(retired, swap.of_new)
+            ),
         )
 
 
@@ -296,7 +306,8 @@ def _rename_tombstones(connection: Connection, swap: Swap) -> None:
 
 
 def _note(connection: Connection, swap: Swap, reason: str, *, back: bool) -> None:
-    for feeder in swap.feeders:
+    followed = (feeder for feeder in swap.retired if can_follow(connection, feeder, swap.named_as))
+    for feeder in (*swap.feeders, *followed):
         writer = feeder.writer
         sink = follow(connection, feeder, swap.named_as)
         follow_sink(connection, writer.query_id, writer.sink_name, sink)

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from support.batches import make_batch
 from support.committed_rows import rows, settings
+from support.dead_letters import put_aside
 from support.recoveries import noted
 from support.tombstones import put_tombstone
 
@@ -138,6 +139,29 @@ class TestExchanged:
         assert "query new" in refused("FOREIGN", url, "third", 0, 5)
         over = Remedies(replaces="old", start_over=True)
         refused("FOREIGN", url, "third", 0, 5, remedies=over)
+
+    def test_a_retired_query_goes_with_its_rows(self, rebuilt, swap, admin, url):
+        """They do not keep the other table from starting over, and its letters go with it."""
+        commit(url, "ended", 0, 7, remedies=Remedies(independent=True))
+        put_aside(admin, {"id": 8}, query_id="ended", sink_name="public.events", target="public.events")
+        retire_sink("ended", url, reason="its topic has ended")
+        assert swap().exit_code == ExitCode.OK
+        found = "SELECT w.sink_name, w.targets, l.sink_name, l.target FROM pgonce.writers AS w "
+        found += "JOIN pgonce.dead_letters AS l USING (query_id)"
+        ((sink, targets, *of_letter),) = admin.execute(found).fetchall()
+        assert [sink, *targets, *of_letter] == ["public.events_new"] * 4
+        over = Remedies(replaces="new", start_over=True)
+        assert commit(url, "newer", 0, 2, remedies=over) is Verdict.NEW
+        assert in_table(admin, "events_new") == [1, 7, 11]
+
+    def test_a_retired_query_that_has_fed_both_tables(self, rebuilt, swap, admin, url):
+        """Its two sinks cannot change their names one after the other, so they keep them, and nothing fails."""
+        for table in ("events", "events_new"):
+            commit(url, "ended", 0, 7, table=table, remedies=Remedies(independent=True))
+            retire_sink("ended", url, sink=f"public.{table}")
+        assert swap().exit_code == ExitCode.OK
+        kept = "SELECT bool_and(targets ? sink_name) FROM pgonce.writers WHERE query_id = 'ended'"
+        assert admin.execute(kept).fetchone() == (True,)
 
     def test_back(self, rebuilt, swap, admin, url):
         """As long as nothing happened since, it can be undone, and a command that is given twice undoes nothing."""
@@ -373,6 +397,17 @@ class TestRefused:
         retire_sink("old", url, reason="its topic has ended")
         assert "[SWAP_BEHIND]" in swap("--caught-up").stderr
         commit(url, "new", 2, 22, table="events_new")
+        assert swap().exit_code == ExitCode.OK
+
+    def test_rows_that_were_copied_by_sql(self, rebuilt, swap, url):
+        """A retired query whose topic the new one does not read stands in the way until it is forgotten."""
+        legacy = {"start": {"0": {"legacy": {"0": 0}}}, "end": {"0": {"legacy": {"0": 100}}}}
+        commit(url, "ended", 0, 7, remedies=Remedies(independent=True), **legacy)
+        retire_sink("ended", url, reason="its topic has ended")
+        found = swap("--caught-up")
+        assert "[SWAP_BEHIND]" in found.stderr
+        assert "`pgonce forget ended --sink public.events --reason ... --yes`" in found.stderr
+        forget_query("ended", url, reason="its rows were copied")
         assert swap().exit_code == ExitCode.OK
 
     @pytest.mark.parametrize("gone", ["old", "new"])
