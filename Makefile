@@ -234,6 +234,10 @@ bench-first: setup ## from start() to the first commit, each time in a new drive
 bench-upserts: setup ## statements that upsert gathered rows, in Postgres alone
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/upsert_statements.py
 
+bench-encoders: setup ## what can turn Arrow's columns into a COPY, in Postgres alone
+	@$(INSTALL) --group bench
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/encoders.py
+
 bench-newer: setup ## statements that apply changes of which only newer ones count, in Postgres alone
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/newer_statements.py
 

@@ -79,7 +79,9 @@ def evil_database(postgres_server: PostgresServer) -> Iterator[str]:
 def admin(postgres_server, evil_database) -> Iterator[psycopg.Connection]:
     """A connection with an ordinary search_path; there is no ledger, and the tables are empty."""
     with psycopg.connect(postgres_server.url(evil_database), autocommit=True) as connection:
-        connection.execute("DROP SCHEMA IF EXISTS pgonce, pgonce_staging CASCADE; TRUNCATE events, cast_events, kinds, sums")
+        connection.execute(
+            "DROP SCHEMA IF EXISTS pgonce, pgonce_staging CASCADE; TRUNCATE events, cast_events, kinds, sums"
+        )
         connection.execute("DROP TABLE IF EXISTS public.made, public.made_with_key")
         ledgers_seen.clear()
         yield connection

@@ -47,6 +47,7 @@ COMMENT ON COLUMN pgonce.interventions.made_at IS 'When it was done.';
 COMMENT ON COLUMN pgonce.interventions.used_at IS 'When the accepted batch was published, or the table was emptied to start over.';
 COMMENT ON COLUMN pgonce.staged_tables.table_name IS 'Its name, in the schema pgonce_staging.';
 COMMENT ON COLUMN pgonce.staged_tables.created_at IS 'When its batch was planned, or when it was registered, if that was earlier.';
+COMMENT ON COLUMN pgonce.batch_jobs.sink_name IS 'The option sinkName, or the qualified target table as it was called then.';
 COMMENT ON TABLE pgonce.batch_jobs IS 'One row for each batch job that was published. Rows are never pruned: a key that is gone could be published again.';
 COMMENT ON TABLE pgonce.batch_job_skips IS 'One row for each run of a batch job that was skipped, because its key had been published.';
 COMMENT ON TABLE pgonce.batch_job_aborts IS 'One row for each run of a batch job that Spark gave up after it may have staged rows: a sweep may drop its staging table.';
