@@ -139,6 +139,10 @@ class TestOtherFiles:
         """Kafka's start of batch 0 stands behind a NUL byte, since Spark 2.2 behind a version line too."""
         assert parse_initial_offset(data) == {"t": {"0": 5, "1": 0}}
 
+    def test_initial_offset_of_a_pattern_without_topics(self):
+        """A query by subscribePattern may begin before its first topic exists."""
+        assert parse_initial_offset(b"\x00v1\n{}") == {}
+
     @pytest.mark.parametrize("data", [b'v1\n{"path":"file:///in/a.json","batchId":0}', b"v1\n1795208175494", b""])
     def test_initial_offset_of_other_sources(self, data):
         """The file source's list and the rate source's clock reading have that name too, but no offset."""
