@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ..errors import CheckpointError, NoCheckpointError
-from ..offsets import Offsets
+from ..offsets import Offsets, is_kafka, same_json
 from .files import CheckpointFiles, open_location
 from .log_entries import (
     CommitLog,
@@ -143,20 +143,22 @@ class Checkpoint:
             raise self._offsets_not_found(numbers[0], 0)
         return None
 
-    def initial_offsets(self, sources: Iterable[str] = ()) -> Offsets:
+    def initial_offsets(self, entry: OffsetLog | None = None) -> Offsets:
         """
         Where batch 0 began, for the sources that keep this (Kafka's); the others are absent.
 
-        :param sources: the ids that are known, because a store may list new folders late.
+        :param entry: that of batch 0. The answer has its source ids, and is empty if they do not tell which source is
+            which. Without an entry, a source's id is the name of its folder.
         """
         found: Offsets = {}
-        for source_id in sorted({*self._files.names("sources"), *sources}):
+        # The entry's ids too, because a store may list new folders late.
+        for source_id in sorted({*self._files.names("sources"), *(entry.offsets if entry else ())}):
             name = f"sources/{source_id}/0"
             data = self._files.read(name)
             offset = None if data is None else parse_initial_offset(data, self._called(name))
             if offset is not None:
                 found[source_id] = offset
-        return found
+        return found if entry is None else _of_entry(found, entry)
 
     def is_stateful(self) -> bool:
         """
@@ -198,6 +200,24 @@ class Checkpoint:
             "Check that this is the checkpoint of the running query, and that nothing else cleans it up. "
             "With a path that has no scheme, check that Spark's default file system is this machine's disk.",
         )
+
+
+def _of_entry(starts: Offsets, entry: OffsetLog) -> Offsets:
+    """
+    The starts that were found in the folders, under the source ids of the entry.
+
+    A source that the plan reads twice (``a.union(b)``, both from one ``readStream``) has one folder. In the entry it
+    has a line for each time in version 1, and one line with the number of the last time in version 2.
+    """
+    lines = {source_id: offset for source_id, offset in entry.offsets.items() if is_kafka(offset) or offset == {}}
+    # The number of a folder is at most that of its source's line, so each is the other's if both have the same numbers.
+    if starts.keys() == lines.keys():
+        return starts
+    first, *others = lines.values() or [None]
+    reads_one = not others or (entry.version == 1 and all(same_json(first, offset) for offset in others))
+    if len(starts) > 1 or not reads_one:
+        return {}
+    return {source_id: start for start in starts.values() for source_id in lines}
 
 
 _VERSION = re.compile(r"\.?([0-9]+)(_[^.]+)?\.(delta|snapshot|changelog|zip)(\.crc)?", re.ASCII)

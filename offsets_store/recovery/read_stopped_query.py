@@ -38,7 +38,6 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
     checkpoint = Checkpoint(files)
     planned, done = checkpoint.batch_ids()
     offsets = {number: checkpoint.find_offset_log(number) for number in planned}
-    first = offsets.get(0)
     commits = {number: checkpoint.commit_log(number) for number in done}
     return CheckpointFacts(
         location=checkpoint.location,
@@ -52,7 +51,7 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
             if _CHECKSUM.fullmatch(name)
         ),
         side_logs={source_id: _side_log(files.names(f"sources/{source_id}")) for source_id in files.names("sources")},
-        initial=checkpoint.initial_offsets(first.offsets if first else ()),
+        initial=checkpoint.initial_offsets(offsets.get(0)),
         is_stateful=checkpoint.is_stateful(),
         unfinished=frozenset(f"offsets/{name}" for name in files.names("offsets") if _UNFINISHED.fullmatch(name)),
         has_real_time_runs=bool(files.names(REAL_TIME_RUNS)),

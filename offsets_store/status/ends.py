@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..errors import UNCHANGED, ConfigurationError, OffsetsError
-from ..offsets import Offsets, TopicPartition, as_current, is_kafka, kafka_positions
+from ..offsets import Offsets, TopicPartition, as_current, is_kafka, kafka_positions, same_json
 from .stored import PartitionLag, StoredWriter, replaced
 
 OLDEST = timedelta(minutes=10)
@@ -167,20 +167,22 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
     """
     The next offset to read of each topic and partition, for a writer with one Kafka source and no other.
 
+    A source that the plan reads twice has its end twice, and counts as one.
+
     :raises OffsetsError: OFFSETS_UNKNOWN, NOT_KAFKA, SEVERAL_SOURCES.
     """
     end: Offsets | None = writer.end_offsets
     if end is None:
         raise end_unknown(writer)
     called = f"Query {writer.query_id} into sink {writer.sink_name!r}"
-    if len(end) > 1:
+    offset, *others = end.values() or [None]
+    if not all(same_json(offset, other) for other in others):
         raise OffsetsError(
             "SEVERAL_SOURCES",
             f"{called} reads {len(end)} sources, and startingOffsets belongs to one.",
             UNCHANGED,
             f"`pgonce offsets {shlex.quote(writer.query_id)}` shows the end of each.",
         )
-    offset = next(iter(end.values()), None)
     if not is_kafka(offset):
         raise OffsetsError(
             "NOT_KAFKA",

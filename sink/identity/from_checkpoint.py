@@ -140,7 +140,7 @@ def describe_batch(
     previous = checkpoint.find_offset_log(before) if origin.batch_id else None
     start = previous.offsets if previous else None
     if origin.batch_id == 0:
-        start = checkpoint.initial_offsets(log.offsets)
+        start = checkpoint.initial_offsets(log)
     return batch_of_query(
         checkpoint,
         origin,

@@ -296,7 +296,7 @@ def batch_in_memory(
     elif log.metadata.get("batchTimestampMs") != planned_metadata(query).batchTimestampMs():
         raise rewritten(origin.batch_id)
     if origin.batch_id == 0:
-        start = checkpoint.initial_offsets(log.offsets)
+        start = checkpoint.initial_offsets(log)
         return batch_of_query(checkpoint, origin, query.name(), log=log, previous=None, start=start, folders=folders)
     before = origin.batch_id - 1
     previous = checkpoint.find_offset_log(before)

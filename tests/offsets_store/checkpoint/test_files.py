@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pickle
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from pgonce.offsets_store.checkpoint.files import open_location, open_recorded, without_credentials
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLog
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import CheckpointError
 
@@ -130,6 +132,43 @@ class TestLocal:
         """A named source keeps its start under its name."""
         write(tmp_path, {"sources/orders/0": FILES["sources/0/0"]})
         assert Checkpoint(str(tmp_path)).initial_offsets() == {"orders": {"t": {"0": 3, "1": 0}}}
+
+
+ORDERS, CLICKS = ({"t": {"0": 3}}, {"t": {"0": 9}}), ({"u": {"0": 1}}, {"u": {"0": 2}})
+"""Where a source began, and where batch 0 ends."""
+INBOX = (None, {"logOffset": 0})
+ORDERS_AGAIN = ({"t": {"0": 0}}, ORDERS[1])
+PATTERN = ({}, {})
+
+
+class TestInitialOffsets:
+    @pytest.mark.parametrize(
+        ("version", "folders", "entry", "found"),
+        [
+            (1, [ORDERS, CLICKS], {"0": ORDERS, "1": CLICKS}, {"0", "1"}),
+            (1, [INBOX, ORDERS], {"0": INBOX, "1": ORDERS}, {"1"}),
+            (1, [ORDERS, PATTERN], {"0": ORDERS, "1": PATTERN}, {"0", "1"}),
+            # The union of orders with itself.
+            (1, [ORDERS], {"0": ORDERS, "1": ORDERS}, {"0", "1"}),
+            (2, [ORDERS], {"1": ORDERS}, {"1"}),
+            # The union of the inbox, the inbox and orders.
+            (1, [INBOX, ORDERS], {"0": INBOX, "1": INBOX, "2": ORDERS}, {"2"}),
+            # The union of orders, orders and clicks.
+            (1, [ORDERS, CLICKS], {"0": ORDERS, "1": ORDERS, "2": CLICKS}, set()),
+            (2, [ORDERS, CLICKS], {"1": ORDERS, "2": CLICKS}, set()),
+            # Where one of two starts is missing, no line is known to be the other's.
+            (1, [INBOX, ORDERS], {"0": CLICKS, "1": ORDERS}, set()),
+            (2, [INBOX, ORDERS], {"1": ORDERS, "2": ORDERS_AGAIN}, set()),
+        ],
+    )
+    def test_sources_are_those_of_the_entry(self, version, folders, entry, found, tmp_path):
+        """A start has the id that its source has in the entry; if that is not known, there is no start."""
+        for number, (start, _) in enumerate(folders):
+            write(
+                tmp_path, {f"sources/{number}/0": f"\0v1\n{json.dumps(start)}".encode() if start is not None else b"v1"}
+            )
+        log = OffsetLog(version, {}, {source_id: end for source_id, (_, end) in entry.items()}, "")
+        assert Checkpoint(str(tmp_path)).initial_offsets(log) == {source_id: entry[source_id][0] for source_id in found}
 
 
 class TestWaiting:

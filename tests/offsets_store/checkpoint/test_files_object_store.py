@@ -100,7 +100,7 @@ def test_a_folder_that_is_listed_late(checkpoint, folder_in_store, weak_store, f
     weak_store.lists_after_seconds = 60.0
     assert writer.files.names("state") == writer.files.names("sources") == writer.files.names("") == []
     assert checkpoint.is_stateful()
-    assert checkpoint.initial_offsets(checkpoint.offset_log(0).offsets) == {"0": {"t": {"0": 3, "1": 0}}}
+    assert checkpoint.initial_offsets(checkpoint.offset_log(0)) == {"0": {"t": {"0": 3, "1": 0}}}
     assert not writer.is_empty()
 
 

@@ -243,6 +243,22 @@ def test_kafka_source(spark, kafka, topic, checkpoint):
     ]
 
 
+@pytest.mark.kafka
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_kafka_source_read_twice(spark, kafka, topic, checkpoint, version):
+    """Both branches of a union begin where the one source began, whatever ids they have in the entry."""
+    orders = topic()
+    send(kafka, orders, {0: 4})
+    source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    rows = source.options(subscribe=orders, startingOffsets=f'{{"{orders}":{{"0":1}}}}').load()
+    with settings(spark, offsetLog__formatVersion=version):
+        run(writer(rows.where("offset < 2").union(rows.where("offset > 1")), checkpoint))
+    log = Checkpoint(checkpoint).offset_log(0)
+    ids = ["0", "1"] if version == "1" else ["1"]
+    assert log.offsets == {source_id: {orders: {"0": 4}} for source_id in ids}
+    assert Checkpoint(checkpoint).initial_offsets(log) == {source_id: {orders: {"0": 1}} for source_id in ids}
+
+
 def send(kafka: KafkaBroker, topic: str, counts: dict[int, int]) -> None:
     """Send so many messages to each partition."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})

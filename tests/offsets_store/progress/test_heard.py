@@ -24,11 +24,16 @@ class TestDisagreement:
             ({"0": None, "1": 4}, {"0": None, "1": 4}, True),
             ({"left": 3, "right": 4}, {"0": 4, "1": 3}, True),
             ({"left": 3, "right": 3}, {"0": 3, "1": 4}, False),
+            ({"0": 3, "1": 3, "2": 4}, {"0": 3, "1": 4}, True),
+            ({"0": 3, "1": 3}, {"0": 3, "1": 4, "2": 5}, False),
             (None, {"0": 3}, True),
         ],
     )
     def test_what_counts_as_the_same(self, recorded, told, agrees):
-        """Key order is nothing, positions count, named sources match by value, and unknown is no disagreement."""
+        """
+        Key order is nothing, positions count, named sources and one that is read twice match by value, and unknown is
+        no disagreement.
+        """
         record = Recorded(0, RUN, uuid4(), None, recorded, "an entry")
         assert (disagreement(heard(end=told), [(make_writer(), record)]) is None) == agrees
 

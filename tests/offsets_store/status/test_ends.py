@@ -84,6 +84,11 @@ class TestStartingOffsets:
                 store.starting_offsets("orders", sink=f"sink {end}")
             assert refused.value.code == code
 
+    def test_a_source_that_the_plan_reads_twice(self, url, store):
+        """A union of two branches of one stream has its end twice, and one place to start."""
+        publish(url, 0, {**KAFKA, "1": KAFKA["0"]})
+        assert json.loads(store.starting_offsets("orders")) == KAFKA["0"]
+
     def test_sinks_at_one_place_are_one(self, url, store):
         """Two sinks that stand at the same offsets need no `sink`."""
         publish(url, 0, KAFKA)
