@@ -64,7 +64,7 @@ def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tup
 
 
 def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
-    """Kafka's id of each topic that exists: a topic that was deleted and recreated has another id."""
+    """Kafka's id of each topic that exists and has one: one that was deleted and recreated has another id."""
     names = sorted(topics)
     if not names:
         return {}
@@ -79,7 +79,11 @@ def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise at_topic(topic, error.args[0]) from None
-    return found
+    return {topic: topic_id for topic, topic_id in found.items() if topic_id != _NO_ID}
+
+
+# Brokers before Kafka 2.8 have no ids, and librdkafka gives this one for each topic: zero, in base64.
+_NO_ID = "A" * 22
 
 
 @contextmanager

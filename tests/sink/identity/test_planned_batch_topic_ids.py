@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import psycopg
 import pytest
+from confluent_kafka import Uuid
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.batches import make_batch
 from support.committed_batch import commit
@@ -59,6 +62,16 @@ def test_a_topic_that_is_gone_has_no_id(kafka, topic):
     """Asked for a topic that is not there, the broker gives nothing, and others are told all the same."""
     name = topic()
     assert topic_ids(["no-topic-of-that-name", name], Brokers(kafka.bootstrap_servers)).keys() == {name}
+
+
+def test_a_broker_without_ids(kafka, topic, url, events, monkeypatch):
+    """A broker before Kafka 2.8 tells nothing, so that the id that a newer one gives is not another topic's."""
+    name = topic()
+    described = SimpleNamespace(result=lambda: SimpleNamespace(topic_id=Uuid(0, 0)))
+    with monkeypatch.context() as older:
+        older.setattr(AdminClient, "describe_topics", lambda *_, **__: {name: described}, raising=False)
+        assert commit(url, reading(url, name, 0, "before the upgrade", kafka), EVENTS) is Verdict.NEW
+    assert commit(url, reading(url, name, 1, "after it", kafka), EVENTS) is Verdict.NEW
 
 
 def test_no_broker_there(url, events):
