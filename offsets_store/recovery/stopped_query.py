@@ -18,6 +18,7 @@ from ..checkpoint.reader import StateFile
 from ..errors import NoCheckpointError, RecoveryError, UnknownQueryError
 from ..offsets import Offsets
 from ..verdict.facts import Ledger, Recorded, Writer
+from ..verdict.refused_batch import ANOTHER_TOPIC
 
 NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the ledger."
 NO_QUERY_ID = "(new)"
@@ -295,7 +296,7 @@ def topic_recreated(batch_id: int) -> RecoveryError:
     return unproven(
         f"The range of batch {batch_id} goes back, or a partition of it is gone: the topic was recreated, and planning "
         "the batch again would not change that.",
-        "Start a new checkpoint for the new topic, with independent=true.",
+        ANOTHER_TOPIC,
     )
 
 

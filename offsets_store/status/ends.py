@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 
 from ..errors import UNCHANGED, ConfigurationError, OffsetsError
 from ..offsets import Offsets, TopicPartition, as_current, is_kafka, kafka_positions, same_json
+from ..verdict.refused_batch import ANOTHER_TOPIC
 from .stored import PartitionLag, StoredWriter, replaced
 
 OLDEST = timedelta(minutes=10)
@@ -223,8 +224,7 @@ def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterabl
                 f"The broker has no {names}, which the query has read: the topic was deleted, or recreated with fewer "
                 "partitions.",
                 UNCHANGED,
-                "Check that these are the right brokers. The stored offsets say nothing about a new topic: start the "
-                "query on a new checkpoint with independent=true.",
+                f"Check that these are the right brokers. If they are, the topic is another one. {ANOTHER_TOPIC}",
             )
         start = dict.fromkeys(there, EARLIEST) | start
     topics: dict[str, dict[str, int]] = {}

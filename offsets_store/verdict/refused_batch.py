@@ -267,14 +267,17 @@ def _recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, s
         f"Batch {batch.batch_id} of {_writer(batch)} reads {', '.join(recreated(ledger, batch, remedies))}, which was "
         "deleted and recreated since the last batch was published. By its offsets it looks like the old topic, but "
         "its rows before the stored end would never be read.",
-        _ANOTHER_TOPIC,
+        ANOTHER_TOPIC,
     )
 
 
-_ANOTHER_TOPIC = (
+OTHER_TOPICS = (
+    "If the query reads other topics as well, let startingOffsets name all of them: the others at their stored "
+    "offsets, or their rows would be lost or written twice."
+)
+ANOTHER_TOPIC = (
     "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the stored "
-    "ones). If the query reads other topics as well, let startingOffsets name all of them: the others at their stored "
-    "offsets, or their rows would be written twice."
+    f"ones). {OTHER_TOPICS}"
 )
 
 
@@ -291,7 +294,7 @@ def _backward(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         f"The range of batch {batch.batch_id} of {_writer(batch)} goes back: "
         f"{'; '.join(reasons)}. "
         "The topic was deleted and recreated, or lost partitions; or the query does not read it any more.",
-        f"{accepted if ledger.writer else ''}{_ANOTHER_TOPIC}",
+        f"{accepted if ledger.writer else ''}{ANOTHER_TOPIC}",
     )
 
 

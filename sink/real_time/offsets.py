@@ -29,6 +29,7 @@ from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets import Offsets, TopicPartition
 from pgonce.offsets_store.status.ends import EARLIEST, kafka_end
 from pgonce.offsets_store.status.read_stored import writers_of
+from pgonce.offsets_store.verdict.refused_batch import OTHER_TOPICS
 
 _BROKERS_SECONDS = 10
 _LATEST = -1
@@ -141,7 +142,7 @@ class KafkaSource:
                 "deleted and created again, or records were lost.",
                 NOTHING,
                 "If the new topic's records are others, start with a new checkpoint location and independent, and "
-                "retire the query that read the old topic: pgonce retire.",
+                f"retire the query that read the old topic: pgonce retire. {OTHER_TOPICS}",
             )
         if at < earliest and not self._may_lose:
             raise OffsetsError(
