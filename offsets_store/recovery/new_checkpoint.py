@@ -19,6 +19,7 @@ from ..ledger.session import reading
 from ..offsets import Offsets, same, tells_which_rows
 from ..status.store import OffsetsStore
 from ..verdict.decide import stored_end
+from ..verdict.refused_batch import EMPTY_STATE
 from .fence import QUIET_SECONDS, StoppedQuery, take_over
 from .next_start import goes_on, next_start
 from .plan import FIRST_COMMIT, METADATA_LINE
@@ -189,6 +190,6 @@ def _perhaps_stateful(query_id: str) -> RecoveryError:
         f"Query {query_id} keeps state, or its batches (of older versions) did not record that it keeps none.",
         NOTHING_CHANGED,
         "State cannot be made from the ledger. Start a new checkpoint at the stored offsets (Kafka): "
-        f"`pgonce offsets {shlex.quote(query_id)} --starting-offsets`, with replaces={query_id}. A stateful "
-        "query then begins with empty state.",
+        f"`pgonce offsets {shlex.quote(query_id)} --starting-offsets`, with replaces={query_id} "
+        f"({EMPTY_STATE}).",
     )

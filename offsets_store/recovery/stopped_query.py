@@ -18,7 +18,7 @@ from ..checkpoint.reader import StateFile
 from ..errors import NoCheckpointError, RecoveryError, UnknownQueryError
 from ..offsets import Offsets
 from ..verdict.facts import Ledger, Recorded, Writer
-from ..verdict.refused_batch import ANOTHER_TOPIC
+from ..verdict.refused_batch import ANOTHER_TOPIC, EMPTY_STATE
 
 NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the ledger."
 NO_QUERY_ID = "(new)"
@@ -149,12 +149,6 @@ class SinkFacts(Writer):
         if self.replaced_by:
             return f"replaced by query {self.replaced_by}"
         return f"retired or forgotten at {self.retired_at}"
-
-    @property
-    def stateful(self) -> bool | None:
-        """Whether the query keeps state, by the record of its newest batch; None if that does not say."""
-        # A batch that is judged by its id is recorded as a stateful query's, because this was not checked.
-        return self.last.stateful if self.last and self.guarantee != "ids" else None
 
     @property
     def drops_by_position(self) -> bool:
@@ -307,6 +301,7 @@ def unproven(what: str, remedy: str = "") -> RecoveryError:
 
 _ELSE = (
     "Bring back checkpoint and database of the same time; or start a new checkpoint at the stored offsets (Kafka): "
-    "`pgonce offsets QUERY --starting-offsets`, with replaces=<query id>; or, if you know that the next batch is the "
-    "right one, let it through with `pgonce accept`. To load the table again instead, use `pgonce forget` first."
+    f"`pgonce offsets QUERY --starting-offsets`, with replaces=<query id> ({EMPTY_STATE}); or, if you know that the "
+    "next batch is the right one, let it through with `pgonce accept`. To load the table again instead, use `pgonce "
+    "forget` first."
 )

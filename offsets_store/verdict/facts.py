@@ -175,6 +175,12 @@ class Writer:
         return self.end if positions is None else furthest(self.end, positions)
 
     @property
+    def stateful(self) -> bool | None:
+        """Whether the query keeps state, by the record of its newest batch; None if that does not say."""
+        # A batch that is judged by its id is recorded as a stateful query's, because this was not checked.
+        return self.last.stateful if self.last and self.guarantee != "ids" else None
+
+    @property
     def topic_ids(self) -> dict[str, str]:
         """The ids of the topics that it has read, as far as they are known."""
         return (self.last.topic_ids if self.last else None) or {}

@@ -45,7 +45,12 @@ def _repair(ledger: Ledger, batch: Batch) -> str:
 
 
 def _stored(batch: Batch) -> str:
-    return f"`pgonce offsets {shlex.quote(batch.query_id)} --starting-offsets`, with replaces={batch.query_id}"
+    # For batches that are judged by their ids alone, this is not known.
+    state = f" ({EMPTY_STATE})" if batch.stateful else ""
+    return f"`pgonce offsets {shlex.quote(batch.query_id)} --starting-offsets`, with replaces={batch.query_id}{state}"
+
+
+EMPTY_STATE = "a stateful query then begins with empty state, and rows that its state held are lost"
 
 
 def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
@@ -136,7 +141,9 @@ def _ways_on(rival: Rival, batch: Batch) -> str:
             f"To let this query take its place, give it the same sinkName, {rival.other_sink!r}, and start it again: "
             "the error then says how to go on."
         )
-    if says_which_rows(end):
+    if batch.stateful or rival.writer.stateful:
+        way = f"{_brought_back(rival)} its state, if it keeps any, is only there."
+    elif says_which_rows(end):
         way = (
             "To go on where the old query ended, start the new checkpoint with Kafka's startingOffsets set to what "
             f"`pgonce offsets {query} --starting-offsets` prints, and set replaces={rival.query_id}."
@@ -144,20 +151,20 @@ def _ways_on(rival: Rival, batch: Batch) -> str:
     elif end and all(map(tells_which_rows, end.values())):
         way = (
             "To go on where the old query ended, write its checkpoint again with `pgonce new-checkpoint "
-            f"{query} PATH` (for a query that keeps no state), and start it there."
+            f"{query} PATH`, and start it there."
         )
     else:
-        location = rival.writer.checkpoint_location
-        place = f" to {location}" if location else ""
-        way = (
-            f"To go on where the old query ended, bring its checkpoint back{place}: its offsets do not say which rows "
-            "come next."
-        )
+        way = f"{_brought_back(rival)} its offsets do not say which rows come next."
     return (
         f"{way} To load the table again from the beginning, set startOver=truncate and replaces={rival.query_id}: this "
         "query's batch 0 then replaces all rows in one transaction. (Or empty the table and run "
         f"`pgonce forget {query} --sink {shlex.quote(batch.sink_name)} --reason ... --yes`.)"
     )
+
+
+def _brought_back(rival: Rival) -> str:
+    location = rival.writer.checkpoint_location
+    return f"To go on where the old query ended, bring its checkpoint back{f' to {location}' if location else ''}:"
 
 
 def _swapped(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
@@ -194,7 +201,7 @@ def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
             f"The {_writer(batch)} was retired or forgotten by hand (`pgonce retire`, `pgonce forget`), so it may "
             "not publish any more.",
             "Leave this query stopped, or take the sink out of it. If that was a mistake, start a new "
-            f"checkpoint at the stored offsets ({_stored(batch)}).",
+            f"checkpoint at the stored offsets: {_stored(batch)}.",
         )
     if writer and writer.replaced_by:
         return (

@@ -2,21 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from uuid import UUID
+
 import pytest
-from support.batches import make_batch
+from support.batches import make_batch, make_writer
 
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.status.ends import starting_offsets_json
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.facts import Ledger, Remedies
-from pgonce.offsets_store.verdict.refused_batch import refusal
+from pgonce.offsets_store.verdict.facts import Ledger, Recorded, Remedies, Rival
+from pgonce.offsets_store.verdict.refused_batch import EMPTY_STATE, refusal
 
-NO_REMEDY = Remedies()
+END = {"0": {"t": {"0": 70}}}
+OLD = make_writer("q0", 6, END, checkpoint_location="/old")
+NO_REMEDY, REPLACES = Remedies(), Remedies(replaces="q0")
+
+
+def beside(writer):
+    """The ledger, where another query feeds the sink."""
+    return Ledger(rivals=(Rival(writer, "the same query name"),))
+
+
+def last_batch(*, stateful):
+    """The record of the old query's last batch."""
+    return Recorded(6, "r0", UUID(int=1), None, END, None, stateful=stateful)
 
 
 def help_for(verdict, ledger, batch, remedies=NO_REMEDY):
     """What the error says after "Help:"."""
     return refusal(verdict, ledger, batch, remedies).remedy
+
+
+@pytest.mark.parametrize("remedies", [NO_REMEDY, REPLACES])
+@pytest.mark.parametrize(("before", "now"), [(True, True), (True, False), (None, True)])
+def test_a_lost_checkpoint_with_state_is_to_be_brought_back(before, now, remedies):
+    """From the stored offsets on, sums of open windows would lack the rows that the lost state held."""
+    ledger = beside(replace(OLD, last=last_batch(stateful=before)))
+    said = help_for(Verdict.FOREIGN, ledger, make_batch(stateful=now), remedies)
+    assert "bring its checkpoint back to /old: its state, if it keeps any, is only there" in said
+    assert "startOver=truncate" in said
+    assert "--starting-offsets" not in said
+
+
+def test_a_query_that_was_judged_by_ids_may_keep_no_state():
+    """Its records say that it keeps state because that was not checked."""
+    ledger = beside(replace(OLD, guarantee="ids", last=last_batch(stateful=True)))
+    assert "`pgonce offsets q0 --starting-offsets` prints" in help_for(Verdict.FOREIGN, ledger, make_batch())
+
+
+@pytest.mark.parametrize("verdict", [Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT, Verdict.FENCED])
+def test_a_new_checkpoint_of_a_stateful_query_has_empty_state(verdict):
+    """Where a new checkpoint at the stored offsets is a way out, a stateful query is told what it loses."""
+    known = Ledger(writer=replace(OLD, retired_at=OLD.updated_at))
+    for stateful in (True, False):
+        said = help_for(verdict, known, make_batch(9, stateful=stateful))
+        assert "`pgonce offsets q1 --starting-offsets`" in said
+        assert (EMPTY_STATE in said) == stateful
 
 
 def test_the_other_topics_of_a_query_are_thought_of():
