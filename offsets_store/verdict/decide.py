@@ -217,9 +217,10 @@ def takes_over(ledger: Ledger, batch: Batch, remedies: Remedies) -> bool:
     """
     Whether batch 0 starts where the query that it ``replaces`` ended (True if it replaces none).
 
-    A partition that the old query never saw may be new. One that it saw must be there, at the stored offset; or below
-    that, if the rows carry their positions, and the old query was not retired or forgotten: its rows may be gone. A
-    query is replaced once, so that a setting that was left in place takes nothing for stored that is not.
+    A partition that the old query saw must be there, at the stored offset; or below that, if the rows carry their
+    positions, and the old query was not retired or forgotten: its rows may be gone. One that was added since must begin
+    at 0, and a topic that the old query did not read may begin anywhere. A query is replaced once, so that a setting
+    that was left in place takes nothing for stored that is not.
     """
     if remedies.replaces is None:
         return True
@@ -234,10 +235,27 @@ def _continues(end: Offsets | None, start: Offsets | None, *, may_overlap: bool)
     if end is None or start is None or not says_which_rows(end) or not says_which_rows(start):
         return False
     starts = places(start)
-    return end.keys() == start.keys() and all(
-        place in starts and (starts[place] == position or (may_overlap and starts[place] < position))
-        for place, position in places(end).items()
+    return (
+        end.keys() == start.keys()
+        and not begun_late(end, start)
+        and all(
+            place in starts and (starts[place] == position or (may_overlap and starts[place] < position))
+            for place, position in places(end).items()
+        )
     )
+
+
+def begun_late(end: Offsets | None, start: Offsets | None) -> list[str]:
+    """
+    The partitions that ``start`` does not read from 0 on, although ``end`` has their topic and not them.
+
+    Spark looks for partitions before each batch. So one that a query never saw was added after its last batch, and no
+    row of it has been read.
+    """
+    ends = places(end)
+    topics = {place[:2] for place in ends}
+    begun = {place for place, position in places(start).items() if position > 0 and place[:2] in topics}
+    return [f"{topic}-{partition}" for _, topic, partition in sorted(begun - ends.keys())]
 
 
 def is_same_batch(recorded: Recorded, batch: Batch) -> bool:

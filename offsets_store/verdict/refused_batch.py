@@ -7,11 +7,11 @@ Pure: runs in the commit. Invariant: a remedy names only options and commands th
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..errors import NOTHING, RefusedBatch
 from ..offsets import says_which_rows, tells_which_rows
-from .decide import Verdict, backwards, recreated
+from .decide import Verdict, backwards, begun_late, recreated
 from .facts import Batch, Ledger, Remedies, Rival
 
 
@@ -66,10 +66,12 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
                 f"If this query is to go on where that one ended, set replaces={replaced_by}, and start at its stored "
                 "offsets. If the rows of both are gone, and this query is to write all of them again, remove replaces.",
             )
+        late = begun_late(replaced.writer.stored_to, batch.start) if replaced else []
+        added = f", and leaves out the first rows of {', '.join(late)}, added since" if late else ""
         return (
             f"replaces={remedies.replaces} was given, but batch 0 of {_writer(batch)} does not start where that "
-            f"query ended for this sink. Known for this sink: {rivals or 'no other query'}.",
-            f"{_ways_on(replaced, batch) if replaced else 'Check the id: `pgonce status` shows them.'} {_BOTH}",
+            f"query ended for this sink{added}. Known for this sink: {rivals or 'no other query'}.",
+            f"{_ways_on(replaced, batch, late) if replaced else 'Check the id: `pgonce status` shows them.'} {_BOTH}",
         )
     if own := ledger.rival(batch.query_id):
         what, way = _under_another_name(own, batch)
@@ -130,9 +132,11 @@ def _not_over(rivals: str, ledger: Ledger, batch: Batch, remedies: Remedies) -> 
 _BOTH = "If both queries are meant to feed this sink, with different rows, set independent=true."
 
 
-def _ways_on(rival: Rival, batch: Batch) -> str:
+def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
     """
     How to go on from the end of another query, which depends on its source's offsets; or how to load everything again.
+
+    :param late: the partitions that were added since it ended, and that do not begin at 0.
     """
     query, end = shlex.quote(rival.query_id), rival.writer.stored_to
     if rival.other_sink:
@@ -144,10 +148,16 @@ def _ways_on(rival: Rival, batch: Batch) -> str:
     if batch.stateful or rival.writer.stateful:
         way = f"{_brought_back(rival)} its state, if it keeps any, is only there."
     elif says_which_rows(end):
+        asked = " --bootstrap-servers ..." if late else ""
         way = (
             "To go on where the old query ended, start the new checkpoint with Kafka's startingOffsets set to what "
-            f"`pgonce offsets {query} --starting-offsets` prints, and set replaces={rival.query_id}."
+            f"`pgonce offsets {query} --starting-offsets{asked}` prints, and set replaces={rival.query_id}."
         )
+        if late:
+            way += (
+                f" If it was started so, Kafka has deleted the first rows of {', '.join(late)}: run `pgonce retire "
+                f"{query}`, and start once more from there, with independent=true and without replaces."
+            )
     elif end and all(map(tells_which_rows, end.values())):
         way = (
             "To go on where the old query ended, write its checkpoint again with `pgonce new-checkpoint "

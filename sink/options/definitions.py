@@ -161,7 +161,8 @@ class QueryOptions(TypedDict, total=False):
     )]
     replaces: Annotated[str | None, Option(
         _STREAMS, "The query whose place this one takes: its id, at least the first four characters of it, or its "
-        "name. Batch 0 must start where that query ended, for this sink. The old query can no longer publish.",
+        "name. Batch 0 must start where that query ended, for this sink, and at 0 in a partition that was added "
+        "since. The old query can no longer publish.",
     )]
     independent: Annotated[bool | Literal["byName"], Option(
         _STREAMS, "`true` says that this query brings other rows than the others that feed the table. Needed for a "

@@ -1,7 +1,7 @@
 """
 The decision, as a table: every row of the design has a case here.
 
-Covers: offsets_store.offsets, offsets_store.verdict.facts, offsets_store.verdict.refused_batch.
+Covers: offsets_store.offsets, offsets_store.verdict.facts.
 """
 
 from __future__ import annotations
@@ -226,6 +226,20 @@ CASES = {
     "such a batch, which starts at the rival's end and has a new partition": (
         BESIDE_RIVAL,
         batch(0, start={"0": {"orders": {"0": 70, "1": 0}}}, end={"0": {"orders": {"0": 80, "1": 3}}}),
+        REPLACES,
+        Verdict.NEW,
+    ),
+    "such a batch, which leaves out the first rows of a new partition": (
+        BESIDE_RIVAL,
+        batch(0, start={"0": {"orders": {"0": 70, "1": 2}}}, end={"0": {"orders": {"0": 80, "1": 3}}}),
+        REPLACES,
+        Verdict.FOREIGN,
+    ),
+    "such a batch, which also reads a topic that the rival did not read, from anywhere": (
+        BESIDE_RIVAL,
+        batch(
+            0, start={"0": {**kafka(70)["0"], "clicks": {"0": 5}}}, end={"0": {**kafka(80)["0"], "clicks": {"0": 6}}}
+        ),
         REPLACES,
         Verdict.NEW,
     ),

@@ -61,6 +61,15 @@ def test_a_new_checkpoint_of_a_stateful_query_has_empty_state(verdict):
         assert (EMPTY_STATE in said) == stateful
 
 
+def test_a_partition_that_was_added_is_named():
+    """If its first rows are gone, the old query is retired, because no start can continue it."""
+    batch = make_batch(start={"0": {"t": {"0": 70, "1": 2}}})
+    error = refusal(Verdict.FOREIGN, beside(OLD), batch, REPLACES)
+    assert "leaves out the first rows of t-1, added since" in error.what
+    assert "`pgonce offsets q0 --starting-offsets --bootstrap-servers ...` prints" in error.remedy
+    assert "Kafka has deleted the first rows of t-1: run `pgonce retire q0`" in error.remedy
+
+
 def test_the_other_topics_of_a_query_are_thought_of():
     """Where one topic was created again, the others go on at their stored offsets."""
     others = "If the query reads other topics as well, let startingOffsets name all of them: the others at their stored"
