@@ -41,6 +41,7 @@ COMMENT ON TABLE pgonce.runs IS 'One row for each run that has owned a writer, f
 COMMENT ON TABLE pgonce.replays IS 'One row for each run and batch, if that run skipped the batch as a proven replay. Rows are pruned with their batches.';
 COMMENT ON TABLE pgonce.target_changes IS 'One row for each batch whose rows went into another table than those before (recreated, swapped, renamed or moved), or that altered its table or left out columns (schemaEvolution).';
 COMMENT ON COLUMN pgonce.target_changes.batch_id IS 'The first batch to which this applies.';
+COMMENT ON COLUMN pgonce.target_changes.change IS 'A sentence that says what is different.';
 COMMENT ON COLUMN pgonce.target_changes.noticed_at IS 'When it was noticed.';
 COMMENT ON COLUMN pgonce.interventions.intervention_id IS 'Number of the intervention.';
 COMMENT ON COLUMN pgonce.interventions.made_at IS 'When it was done.';

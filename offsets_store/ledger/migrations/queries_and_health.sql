@@ -201,7 +201,7 @@ COMMENT ON COLUMN pgonce.queries.batch_id IS 'The newest published batch; null i
 COMMENT ON COLUMN pgonce.queries.published_at IS 'When it was published.';
 COMMENT ON COLUMN pgonce.queries.rows IS 'How many rows it had; null if its record is not kept.';
 COMMENT ON COLUMN pgonce.queries.transport IS 'How its rows came.';
-COMMENT ON COLUMN pgonce.queries.rows_per_second IS 'Rows a second, over ten minutes or the newest 60 batches, whichever is shorter.';
+COMMENT ON COLUMN pgonce.queries.rows_per_second IS 'Rows a second, over ten minutes, or over the newest 60 batches if they took less.';
 COMMENT ON COLUMN pgonce.queries.usual_interval_seconds IS 'The mean time between two of its newest 60 batches; null if there are not two.';
 COMMENT ON COLUMN pgonce.queries.lag IS 'Kafka records that are not published yet; null where unknown, or measured more than ten minutes ago.';
 COMMENT ON COLUMN pgonce.queries.lag_seconds IS 'The age of the oldest of them; only a broker tells it.';
