@@ -80,7 +80,7 @@ def sample(session: int, observer: psycopg.Connection, began: float) -> Sample:
         },
         staging_tables=_count(
             observer,
-            "SELECT count(*) FROM pg_class WHERE relnamespace = 'pgonce_staging'::regnamespace AND relkind = 'r'",
+            "SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ '^staged_[0-9a-f]{24}_'",
         ),
     )
 

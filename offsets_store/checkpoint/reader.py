@@ -209,7 +209,12 @@ def _of_entry(starts: Offsets, entry: OffsetLog) -> Offsets:
     A source that the plan reads twice (``a.union(b)``, both from one ``readStream``) has one folder. In the entry it
     has a line for each time in version 1, and one line with the number of the last time in version 2.
     """
-    lines = {source_id: offset for source_id, offset in entry.offsets.items() if is_kafka(offset) or offset == {}}
+    # A pattern that no topic matches yet has an empty start, and no offset in the entry.
+    lines = {
+        source_id: offset
+        for source_id, offset in entry.offsets.items()
+        if is_kafka(offset) or (offset is None and source_id in starts)
+    }
     # The number of a folder is at most that of its source's line, so each is the other's if both have the same numbers.
     if starts.keys() == lines.keys():
         return starts

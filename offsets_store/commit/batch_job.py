@@ -110,7 +110,7 @@ def _publish_or_skip(
 def _refuse_exchanged(sink: NamedSink, published: Published) -> None:
     """:raises psycopg.errors.SerializationFailure: if the table is not the one for which the key was claimed."""
     claimed, written = sink.tables.get(sink.name), (published.targets or {}).get(sink.name)
-    if claimed is not None and written not in (None, claimed):
+    if claimed is not None and written != claimed:
         # The other one may have had another name, and have the key's rows under that.
         raise psycopg.errors.SerializationFailure(f"{sink.name} became another table while the job waited for it")
 
@@ -167,7 +167,7 @@ def _refuse_elsewhere(table: str, job: Job, recorded: RecordedJob) -> None:
     """:raises RefusedBatch: BATCH_ELSEWHERE, if the job's table is not the one into which the key was published."""
     targets = recorded.targets or {}
     is_in_place = table in targets and recorded.called is None
-    if not targets or (recorded.oid is not None and (recorded.oid in targets.values() or is_in_place)):
+    if not targets or (recorded.oid is not None and (recorded.has_rows or is_in_place)):
         return
     if recorded.called is None:
         remedy = f"If no table has its rows, delete the key's record, and run the job again: {_free(job, recorded)}"
@@ -176,12 +176,13 @@ def _refuse_elsewhere(table: str, job: Job, recorded: RecordedJob) -> None:
             f"If the rows belong into {recorded.called}, name it in table, and the job is skipped. If {table} is to "
             "have them as well, give the job a sinkName of its own, or none if it has one."
         )
-    there = "does not exist" if recorded.oid is None else "is another table, so it lacks these rows"
+    there = "does not exist" if recorded.oid is None else "is not known to be that table"
+    has_them = f" If {table} has these rows all the same, because they were copied, do not run this job again."
     raise RefusedBatch(
         "BATCH_ELSEWHERE",
         f"{_published(job, recorded)}. But {table}, into which this job writes, {there}.",
         _NOTHING,
-        remedy,
+        remedy if recorded.oid is None else remedy + has_them,
     )
 
 

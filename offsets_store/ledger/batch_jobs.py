@@ -45,7 +45,8 @@ class RecordedJob:
     What was published under a key, the attempt that published it, and its process (host and number).
 
     ``called`` is the name that the table with its rows has now, None if that table is gone or unknown. ``oid`` is that
-    of the table that has the asking job's name for it now, None if there is none.
+    of the table that has the asking job's name for it now, None if there is none; ``has_rows`` tells whether that is
+    the table with the rows, or one of which it is a partition.
     """
 
     sink_name: str
@@ -57,6 +58,7 @@ class RecordedJob:
     targets: Targets | None
     called: str | None
     oid: int | None
+    has_rows: bool
 
 
 # A sink that is named after its table keeps its keys when the table is renamed. The oid is looked up in the statement
@@ -64,7 +66,7 @@ class RecordedJob:
 # with the batch key, so the primary key is scanned: 10 ms among 100,000 keys.
 _OF_TABLE = "j.targets ->> j.sink_name = CAST(CAST(to_regclass(CAST(:named_after AS text)) AS oid) AS text)"
 # INSERT, never SELECT and then INSERT: two jobs could both read "absent". The primary key makes the second one wait
-# until the first one's transaction is over. (A table that a job writes to is not renamed before that.)
+# until the first one's transaction is over. (If the table is renamed before the job locks it, the job tries again.)
 _CLAIM = text(f"""
 INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt)
 SELECT CAST(:sink AS text), CAST(:key AS text), CAST(:attempt AS uuid)
@@ -76,7 +78,11 @@ _FIND = text(f"""
 SELECT j.sink_name, j.attempt, j.rows, j.content_hash, j.committed_at, j.application, j.targets,
     (SELECT {QUALIFIED_NAME} FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
      WHERE c.oid IN (SELECT CAST(t.value AS oid) FROM jsonb_each_text(j.targets) AS t) LIMIT 1),
-    CAST(CAST(to_regclass(CAST(:table AS text)) AS oid) AS bigint)
+    CAST(CAST(to_regclass(CAST(:table AS text)) AS oid) AS bigint),
+    EXISTS (SELECT FROM jsonb_each_text(j.targets) AS t
+            WHERE CAST(t.value AS oid) = CAST(to_regclass(CAST(:table AS text)) AS oid)
+            OR EXISTS (SELECT FROM pg_partition_ancestors(CAST(CAST(t.value AS oid) AS regclass)) AS a
+                       WHERE a.relid = to_regclass(CAST(:table AS text))))
 FROM pgonce.batch_jobs AS j
 WHERE j.batch_key = CAST(:key AS text) AND (j.sink_name = CAST(:sink AS text) OR {_OF_TABLE})
 ORDER BY {_OF_TABLE} DESC NULLS LAST LIMIT 1

@@ -81,8 +81,8 @@ def is_statement_pooling(error: psycopg.Error) -> bool:
     return "statement pooling mode" in str(error)
 
 
-# Staging tables come and go with their batches; their schema does not.
-_OF_THE_LEDGER = re.compile(r"(?<![\w.])pgonce(?:_staging)?\b(?!\.staged_[0-9a-f]{24}_)")
+# Not pgonce_staging, whose tables come and go with their batches.
+_OF_THE_LEDGER = re.compile(r"(?<![\w.])pgonce\b")
 
 
 GRANTS_NEEDED = (

@@ -88,7 +88,9 @@ OF_ANY_JOB: tuple[Needed, ...] = (
 
 def missing_on_ledger(connection: psycopg.Connection, needed: Sequence[Needed] = _GRANTED) -> list[str]:
     """The text for those of these privileges that the role lacks; in one round trip."""
-    asked = ", ".join(f"pg_catalog.has_{kind}_privilege(%s, %s)" for kind, *_ in needed)
+    # A schema that does not exist counts as lacking, and is no error.
+    objects = {"schema": "pg_catalog.to_regnamespace(%s)"}
+    asked = ", ".join(f"pg_catalog.has_{kind}_privilege({objects.get(kind, '%s')}, %s)" for kind, *_ in needed)
     held = one_row(connection, f"SELECT {asked}", *(text for _, *texts in needed for text in texts))
     return [
         f"{privilege} on {'schema ' if kind == 'schema' else ''}{name}"

@@ -7,9 +7,10 @@ statement removes the difference, it is shown. Grants and comments stay with the
 only if these are alike.
 
 The key of a batch job goes with the table that has its rows. So a job that is run again is skipped where its rows are,
-and published where they are not. (A key under an earlier name of its table stays as it is: a job finds it by the oid.)
-A letter in the ledger stays with its query and with the table that has the other rows of its batch. Letters in a table
-of the user's own are left alone: a replay finds out that the name means another table by now.
+and published where they are not. (A key under an earlier name of its table stays as it is, unless that is the name of
+the other one now: a job finds it by the oid.) A letter in the ledger stays with its query and with the table that has
+the other rows of its batch. Letters in a table of the user's own are left alone: a replay finds out that the name means
+another table by now.
 """
 
 from __future__ import annotations
@@ -235,7 +236,9 @@ _OF_ONE_ONLY = text("""
 SELECT count(*) FROM pgonce.batch_jobs AS j
 WHERE (j.sink_name = :living OR j.targets ->> j.sink_name = :living_oid) AND NOT EXISTS (
     SELECT FROM pgonce.batch_jobs AS o
-    WHERE o.batch_key = j.batch_key AND (o.sink_name = :new OR o.targets ->> o.sink_name = :new_oid))
+    WHERE o.batch_key = j.batch_key
+    AND (o.sink_name = :new AND coalesce(o.targets ->> o.sink_name, '0') IN (:new_oid, '0')
+         OR o.targets ->> o.sink_name = :new_oid))
 """)
 
 

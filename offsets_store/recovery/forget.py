@@ -21,7 +21,7 @@ from ..ledger.tables import batch_jobs
 from ..ledger.writers import COUNTS_AS_FEEDER, feeds, writers_in_tx
 from ..postgres.text import QUALIFIED_NAME
 from ..status.store import OffsetsStore
-from ..status.stored import newest_of
+from ..status.stored import last_to_publish
 from ..verdict.facts import Writer
 from .by_hand import counts_as_feeder, put_out_of_the_way, refuse_gone, refuse_no_reason
 from .fence import QUIET_SECONDS, StoppedQuery, refuse_running
@@ -87,7 +87,7 @@ def forget_query(
         # What was retired publishes nothing, even if its query runs.
         if living:
             query_id = found[0].query_id
-            checkpoint = _checkpoint(newest_of(found).checkpoint_location, query_id)
+            checkpoint = _checkpoint(last_to_publish(found).checkpoint_location, query_id)
             refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, *checkpoint))
         put_out_of_the_way(url, chosen, "forget", reason)
     return forgetting
@@ -110,7 +110,8 @@ def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
 
 
 def _fed(sink: SinkFacts) -> dict[str, int | None]:
-    return {sink.sink_name: None, **(sink.targets or {})}
+    # After a restore, an oid that is not known is 0.
+    return {sink.sink_name: None, **{name: oid or None for name, oid in (sink.targets or {}).items()}}
 
 
 def _others(connection: Connection, sink: SinkFacts, chosen: Sequence[SinkFacts]) -> tuple[Writer, ...]:

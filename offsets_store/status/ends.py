@@ -224,7 +224,8 @@ def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterabl
                 f"The broker has no {names}, which the query has read: the topic was deleted, or recreated with fewer "
                 "partitions.",
                 UNCHANGED,
-                f"Check that these are the right brokers. If they are, the topic is another one. {ANOTHER_TOPIC}",
+                "Check that these are the right brokers. If they are, and the topic was created again: "
+                f"{ANOTHER_TOPIC}",
             )
         start = dict.fromkeys(there, EARLIEST) | start
     topics: dict[str, dict[str, int]] = {}

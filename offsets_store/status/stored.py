@@ -195,7 +195,7 @@ def the_writer(found: Sequence[StoredWriter], query: str) -> StoredWriter:
     return found[0]
 
 
-def newest_of(found: Sequence[StoredWriter]) -> StoredWriter:
+def last_to_publish(found: Sequence[StoredWriter]) -> StoredWriter:
     """
     The writer of a query that knows best where its checkpoint is: of the living ones, the one that published last.
 

@@ -249,8 +249,8 @@ def begun_late(end: Offsets | None, start: Offsets | None) -> list[str]:
     """
     The partitions that ``start`` does not read from 0 on, although ``end`` has their topic and not them.
 
-    Spark looks for partitions before each batch. So one that a query never saw was added after its last batch, and no
-    row of it has been read.
+    Unless a query reads given partitions (``assign``), Spark looks for new ones before each batch. So one that it never
+    saw was added after its last batch, and no row of it has been read.
     """
     ends = places(end)
     topics = {place[:2] for place in ends}

@@ -67,7 +67,7 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
                 "offsets. If the rows of both are gone, and this query is to write all of them again, remove replaces.",
             )
         late = begun_late(replaced.writer.stored_to, batch.start) if replaced else []
-        added = f", and leaves out the first rows of {', '.join(late)}, added since" if late else ""
+        added = f", and leaves out the first rows of {', '.join(late)}, which it has not read" if late else ""
         return (
             f"replaces={remedies.replaces} was given, but batch 0 of {_writer(batch)} does not start where that "
             f"query ended for this sink{added}. Known for this sink: {rivals or 'no other query'}.",
@@ -136,7 +136,7 @@ def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
     """
     How to go on from the end of another query, which depends on its source's offsets; or how to load everything again.
 
-    :param late: the partitions that were added since it ended, and that do not begin at 0.
+    :param late: the partitions that it has not read, and that do not begin at 0.
     """
     query, end = shlex.quote(rival.query_id), rival.writer.stored_to
     if rival.other_sink:
@@ -155,8 +155,9 @@ def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
         )
         if late:
             way += (
-                f" If it was started so, Kafka has deleted the first rows of {', '.join(late)}: run `pgonce retire "
-                f"{query}`, and start once more from there, with independent=true and without replaces."
+                f" If Kafka has deleted the first rows of {', '.join(late)}, or they are not wanted, run `pgonce "
+                f"retire {query} --yes`, and start this query again on its new checkpoint, with independent=true and "
+                "without replaces."
             )
     elif end and all(map(tells_which_rows, end.values())):
         way = (

@@ -29,7 +29,7 @@ from pgonce.offsets_store.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.offsets_store.recovery.next_start import ANY_SINK
 from pgonce.offsets_store.status.read_stored import LastWritten, last_written
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.offsets_store.status.stored import newest_of
+from pgonce.offsets_store.status.stored import last_to_publish
 
 from . import completion
 from .answers.output import offsets_text, print_json, print_lines, text_of
@@ -101,7 +101,7 @@ def doctor_says(query: str, url: str, sink: str | None = None) -> list[str]:
 
 def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosis, list[Looked]]:
     """What is found of the query at the place of its checkpoint that the ledger knows."""
-    writer = newest_of([writer for writer, _ in OffsetsStore(url).status_of(query, sink)])
+    writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(query, sink)])
     location = writer.checkpoint_location
     if location is None:
         raise _elsewhere("The ledger does not know where the checkpoint of this query is.", "CHECKPOINT")

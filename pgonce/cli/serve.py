@@ -51,7 +51,9 @@ def serve(
         ),
     ] = None,
     root_path: Annotated[str, typer.Option(help="The path under which a proxy shows it, such as /pgonce.")] = "",
-    hide_rows: Annotated[bool, typer.Option("--hide-rows", help="Do not show the rows of dead letters.")] = False,
+    hide_rows: Annotated[
+        bool, typer.Option("--hide-rows", help="Do not show the rows of dead letters, nor their messages.")
+    ] = False,
     gone_after: Annotated[
         float, typer.Option(min=0, help="Hours after which a query that has ended leaves the metrics.")
     ] = 24.0,
@@ -178,7 +180,10 @@ def admitted(
     if token_file is not None:
         try:
             token = token_file.read_text(encoding="utf-8")
-            _warn_of_others(token_file, "read the token")
+            if _is_open(token_file):
+                typer.echo(
+                    f"pgonce serve: every user of this host can read {token_file}: run chmod o= on it.", err=True
+                )
         except (OSError, UnicodeDecodeError) as error:
             what = f"--token-file {str(token_file)!r} cannot be read ({type(error).__name__})."
             raise bad_option("BAD_OPTION", what, "Name a file of text that this user can read.") from None
@@ -206,9 +211,13 @@ def admitted(
     by_socket = "unix" in proxies
     if by_socket and socket is None:
         raise bad_option("BAD_OPTION", "--proxy unix has no effect.", "Listen on a socket: --listen unix:PATH.")
-    if by_socket and socket is not None:
-        # Uvicorn lets everybody write to the socket itself, so its folder has to keep others out.
-        _warn_of_others(Path(socket).absolute().parent, "send the proxy's header through the socket in it")
+    # Uvicorn lets everyone write to the socket itself, so its folder has to keep others out.
+    if by_socket and socket is not None and _is_open(Path(socket).absolute().parent):
+        typer.echo(
+            f"pgonce serve: every user of this host can reach {socket} and send the proxy's header. Listen on a socket "
+            "in a folder that only the proxy and this user may enter.",
+            err=True,
+        )
     try:
         networks = tuple(ipaddress.ip_network(one) for one in proxies if one != "unix")
     except ValueError:
@@ -247,7 +256,6 @@ def database_of(url: str) -> str:
     return " at ".join(part for part in (str(name), where) if part) or "Postgres"
 
 
-def _warn_of_others(path: Path, do: str) -> None:
-    """Say so if every user of this host may enter a folder, or read a file. (A secret of Kubernetes is such a file.)"""
-    if path.exists() and path.stat().st_mode & (stat.S_IROTH | stat.S_IXOTH):
-        typer.echo(f"pgonce serve: every user of this host can {do}: run chmod o= {path}", err=True)
+def _is_open(path: Path) -> bool:
+    """Whether every user of this host may enter a folder, or read a file. (A secret of Kubernetes is such a file.)"""
+    return path.exists() and bool(path.stat().st_mode & (stat.S_IROTH | stat.S_IXOTH))

@@ -219,14 +219,6 @@ def _create(
         # Tasks start together: all but the first wait here, and then find the table.
         with watch.looking(pid, may_end=False):
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [table.name])
-        connection.execute(
-            sql.SQL("CREATE UNLOGGED TABLE IF NOT EXISTS {} ({} bigint DEFAULT {}, {})").format(
-                table.identifier,
-                sql.Identifier(ATTEMPT_COLUMN),
-                sql.Literal(INLINE_ATTEMPT),
-                column_definitions(columns),
-            )
-        )
         # A task may outlive its run, and register the table long after the next run has begun: the time at which the
         # batch was planned tells the sweep which run came first. A clock that is ahead counts for nothing.
         connection.execute(
@@ -234,6 +226,14 @@ def _create(
             "VALUES (%s, %s, %s, %s, %s, least(pg_catalog.now(), pg_catalog.to_timestamp(%s::float8 / 1000.0))) "
             "ON CONFLICT DO NOTHING",
             [table.name, table.query_id, table.sink_name, table.run_id, table.batch_id, table.planned_by_ms],
+        )
+        connection.execute(
+            sql.SQL("CREATE UNLOGGED TABLE IF NOT EXISTS {} ({} bigint DEFAULT {}, {})").format(
+                table.identifier,
+                sql.Identifier(ATTEMPT_COLUMN),
+                sql.Literal(INLINE_ATTEMPT),
+                column_definitions(columns),
+            )
         )
         _exists(connection, table)
 

@@ -57,19 +57,21 @@ def mended_rows_in_tx(
     return _mended(columns, len(ids), body[len(HEADER) : -len(TRAILER)])
 
 
-def ids_in_order_in_tx(
+def ranked_in_tx(
     connection: psycopg.Connection,
     table: sql.Identifier,
     ids: Sequence[int],
     by: Sequence[EncodedColumn],
-) -> list[int]:
+) -> list[tuple[int, int]]:
     """
     The ids of these letters in the order of their changes, under our search_path. Their rows can be read.
+
+    Each has a number that grows with the order; letters of one order have the same.
 
     :param by: the columns that say which change is the later one: the greater value; of booleans, false.
     """
     if not by:
-        return list(ids)
+        return [(one, number) for number, one in enumerate(ids)]
     data = sql.SQL(", ").join(sql.SQL("{} {}").format(sql.Identifier(c.name), _read_as(c)) for c in by)
     order = [
         sql.SQL("{} DESC" if column.postgres_type == "bool" else "{} NULLS FIRST").format(
@@ -77,11 +79,13 @@ def ids_in_order_in_tx(
         )
         for column in by
     ]
+    ordered = sql.SQL(", ").join(order)
     query = sql.SQL(
-        "SELECT letter.dead_letter_id FROM {} AS letter, LATERAL pg_catalog.jsonb_to_record(letter.row_data) AS data "
-        "({}) WHERE letter.dead_letter_id = ANY ({}) ORDER BY {}, letter.dead_letter_id"
-    ).format(table, data, _literal(ids), sql.SQL(", ").join(order))
-    return [row[0] for row in connection.execute(query, prepare=False).fetchall()]
+        "SELECT letter.dead_letter_id, pg_catalog.dense_rank() OVER (ORDER BY {}) FROM {} AS letter, "
+        "LATERAL pg_catalog.jsonb_to_record(letter.row_data) AS data ({}) WHERE letter.dead_letter_id = ANY ({}) "
+        "ORDER BY {}, letter.dead_letter_id"
+    ).format(ordered, table, data, _literal(ids), ordered)
+    return connection.execute(query, prepare=False).fetchall()
 
 
 def _selected(table: sql.Identifier, ids: Sequence[int], columns: Sequence[EncodedColumn]) -> sql.Composed:

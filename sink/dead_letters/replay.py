@@ -44,7 +44,7 @@ from ..writing.bad_rows.recorded_destination import recalled, recorded_oid
 from ..writing.rows import Rows
 from ..writing.table.table_name import resolve_table
 from ..writing.write_batch import write_batch_in_tx
-from .mended_rows import ids_in_order_in_tx, mended_rows_in_tx, only
+from .mended_rows import mended_rows_in_tx, only, ranked_in_tx
 from .replay_rules import (
     Kept,
     LetterRows,
@@ -206,8 +206,10 @@ def _read_in_tx(
         deleted = changes.deleted if changes else None
         rows = mended_rows_in_tx(driver, table, ids, group.columns, deleted)
         numbers = {one: number for number, one in enumerate(ids)}
-        order = [numbers[one] for one in ids_in_order_in_tx(driver, table, ids, _that_order(group.destination, rows))]
-        found.append((group, LetterRows(tuple(group.letters[number] for number in order), only(rows, order))))
+        ranked = ranked_in_tx(driver, table, ids, _that_order(group.destination, rows))
+        order, ranks = [numbers[one] for one, _ in ranked], tuple(rank for _, rank in ranked)
+        in_order = tuple(group.letters[number] for number in order)
+        found.append((group, LetterRows(in_order, ranks, only(rows, order))))
     return found
 
 

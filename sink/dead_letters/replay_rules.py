@@ -161,16 +161,33 @@ class Kept:
 
 @dataclass(frozen=True)
 class LetterRows:
-    """The ``letters`` of one table in the order of their changes, and their ``rows`` in the same order."""
+    """
+    The ``letters`` of one table in the order of their changes, and their ``rows`` in the same order.
+
+    Letters whose ``ranks`` are equal have the same ``orderBy``.
+    """
 
     letters: tuple[StoredLetter, ...]
+    ranks: tuple[int, ...]
     rows: Rows
 
     def halves(self) -> list[LetterRows]:
-        """The older half and the newer one."""
-        half = len(self.letters) // 2
-        parts = range(half), range(half, len(self.letters))
-        return [LetterRows(tuple(self.letters[n] for n in part), only(self.rows, part)) for part in parts]
+        """
+        The older half and the newer one, which is written later.
+
+        A row gives way to a stored one of the same order. So letters of one order stay together; if all have the same,
+        the later half is written first, because of two letters with one key the later one counts.
+        """
+        middle = len(self.letters) // 2
+        borders = [n for n in range(1, len(self.ranks)) if self.ranks[n - 1] != self.ranks[n]]
+        cut = min(borders, key=lambda border: abs(border - middle), default=middle)
+        parts = [range(cut), range(cut, len(self.letters))]
+        if not borders:
+            parts.reverse()
+        return [
+            LetterRows(tuple(self.letters[n] for n in part), self.ranks[part.start : part.stop], only(self.rows, part))
+            for part in parts
+        ]
 
 
 def write_letters_in_tx(

@@ -201,8 +201,8 @@ def _refuse_bad_batch(
     """
     Refuse a batch with more dead letters than any of its tables may have, or with bad rows alone.
 
-    :param unrouted: how many rows have unknown routes. These do not speak against a table, because none was to take
-        them: they were dropped or put aside as the user wants.
+    :param unrouted: how many rows have unknown routes. No table was to take them, so those that were put aside are not
+        among the bad ones.
     """
     aside = counts.get(COUNTED, 0)
     if not aside:
@@ -212,8 +212,9 @@ def _refuse_bad_batch(
     most = most_dead_letters(where)
     if most is not None and aside > most:
         raise too_many(name, most, why)
-    fit = sum(one.rows for one in outcomes) + unrouted
-    if not fit and aside > max(1, sum(one.too_early for one in outcomes)):
+    dropped = counts.get(_DROPPED, 0)
+    fit, bad = sum(one.rows for one in outcomes) + dropped, aside - (unrouted - dropped)
+    if not fit and bad > max(1, sum(one.too_early for one in outcomes)):
         raise none_fits(name, why)
 
 

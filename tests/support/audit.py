@@ -91,7 +91,7 @@ def left_behind(observer: psycopg.Connection) -> list[str]:
     """Staged tables, by the ledger's account and by Postgres's own."""
     registered = observer.execute("SELECT table_name FROM pgonce.staged_tables").fetchall()
     there = observer.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = 'pgonce_staging'::regnamespace AND relkind = 'r'"
+        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^staged_[0-9a-f]{24}_'"
     ).fetchall()
     return [f"staged table left: {name}" for (name,) in {*registered, *there}]
 

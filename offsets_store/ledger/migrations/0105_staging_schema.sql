@@ -1,8 +1,15 @@
 -- Staging tables get a schema of their own. Who may create tables in a schema may also create functions there, and with
 -- other types of arguments such a function could be taken for one of the ledger's, and run as whoever calls it.
 
-CREATE SCHEMA IF NOT EXISTS pgonce_staging;
-COMMENT ON SCHEMA pgonce_staging IS 'Rows of batches that are not decided yet; pgonce.staged_tables lists the tables.';
+-- An administrator may have made it: CREATE SCHEMA IF NOT EXISTS would need CREATE on the database all the same.
+DO $$
+BEGIN
+    IF to_regnamespace('pgonce_staging') IS NULL THEN
+        CREATE SCHEMA pgonce_staging;
+        COMMENT ON SCHEMA pgonce_staging IS 'Rows of batches that are not decided yet; pgonce.staged_tables lists the tables.';
+    END IF;
+END
+$$;
 
 -- Roles that could stage still can.
 DO $$
@@ -19,9 +26,6 @@ BEGIN
     END LOOP;
 END
 $$;
-
--- What `pgonce health` asks at each look.
-CREATE INDEX dead_letters_newest ON pgonce.dead_letters (made_at);
 
 -- docs/tables.md is made from these.
 COMMENT ON TABLE pgonce.schema_version IS 'One row for each migration that was applied.';

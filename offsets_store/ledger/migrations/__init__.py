@@ -2,8 +2,8 @@
 Create the ledger, bring it up to this code's version, and refuse one that this code cannot use.
 
 Runs in the first commit of a process, in executors that stage, and in ``pgonce init``. Invariant: migrations are
-applied in order, inside one transaction that holds a lock, and they only add. A streaming role is granted what the code
-does with each table, and nothing more.
+applied in order, inside one transaction that holds a lock, and they only add (105 also moves a privilege). A streaming
+role is granted what the code does with each table, and nothing more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Migration:
     One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use the ledger after it.
 
     A step that is not ``needed`` is for people, or makes answers quicker: this code works with a ledger that lacks it.
-    One that is not ``read`` is needed by batches alone.
+    One for ``only_batches`` is not needed by what reads the ledger.
     A step that raises ``least_reader_version`` begins with ``LOCK TABLE pgonce.schema_version``: it waits for the
     commits of older code that have begun, and those that begin later find the new version and are refused.
     """
@@ -48,7 +48,7 @@ class Migration:
     least_reader_version: int
     file: str
     needed: bool = True
-    read: bool = True
+    only_batches: bool = False
 
     @property
     def ddl(self) -> str:
@@ -68,7 +68,7 @@ MIGRATIONS = (
     # The first run in real time raises the least reader to this version.
     Migration(POSITIONS, 100, "0103_positions.sql", needed=False),
     Migration(104, 100, "0104_take_positions_as_a_role.sql", needed=False),
-    Migration(105, 100, "0105_staging_schema.sql", read=False),
+    Migration(105, 100, "0105_staging_schema.sql", only_batches=True),
     # Whatever changes in these views, the file is changed and its version rises.
     Migration(106, 100, "queries_and_health.sql", needed=False),
 )
@@ -173,6 +173,9 @@ def _migrate(connection: psycopg.Connection, watch: LockWatch) -> list[int]:
             for migration in missing:
                 connection.execute(migration.ddl.encode())
                 connection.execute(_RECORD, [migration.version, migration.least_reader_version])
+        # A dump of the schema pgonce alone does not have it.
+        if connection.execute("SELECT to_regnamespace('pgonce_staging') IS NULL").fetchone() == (True,):
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(STAGING_SCHEMA)))
     return [migration.version for migration in missing]
 
 
@@ -197,7 +200,8 @@ def refuse_owner(connection: psycopg.Connection) -> None:
             f"The ledger (schema {SCHEMA}) belongs to role {owner[0]}, and this session is a superuser's. What that "
             "role has made of its tables and views would run with your rights.",
             "Nothing was read or written.",
-            f"Log in as {owner[0]}.",
+            f"Log in as {owner[0]}. If it may not create the schema {STAGING_SCHEMA}, first run CREATE SCHEMA "
+            f"{STAGING_SCHEMA} AUTHORIZATION {owner[0]}.",
         )
 
 
@@ -265,7 +269,9 @@ def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> No
     :param whole: whether migrations that no batch needs have to be there too.
     :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW, LEDGER_UNRELEASED.
     """
-    missing = tuple(migration for migration in _missing(connection) if (migration.needed and migration.read) or whole)
+    missing = tuple(
+        migration for migration in _missing(connection) if (migration.needed and not migration.only_batches) or whole
+    )
     if not missing:
         return
     if missing[0] is MIGRATIONS[0]:
@@ -280,7 +286,7 @@ def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> No
         "LEDGER_TOO_OLD",
         f"The ledger (schema {SCHEMA}) lacks version {missing[-1].version}, which this pgonce reads.",
         "Nothing was read or written.",
-        "Run `pgonce init`, which brings the ledger up to date and changes nothing that older jobs use.",
+        "Run `pgonce init`, which brings the ledger up to date; older jobs go on.",
     )
 
 

@@ -36,7 +36,7 @@ WITH measured AS (
     GROUP BY f.query_id, f.sink_name
 ), facts AS (
     SELECT w.*, b.rows AS last_rows, b.transport, b.counts, h.run_id AS heard_run_id, h.heard_at, h.idle_since, h.ended_at,
-           -- A failure that could not be written down, because Postgres was away: the listener has heard what ended the query.
+           -- A failure that could not be written down while Postgres was unavailable: the listener has heard what ended the query.
            coalesce(f.code, e.code) AS code, f.message, f.batch_id AS failed_batch_id,
            coalesce(f.failures, e.failures) AS failures, coalesce(f.failing_since, e.failing_since) AS failing_since, s.waits_for, s.began_at AS session_began_at,
            r.rows_per_second, r.usual_interval, l.lag, l.lag_seconds, l.retention_used_percent, l.last_lag, l.measured_at AS lag_measured_at,
@@ -71,6 +71,13 @@ WITH measured AS (
     LEFT JOIN LATERAL (
         SELECT h.ended_by AS code, 1::bigint AS failures, h.ended_at AS failing_since
         WHERE h.ended_by <> 'FENCED' AND h.ended_at >= coalesce(w.updated_at, '-infinity')
+            AND (h.run_id = w.run_id
+                OR NOT EXISTS (SELECT FROM pgonce.runs AS o WHERE o.writer_id = w.writer_id AND o.run_id = h.run_id))
+            AND NOT EXISTS (SELECT FROM pgonce.replays AS o WHERE o.writer_id = w.writer_id AND o.skipped_at > h.ended_at)
+            AND NOT EXISTS (
+                SELECT FROM pgonce.failures AS o
+                WHERE o.query_id = w.query_id AND o.last_at > coalesce(w.updated_at, '-infinity')
+                    AND (o.run_id = h.run_id OR (o.run_id IS NULL AND o.last_at > h.started_at)))
     ) AS e ON true
     -- Over the last ten minutes, or over the newest 60 batches if they took less.
     LEFT JOIN LATERAL (
@@ -184,7 +191,9 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
        CASE j.state
            WHEN 'refused' THEN 'pgonce explain ' || j.code
            WHEN 'waiting' THEN 'End that session, or wait for it.'
-           WHEN 'expiring' THEN 'Make the query faster, or set retention.ms of the topic higher at once.'
+           WHEN 'expiring' THEN CASE WHEN j.ended_at >= coalesce(j.updated_at, '-infinity')
+               THEN 'It was stopped: start it again, or set retention.ms of the topic higher at once.'
+               ELSE 'Make the query faster, or set retention.ms of the topic higher at once.' END
            WHEN 'lagging' THEN 'pgonce explain performance'
            WHEN 'gone' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || j.query_id
            WHEN 'stuck' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || j.query_id
@@ -221,6 +230,8 @@ COMMENT ON COLUMN pgonce.queries.dead_letters IS 'Rows that were put aside and a
 COMMENT ON COLUMN pgonce.queries.replays IS 'Replays that were skipped and are still recorded.';
 COMMENT ON COLUMN pgonce.queries.severity IS 'critical or warning if the state needs attention, else null.';
 COMMENT ON COLUMN pgonce.queries.help IS 'What to do, or the command that says more; null if nothing needs to be done.';
+
+CREATE INDEX IF NOT EXISTS dead_letters_newest ON pgonce.dead_letters (made_at);
 
 -- Of the findings that are no states, pgonce.queries need not be asked: WHERE NOT is_state leaves its part out.
 CREATE OR REPLACE VIEW pgonce.health AS

@@ -138,7 +138,7 @@ ORDERS, CLICKS = ({"t": {"0": 3}}, {"t": {"0": 9}}), ({"u": {"0": 1}}, {"u": {"0
 """Where a source began, and where batch 0 ends."""
 INBOX = (None, {"logOffset": 0})
 ORDERS_AGAIN = ({"t": {"0": 0}}, ORDERS[1])
-PATTERN = ({}, {})
+PATTERN = ({}, None)
 
 
 class TestInitialOffsets:

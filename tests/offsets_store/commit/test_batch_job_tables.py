@@ -48,9 +48,20 @@ def test_a_sink_name_with_another_table(admin, run, others):
     run(sink_name="mine")
     what = refused(run, table="others", sink_name="mine").what
     assert "published with sinkName 'mine' into public.events at" in what
-    assert "public.others, into which this job writes, is another table" in what
+    assert "public.others, into which this job writes, is not known to be that table" in what
     assert run(table="others") is JobVerdict.PUBLISHED
     assert ids(admin, "others") == [1]
+
+
+def test_a_table_that_became_a_partition(admin, run):
+    """Its rows are in the table that has its name now, so the job is skipped."""
+    run()
+    admin.execute(
+        "ALTER TABLE events RENAME TO older; CREATE TABLE events (LIKE older) PARTITION BY RANGE (id); "
+        "ALTER TABLE events ATTACH PARTITION older DEFAULT"
+    )
+    assert run() is JobVerdict.SKIPPED
+    assert ids(admin) == [1]
 
 
 def test_a_table_that_was_dropped(admin, run):

@@ -37,9 +37,19 @@ def test_a_ledger_that_was_dropped_is_called_gone(admin, url, statement):
 def test_a_task_that_stages_says_so_too(admin, url):
     """A ledger that was dropped is no lack of a privilege."""
     stage(url)
-    admin.execute("DROP SCHEMA pgonce, pgonce_staging CASCADE")
+    admin.execute("DROP SCHEMA pgonce CASCADE; DROP SCHEMA pgonce_staging CASCADE")
     with pytest.raises(PgonceError, match="LEDGER_GONE"):
         stage(url)
+
+
+def test_a_ledger_that_was_restored_without_its_staging_schema(admin, url):
+    """A dump of the schema pgonce alone does not have it: a task says what to run, and that creates it."""
+    stage(url)
+    admin.execute("DROP SCHEMA pgonce_staging CASCADE")
+    with pytest.raises(PgonceError, match=r"STAGING_FAILED.*pgonce init --role"):
+        stage(url)
+    migrate(admin)
+    stage(url)
 
 
 def test_a_fresh_ledger_in_its_place_is_not_it(admin, url):

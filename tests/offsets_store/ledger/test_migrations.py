@@ -121,6 +121,13 @@ class TestForm:
         assert set(inspect(engine).get_view_names("pgonce")) == set(VIEWS)
         engine.dispose()
 
+    def test_the_views_can_be_replaced_where_they_are(self, url):
+        """The file of the views is applied again when it changes, to a ledger that has them."""
+        with psycopg.connect(url, autocommit=True) as connection:
+            before = connection.execute(SIGNATURE).fetchall()
+            connection.execute(MIGRATIONS[-1].ddl.encode())
+            assert connection.execute(SIGNATURE).fetchall() == before
+
     def test_everything_has_a_comment(self, observer):
         """A person in psql finds a comment on every table, view and column."""
         bare = observer.execute(

@@ -164,6 +164,12 @@ class TestWithListener:
         assert (state.failures, state.failure_message) == (1, None)
         admin.execute("UPDATE pgonce.heartbeats SET ended_by = 'FENCED'")
         assert only(store).state == "stopped"
+        admin.execute("UPDATE pgonce.heartbeats SET ended_by = 'LOCKED'")
+        publish(url, 3, KAFKA, sink_name="public.others")
+        age(admin, 3600)
+        fail(admin, "LOCKED", seconds=120)
+        by_sink = {state.sink_name: state.state for state in store.states()}
+        assert by_sink == {"public.orders": "refused", "public.others": "stopped"}, "only one of the sinks failed"
 
     def test_a_listener_that_fell_silent_says_nothing_if_batches_come(self, url, store, admin):
         """A query that goes on without its listener is not gone."""
@@ -226,7 +232,8 @@ class TestLag:
         publish(url, 3, KAFKA)
         beat(admin, heard=10, ended=0)
         now = only(store).published_at
-        assert only(store, [MeasuredLag(QUERY, "public.orders", 7, 90.0, 95.0, now)]).state == "expiring"
+        state = only(store, [MeasuredLag(QUERY, "public.orders", 7, 90.0, 95.0, now)])
+        assert (state.state, state.help.partition(":")[0]) == ("expiring", "It was stopped")
 
 
 class TestFailures:
@@ -329,7 +336,8 @@ class TestHealth:
 
 def test_the_states_are_those_that_the_view_knows():
     """Python's list of states and the view's are the same."""
-    decided = MIGRATIONS[-1].ddl.split("CASE", 1)[1]
+    (views,) = (one for one in MIGRATIONS if one.file == "queries_and_health.sql")
+    decided = views.ddl.split("CASE", 1)[1]
     assert all(f"'{state}'" in decided for state in STATES)
 
 

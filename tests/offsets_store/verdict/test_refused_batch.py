@@ -65,9 +65,9 @@ def test_a_partition_that_was_added_is_named():
     """If its first rows are gone, the old query is retired, because no start can continue it."""
     batch = make_batch(start={"0": {"t": {"0": 70, "1": 2}}})
     error = refusal(Verdict.FOREIGN, beside(OLD), batch, REPLACES)
-    assert "leaves out the first rows of t-1, added since" in error.what
+    assert "leaves out the first rows of t-1, which it has not read" in error.what
     assert "`pgonce offsets q0 --starting-offsets --bootstrap-servers ...` prints" in error.remedy
-    assert "Kafka has deleted the first rows of t-1: run `pgonce retire q0`" in error.remedy
+    assert "deleted the first rows of t-1, or they are not wanted, run `pgonce retire q0 --yes`" in error.remedy
 
 
 def test_the_other_topics_of_a_query_are_thought_of():

@@ -23,10 +23,10 @@ def admin(url):
         yield connection
 
 
-def put(admin, where, *, gone):
-    """A letter with the key 1 and the order 5."""
+def put(admin, where, *, gone=False, key=1, seq=5, name="old"):
+    """A letter with this key and order."""
     order, deleted = t.StructField(where.order_by, t.LongType()), t.StructField(where.changes.deleted, t.BooleanType())
-    row = {"id": 1, "name": "old", order.name: 5, deleted.name: gone}
+    row = {"id": key, "name": name, order.name: seq, deleted.name: gone}
     return put_aside(admin, row, where, t.StructType([*STRUCT.fields, order, deleted]))
 
 
@@ -45,6 +45,18 @@ def test_the_stored_row_stays(url, admin, where, gone):
     put(admin, where, gone=gone)
     replayed(url)
     assert left(admin) == (["new"], 1)
+
+
+@pytest.mark.parametrize("seq", [5, 9])
+def test_of_two_letters_the_later_one_counts(url, admin, seq):
+    """Also if all letters are cut into halves, because another one, of the same order or a later one, has no effect."""
+    admin.execute("INSERT INTO events VALUES (2, 'new', 9, 9)")
+    put(admin, BY_COLUMN, name="first")
+    put(admin, BY_COLUMN, name="second")
+    put(admin, BY_COLUMN, key=2, seq=seq)
+    replayed(url)
+    names, letters = left(admin)
+    assert (sorted(names), letters > 0) == (["new", "second"], True)
 
 
 @pytest.mark.parametrize(
