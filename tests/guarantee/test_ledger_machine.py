@@ -145,7 +145,7 @@ class Site:
     def drop_staging_tables(self) -> None:
         """As a crash of the server or a restore does, more or less: their rows are gone."""
         for (name,) in self.admin.execute("SELECT table_name FROM pgonce.staged_tables").fetchall():
-            self.admin.execute(f'DROP TABLE IF EXISTS pgonce."{name}"')
+            self.admin.execute(f'DROP TABLE IF EXISTS pgonce_staging."{name}"')
         self.admin.execute("DELETE FROM pgonce.staged_tables")
 
     def back_up(self) -> None:
