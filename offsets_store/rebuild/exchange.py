@@ -7,10 +7,10 @@ statement removes the difference, it is shown. Grants and comments stay with the
 only if these are alike.
 
 The key of a batch job goes with the table that has its rows. So a job that is run again is skipped where its rows are,
-and published where they are not. (A key under an earlier name of its table stays as it is, unless that is the name of
-the other one now: a job finds it by the oid.) A letter in the ledger stays with its query and with the table that has
-the other rows of its batch. Letters in a table of the user's own are left alone: a replay finds out that the name means
-another table by now.
+and published where they are not. (A job finds a key under an earlier name of its table by the oid. So such a key stays
+as it is, unless the other table has that name now.) A letter in the ledger stays with its query and with the table that
+has the other rows of its batch. Letters in a table of the user's own are left alone: a replay finds out that the name
+means another table by now.
 """
 
 from __future__ import annotations

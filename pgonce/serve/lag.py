@@ -30,6 +30,8 @@ from .look import Key
 
 _log = logging.getLogger("pgonce")
 _EVERY_SECONDS = 30.0
+_NOT_MEASURED = "the lag cannot be measured"
+_NOT_STORED = "the measured lag is shown here, and not stored for others"
 # Without brokers, it is read for scrapes alone, and no longer than they come.
 _WANTED_SECONDS = 300.0
 
@@ -61,7 +63,7 @@ class PartitionLags:
         self._rows: Mapping[Key, Sequence[PartitionLag]] = {}
         self._wanted_at: float | None = None
         self._stores = True
-        self._said = self._said_unstored = ""
+        self._said: dict[str, str] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pgonce-lag", daemon=True)
 
@@ -92,10 +94,10 @@ class PartitionLags:
                 self.refresh()
             except PgonceError as error:
                 self._partitions, self._rows = {}, {}
-                self._say(str(error))
+                self._say(_NOT_MEASURED, str(error))
             except Exception as error:  # noqa: BLE001 (nothing that happens here may end the thread)
                 self._partitions, self._rows = {}, {}
-                self._say(without_its_words(error).splitlines()[0])
+                self._say(_NOT_MEASURED, without_its_words(error).splitlines()[0])
             self._stopping.wait(_EVERY_SECONDS)
 
     def refresh(self) -> None:
@@ -123,10 +125,10 @@ class PartitionLags:
     def _measure(self) -> list[Measured]:
         if self._brokers is not None:
             told = measure_partitions(self._url, self._brokers)
-            self._say("")
+            self._say(_NOT_MEASURED, "")
             return told
         found, left = measure_own(self._url, self._own_settings)
-        self._say(" ".join(one.why for one in left))
+        self._say(_NOT_MEASURED, " ".join(one.why for one in left))
         return found
 
     def _store(self) -> None:
@@ -135,21 +137,17 @@ class PartitionLags:
         try:
             with writing(self._url) as connection:
                 store_in_tx(connection, self._measured)
-            self._say_unstored("")
+            self._say(_NOT_STORED, "")
         except LedgerError as error:
             # A role that only reads has the lag on its own pages and in its metrics. Any other cause may pass.
             self._stores = error.code != "LEDGER_NOT_PERMITTED"
-            self._say_unstored(str(error))
+            self._say(_NOT_STORED, str(error))
 
-    def _say(self, text: str) -> None:
-        if text and text != self._said:
-            _log.warning("the lag cannot be measured: %s", text)
-        self._said = text
-
-    def _say_unstored(self, text: str) -> None:
-        if text and text != self._said_unstored:
-            _log.warning("the measured lag is shown here, and not stored for others: %s", text)
-        self._said_unstored = text
+    def _say(self, what: str, why: str) -> None:
+        """Log it once for each cause; no cause says that it is over."""
+        if why and why != self._said.get(what):
+            _log.warning("%s: %s", what, why)
+        self._said[what] = why
 
 
 def _behind(one: Measured) -> Iterable[PartitionBehind]:

@@ -175,8 +175,8 @@ class LetterRows:
         """
         The older half and the newer one, which is written later.
 
-        A row gives way to a stored one of the same order. So letters of one order stay together; if all have the same,
-        the later half is written first, because of two letters with one key the later one counts.
+        Of two letters with one key and order the later one counts, and a row gives way to a stored one of its order. So
+        letters of one order stay together. If all have the same order, the later half is written first.
         """
         middle = len(self.letters) // 2
         borders = [n for n in range(1, len(self.ranks)) if self.ranks[n - 1] != self.ranks[n]]

@@ -37,14 +37,15 @@ def page() -> str:
 
 
 def ledger_columns() -> dict[str, list[str]]:
-    """The tables and views that are for users, each with its columns; views come in the order of the migrations too."""
+    """The tables and views that are for users, each with its columns, in the order of the migrations."""
     ours, found = of_pgonce(), dict[str, list[str]]()
     for kind, name in _comments():
         table, _, column = name.partition(".")
-        if kind != "COLUMN" and table not in ours:
-            found.setdefault(table, [])
-        elif kind == "COLUMN" and table not in ours and column not in ours:
-            found.setdefault(table, []).append(column)
+        if table in ours or column in ours:
+            continue
+        columns = found.setdefault(table, [])
+        if kind == "COLUMN":
+            columns.append(column)
     return found
 
 

@@ -69,7 +69,7 @@ MIGRATIONS = (
     Migration(POSITIONS, 100, "0103_positions.sql", needed=False),
     Migration(104, 100, "0104_take_positions_as_a_role.sql", needed=False),
     Migration(105, 100, "0105_staging_schema.sql", only_batches=True),
-    # Whatever changes in these views, the file is changed and its version rises.
+    # To change these views, change the file, and give it a higher version.
     Migration(106, 100, "queries_and_health.sql", needed=False),
 )
 FIRST = MIGRATIONS[0].version
@@ -286,7 +286,8 @@ def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> No
         "LEDGER_TOO_OLD",
         f"The ledger (schema {SCHEMA}) lacks version {missing[-1].version}, which this pgonce reads.",
         "Nothing was read or written.",
-        "Run `pgonce init`, which brings the ledger up to date; older jobs go on.",
+        "Run `pgonce init`, which brings the ledger up to date. `pgonce explain running` says which older jobs can go "
+        "on.",
     )
 
 
