@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
 from threading import Lock
+from typing import Literal
 
 import psycopg
 from psycopg import sql
@@ -38,8 +39,8 @@ class Migration:
     """
     One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use the ledger after it.
 
-    A step that is not ``needed`` is for people, or makes answers quicker: this code works with a ledger that lacks it.
-    One for ``only_batches`` is not needed by what reads the ledger.
+    A step that nothing needs is for people, or makes answers quicker: this code works with a ledger that lacks it. One
+    that only batches need is not needed by what reads the ledger.
     A step that raises ``least_reader_version`` begins with ``LOCK TABLE pgonce.schema_version``: it waits for the
     commits of older code that have begun, and those that begin later find the new version and are refused.
     """
@@ -47,8 +48,7 @@ class Migration:
     version: int
     least_reader_version: int
     file: str
-    needed: bool = True
-    only_batches: bool = False
+    needed_by: Literal["all", "batches", "nothing"] = "all"
 
     @property
     def ddl(self) -> str:
@@ -63,14 +63,14 @@ POSITIONS = 103
 # this code refuses theirs, and by the least reader version that code refuses this one.
 MIGRATIONS = (
     Migration(100, 100, "0100_first_release.sql"),
-    Migration(101, 100, "0101_what_queries_do.sql", needed=False),
-    Migration(102, 100, "0102_who_decided.sql", needed=False),
+    Migration(101, 100, "0101_what_queries_do.sql", needed_by="nothing"),
+    Migration(102, 100, "0102_who_decided.sql", needed_by="nothing"),
     # The first run in real time raises the least reader to this version.
-    Migration(POSITIONS, 100, "0103_positions.sql", needed=False),
-    Migration(104, 100, "0104_take_positions_as_a_role.sql", needed=False),
-    Migration(105, 100, "0105_staging_schema.sql", only_batches=True),
+    Migration(POSITIONS, 100, "0103_positions.sql", needed_by="nothing"),
+    Migration(104, 100, "0104_take_positions_as_a_role.sql", needed_by="nothing"),
+    Migration(105, 100, "0105_staging_schema.sql", needed_by="batches"),
     # To change these views, change the file, and give it a higher version.
-    Migration(106, 100, "queries_and_health.sql", needed=False),
+    Migration(106, 100, "queries_and_health.sql", needed_by="nothing"),
 )
 FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version
@@ -137,7 +137,7 @@ def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration,
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
         # A streaming role may not change an administrator's ledger, and a long commit of another query holds locks on
         # it: an upgrade must not stop a job without need.
-        if any(migration.needed for migration in missing):
+        if any(migration.needed_by != "nothing" for migration in missing):
             raise
         _log.info("the ledger lacks a migration that batches do not need: run `pgonce init` as its owner")
 
@@ -269,9 +269,7 @@ def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> No
     :param whole: whether migrations that no batch needs have to be there too.
     :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW, LEDGER_UNRELEASED.
     """
-    missing = tuple(
-        migration for migration in _missing(connection) if (migration.needed and not migration.only_batches) or whole
-    )
+    missing = tuple(migration for migration in _missing(connection) if whole or migration.needed_by == "all")
     if not missing:
         return
     if missing[0] is MIGRATIONS[0]:

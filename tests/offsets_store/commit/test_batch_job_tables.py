@@ -93,7 +93,7 @@ def test_tables_that_were_exchanged_by_hand(admin, run, others):
     assert run(table="others") is JobVerdict.SKIPPED
     error = refused(run)
     assert "into public.events, which is called public.others now, at" in error.what
-    assert "If the rows belong into public.others" in error.remedy
+    assert "If the rows belong in public.others" in error.remedy
     assert (ids(admin), ids(admin, "others")) == ([], [1])
 
 

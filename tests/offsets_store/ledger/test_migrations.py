@@ -263,7 +263,7 @@ class TestVersions:
     def test_a_step_that_is_only_for_people_does_not_wait_for_long_commits(self, url, monkeypatch):
         """While a commit of another query holds the table, batches go on without it."""
         publish(url, 0, {"0": 1})
-        step = made_up("ALTER TABLE pgonce.batches ADD COLUMN made_up text", needed=False)
+        step = made_up("ALTER TABLE pgonce.batches ADD COLUMN made_up text", needed_by="nothing")
         monkeypatch.setattr(LockWatch, "__init__", bounded(LockWatch.__init__, 0.3))
         with psycopg.connect(url) as busy:
             busy.execute("LOCK TABLE pgonce.batches IN ROW EXCLUSIVE MODE")
@@ -343,7 +343,7 @@ class TestRole:
             migrate(connection)
             for grant in grants(login.user):
                 connection.execute(grant.encode())
-            for_people = made_up("CREATE INDEX made_up ON pgonce.progress (run_id)", needed=False)
+            for_people = made_up("CREATE INDEX made_up ON pgonce.progress (run_id)", needed_by="nothing")
             upgrade_pgonce(monkeypatch, for_people)
             publish(login.url, 0, {"0": 1})
             assert OffsetsStore(login.url).status()[0][0].batch_id == 0
