@@ -255,6 +255,14 @@ def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
             connection.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [name])
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         _log.info("staging table %s is still written to; the next sweep drops it", name)
+    except psycopg.errors.InsufficientPrivilege:
+        # One that ran under another role has made it. Others can be dropped all the same.
+        _log.warning(
+            "staging table %s.%s belongs to another role, and stays: drop it as its owner, or as a superuser, once its "
+            "query has published a later batch",
+            STAGING_SCHEMA,
+            name,
+        )
 
 
 _NO_RUN_NEEDS = """

@@ -20,6 +20,7 @@ import psycopg
 
 from ..ledger.batch_jobs import Job, claim_in_tx, record_job_in_tx, record_skip_in_tx
 from ..ledger.published import Published
+from ..postgres.connect import forget_users_settings
 from ..postgres.lock_watch import LockWatch
 from .notification import notify_in_tx
 from .one_transaction import begun_transaction, committing
@@ -92,6 +93,8 @@ def _publish_or_skip(
                     record_job_in_tx(connection, sink_name, job, published)
                     channel = settings.notify_channel
                     notify_in_tx(connection, channel, published, sink=sink_name, batch_key=job.batch_key)
+            if published.ran_triggers:
+                forget_users_settings(connection, began.backend_pid)
             return _noted(JobVerdict.PUBLISHED, sink_name, outcome)
         if recorded.attempt == job.attempt:
             return _noted(JobVerdict.LANDED, recorded.sink_name, outcome)

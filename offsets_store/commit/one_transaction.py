@@ -119,12 +119,20 @@ def begin_again_in_tx(
     # user's isolation level. The second lock takes the new snapshot, under the protection of the first. (If another
     # driver of this writer holds its row and waits for the lock, Postgres reports a deadlock, and the batch is tried
     # again.)
+    keys = sql.SQL(PLACES_IN_ORDER).format(sql.Literal(list(places)))
+    unlock = sql.SQL("SELECT pg_catalog.pg_advisory_unlock(k.key) FROM {}").format(keys)
     again = sql.SQL(
         "SELECT pg_catalog.pg_advisory_lock(k.key) FROM {keys}; ROLLBACK AND CHAIN; "
-        "SELECT pg_catalog.pg_advisory_xact_lock(k.key) FROM {keys}; "
-        "SELECT pg_catalog.pg_advisory_unlock(k.key) FROM {keys}"
-    ).format(keys=sql.SQL(PLACES_IN_ORDER).format(sql.Literal(list(places))))
-    driver_connection(connection).execute(again)
+        "SELECT pg_catalog.pg_advisory_xact_lock(k.key) FROM {keys}; {unlock}"
+    ).format(keys=keys, unlock=unlock)
+    driver = driver_connection(connection)
+    try:
+        driver.execute(again)
+    except psycopg.Error:
+        # It may have locked some of them, for the session: a pooler would keep that session, with these locks.
+        with suppress(psycopg.Error):
+            driver.execute(sql.SQL("ROLLBACK; {}").format(unlock))
+        raise
     return begin_in_tx(connection, application, lock_timeout_seconds)
 
 

@@ -113,7 +113,7 @@ def _publish_or_skip(
                 with committing(settings.url, transaction.connection, transaction.began, named(planned), outcome):
                     _record_in_tx(transaction, published, tables, stored)
             _note_commit(transaction, outcome)
-            if work.sealed:
+            if work.sealed or published.ran_triggers:
                 forget_users_settings(transaction.connection, transaction.began.backend_pid)
         else:
             _skip(transaction, outcome)

@@ -56,6 +56,19 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) %s AND p.topic OPERATOR(pg_catalog.=) t
     AND p.partition OPERATOR(pg_catalog.=) t.partition AND p.next_offset OPERATOR(pg_catalog.=) t.known
     AND p.next_offset OPERATOR(pg_catalog.<) t.upto AND p.run_id OPERATOR(pg_catalog.=) %s
 """
+# A partition that was added, and of which all records were filtered so far, so that no task has claimed it. If one has
+# meanwhile, its row stays as it is.
+_ADD = b"""
+INSERT INTO pgonce.positions (writer_id, topic, partition, next_offset, run_id)
+SELECT w.writer_id, t.topic, t.partition, t.next_offset, w.run_id
+FROM pgonce.writers AS w CROSS JOIN ROWS FROM (pg_catalog.unnest(CAST(%s AS pg_catalog.text[])),
+    pg_catalog.unnest(CAST(%s AS pg_catalog.int4[])), pg_catalog.unnest(CAST(%s AS pg_catalog.int8[])))
+    AS t (topic, partition, next_offset)
+WHERE w.writer_id OPERATOR(pg_catalog.=) %s AND w.run_id OPERATOR(pg_catalog.=) %s
+    AND w.retired_at IS NULL AND w.replaced_by IS NULL
+FOR SHARE OF w
+ON CONFLICT (writer_id, topic, partition) DO NOTHING
+"""
 _NOW = b"""
 SELECT pgonce.real_time_positions(%(writer)s::pg_catalog.int8),
     (SELECT coalesce(pg_catalog.sum(p.rows), 0)::pg_catalog.int8 FROM pgonce.positions AS p
@@ -92,7 +105,8 @@ def advance(
     Move each partition to where the query's last batch has ended: records up to there were written or filtered.
 
     :param before: what this was called with, or returned, the last time.
-    :param known: where the tasks have left each partition, as far as they have said so; others are not moved.
+    :param known: where the tasks have left each partition, as far as they have said so. Others are not moved; one that
+        has no position yet gets one, because no task has had rows of it.
     :raises RefusedBatch: POSITION_WENT_BACK, if the database has lost what it had before.
     """
     now = positions_of(connection, before.writer_id)
@@ -107,9 +121,13 @@ def advance(
             "Compare the table with the topic before the query is started again: records may be missing below the "
             "positions.",
         )
-    places = [(*place, known[place], end) for place, end in by_partition(ends).items() if place in known]
+    reached, there = by_partition(ends), by_partition(now.positions)
+    places = [(*place, known[place], end) for place, end in reached.items() if place in known]
     topics, partitions, left, upto = ([place[n] for place in places] for n in range(4))
     connection.execute(_ADVANCE, [topics, partitions, left, upto, before.writer_id, run_id])
+    if added := [(*place, end) for place, end in reached.items() if place not in known and place not in there]:
+        topics, partitions, upto = ([place[n] for place in added] for n in range(3))
+        connection.execute(_ADD, [topics, partitions, upto, before.writer_id, run_id])
     return positions_of(connection, before.writer_id)
 
 

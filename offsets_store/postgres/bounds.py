@@ -20,10 +20,14 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from .passwords import of_service
 from .search_path import SET_OURS
 
 KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """Libpq's parameters for a connection on which nothing is under way: it is dead after 30 + 3 * 10 seconds."""
+
+LINE_BOUNDS = (*KEEPALIVES, "tcp_user_timeout")
+"""Libpq's parameters that say how long a connection may be silent."""
 
 LOCK_SECONDS = 10.0
 """How long a transaction waits for a lock that only other transactions of ours take, and hold for a moment."""
@@ -111,4 +115,5 @@ def outlast_locks(connection: psycopg.Connection, url: str, lock_seconds: float)
 
 @lru_cache(maxsize=32)
 def _sets_its_own(url: str) -> bool:
-    return "tcp_user_timeout" in conninfo_to_dict(url)
+    parameters = conninfo_to_dict(url)
+    return "tcp_user_timeout" in {**parameters, **of_service(parameters, LINE_BOUNDS)}

@@ -21,8 +21,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ..errors import ConfigurationError, ConnectError
-from .bounds import with_line_bounds
-from .passwords import connect_asking
+from .bounds import LINE_BOUNDS, with_line_bounds
+from .passwords import connect_asking, of_service
 from .postgres_url import PostgresUrl
 from .search_path import SET_OURS
 from .translate import connect_error
@@ -63,6 +63,7 @@ def parse_url(url: str) -> dict[str, Any]:
         raise _bad_url() from None
     if _MISREAD_PASSWORD.match(url) or "\0" in url:
         raise _bad_url()
+    parameters = {**of_service(parameters, [*_DEFAULTS, *LINE_BOUNDS]), **parameters}
     for name, (value, variable) in _DEFAULTS.items():
         if name not in parameters and not (variable and variable in os.environ):
             parameters[name] = value

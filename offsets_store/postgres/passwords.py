@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -126,6 +126,18 @@ def resolved(parameters: Mapping[str, Any]) -> dict[str, str]:
         # There is something else that libpq cannot read: no such service, or more ports than hosts.
         raise psycopg.OperationalError(objection)
     return {name: value for name, value in read.items() if "password" not in name}
+
+
+def of_service(parameters: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """What the service file sets of ``names``, which have no default in libpq; empty if no service is named."""
+    if "service" not in parameters and "PGSERVICE" not in os.environ:
+        return {}
+    try:
+        found = resolved(parameters)
+    except psycopg.OperationalError:
+        # The attempt to connect says what is wrong with it.
+        return {}
+    return {name: found[name] for name in names if found.get(name)}
 
 
 def _all_of(refusals: list[psycopg.Error]) -> psycopg.Error:

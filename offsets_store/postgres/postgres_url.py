@@ -101,14 +101,14 @@ def _check(url: str, password_from: str | None) -> None:
     if password_from and not _FUNCTION.fullmatch(password_from):
         raise bad_option(
             "BAD_OPTION",
-            f"passwordFrom={password_from!r} does not name a function.",
+            "passwordFrom does not name a function. (Its value is not shown here, because it may be a password.)",
             'Write "module:function", for example "pgonce.tokens:aws_rds" or "my_company.postgres:password".',
         )
     if password_from and _has_password(url):
         raise bad_option(
             "CLASHING_OPTIONS",
-            "url holds a password, and passwordFrom is set too.",
-            "Take the password out of url, or leave passwordFrom out.",
+            "A connection string (url, executorUrl or --actions-url) holds a password, and passwordFrom is set too.",
+            "Take the password out of the connection string, or leave passwordFrom out.",
         )
 
 

@@ -116,7 +116,7 @@ def swap_tables(
         with reading(url) as connection:
             return _judged(connection, _described(connection, oids), allowed)
     with writing(url, lock_seconds, isolation_level="READ COMMITTED") as connection:
-        _lock_sinks(connection, url, _described(connection, oids))
+        _lock_sinks(connection, url, _described(connection, oids), lock_seconds)
         _lock_keys_and_letters(connection, url, _described(connection, oids), lock_seconds)
         _lock_tables(connection, url, _described(connection, oids), lock_seconds)
         # What is judged now cannot change any more, and it may differ from what was locked before.
@@ -164,13 +164,13 @@ def _described(connection: Connection, oids: tuple[int, int], *, lock: bool = Fa
     return Swap(living, new, fed[0], fed[1], tuple(retired))
 
 
-def _lock_sinks(connection: Connection, url: str, swap: Swap) -> None:
+def _lock_sinks(connection: Connection, url: str, swap: Swap, lock_seconds: float) -> None:
     """Wait until no writer is in the middle of a batch, and keep new ones out."""
     feeders = {feeder.writer.writer_id: feeder.writer for feeder in (*swap.feeders, *swap.retired)}
     names = {swap.living.qualified_name, swap.new.qualified_name, *(writer.sink_name for writer in feeders.values())}
     # As the first batch of a new query does: this lock first, and then those of known writers.
     for name in sorted(names):
-        with _saying_who(connection, url, LOCK_SECONDS, f"the sink {name!r}, into which a new query writes"):
+        with _saying_who(connection, url, lock_seconds, f"the sink {name!r}, into which a new query writes"):
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
     for writer_id, writer in sorted(feeders.items()):
         lock_writer_row(connection, writer_id, writer.sink_name, url)

@@ -297,8 +297,8 @@ class _Sessions:
 # Of another role's session only the name is shown, so nothing tells whether it waits for its client.
 _SESSIONS = text("""
 SELECT a.pid, a.application_name,
-       coalesce(a.xact_start IS NOT NULL AND a.wait_event = 'ClientRead', false) AS waits_for_client,
-       CASE WHEN a.state LIKE 'idle in transaction%'
+       coalesce(a.wait_event = 'ClientRead', false) AS waits_for_client,
+       CASE WHEN a.state LIKE 'idle%'
             THEN extract(epoch FROM clock_timestamp() - a.state_change) ELSE 0 END AS idle_seconds,
        concat_ws(' ', a.pid, a.backend_start, a.state_change, p.bytes_processed) AS now_at,
        CASE WHEN a.state IS NULL THEN 'what it does is not shown to this role, which needs pg_read_all_stats'

@@ -91,6 +91,8 @@ def dead_letters(
                 ]
             )
         return
+    if as_json:
+        raise typer.BadParameter("--json lists letters; it has no effect on --set, --replay and --discard.")
     choice = chosen_letters(url, query, sink, table=table, ids=ids or (), code=code)
     if changes:
         values = dict(_change(one) for one in changes)

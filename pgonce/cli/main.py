@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import psycopg
 import typer
 
-from pgonce.offsets_store.ledger.migrations import grants, init_sql, migrate, refuse_owner
+from pgonce.offsets_store.ledger.migrations import init_sql, migrate, refuse_owner
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
@@ -125,13 +125,9 @@ def _init(url: str, role: str | None) -> list[int]:
     with connect(url, autocommit=True) as connection:
         try:
             refuse_owner(connection)
-            with connection.transaction():
-                applied = migrate(connection, LockWatch(url, LOCK_SECONDS, armed=True))
-                for grant in grants(role) if role is not None else ():
-                    connection.execute(grant.encode())
+            return migrate(connection, LockWatch(url, LOCK_SECONDS, armed=True), role)
         except psycopg.Error as error:
             raise ledger_error(error, "preparing the ledger") from error
-    return applied
 
 
 @app.callback(invoke_without_command=True)

@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pgonce.offsets_store.errors import NotFoundError
+from pgonce.offsets_store.errors import ConnectError, NotFoundError
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.ends import Status
@@ -104,9 +105,15 @@ def _again_and_again(show: Callable[[], None], every: float | None) -> None:
         show()
         return
     try:
-        while True:
+        for look in count():
             Console().clear()
-            show()
+            try:
+                show()
+            except ConnectError as error:
+                # Postgres restarts, for example, and that is what a watch is for.
+                if not look:
+                    raise
+                typer.echo(error)
             time.sleep(every)
     except KeyboardInterrupt:
         pass
@@ -149,7 +156,7 @@ def _statuses(
     try:
         return store.status_of(query, sink, servers, login)
     except NotFoundError:
-        if any(_failed_at_once(one, query) for one in states):
+        if any(_failed_at_once(one, query, sink) for one in states):
             return []
         raise
 
@@ -243,9 +250,10 @@ def health(
     (states, found), now = read_states(url, measured), datetime.now(timezone.utc)
     if query is not None:
         stored = {(one.query_id, one.sink_name) for one, _ in _statuses(store, states, query, sink, None, None)}
-        chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _failed_at_once(one, query)]
+        chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _failed_at_once(one, query, sink)]
         chosen = [one for one in chosen if one.state not in ENDED] or chosen
-        found = [one for one in found if one.query_id in {each.query_id for each in chosen}]
+        ids, sinks = {one.query_id for one in chosen}, {None, *(one.sink_name for one in chosen)}
+        found = [one for one in found if one.query_id in ids and (sink is None or one.sink_name in sinks)]
     else:
         chosen = [one for one in states if one.state not in ENDED]
     late = [(one, why) for one in chosen for why in _beyond(one, oldest, max_lag, now)]
@@ -273,8 +281,9 @@ def health(
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
-def _failed_at_once(one: QueryState, query: str) -> bool:
-    return one.batch_id is None and is_meant(query, one.query_id, one.query_name)
+def _failed_at_once(one: QueryState, query: str, sink: str | None) -> bool:
+    is_asked_for = sink in (None, one.sink_name) and is_meant(query, one.query_id, one.query_name)
+    return one.batch_id is None and is_asked_for
 
 
 def _one_line(one: QueryState, beyond: Sequence[str], now: datetime) -> str:

@@ -74,8 +74,8 @@ def planned_entry(options: SinkOptions) -> OffsetLogEntry | None:
     return None
 
 
-# Checkpoints in which this worker has seen a micro-batch query write.
-_micro_batch: set[str] = set()
+# When this worker last saw that a micro-batch query wrote into a checkpoint: seconds of a clock that is never set.
+_written_at: dict[str, float] = {}
 
 
 def _refuse_continuous(checkpoint_location: str, interval_ms: int) -> None:
@@ -83,23 +83,27 @@ def _refuse_continuous(checkpoint_location: str, interval_ms: int) -> None:
     Refuse a query that has the options of asynchronous progress tracking, but runs continuously.
 
     If an entry is due, as it is for the first batch that a run plans, it comes within milliseconds. A continuous query
-    writes its first entry after an epoch, which begins only when this function has returned.
+    writes its first entry after an epoch, which begins only when this function has returned. With an interval above 0,
+    no entry is due for that long after the last one. Spark measures from when it wrote the last one, which is before
+    this worker saw it, to when it plans a batch, which is before this function is called.
     """
-    if checkpoint_location in _micro_batch:
+    now = time.monotonic()
+    seen = _written_at.get(checkpoint_location) if interval_ms else None
+    if seen is not None and now < seen + interval_ms / 1000:
         return
-    deadline = time.monotonic() + WAIT_FOR_OFFSETS_SECONDS
     while True:
         try:
             newest_uncommitted_entry(checkpoint_location)
         except SparkError:
-            if _written_within(interval_ms, checkpoint_location):
-                return
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            _micro_batch.add(checkpoint_location)
-            return
+            if not _written_within(interval_ms, checkpoint_location):
+                if seen is not None and now < seen + interval_ms / 1000 + WAIT_FOR_OFFSETS_SECONDS:
+                    return
+                if time.monotonic() >= now + WAIT_FOR_OFFSETS_SECONDS:
+                    raise
+                time.sleep(0.01)
+                continue
+        _written_at[checkpoint_location] = time.monotonic()
+        return
 
 
 def _written_within(interval_ms: int, checkpoint_location: str) -> bool:
@@ -121,10 +125,11 @@ def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None, url: str) -> Pl
         return batch
     known = furthest(batch.end, batch.resumes_at, batch.span.next if batch.span else None)
     topics = tuple(sorted(kafka_topics(known)))
+    # The planner knows no run. It asks for a first batch only, and a query that it served before may have had others.
+    if not batch.run_id:
+        return replace(batch, topic_ids=topic_ids(topics, brokers))
     found = _asked_once(batch.run_id, topics, brokers)
-    # The planner knows no run.
-    if batch.run_id:
-        _noted_once(batch.run_id, url, batch.query_id, brokers.servers)
+    _noted_once(batch.run_id, url, batch.query_id, brokers.servers)
     return replace(batch, topic_ids=dict(found))
 
 

@@ -153,7 +153,7 @@ class QueryOptions(TypedDict, total=False):
         "only over [Spark Connect](clusters.md#spark-connect).", shown="required for streams",
     )]
     retain_batches: Annotated[int, Option(
-        _STREAMS, "How many batch records the ledger keeps; at least 100.", RETAINED_BATCHES,
+        _STREAMS, "How many batch records the ledger keeps; at least 100.", RETAINED_BATCHES, most=2**31 - 1,
     )]
     adopt_checkpoint: Annotated[int | None, Option(
         _QUERIES, "For a query that has run with another sink: the first batch whose rows are not in the table yet. "

@@ -17,7 +17,7 @@ import psycopg
 
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
-from pgonce.offsets_store.postgres.bounds import KEEPALIVES, has_transaction_timeout
+from pgonce.offsets_store.postgres.bounds import KEEPALIVES, has_transaction_timeout, server_settings
 from pgonce.offsets_store.postgres.connect import connect, parse_url
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
@@ -34,10 +34,13 @@ _SAME = {
 }
 # As in a commit, what a role or a database has set for its sessions must not end a flush, nor make the text NULL of a
 # NULL in an array of values. And a flush that has waited for a lock must see what has changed meanwhile.
-_SETTINGS = (
-    "-c lock_timeout={} -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on "
-    r"-c default_transaction_isolation=read\ committed"
-)
+# The server is to notice that an executor is gone as soon as the executor would notice the same of the server.
+_SETTINGS = {
+    "statement_timeout": "0",
+    "idle_session_timeout": "0",
+    "array_nulls": "on",
+    "default_transaction_isolation": r"read\ committed",
+}
 _BALANCED = {"random": "true", "disable": "false"}
 # Java uses none below TLS 1.2 by itself.
 _TLS = frozenset({"TLSv1", "TLSv1.1", "TLSv1.2"})
@@ -80,6 +83,7 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
         given, hosts, database = info.get_parameters(), _hosts(url, info), info.dbname
         password = info.password
         session = _session(connection)
+        settings = {"lock_timeout": str(int(lock_timeout * 1000)), **_SETTINGS, **server_settings(connection)}
     properties = {
         "ApplicationName": application_name(run_id),
         "tcpKeepAlive": "true",
@@ -100,9 +104,8 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
         properties["sslmode"] = "verify-ca"
     properties["loadBalanceHosts"] = _BALANCED[given.get("load_balance_hosts", "disable")]
     properties["targetServerType"] = _target_of(given.get("target_session_attrs", "any"))
-    properties["options"] = " ".join(
-        filter(None, [properties.get("options"), _SETTINGS.format(int(lock_timeout * 1000))])
-    )
+    options = [f"-c {name}={value}" for name, value in settings.items()]
+    properties["options"] = " ".join(filter(None, [properties.get("options"), *options]))
     if password:
         properties["password"] = password
     return JdbcUrl(f"jdbc:postgresql://{hosts}/{quote(database, safe='')}", properties, session)

@@ -71,14 +71,15 @@ class KafkaSource:
         """
         The next offset of each partition: what is ``known``, else where the user wants a new query to begin.
 
-        :param known: None for a query that is new. A partition that is new for a known query begins at its earliest
-            offset.
+        :param known: None for a query that is new. For a known query, a partition that was added to a topic begins at
+            its first record, and a topic that was added to ``subscribe`` at what Kafka still has of it.
         :raises OffsetsError: RECORDS_GONE, TOPIC_RECREATED, TOPIC_MISSING; what asking brokers raises.
         """
         found: dict[str, dict[str, int]] = {}
+        topics = {topic for topic, _ in known or ()}
         for (topic, partition), (earliest, end) in sorted(self._ends().items()):
             first = end if earliest is None else earliest
-            stored = None if known is None else known.get((topic, partition), first)
+            stored = None if known is None else known.get((topic, partition), 0 if topic in topics else first)
             at = self._first_of(topic, partition, first, end) if stored is None else stored
             found.setdefault(topic, {})[str(partition)] = self._checked(topic, partition, at, first, end)
         if missing := sorted(set(self.topics) - found.keys()):

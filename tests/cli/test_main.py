@@ -15,7 +15,7 @@ import pytest
 from support.ledger_history import KAFKA, publish, publish_job
 
 from pgonce.cli.main import ExitCode
-from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, forget_ledger, init_sql
 
 
 class TestInit:
@@ -25,6 +25,14 @@ class TestInit:
         assert "up to date already" in pgonce("init").stdout
         assert json.loads(pgonce("init", "--json").stdout) == {"applied": [], "role": None}
         assert observer.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
+
+    @pytest.mark.parametrize("command", [["init"], ["init", "--role", "postgres"]])
+    def test_what_it_makes_is_not_taken_for_a_restored_one(self, command, pgonce, url, caplog):
+        """The next session looks whether the ledger comes from a dump."""
+        pgonce(*command)
+        forget_ledger(url)
+        ensure_ledger(url)
+        assert "restored" not in caplog.text
 
     def test_for_a_role_without_create(self, pgonce, login):
         """After init --role, a role that may create nothing in the database publishes and reads."""

@@ -15,8 +15,10 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay, take_over
 
+from pgonce.cli import status
 from pgonce.cli.answers import figures, times
 from pgonce.cli.main import ExitCode
+from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.status.store import OffsetsStore
 
@@ -226,6 +228,32 @@ class TestHealth:
         bounds = ("health", "orders", "--max-age", "5m", "--max-lag", 5)
         assert pgonce(*bounds).exit_code == ExitCode.OK
         assert pgonce(*bounds, "--sink", "public.old").exit_code == ExitCode.UNHEALTHY
+
+    def test_one_of_several_sinks(self, url, pgonce, admin):
+        """What is wrong with another sink of the query is not asked for."""
+        publish(url, 3, KAFKA)
+        publish(url, 3, KAFKA, sink_name="public.other")
+        refuse(admin)
+        assert pgonce("health", "orders", "--sink", "public.other").exit_code == ExitCode.OK
+        assert pgonce("health", "orders", "--sink", "public.orders").exit_code == ExitCode.UNHEALTHY
+        admin.execute("DELETE FROM pgonce.writers WHERE sink_name = 'public.orders'")
+        assert "public.orders" not in pgonce("health", "orders", "--sink", "public.other").stdout
+
+    def test_a_watch_outlives_a_restart_of_postgres(self, monkeypatch, capsys):
+        """The error is shown in place of the states, and the next look is another try; a first look has to succeed."""
+        looks = iter([None, ConnectError("CONNECT_FAILED", "Postgres restarts", "", ""), None, KeyboardInterrupt()])
+
+        def show():
+            answer = next(looks)
+            if answer is not None:
+                raise answer
+
+        monkeypatch.setattr(status.time, "sleep", lambda _: None)
+        status._again_and_again(show, 1)  # noqa: SLF001
+        assert "Postgres restarts" in capsys.readouterr().out
+        looks = iter([ConnectError("CONNECT_FAILED", "Postgres restarts", "", "")])
+        with pytest.raises(ConnectError):
+            status._again_and_again(show, 1)  # noqa: SLF001
 
 
 class TestOffsets:

@@ -14,7 +14,7 @@ from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
-from pgonce.sink.staging import OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
+from pgonce.sink.staging import OF_JOB, StagingTable, drop_staging_table, give_up_job, sweep, sweep_jobs
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
 
@@ -112,6 +112,22 @@ def test_a_table_that_is_written_to_is_left_for_the_next_sweep(admin, url):
         assert runs_with_tables(admin) == {str(run)}
     sweep_events(url)
     assert runs_with_tables(admin) == set()
+
+
+def test_a_table_of_another_role_keeps_no_other(admin, url, login, caplog):
+    """A password is rotated with two roles, and a run that was killed has left a table of the older one."""
+    first, second = staged_for(url, "monday"), staged_for(url, "tuesday")
+    admin.execute(
+        f"GRANT ALL ON ALL TABLES IN SCHEMA pgonce TO {login.user}; GRANT USAGE ON SCHEMA pgonce TO {login.user}"
+    )
+    admin.execute(f"GRANT USAGE, CREATE ON SCHEMA pgonce_staging TO {login.user}")
+    tables = [job_table(key, "public.events", run) for key, run in (("monday", first), ("tuesday", second))]
+    admin.execute(f"ALTER TABLE {tables[1].qualified_name} OWNER TO {login.user}".encode())
+    with connect(login.url, autocommit=True) as connection:
+        for table in tables:
+            drop_staging_table(connection, table.name)
+    assert runs_with_tables(admin) == {str(first)}
+    assert f"{tables[0].qualified_name} belongs to another role" in caplog.text
 
 
 def test_a_streams_sweep_leaves_the_tables_of_jobs(admin, url):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from pgonce.offsets_store.ledger import migrations
-from pgonce.offsets_store.ledger.migrations import FIRST, MIGRATIONS, NEWEST, Migration
+from pgonce.offsets_store.ledger.migrations import FIRST, MIGRATIONS, NEWEST, Migration, NeededBy
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class MadeUp(Migration):
         return self.sql
 
 
-def made_up(sql: str = "SELECT", least_reader: int = FIRST, *, needed: bool = True) -> MadeUp:
+def made_up(sql: str = "SELECT", least_reader: int = FIRST, *, needed_by: NeededBy = "all") -> MadeUp:
     """The one after the newest that there is."""
-    return MadeUp(NEWEST + 1, least_reader, "", needed, sql=sql)
+    return MadeUp(NEWEST + 1, least_reader, "", needed_by, sql=sql)
 
 
 def upgrade_pgonce(monkeypatch: pytest.MonkeyPatch, step: Migration) -> None:

@@ -34,6 +34,9 @@ _log = logging.getLogger("pgonce")
 LOCK_KEY = int.from_bytes(b"pgonce", "big")
 
 
+NeededBy = Literal["all", "batches", "nothing"]
+
+
 @dataclass(frozen=True)
 class Migration:
     """
@@ -48,7 +51,7 @@ class Migration:
     version: int
     least_reader_version: int
     file: str
-    needed_by: Literal["all", "batches", "nothing"] = "all"
+    needed_by: NeededBy = "all"
 
     @property
     def ddl(self) -> str:
@@ -142,21 +145,23 @@ def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration,
         _log.info("the ledger lacks a migration that batches do not need: run `pgonce init` as its owner")
 
 
-def migrate(connection: psycopg.Connection, watch: LockWatch | None = None) -> list[int]:
+def migrate(connection: psycopg.Connection, watch: LockWatch | None = None, role: str | None = None) -> list[int]:
     """
     Apply what is missing, in one transaction; the versions that were applied.
 
+    :param connection: in no transaction, so that the ledger's rows are of the transaction that they name.
     :param watch: finds out who holds the locks that this waits for.
+    :param role: gets what a streaming role needs, in the same transaction.
     :raises psycopg.errors.LockNotAvailable: if a lock is held for long; the error names its holder.
     """
     watch = watch or LockWatch("", LOCK_SECONDS)
     try:
-        return _migrate(connection, watch)
+        return _migrate(connection, watch, role)
     except psycopg.errors.LockNotAvailable as error:
         raise psycopg.errors.LockNotAvailable(f"{error}, which is held by: {watch.holders}") from None
 
 
-def _migrate(connection: psycopg.Connection, watch: LockWatch) -> list[int]:
+def _migrate(connection: psycopg.Connection, watch: LockWatch, role: str | None) -> list[int]:
     with connection.transaction():
         # Under repeatable read, a transaction that waited for the lock would not see what it has waited for.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -176,6 +181,8 @@ def _migrate(connection: psycopg.Connection, watch: LockWatch) -> list[int]:
         # A dump of the schema pgonce alone does not have it.
         if connection.execute("SELECT to_regnamespace('pgonce_staging') IS NULL").fetchone() == (True,):
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(STAGING_SCHEMA)))
+        for grant in grants(role) if role is not None else ():
+            connection.execute(grant.encode())
     return [migration.version for migration in missing]
 
 

@@ -221,8 +221,8 @@ class Receiver:
             self.note.write("staged")
             return
         process = folders.process_of(Path(self.folder))
-        if process is not None and not process.lives():
-            # It was killed before a task could reach it.
+        if process is None or not process.lives():
+            # It has ended because nothing came for long, or was killed before a task could reach it.
             return
         if self.note.write("unreached"):
             _log.warning(

@@ -64,6 +64,7 @@ class TargetTable(QualifiedName):
     columns: tuple[TargetColumn, ...]
     root: int = 0
     deletes_reach: Sequence[int] = ()
+    triggers: bool = False
     note: str = ""
 
     @property
@@ -178,6 +179,13 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
            WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class AS p WHERE p.oid = t.relid)) AS is_current,
        coalesce(pg_catalog.pg_partition_root(c.oid), c.oid)::oid AS root,
        {_DELETES_REACH.format()} AS deletes_reach,
+       -- On the table itself, or on a partition alone. (relhastriggers counts those of foreign keys too.)
+       (c.relhastriggers AND EXISTS (
+           SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal
+       )) OR (c.relkind = 'p' AND EXISTS (
+           SELECT FROM pg_catalog.pg_partition_tree(c.oid) AS p JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = p.relid
+           WHERE NOT t.tgisinternal
+       )) AS triggers,
        a.attname::text AS column_name,
        pg_catalog.format_type(r.type_oid, NULL) AS base_type,
        pg_catalog.format_type(r.type_oid, r.typmod) AS full_type,

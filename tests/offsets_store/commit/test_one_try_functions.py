@@ -13,18 +13,23 @@ from contextlib import suppress
 
 import psycopg
 import pytest
+from psycopg import sql
 from support.batches import make_batch
-from support.committed_rows import appending, ids, settings
+from support.committed_rows import appending, ids, rows, settings
 from support.fixtures.postgres import url_with
 
+from pgonce.offsets_store.commit.one_transaction import begin_again_in_tx, begin_in_tx
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.lock import PLACES_IN_ORDER
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres import connect
 from pgonce.offsets_store.postgres.connect import checked_out, driver_connection, forget_users_settings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.write_batch import work_into
 
 pytestmark = pytest.mark.usefixtures("events", "ledger")
 
@@ -91,6 +96,24 @@ class TestSessions:
             driver.rollback()
             forget_users_settings(connection, driver.info.backend_pid)
             assert driver.execute("SHOW work_mem").fetchone() != ("5MB",)
+
+    @pytest.mark.parametrize("table", ["events", "events_of_2026"])
+    def test_what_a_trigger_has_set(self, table, url, admin):
+        """A trigger of the table, or of one of its partitions, runs SQL of the user's as well."""
+        admin.execute(
+            "DROP TABLE events; CREATE TABLE events (id bigint, name text) PARTITION BY RANGE (id); "
+            "CREATE TABLE events_of_2026 PARTITION OF events DEFAULT; "
+            "CREATE SCHEMA audit CREATE TABLE log (id bigint) CREATE TABLE events (id bigint, name text)"
+        )
+        admin.execute(
+            "CREATE FUNCTION logs() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN SET search_path = audit, public; "
+            "INSERT INTO log VALUES (NEW.id); RETURN NEW; END $$"
+        )
+        admin.execute(f"CREATE TRIGGER logs AFTER INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION logs()")
+        for batch_id in range(2):
+            work = work_into(None, destination("events", "append", (), None), rows(batch_id))
+            commit_batch(settings(url), make_batch(batch_id), work)
+        assert admin.execute("SELECT id FROM public.events ORDER BY id").fetchall() == [(0,), (1,)]
 
     def test_its_own_next_batch_as_well(self, url, admin):
         """A function runs under the same settings in each batch."""
@@ -165,6 +188,21 @@ class TestRivals:
         with ThreadPoolExecutor(2) as sessions:
             assert set(sessions.map(outcome, ("one", "other"))) == {Verdict.NEW, "FOREIGN"}
         assert ids(admin) == [1]
+
+    def test_a_lock_that_is_not_available(self, url, admin):
+        """A pooler keeps the session, so it keeps none of the other locks."""
+        places = ["public.orders", "nightly"]
+        find = sql.SQL("SELECT k.key FROM {} LIMIT 1 OFFSET 1").format(
+            sql.SQL(PLACES_IN_ORDER).format(sql.Literal(places))
+        )
+        admin.execute(sql.SQL("SELECT pg_advisory_lock(({}))").format(find))
+        with checked_out(url) as connection:
+            begin_in_tx(connection, "pgonce test", 0.2)
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                begin_again_in_tx(connection, places, "pgonce test", 0.2)
+            held = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = %s::oid"
+            own = admin.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
+            assert admin.execute(held, own).fetchall() == [(admin.info.backend_pid,)]
 
     def test_other_rows(self, url, admin):
         """A query that reads other partitions, or says that its rows are others, is no rival."""

@@ -8,7 +8,8 @@ import sqlalchemy
 from sqlalchemy import create_engine
 
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.postgres import connect
+from pgonce.offsets_store.postgres import bounds, connect
+from pgonce.offsets_store.postgres.connect import parse_url
 
 
 def test_threads_that_begin_at_the_same_moment_share_one_pool(url, monkeypatch):
@@ -33,3 +34,18 @@ def test_a_server_that_does_not_answer_is_waited_for_so_long(proxy):
     with proxy.black_hole(), pytest.raises(PgonceError, match="CONNECT_FAILED"):
         connect.connect(proxy.url, connect_timeout=2)
     assert 1.5 < time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("named_in", ["url", "environment"])
+def test_a_service_file_says_how_long_a_connection_may_be_silent(named_in, tmp_path, monkeypatch):
+    """Pgonce's own bounds are for what neither the connection string nor the service says."""
+    file = tmp_path / "services.conf"
+    file.write_text("[shop]\nhost=db\nconnect_timeout=3\nkeepalives_idle=300\ntcp_user_timeout=0\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+    if named_in == "environment":
+        monkeypatch.setenv("PGSERVICE", "shop")
+    url = "service=shop keepalives_idle=7" if named_in == "url" else "keepalives_idle=7"
+    found = parse_url(url)
+    assert found == {**found, "connect_timeout": "3", "keepalives_idle": "7", "tcp_user_timeout": "0"}
+    assert found["keepalives_count"] == "3"
+    assert bounds._sets_its_own(url)  # noqa: SLF001

@@ -34,8 +34,14 @@ class TestRunning:
     def test_a_session_of_its_run(self, url, behind):
         """A commit that is under way is seen, and named."""
         with psycopg.connect(url, application_name=f"pgonce {RUN}"):
-            assert "its run commits in session" in self.refused(behind, url, quiet_seconds=0, wait_seconds=0)
+            assert "its run commits in session" in self.refused(behind, url, quiet_seconds=3600, wait_seconds=0)
         assert recover_at_once(behind, url).is_done
+
+    def test_a_session_that_is_kept_for_later(self, url, behind):
+        """Executors keep the sessions of a query in real time for minutes after it has stopped."""
+        with psycopg.connect(url, application_name=f"pgonce {RUN}", autocommit=True) as kept:
+            kept.execute("SELECT 1")
+            assert recover_checkpoint(str(behind), url, quiet_seconds=0.5, wait_seconds=30).is_done
 
     def test_a_session_that_a_dead_host_left(self, url, behind, monkeypatch):
         """A transaction whose client is gone is no sign of life: it is ended as a commit ends it, and rolled back."""

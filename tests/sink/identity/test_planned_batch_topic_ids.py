@@ -58,6 +58,14 @@ def test_a_topic_recreated_is_refused_at_the_next_start(kafka, topic, url, event
     assert refused.value.code == "RECREATED"
 
 
+def test_a_planner_asks_again(kafka, topic, url):
+    """Its worker knows no run, and serves one query after the other."""
+    name = topic()
+    before = reading(url, name, 0, "", kafka).topic_ids
+    recreate(kafka, name)
+    assert reading(url, name, 0, "", kafka).topic_ids != before
+
+
 def test_a_topic_that_is_gone_has_no_id(kafka, topic):
     """Asked for a topic that is not there, the broker gives nothing, and others are told all the same."""
     name = topic()

@@ -16,7 +16,8 @@ from pgonce.sink.real_time.jdbc import jdbc_url
 
 OPTIONS = (
     "-c lock_timeout=30000 -c statement_timeout=0 -c idle_session_timeout=0 -c array_nulls=on "
-    r"-c default_transaction_isolation=read\ committed"
+    r"-c default_transaction_isolation=read\ committed "
+    "-c tcp_user_timeout=60000 -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
 )
 
 

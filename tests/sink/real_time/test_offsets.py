@@ -77,6 +77,11 @@ class TestKnownQuery:
         with pytest.raises(PgonceError, match="RECORDS_GONE.*Records 1 to 2"):
             make().start({(name, 0): 1})
         assert make(failOnDataLoss="false").start({(name, 0): 1}) == {"0": {name: {"0": 3, "1": 0}}}
+        # Nobody knows whether a partition without a position was read before.
+        with pytest.raises(PgonceError, match="RECORDS_GONE.*Records 0 to 2"):
+            make().start({(name, 1): 0})
+        # A topic that is read from now on has no record that was to be read before.
+        assert make().start({("another", 0): 7}) == {"0": {name: {"0": 3, "1": 0}}}
 
 
 class TestRefused:

@@ -616,6 +616,18 @@ class TestRecords:
         assert task.flushes(9, 10)
         assert orders() == [0, 1, 9, 10]
 
+    def test_an_added_partition_of_which_all_records_were_filtered(self, url, orders):
+        """It gets a position too, so that it is not read again from its beginning, and that no record is needed."""
+        run = begun(url)
+        run.record({}, start(p0=0, p3=4))
+        assert run.positions == run.ends == start(p0=0, p3=4)
+        task = Task(url, run, partition=3)
+        assert task.claims(4)
+        assert task.flushes(4)
+        run.record({("orders", 3): 5}, start(p0=0, p3=5))
+        assert run.positions == start(p0=0, p3=5)
+        assert orders() == [4]
+
     def test_each_record_counts_the_rows_since_the_one_before(self, url, orders):
         """`pgonce history` shows how many rows came, batch by batch."""
         run = begun(url)

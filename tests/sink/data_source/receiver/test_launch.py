@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -88,6 +89,7 @@ def test_one_that_nobody_reached_is_not_offered_again(receiver_options, started_
     options = receiver_options(receiver="auto")
     note_unreached(with_staged(offer(options)))
     receiver = offer(options)
+    assert wait_until(lambda: folders.process_of(Path(receiver.folder)))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             note_unreached(with_staged(receiver))
@@ -122,6 +124,19 @@ def test_one_that_was_killed_before_it_was_reached_is_offered_again(receiver_opt
     assert wait_until(lambda: started_receivers and folders.process_of(Path(receiver.folder)))
     started_receivers[0].kill()
     started_receivers[0].wait()
+    note_unreached(with_staged(receiver))
+    assert offer(options) is not None
+
+
+def test_one_that_ended_before_it_was_reached_is_offered_again(receiver_options, started_receivers):
+    """A shuffle came first, for longer than a receiver waits: it has ended, and removed its folder."""
+    options = receiver_options(receiver="auto")
+    note_unreached(with_staged(offer(options)))
+    receiver = offer(options)
+    assert wait_until(lambda: started_receivers and folders.process_of(Path(receiver.folder)))
+    started_receivers[0].kill()
+    started_receivers[0].wait()
+    shutil.rmtree(receiver.folder)
     note_unreached(with_staged(receiver))
     assert offer(options) is not None
 
