@@ -15,6 +15,7 @@ import logging
 
 import psycopg
 
+from ..errors import LedgerError
 from ..postgres.text import QUALIFIED_NAME
 
 _log = logging.getLogger("pgonce")
@@ -27,9 +28,23 @@ def follow_restore_in_tx(connection: psycopg.Connection) -> bool:
     Our search_path must be in force, and the transaction must be one of its own, not a savepoint in another.
 
     :return: whether it was restored.
+    :raises LedgerError: LEDGER_RESTORED, if the role may not do that.
     """
     if _is_at_home(connection):
         return False
+    try:
+        return _look_up_in_tx(connection)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise LedgerError(
+            "LEDGER_RESTORED",
+            "The ledger was restored from a dump, so the oids of its tables have to be looked up again, which this "
+            f"role may not do: {error.diag.message_primary}.",
+            "Nothing was written.",
+            "Run `pgonce init` as the ledger's owner, or start a query that writes to this database; then try again.",
+        ) from error
+
+
+def _look_up_in_tx(connection: psycopg.Connection) -> bool:
     # Of several sessions that find this out together, one looks the tables up, and the others wait for it.
     connection.execute(_KEEP_ROW)
     connection.execute("SELECT FROM pgonce.home FOR UPDATE")

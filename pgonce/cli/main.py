@@ -17,7 +17,8 @@ import psycopg
 import typer
 
 from pgonce.offsets_store.ledger.migrations import init_sql, migrate, refuse_owner
-from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
+from pgonce.offsets_store.ledger.restored import follow_restore_in_tx
+from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import ledger_error
@@ -125,9 +126,13 @@ def _init(url: str, role: str | None) -> list[int]:
     with connect(url, autocommit=True) as connection:
         try:
             refuse_owner(connection)
-            return migrate(connection, LockWatch(url, LOCK_SECONDS, armed=True), role)
+            applied = migrate(connection, LockWatch(url, LOCK_SECONDS, armed=True), role)
+            with connection.transaction():
+                enter_in_tx(connection)
+                follow_restore_in_tx(connection)
         except psycopg.Error as error:
             raise ledger_error(error, "preparing the ledger") from error
+    return applied
 
 
 @app.callback(invoke_without_command=True)

@@ -55,9 +55,8 @@ def messages(kafka, topic):
 @pytest.fixture
 def keep_state_in(spark):
     """Choose where Spark keeps a query's state: ``keep_state_in(provider)``."""
-    before = spark.conf.get(PROVIDER)
     yield lambda provider: spark.conf.set(PROVIDER, STATE + provider)
-    spark.conf.set(PROVIDER, before)
+    spark.conf.unset(PROVIDER)
 
 
 def forget_two_batches(checkpoint):

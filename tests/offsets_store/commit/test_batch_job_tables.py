@@ -1,4 +1,8 @@
-"""Batch jobs whose table was renamed, exchanged or dropped: a job is skipped only where the rows of its key are."""
+"""
+Batch jobs whose table was renamed, exchanged or dropped: a job is skipped only where the rows of its key are.
+
+Covers: offsets_store.commit.refused_job.
+"""
 
 from __future__ import annotations
 

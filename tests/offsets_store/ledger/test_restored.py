@@ -13,7 +13,7 @@ from support.committed_rows import rows, settings
 from support.restored_dump import restore_ledger
 
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.errors import CommitError, RefusedBatch
+from pgonce.offsets_store.errors import CommitError, LedgerError, RefusedBatch
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.writers import IS_LIVING, feeds, writers_in_tx
@@ -119,3 +119,18 @@ def test_a_table_that_is_restored_alone_is_another(url, admin):
     admin.execute(("DROP TABLE events;" + TABLE.format("events")).encode())
     with pytest.raises(CommitError, match="TARGET_CHANGED"):
         commit(url, "plain", 1, 2, pinned=True)
+
+
+def test_a_role_that_may_only_act(url, admin, login, pgonce):
+    """It is told what has to come before, which `pgonce init` does as well as a query."""
+    ensure_ledger(url)
+    admin.execute(
+        f"GRANT USAGE ON SCHEMA pgonce TO {login.user}; GRANT SELECT ON ALL TABLES IN SCHEMA pgonce TO {login.user}"
+    )
+    admin.execute("UPDATE pgonce.home SET written_in = 0")
+    with pytest.raises(LedgerError) as refused, writing(login.url):
+        pass
+    assert refused.value.code == "LEDGER_RESTORED"
+    assert pgonce("init").exit_code == 0
+    with writing(login.url):
+        pass
