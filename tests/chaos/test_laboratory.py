@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import psycopg
 import pytest
-from chaos import run
 from chaos.campaign import Outcome
 from chaos.families import AT_ALL, AT_ONE_QUERY, FIREWALL, POOLER
 from chaos.oracle import TotalsWatch, judge_running
 from chaos.plan import plan, plan_of
-from chaos.proof import BEGIN, END, KeptRun, Product, fingerprint_in, put_into_docs, table_in, table_of
-from chaos.report import keep, table
+from chaos.proof import BEGIN, END, KeptRun, Product, fingerprint_in, put_into_docs, table_in
+from chaos.report import table
 from chaos.sources import payload
 from chaos.workloads import IN_MICRO_BATCHES, IN_REAL_TIME, WORKLOADS
-from kafka_broker import MissingTool
 from support.fixtures.driver import wait_until
 
 ROWS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
@@ -87,44 +84,6 @@ class TestPlan:
         assert all(set(one.setting.workloads) == set(IN_REAL_TIME) for one in in_real_time)
         assert all(one.setting.source == "kafka" for one in in_real_time)
 
-    @pytest.mark.parametrize("only", ["micro-batches", "real-time"])
-    def test_only(self, only):
-        """Rounds of one kind can be asked for, and those in real time have both of Spark's modes and a cluster."""
-        rounds = plan(7, 300, only=only)
-        assert {one.setting.in_real_time for one in rounds} == {only == "real-time"}
-        assert {one.setting.cluster for one in rounds} == {False, True}
-
-    def test_struck_in_real_time(self):
-        """Real time is struck by what concerns it: by no COPY, worker, receiver or pooler, and by restores."""
-        names = {fault.name for fault in struck_by(plan(7, 600, only="real-time"))}
-        foreign = ("in_copy", "worker SIGKILL", "task's worker", "receiver", "PgBouncer")
-        assert [name for name in names if any(text in name for text in foreign)] == []
-        assert {
-            "driver SIGKILL anywhere",
-            "driver SIGKILL before_commit",
-            "driver SIGKILL after_commit",
-            "driver SIGKILL, workers live on before_commit",
-            "executor SIGKILL",
-            "backend terminated",
-            "backend SIGKILL",
-            "server SIGKILL",
-            "broker SIGKILL",
-            "all sessions terminated",
-            "driver frozen after_commit, woken beside its successor",
-            "second driver started",
-            "database restored, under running queries",
-            "database restored, between two runs",
-            "line: black_hole before_commit",
-            "host vanished after_commit, answers lost",
-            "table locked for a while",
-            "table maintained: VACUUM FULL",
-            "table altered: unlogged",
-        } <= names
-        assert not {fault.name for fault in struck_by(plan(7, 600, only="micro-batches"))} & {
-            "second driver started",
-            "database restored, under running queries",
-        }
-
     @pytest.mark.parametrize("seed", range(20))
     def test_short(self, seed):
         """What CONTRIBUTING.md begins with has faults of every family, and every workload without state."""
@@ -145,42 +104,6 @@ class TestPlan:
     def test_one_fault(self, name):
         """A single kind of fault can be asked for, by its name."""
         assert all(name in fault.name for fault in struck_by(plan_of(name, 7, 5)))
-
-    def test_one_fault_in_real_time(self):
-        """A fault can be asked for in real time, and strikes there by itself if it fits nothing else."""
-        (asked,) = plan_of("line: cut", 7, 5, only="real-time")
-        (alone,) = plan_of("restored", 7, 5)
-        (usual,) = plan_of("line: cut", 7, 5)
-        assert [one.setting.in_real_time for one in (asked, alone, usual)] == [True, True, False]
-        assert all("restored" in fault.name for fault in struck_by([alone]))
-        with pytest.raises(ValueError, match="none fits"):
-            plan_of("receiver", 7, 5, only="real-time")
-
-    def test_no_such_fault(self):
-        """A text that no name has is refused."""
-        with pytest.raises(ValueError, match="no fault's name"):
-            plan_of("earthquake", 7, 5)
-
-
-@pytest.mark.parametrize(("in_ci", "ends_with"), [("true", 1), ("", 0)], ids=["CI", "elsewhere"])
-def test_a_tool_that_is_missing(in_ci, ends_with, tmp_path, monkeypatch, capsys):
-    """Where PgBouncer is missing, the run says so and leaves it out; a build machine must have it."""
-
-    def missing(*_):
-        raise MissingTool("PgBouncer is missing.")
-
-    monkeypatch.setattr(run, "PgBouncer", missing)
-    monkeypatch.setattr(run, "refuse_without_tools", lambda: None)
-    monkeypatch.setattr(run, "_strike", lambda rounds, *_: struck.extend(rounds))
-    monkeypatch.setenv("CI", in_ci)
-    monkeypatch.delenv("PGONCE_REQUIRE_ALL", raising=False)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr("sys.argv", ["run.py", "--faults", "24", "--seed", "7", "--directory", str(tmp_path)])
-    struck = []
-    assert run.main() == ends_with
-    assert "PgBouncer is missing. Faults that need it are left out." in capsys.readouterr().err
-    assert bool(struck) != bool(ends_with)
-    assert not any(one.setting.pooled for one in struck)
 
 
 class TestOracle:
@@ -281,35 +204,6 @@ class TestReport:
         assert lines[2] == "| cut | 1 | 1 | 1 | 3 | 0 | 1 | 0 | 2.0 s |"
         assert lines[-1] == "| **all** | 1 | 1 | 1 | 3 | 1 | 1 | 0 | 2.0 s |"
 
-    def test_faults_of_one_kind_share_a_row(self):
-        """Moments and details are left out; the row has the sums, and the least and the greatest median."""
-        lines = ["line: cut in_copy", "line: cut connect", "line: delay connect"]
-        names = [*lines, "table altered: unlogged", "table altered: bigint to money"]
-        found = [replace(STRUCK, fault=name, recovery=place / 2) for place, name in enumerate(names)]
-        assert [line.split(" | ")[:2] + line.split(" | ")[-1:] for line in table(found).splitlines()[2:]] == [
-            ["| line: cut", "2", "0.0 s to 0.5 s |"],
-            ["| line: delay", "1", "1.0 s |"],
-            ["| table altered", "2", "1.5 s to 2.0 s |"],
-            ["| **all**", "5", "1.0 s |"],
-        ]
-
-    def test_real_time_has_rows_of_its_own(self):
-        """What struck queries in real time is not summed up with what struck micro-batches."""
-        lines = table([STRUCK, replace(STRUCK, in_real_time=True)]).splitlines()
-        assert [line.split(" | ")[:2] for line in lines[2:4]] == [["| cut", "1"], ["| cut (real time)", "1"]]
-
-    def test_command(self):
-        """A report names the command that runs the same again, with all that was asked for."""
-        run = KeptRun(PRODUCT, 7, 24, (), "line: cut", [STRUCK, ENDED], only="real-time")
-        assert "`make chaos N=24 SEED=7 FAULT='line: cut' ONLY=real-time`" in table_of([run])
-
-    def test_run_again(self):
-        """A round that was run again counts once, as it went the last time, and the table says so."""
-        rounds = [KeptRun(PRODUCT, 7, 24, (), None, found) for found in ([STRUCK, ENDED], [STRUCK, STRUCK, ENDED])]
-        text = table_of(rounds)
-        assert "| cut | 2 |" in text
-        assert "round 0 of seed 7" in text
-
     def test_docs(self, tmp_path):
         """The table takes the place of the one before it, between its marks."""
         document = tmp_path / "guarantees.md"
@@ -320,20 +214,3 @@ class TestReport:
         assert text.endswith(f"{END}\nAfter.\n")
         assert "old" not in text
         assert fingerprint_in(table_in(document)) == PRODUCT.fingerprint
-
-
-class TestResume:
-    def test_goes_on(self, tmp_path):
-        """An interrupted run goes on behind its last whole round; what was struck of the next is forgotten."""
-        file, run = tmp_path / "7.jsonl", KeptRun(PRODUCT, 7, 24)
-        assert run.begin(file, resume=False) == set()
-        keep([STRUCK, ENDED, replace(STRUCK, round=1)], file)
-        assert KeptRun(PRODUCT, 7, 24).begin(file, resume=True) == {0}
-        assert KeptRun.read(file).outcomes == [STRUCK, ENDED]
-
-    def test_other_product(self, tmp_path):
-        """A run of another product cannot be gone on with."""
-        file = tmp_path / "7.jsonl"
-        KeptRun(PRODUCT, 7, 24).begin(file, resume=False)
-        with pytest.raises(SystemExit, match="another product"):
-            KeptRun(replace(PRODUCT, fingerprint="f" * 16), 7, 24).begin(file, resume=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import shutil
 
 import pytest
-from chaos.fingerprint import ROOT, fingerprint, modules_of_commits, of_trees
+from chaos.fingerprint import ROOT, modules_of_commits, of_trees
 from chaos.proof import table_in
 
 SOURCE = """
@@ -62,24 +61,6 @@ def test_code_counts_and_prose_does_not(counts, change):
     changed = SOURCE.replace(*change)
     assert changed != SOURCE
     assert (of(changed) != of(SOURCE)) == counts
-
-
-def test_moving_does_not_count():
-    """A function that moves to another module is the same function."""
-    function, rest = SOURCE[: SOURCE.index("class ")], SOURCE[SOURCE.index("class ") :]
-    assert of(function, "from other import publish\n" + rest) == of(SOURCE)
-
-
-def test_java_counts(tmp_path):
-    """What runs in tasks in real time takes part in commits; comments there do not."""
-    for folder in ("sink", "offsets_store", "pgonce"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    java = tmp_path / "sink" / "real_time" / "java" / "pgonce" / "Positions.java"
-    text, before = java.read_text(), fingerprint(tmp_path)
-    java.write_text(f"// What tasks write.\n{text}")
-    assert fingerprint(tmp_path) == before
-    java.write_text(text.replace("isRetry = true;", ""))
-    assert fingerprint(tmp_path) != before
 
 
 def test_what_takes_part():

@@ -7,22 +7,11 @@ from pathlib import Path
 
 import pytest
 from matrix.combinations import NEWEST_SPARK, POSTGRES, PYTHONS, Combination, combinations, only
-from matrix.outcome import Outcome, kept
 from matrix.page import BEGIN, END, rows
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/databases.md").read_text(encoding="utf-8")
 OLDEST = Combination("3.5", "14", "3.10")
-REPORT = """<testsuites><testsuite>
-<testcase classname="tests.guarantee.test_conformance.TestRestarts" name="test_a[inline]"/>
-<testcase classname="tests.guarantee.test_conformance.TestRestarts" name="test_b"><failure message="no"/></testcase>
-<testcase classname="tests.guarantee.test_conformance.TestRestarts" name="test_c"><skipped message="none"/></testcase>
-</testsuite></testsuites>"""
-
-
-def outcome(**what):
-    """An outcome of the oldest combination."""
-    return Outcome(*OLDEST, commit="0123456789", suite="short", **what)
 
 
 class TestCombinations:
@@ -41,19 +30,6 @@ class TestCombinations:
             only("spark=3.5")
         with pytest.raises(ValueError, match="pyspark=4.3 postgres=14"):
             only("pyspark=2.4")
-
-
-class TestOutcomes:
-    def test_what_pytest_reports_is_taken_and_kept(self, tmp_path):
-        """Tests are counted by what came of them, those that failed are named, and all of it can be read again."""
-        (tmp_path / "report.xml").write_text(REPORT)
-        found = outcome()
-        found.take(tmp_path / "report.xml")
-        assert (found.passed, found.failed) == (1, ["TestRestarts::test_b"])
-        assert found.skipped == {"TestRestarts::test_c": "none"}
-        assert found.in_words() == "1 passed, **1 failed**: `TestRestarts::test_b`, 1 skipped (short)"
-        found.keep(tmp_path)
-        assert kept(tmp_path) == [found]
 
 
 class TestPage:

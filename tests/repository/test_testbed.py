@@ -2,19 +2,13 @@
 
 import re
 import threading
-import time
 
 import psycopg
 import pytest
-from far_server import FarServer
-from psycopg.conninfo import conninfo_to_dict
 from safety_net import is_alive
 from support.fixtures.driver import Driver
-from support.fixtures.postgres import WITHOUT_LEDGER, fresh_database
+from support.fixtures.postgres import WITHOUT_LEDGER
 from support.named_tests import ROOT
-
-from pgonce.offsets_store.ledger.migrations import require_ledger
-from pgonce.offsets_store.ledger.restored import follow_restore_in_tx
 
 
 @pytest.fixture
@@ -106,12 +100,6 @@ class TestProxy:
             copy_in(proxy.url, 100_000)
         assert (rows(), proxy.hits["cut_in_copy"]) == (0, 1)
 
-    def test_black_hole(self, proxy):
-        """A connection attempt hangs until its own timeout; afterwards the line is good again."""
-        with proxy.black_hole(), pytest.raises(psycopg.errors.ConnectionTimeout):
-            psycopg.connect(proxy.url, connect_timeout=2).close()
-        psycopg.connect(proxy.url).close()
-
     @pytest.mark.parametrize("inserts", [insert, insert_by_itself])
     @pytest.mark.parametrize(("when", "while_held", "after_cut"), [("before", 0, 0), ("after", 1, 1)])
     def test_hold_and_cut(self, proxy, rows, when, while_held, after_cut, inserts):
@@ -167,28 +155,7 @@ def test_sigkilled_driver_leaves_nothing(start_driver, tmp_path, workers):
     assert not any(is_alive(process.pid) for process in lived)
 
 
-def test_a_cloned_ledger_is_a_ledger_like_any_other(postgres_server, ledger_template):
-    """It is whole and empty, and does not take itself for one that was restored from a dump."""
-    with (
-        fresh_database(postgres_server, ledger_template) as name,
-        psycopg.connect(postgres_server.url(name)) as session,
-    ):
-        require_ledger(session, whole=True)
-        assert session.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
-        assert not follow_restore_in_tx(session)
-
-
 def test_some_databases_have_no_ledger(admin):
     """The places whose tests create it themselves exist, and this is one of them."""
     assert admin.execute("SELECT FROM pg_namespace WHERE nspname = 'pgonce'").fetchall() == []
     assert [place for place in WITHOUT_LEDGER if not (ROOT / place).exists()] == []
-
-
-def test_a_far_server_answers_later(tcp_url):
-    """An answer takes as long as a byte travels there and back, and all of it comes."""
-    server = conninfo_to_dict(tcp_url)
-    with FarServer(server["host"], int(server["port"]), 0.05) as far, psycopg.connect(tcp_url, port=far.port) as near:
-        begun = time.monotonic()
-        (text,) = near.execute("SELECT repeat('x', 1000000)").fetchone()
-        assert time.monotonic() - begun >= 0.1
-        assert len(text) == 1_000_000

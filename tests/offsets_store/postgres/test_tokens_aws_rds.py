@@ -67,13 +67,6 @@ def test_a_token_is_signed_for_host_port_role_and_region(login):
     checked(tokens.aws_rds(login), login, region)
 
 
-def test_temporary_credentials_send_their_session_too(monkeypatch):
-    """Roles of instances, tasks and pods have them."""
-    monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION)
-    login = Login(HOST, 5432, "streamer", "shop")
-    assert checked(tokens.aws_rds(login), login, "eu-west-1")["X-Amz-Security-Token"] == SESSION
-
-
 def test_the_region_of_another_name_comes_from_the_environment(monkeypatch):
     """A host that is not named as RDS names it says nothing of a region."""
     login = Login("db.internal", 5432, "streamer", "shop")
@@ -107,62 +100,21 @@ def test_without_credentials_the_error_says_so(monkeypatch):
         connect(url)
 
 
-def in_an_hour() -> str:
-    """When the credentials of the servers below expire."""
-    return (datetime.now(timezone.utc) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-# What follows are ways to credentials. Each gives the variable that names its server, with the path that belongs there,
-# and the answers of this server, as the documentation of the service has them.
-def of_a_web_identity(monkeypatch, tmp_path):
-    """A role of a pod: STS gives its credentials for a token in a file."""
-    file = tmp_path / "web identity"
-    file.write_text("zq7webidentity")
-    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(file))
-    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/streamer")
-
-    def answer(request):
-        assert (request.body["Action"], request.body["WebIdentityToken"]) == (
-            "AssumeRoleWithWebIdentity",
-            "zq7webidentity",
-        )
-        return (
-            200,
-            f"""<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
-            <AssumeRoleWithWebIdentityResult><Credentials>
-            <AccessKeyId>{KEY_ID}</AccessKeyId><SecretAccessKey>zq7key</SecretAccessKey>
-            <SessionToken>zq7session</SessionToken><Expiration>{in_an_hour()}</Expiration>
-            </Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>""",
-        )
-
-    return "AWS_ENDPOINT_URL_STS", "", {("POST", "/"): answer}
-
-
-def of_an_instance(monkeypatch, _):
-    """A role of an instance: its metadata service gives the credentials for a token of its own."""
-    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+def test_no_credential_and_no_token_is_in_the_logs(monkeypatch):
+    """At DEBUG, botocore would log the credentials that an instance's metadata service gives, and the signature."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"):
+        monkeypatch.delenv(name)
     folder = "/latest/meta-data/iam/security-credentials/"
+    in_an_hour = (datetime.now(timezone.utc) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     given = {"Code": "Success", "AccessKeyId": KEY_ID, "SecretAccessKey": "zq7key", "Token": "zq7session"}
     routes = {
         ("PUT", "/latest/api/token"): lambda _: (200, "zq7metadata"),
         ("GET", folder): lambda _: (200, "streamer"),
-        ("GET", f"{folder}streamer"): lambda _: (200, {**given, "Expiration": in_an_hour()}),
+        ("GET", f"{folder}streamer"): lambda _: (200, {**given, "Expiration": in_an_hour}),
     }
-    return "AWS_EC2_METADATA_SERVICE_ENDPOINT", "/", routes
-
-
-@pytest.mark.parametrize(
-    "source",
-    [of_a_web_identity, of_an_instance],
-)
-def test_no_credential_and_no_token_is_in_the_logs(source, monkeypatch, tmp_path):
-    """At DEBUG, botocore would log what it sends for credentials, these themselves, and the signature."""
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    variable, path, routes = source(monkeypatch, tmp_path)
     login = Login(HOST, 5432, "streamer", "shop")
     with serving(routes) as server:
-        monkeypatch.setenv(variable, f"{server.url}{path}")
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{server.url}/")
         token, logs = logged_token("aws_rds", login)
     assert checked(token, login, "eu-west-1")["X-Amz-Security-Token"] == "zq7session"
     secrets = ("zq7", token.rsplit("=", 1)[1])
