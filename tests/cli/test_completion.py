@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import psycopg
 import pytest
 from support.ledger_history import KAFKA, OTHER, QUERY, publish
 from typer.testing import CliRunner
@@ -73,12 +72,6 @@ def test_without_an_answer_it_is_silent(proposed, monkeypatch, wrong):
     assert proposed("offsets", "") == []
 
 
-@pytest.mark.no_ledger
-def test_without_a_ledger_it_is_silent(proposed):
-    """A database without a ledger has no names."""
-    assert proposed("offsets", "") == []
-
-
 def test_a_server_that_does_not_answer_is_not_waited_for(tcp_url, proxy, proposed, monkeypatch):
     """A person who types waits two seconds at most."""
     monkeypatch.setenv("PGONCE_URL", proxy.url)
@@ -86,10 +79,3 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tcp_url, proxy, propose
         started = time.monotonic()
         assert proposed("offsets", "") == []
         assert time.monotonic() - started < 10
-
-
-def test_a_lock_is_not_waited_for_either(two, url, proposed):
-    """The statement has a bound."""
-    with psycopg.connect(url) as holder:
-        holder.execute("LOCK TABLE pgonce.writers")
-        assert proposed("offsets", "") == []

@@ -70,18 +70,6 @@ class TestList:
         assert "NOT_NULL_VIOLATION at batch 4" in shown
         assert "pgonce explain NOT_NULL_VIOLATION" in shown
 
-    def test_many_findings_are_counted(self, url, pgonce, admin):
-        """A long list of findings does not hide the queries."""
-        publish(url, 3, KAFKA)
-        admin.execute(
-            "INSERT INTO pgonce.failures (query_id, sink_name, code, message, seen_by) "
-            "SELECT 'query ' || n, 's', 'TARGET_MISSING', 'no table', 'planner' FROM generate_series(1, 9) AS n"
-        )
-        shown = pgonce("status").stdout
-        assert shown.count("critical: ") == 5
-        assert "There are 4 more: pgonce health" in shown
-        assert pgonce("health").stdout.count("critical: ") == 9
-
     def test_order(self, url, pgonce):
         """--sort chooses the order."""
         publish(url, 1, KAFKA, query_name="b", sink_name="public.x")
@@ -164,28 +152,12 @@ class TestPage:
         assert pgonce("status", given).stdout.startswith("orders into public.bills")
         assert pgonce("history", given).exit_code == ExitCode.OK
 
-    def test_several_queries_of_one_sink(self, url, pgonce):
-        """A sink that several queries write into names none of them."""
-        publish(url, 3, KAFKA, sink_name="public.bills")
-        publish(url, 3, KAFKA, sink_name="public.bills", query_id=OTHER, query_name="others")
-        failed = pgonce("status", "bills")
-        assert failed.exit_code == ExitCode.NOT_FOUND
-        assert QUERY in failed.stderr
-        assert OTHER in failed.stderr
-
     def test_the_nearest_name(self, url, pgonce):
         """A wrong name ends with its own exit code, the nearest one, and those that exist."""
         publish(url, 0, KAFKA)
         failed = pgonce("status", "oders")
         assert failed.exit_code == ExitCode.NOT_FOUND
         assert "Did you mean orders? It knows: orders." in failed.stderr
-
-    def test_a_query_that_never_published(self, store, pgonce, admin):
-        """A query that failed at its first batch has a page too."""
-        refuse(admin)
-        shown = pgonce("status", QUERY).stdout
-        assert "none has been published" in shown
-        assert "Postgres refused the batch." in shown
 
 
 class TestHealth:
@@ -284,13 +256,6 @@ class TestOffsets:
         assert ["SOURCE", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"] in rows
         assert ["files", '{"logOffset":', "4}", "?", "?"] in rows
 
-    def test_files_cannot_be_continued(self, url, pgonce):
-        """A question that the offsets cannot answer has an exit code of its own."""
-        publish(url, 3, {"0": {"logOffset": 3}})
-        failed = pgonce("offsets", "orders", "--starting-offsets")
-        assert (failed.exit_code, failed.stdout) == (ExitCode.NO_ANSWER, "")
-        assert "[NOT_KAFKA]" in failed.stderr
-
 
 class TestHistory:
     def test_for_people_and_programs(self, url, pgonce):
@@ -311,20 +276,6 @@ class TestHistory:
             "dropped_rows", "transport", "replays", "committed_at", "counts", "tables",
             "commit_seconds", "batch_seconds",
         }  # fmt: skip
-
-    def test_how_long_commits_took(self, url, pgonce, admin):
-        """From BEGIN to the record, without a listener; what it is not known of is ?, and what Spark said has a key."""
-        for batch_id in range(3):
-            publish(url, batch_id, KAFKA)
-        admin.execute("UPDATE pgonce.batches SET begun_at = committed_at - interval '0.25 s' WHERE batch_id = 1")
-        admin.execute("UPDATE pgonce.batches SET begun_at = NULL WHERE batch_id = 0")
-        hear(url, None, batch_id=1)
-        admin.execute("UPDATE pgonce.progress SET durations_ms = '{\"addBatch\": 1500}'")
-        header, _, *lines = pgonce("history", "orders").stdout.splitlines()
-        assert header.split()[4] == "TOOK"
-        assert [line.split()[5] for line in lines] == ["250ms", "?"]
-        found = json.loads(pgonce("history", "orders", "--json").stdout)
-        assert [(one["commit_seconds"], one["batch_seconds"]) for one in found[1:]] == [(0.25, 1.5), (None, None)]
 
     def test_since(self, url, pgonce, admin):
         """--since leaves out older batches, and takes what people write."""

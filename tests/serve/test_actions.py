@@ -285,13 +285,6 @@ class TestHostileText:
         assert "\u202e" not in re.findall(r"<textarea.*?</textarea>", editor, re.DOTALL)[0]
         assert "\\u202e" in editor
 
-    def test_a_row_that_is_no_object_or_too_deep(self, ann, admin):
-        """The page says that it cannot be shown by columns."""
-        for row in ('["a"]', '"a"', "7", '{"a": ' + "[" * 3000 + "]" * 3000 + "}"):
-            one = put_aside(admin, {}, row_data=row)
-            shown = ann.of("letter", id=one)
-            assert (shown.status, "Repair it by SQL" in shown.text) == (409, True), row[:10]
-
 
 class TestSink:
     def test_retired(self, site, ann, admin):

@@ -10,19 +10,14 @@ import doctest
 import http.client
 import json
 import re
-import threading
-import time
 from html.parser import HTMLParser
 
-import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay
-from support.many_queries import fill
 from support.served import served
 
-from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.serve import charts
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
@@ -35,12 +30,6 @@ def fail(admin, code="NOT_NULL_VIOLATION", message="Postgres refused the batch."
     names, places = ", ".join(known), ", ".join(f"%({name})s" for name in known)
     insert = f"INSERT INTO pgonce.failures ({names}, code, message, seen_by) VALUES ({places}, %(c)s, %(m)s, 'commit')"
     admin.execute(insert.encode(), {**known, "c": code, "m": message})
-
-
-def until_waiting(site) -> None:
-    """Look until the only query waits."""
-    while site.look().states[0].state != "waiting":
-        pass
 
 
 class Markup(HTMLParser):
@@ -121,17 +110,6 @@ class TestList:
             assert "NO_LEDGER" in text
             assert site.get("/healthz").status == 503
 
-    def test_three_hundred_queries_load_in_a_second(self, url, ledger):
-        """The page is made of what was seen, so only its own markup takes time."""
-        fill(url, 300, batches=20)
-        with served(url, every=2) as site:
-            site.get("/")
-            began = time.monotonic()
-            page = site.get("/")
-            took = time.monotonic() - began
-            assert page.text.count('<tr class="row') == 300
-            assert took < 1
-
 
 class TestQuery:
     def test_its_page(self, url, store, admin):
@@ -157,52 +135,6 @@ class TestQuery:
             ["0", "10", "15", "5"],
             ["1", "20", "25", "5"],
         ]
-
-    def test_the_commit_that_is_under_way_and_whom_it_waits_for(self, url, store, admin):
-        """The session of the query's run, and the session that holds what it wants; not what they run."""
-        publish(url, 3, KAFKA)
-        admin.execute("CREATE TABLE wanted (id int)")
-        with (
-            psycopg.connect(url, application_name="a backup") as holder,
-            psycopg.connect(url, application_name=application_name(RUN), autocommit=True) as commit,
-        ):
-            holder.execute("LOCK TABLE wanted")
-            waiting = threading.Thread(target=lambda: commit.execute("INSERT INTO wanted VALUES (42)"))
-            waiting.start()
-            try:
-                with served(url) as site:
-                    until_waiting(site)
-                    text, found = site.query(QUERY).text, site.get(f"/api/queries/{QUERY}").json
-            finally:
-                holder.rollback()
-                waiting.join()
-            pids = holder.info.backend_pid, commit.info.backend_pid
-        assert f"for pid {pids[0]}, a backup, user" in text
-        assert "</i>waiting" in text
-        assert "VALUES (42)" not in text
-        (session,) = found["sessions"]
-        assert (session["pid"], session["waits_on"]) == (pids[1], "Lock: relation")
-        assert [(one["pid"], one["application"]) for one in session["blockers"]] == [(pids[0], "a backup")]
-
-    def test_charts_have_a_time_axis(self, url, store):
-        """Below each chart stand five times at most, which the page's script shows in the browser's zone."""
-        for batch_id in range(7):
-            publish(url, batch_id, KAFKA)
-        with served(url) as site:
-            text = site.query(QUERY).text
-        charts = re.findall(r"<figcaption>(.*?) <b>.*?<div class=\"ends\">(.*?)</div>", text, re.DOTALL)
-        assert [title for title, _ in charts] == ["Rows a batch, 0 to 6", "Seconds a commit took"]
-        for _, axis in charts:
-            assert len(re.findall(r'<time class="tick" datetime="[^"]+" title="[^"]+ UTC">\d\d:\d\d</time>', axis)) == 5
-
-    def test_a_lag_that_is_unknown_now(self, url, store, admin):
-        """The list and the page say what it was."""
-        publish(url, 3, KAFKA)
-        hear(url, AHEAD, batch_id=3)
-        admin.execute("UPDATE pgonce.progress SET progress_at = now() - interval '3 hours'")
-        with served(url) as site:
-            assert "was 10 3 h ago" in site.get("/").text
-            assert "was 10 3 h ago" in site.query(QUERY).text
 
     def test_dead_letters_of_one_code(self, url, store, admin):
         """The filter is in the link; it shows letters of that code alone."""
@@ -240,15 +172,6 @@ class TestQuery:
             missing = site.get("/queries/nothing")
             assert (missing.status, "No query has this id" in missing.text) == (404, True)
             assert site.get("/nothing").status == 404
-
-    def test_a_query_that_failed_before_it_published(self, url, ledger, admin):
-        """It has a page too."""
-        fail(admin, query_id=OTHER, sink_name=None, batch_id=None, query_name="newcomer")
-        with served(url) as site:
-            assert "newcomer" in site.get("/").text
-            text = site.get(f"/queries/{OTHER}").text
-        assert "<h1>newcomer</h1>" in text
-        assert "It has published nothing yet" in text
 
 
 class TestHostileText:
@@ -323,22 +246,6 @@ class TestJson:
             "dead_letters", "dead_letter_codes",
         }  # fmt: skip
         assert one["batches"][0]["rows"] == 10
-
-    def test_failures_of_one_query_since_a_time(self, url, store, admin):
-        """Both bounds count; a span that is none is refused with a code."""
-        fail(admin)
-        fail(admin, code="GAP", query_id=OTHER)
-        admin.execute("UPDATE pgonce.failures SET last_at = now() - interval '3 hours' WHERE code = 'GAP'")
-        with served(url) as site:
-
-            def codes(query_string: str) -> list[str]:
-                return [one["code"] for one in site.get(f"/api/failures?{query_string}").json["failures"]]
-
-            assert codes("since=999999d") == ["NOT_NULL_VIOLATION", "GAP"]
-            assert codes("since=1h") == ["NOT_NULL_VIOLATION"]
-            assert codes(f"query={OTHER[:6]}") == ["GAP"]
-            refused = site.get("/api/failures?since=yesterday")
-            assert (refused.status, refused.json["code"]) == (400, "BAD_OPTION")
 
     def test_an_unknown_query(self, url, store):
         """It is a 404 with a sentence."""

@@ -50,26 +50,6 @@ def test_the_line_and_the_status(site, asked, status, line):
     assert line in found.text
 
 
-def test_an_unknown_lag_exceeds_every_bound(url, store):
-    """Nobody can say that it does not."""
-    publish(url, 3, KAFKA)
-    with served(url) as site:
-        found = site.get("/healthz?query=orders&max_lag=1000000")
-    assert (found.status, found.text) == (503, "Orders into public.orders is running, and its lag is unknown\n")
-
-
-def test_an_idle_query_may_rest(url, store, admin):
-    """A listener that hears it and finds nothing to read is enough."""
-    publish(url, 3, KAFKA)
-    admin.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 hour'")
-    admin.execute(
-        "INSERT INTO pgonce.heartbeats (query_id, run_id, listener, idle_since) "
-        "SELECT query_id, run_id, 'driver pid 1', now() FROM pgonce.writers"
-    )
-    with served(url) as site:
-        assert site.get("/healthz?query=orders&max_age=5m").status == 200
-
-
 def test_what_is_well_and_what_is_not_agree_with_the_findings(url, store, admin):
     """Nothing is called ok of which there is a finding, and a warning alone is no 503."""
     publish(url, 3, KAFKA)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime, timedelta, timezone
 
 import psycopg
 import pytest
 from confluent_kafka import Producer
 from support.ledger_history import KAFKA, OTHER, QUERY, hear, publish
-from support.served import PATIENCE_SECONDS, served
 
 from pgonce.offsets_store.kafka.settings import brokers
 from pgonce.offsets_store.ledger.session import writing
@@ -112,21 +110,3 @@ class TestBrokers:
         lag.refresh()
         assert [one.lag for one in lag.measured()] == [3]
         assert admin.execute("SELECT count(*) FROM pgonce.measured_lag").fetchone() == (0,)
-
-    def test_a_querys_page_has_what_they_told(self, url, behind):
-        """Without a listener too: the log's end of each partition, and the lag."""
-        with served(url, brokers=behind) as site:
-            until = time.monotonic() + PATIENCE_SECONDS
-            while not site.lag.measured():
-                assert time.monotonic() < until
-                time.sleep(0.05)
-            site.look()
-            text, told = site.query(QUERY).text, site.get(f"/api/queries/{QUERY}?sink=public.orders").json
-            metrics = site.get("/metrics").text
-        assert "log end of" in text
-        assert [(row["partition"], row["latest_offset"], row["lag"]) for row in told["partitions"]] == [
-            (0, 0, 0),
-            (1, 3, 3),
-        ]
-        assert told["query"]["lag"] == 3
-        assert 'kafka_consumergroup_group_lag_seconds{group="orders"' in metrics

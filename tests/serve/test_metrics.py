@@ -6,15 +6,10 @@ Covers: pgonce.serve.tally.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-
 import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.fixtures.skips import unavailable
 from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay
-from support.many_queries import fill
 from support.served import Served, served
 
 from pgonce.offsets_store.status.states import STATES
@@ -211,38 +206,3 @@ class TestGauges:
         for gone_after, names in ((3600.0, {"failing"}), (86_400.0, {"failing", "orders"})):
             with served(url, gone_after=gone_after) as site:
                 assert {one.labels["query"] for one in scrape(site)["pgonce_state"]} == names
-
-
-class TestPromtool:
-    """Debian's promtool finds nothing to say."""
-
-    @pytest.fixture
-    def promtool(self):
-        """Check a scrape."""
-        program = shutil.which("promtool")
-        if program is None:
-            unavailable("promtool is missing: apt-get install prometheus")
-        return lambda text: subprocess.run(
-            [program, "check", "metrics"], input=text, capture_output=True, text=True, check=False
-        )
-
-    def test_of_many_queries(self, url, ledger, promtool):
-        """With all kinds of series."""
-        fill(url, 30, batches=12)
-        with served(url) as site:
-            took(url, 5000, 40)
-            scrape(site)
-            site.lag.refresh()
-            text = site.get("/metrics").text
-        assert "kafka_consumergroup_group_lag{" in text
-        done = promtool(text)
-        assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-    def test_of_hostile_names(self, url, store, promtool):
-        """Quotes, backslashes and line breaks stay in their labels."""
-        publish(url, 3, KAFKA, query_name=EVIL, sink_name=EVIL)
-        with served(url) as site:
-            found, text = scrape(site), site.get("/metrics").text
-        assert value(found, "pgonce_batches_total", query=EVIL, sink=EVIL) == 0
-        done = promtool(text)
-        assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -52,14 +52,6 @@ class TestCost:
         assert len(reads) in (looks, looks + 1)
         assert len(statements_of(logged, marks)) <= 8 * (looks + 1)
 
-    def test_a_page_that_many_look_at_is_read_once(self, logged):
-        """For as long as a look is new."""
-        with served(logged.uri(), every=30) as site:
-            state = site.reader.snapshot.states[0]
-            for _ in range(5):
-                assert site.query(state.query_id, state.sink_name).status == 200
-        assert logged.log.read_text().count("SELECT json_object_agg(c.code") == 1
-
 
 def test_postgres_that_goes_away_and_comes_back():
     """The page stays, says since when the ledger cannot be read, and goes on by itself."""

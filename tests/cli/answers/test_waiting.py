@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
-import psycopg
 from support.terminal import Terminal
-
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 
 _PROGRAM = """
 import time
@@ -42,33 +38,6 @@ def test_how_much_is_done():
     terminal.close()
 
 
-def test_without_a_total():
-    """Then only what is done is shown, and for how long."""
-    terminal = run(total=None)
-    assert b"Replaying" in terminal.written
-    assert b"0:00:0" in terminal.written
-    terminal.close()
-
-
-def test_a_command_that_waits(url):
-    """`pgonce init` behind a session that has locked the ledger shows that it is at work, and then its answer."""
-    ensure_ledger(url)
-    with psycopg.connect(url) as holder:
-        holder.execute("LOCK TABLE pgonce.schema_version")
-        terminal = Terminal("-m", "pgonce", "init", "--url", url)
-        terminal.read_until(lambda written: b"Preparing the ledger" in written)
-    assert terminal.wait() == 0
-    assert terminal.written.endswith(b"The ledger (schema pgonce) was up to date already.\r\n")
-    terminal.close()
-
-
-def test_what_is_quick_shows_nothing():
-    """Under two seconds nobody asks."""
-    terminal = run(after=60, seconds=0)
-    assert terminal.written == b"letter 0\r\nletter 1\r\nletter 2\r\ndone\r\n"
-    terminal.close()
-
-
 def test_standard_output_stays_as_it_is():
     """What goes to a file has only the answer; and where stderr is no terminal either, nothing is drawn at all."""
     terminal = run(stdout=subprocess.PIPE)
@@ -77,11 +46,3 @@ def test_standard_output_stays_as_it_is():
     assert b"letter" not in terminal.written.replace(b"letters", b"")
     terminal.process.stdout.close()
     terminal.close()
-
-
-def test_without_a_terminal():
-    """A program that reads both streams gets only the answer."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM.format(after=0.01, total=3, seconds=0.05)], capture_output=True, check=True
-    )
-    assert (done.stdout, done.stderr) == (b"letter 0\nletter 1\nletter 2\ndone\n", b"")

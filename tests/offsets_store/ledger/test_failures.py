@@ -17,8 +17,6 @@ from pgonce.offsets_store.errors import NOTHING, CommitError, ConfigurationError
 from pgonce.offsets_store.ledger import failures
 from pgonce.offsets_store.ledger.failures import NOT_KEPT, Failed, failures_kept, keep_failure, kept_words
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
-from pgonce.offsets_store.ledger.session import writing
-from pgonce.offsets_store.progress.heartbeats import Heartbeats
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.sink.errors import EncodingError, TypeMappingError
 
@@ -36,12 +34,6 @@ def ledger(url):
 def of_listener(run_id=RUN):
     """A run that a listener has heard end."""
     return Failed(seen_by="listener", query_id=QUERY, run_id=run_id)
-
-
-def state_of(url):
-    """What the view says of the only query."""
-    (state,) = OffsetsStore(url).states()
-    return state.state, state.failure_code, state.failed_batch_id
 
 
 class TestKeeping:
@@ -169,41 +161,3 @@ class TestListener:
         publish(ledger, 0, {"0": 1})
         keep_failure(ledger, of_listener(), "STREAM_FAILED", "it ended", is_ours=False)
         assert [failure.code for failure in OffsetsStore(ledger).failures()] == ["STREAM_FAILED"]
-
-
-class TestStates:
-    def test_a_failure_shows_until_a_batch_is_published(self, ledger):
-        """A refused batch makes the query refused; the next one that is published makes it well."""
-        publish(ledger, 0, {"0": 1})
-        keep_failure(ledger, BATCH, "LOCKED", "held", "public.orders")
-        assert state_of(ledger) == ("refused", "LOCKED", 3)
-        publish(ledger, 1, {"0": 2}, start={"0": 1})
-        assert state_of(ledger) == ("running", None, None)
-
-    def test_a_query_that_never_published(self, ledger):
-        """It is in no other table, and is shown all the same."""
-        keep_failure(ledger, Failed(seen_by="planner", query_id=QUERY, batch_id=0), "TARGET_MISSING", "no table")
-        assert state_of(ledger) == ("refused", "TARGET_MISSING", 0)
-
-    @pytest.mark.parametrize("code", ["FENCED", "LOCKED"])
-    def test_a_zombie_says_nothing_of_its_successor(self, ledger, code):
-        """What a run meets after another one has taken its place does not mark the query as refused."""
-        successor = str(uuid4())
-        publish(ledger, 0, {"0": 1})
-        publish(ledger, 1, {"0": 2}, start={"0": 1}, run_id=successor)
-        keep_failure(ledger, BATCH, code, "It is fenced.", "public.orders")
-        assert state_of(ledger)[0] == "running"
-        keep_failure(
-            ledger, Failed(seen_by="commit", query_id=QUERY, run_id=successor, batch_id=2), "LOCKED", "It is held."
-        )
-        assert state_of(ledger) == ("refused", "LOCKED", 2)
-
-    def test_a_later_run_that_is_heard_makes_it_well(self, ledger):
-        """A failure of an earlier run is not shown while a listener hears the next one."""
-        publish(ledger, 0, {"0": 1})
-        keep_failure(ledger, BATCH, "LOCKED", "held", "public.orders")
-        beats = Heartbeats()
-        beats.start(QUERY, str(uuid4()), "orders")
-        with writing(ledger) as connection:
-            beats.store_in_tx(connection)
-        assert state_of(ledger)[0] == "running"

@@ -17,7 +17,6 @@ from support.watched import fail
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.status import in_json
 from pgonce.offsets_store.status.details import query_details
-from pgonce.offsets_store.status.states import query_states
 
 
 def known(url, query_id=QUERY, sink_name="public.orders", **others):
@@ -52,31 +51,6 @@ def test_what_the_store_gives_is_the_same(url, store, admin):
     assert found.failures == store.failures()
     assert found.letters == store.dead_letters("orders")
     assert found.letter_codes == {"22001": 1}
-
-
-def test_offsets_and_lag_by_partition(url):
-    """The lag adds up to that of the view; a partition that was added since has no stored end."""
-    publish(url, 0, KAFKA)
-    hear(url, {"0": {"t": {"0": 15, "1": 20, "2": 7}}})
-    found = known(url)
-    assert [(at.topic, at.partition, at.end_offset, at.latest_offset, at.lag) for at in found.partitions] == [
-        ("t", 0, 10, 15, 5),
-        ("t", 1, 20, 20, 0),
-        ("t", 2, None, 7, None),
-    ]
-    hear(url, {"0": {"t": {"0": 15, "1": 21}}}, batch_id=1, seconds=1)
-    found = known(url)
-    with reading(url) as connection:
-        (state,) = query_states(connection)
-    assert sum(at.lag for at in found.partitions) == state.lag == 6
-
-
-def test_a_lag_that_was_measured_long_ago_is_unknown(url, admin):
-    """After ten minutes, as in the view."""
-    publish(url, 0, KAFKA)
-    hear(url, {"0": {"t": {"0": 15, "1": 20}}})
-    admin.execute("UPDATE pgonce.progress SET progress_at = now() - interval '11 minutes'")
-    assert [(at.latest_offset, at.lag) for at in known(url).partitions] == [(15, None), (20, None)]
 
 
 def test_a_source_that_is_not_kafka(url):

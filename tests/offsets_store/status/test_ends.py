@@ -33,20 +33,6 @@ class TestLag:
         assert {row.measured_at for row in rows} == {heard_at(url) + timedelta(seconds=5)}
         assert total_lag(rows) == 3
 
-    def test_an_event_older_than_the_end_tells_nothing(self, url, store):
-        """Where the last event was before the stored end, the lag is unknown rather than negative or 0."""
-        publish(url, 0, KAFKA)
-        hear(url, {"0": {"t": {"0": 9, "1": 20}}})
-        assert [row.lag for row in store.lag("orders")] == [None, 0]
-
-    def test_partitions_that_have_no_end_yet(self, url, store):
-        """A partition that only the event knows is a row without end and without lag."""
-        publish(url, 0, KAFKA)
-        hear(url, {"0": {"t": {"0": 10, "1": 20, "2": 4}}})
-        last = store.lag("orders")[-1]
-        assert (last.partition, last.end_offset, last.latest_offset, last.lag) == (2, None, 4, None)
-        assert total_lag(store.lag("orders")) is None
-
     def test_what_was_measured_long_ago_is_not_the_lag_of_now(self, url, store, pgonce):
         """Nobody has looked since: it is unknown, and people see what it was, and when."""
         publish(url, 0, KAFKA)
