@@ -1,5 +1,5 @@
 """
-A receiver that is killed, freezes or has no room costs no query: it goes on by itself, with each row once.
+A receiver that is killed or freezes costs no query: it goes on by itself, with each row once.
 
 The driver is one that gives no task a second try, as `local[*]` is. Covers: sink.data_source.receiver.client,
 sink.data_source.task_writer.
@@ -7,7 +7,6 @@ sink.data_source.task_writer.
 
 from __future__ import annotations
 
-import resource
 import signal
 import time
 from contextlib import suppress
@@ -65,12 +64,12 @@ def gate(folder):
 class Query:
     """A query with a receiver, which has written its first batch."""
 
-    def __init__(self, spark, proxy, folder, checkpoint, observer):
-        self.folder, self.checkpoint, self.observer, self.proxy = folder, checkpoint, observer, proxy
+    def __init__(self, spark, url, folder, checkpoint, observer):
+        self.folder, self.checkpoint, self.observer = folder, checkpoint, observer
         self.inbox = Inbox(folder / "inbox")
         self.inbox.add(1)
         frame = events(spark, self.inbox.folder).selectExpr("id", f"repeat('x', {WIDTH}) AS filler")
-        options = {"url": proxy.url, "table": "events", "createTable": "true", "inlineBytes": "0", "receiver": "auto"}
+        options = {"url": url, "table": "events", "createTable": "true", "inlineBytes": "0", "receiver": "auto"}
         self._query = (
             frame.mapInArrow(gate(folder), "id bigint, filler string")
             .writeStream.format("pgonce")
@@ -80,14 +79,10 @@ class Query:
         )
         self._query.processAllAvailable()
 
-    def add(self):
-        """A batch of many rows in one partition."""
-        self.inbox.add(ROWS)
-
     def wait_in_a_task(self):
         """Let the next batch's task wait after some rows; the file that has some of them by then, and its receiver."""
         (self.folder / "wait").touch()
-        self.add()
+        self.inbox.add(ROWS)
         assert wait_until((self.folder / "waiting").exists, PATIENCE_SECONDS)
         assert wait_until(lambda: kept() is not None and kept()[0].stat().st_size > 2_000_000)
         return kept()
@@ -109,12 +104,12 @@ class Query:
 
 
 @pytest.fixture
-def query(spark, tmp_path, checkpoint, observer, proxy):
-    """The query, which reaches Postgres through the proxy."""
+def query(spark, tmp_path, checkpoint, observer, url):
+    """The query, whose Arrow batches have few rows."""
     setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(setting)
     spark.conf.set(setting, ROWS_A_BATCH)
-    yield Query(spark, proxy, tmp_path, checkpoint, observer)
+    yield Query(spark, url, tmp_path, checkpoint, observer)
     spark.conf.set(setting, before)
 
 
@@ -134,42 +129,3 @@ def test_lost_while_a_task_sends(query, fault):
     assert query.finish() == ["received", "received+staged"]
     assert not file.exists()
     assert not receiver.is_running() or receiver.status() == psutil.STATUS_ZOMBIE
-
-
-def test_killed_before_commit(query):
-    """All rows are in the file, and the commit worker commits them."""
-    hold = query.proxy.hold_before_commit(touching="events")
-    query.add()
-    hold.wait()
-    _, receiver = kept()
-    receiver.kill()
-    hold.cut()
-    assert query.finish() == ["received", "received"]
-
-
-def test_killed_after_commit(query):
-    """The ledger says that the batch is there."""
-    hold = query.proxy.hold_after_commit(touching="events")
-    query.add()
-    hold.wait()
-    for receiver in receivers():
-        receiver.kill()
-    hold.cut()
-    assert query.finish() == ["received", "received"]
-
-
-def test_the_next_batch_has_a_receiver_again(query):
-    """One that was killed between two batches is missed by nobody."""
-    for receiver in receivers():
-        receiver.kill()
-    query.add()
-    assert query.finish() == ["received", "received"]
-
-
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process are set on Linux only")
-def test_a_disk_that_is_full(query):
-    """The kernel lets the receiver write so much and no more, as on a full disk; the rest of the rows is staged."""
-    for receiver in receivers():
-        resource.prlimit(receiver.pid, resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
-    query.add()
-    assert query.finish() == ["received", "received+staged"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
 
 import pytest
 from confluent_kafka import Producer
@@ -230,19 +229,6 @@ def test_rows_of_one_record_come_together(begin, topic, produce, ids, observer):
     query.stop()
 
 
-def test_filtered_records_are_not_read_again(begin, topic, produce, ids, observer):
-    """The position moves to the end of a batch, past records that were filtered out."""
-    name = topic(1)
-    query = begin(name, rows=lambda records: as_rows(records).where("id < 10"))
-    produce(name, range(50))
-    assert ids(10, query) == list(range(10)), query.exception()
-    deadline = time.monotonic() + 40
-    while observer.execute("SELECT next_offset FROM pgonce.positions").fetchone() != (50,):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    query.stop()
-
-
 def test_a_row_that_the_table_refuses_ends_the_query(begin, topic, produce, admin, ids, tcp_url):
     """The query fails with the sentence of the refusal; what came before is there, and it goes on once repaired."""
     admin.execute("CREATE TABLE orders (id bigint CONSTRAINT below_100 CHECK (id < 100), body text)")
@@ -274,23 +260,6 @@ def test_a_text_that_is_not_utf_8_is_refused(begin, topic, produce, admin):
     produce(name, [1])
     with pytest.raises(StreamingQueryException, match="TEXT_NOT_UTF8"):
         query.awaitTermination(60)
-
-
-def test_a_second_driver_takes_over(begin, topic, produce, ids):
-    """The newest start of a query wins: the older one stops by itself, and no row is lost or doubled."""
-    name = topic(2)
-    first = begin(name, query_name="first")
-    produce(name, range(100))
-    assert ids(100, first) == list(range(100)), first.exception()
-    second = begin(name, query_name="second")
-    produce(name, range(100, 200))
-    assert ids(200, second) == list(range(200)), second.exception()
-    # Its task is refused, or its driver's next record is.
-    with suppress(StreamingQueryException):
-        first.awaitTermination(60)
-    assert not first.isActive
-    assert first.exception() is None or "[FENCED]" in str(first.exception())
-    second.stop()
 
 
 def test_a_database_that_went_back_ends_the_query_with_that_error(begin, topic, produce, admin, ids, tcp_url):

@@ -16,10 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 from confluent_kafka import Producer
-from standalone_cluster import StandaloneCluster
-from support.fixtures.driver import wait_until, with_tests_on_path
+from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import spark_settings
-from support.patience import PATIENCE_SECONDS
 from support.signals import strike
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
@@ -103,12 +101,6 @@ def rows_in(observer):
     return observer.execute("SELECT count(*) FROM numbers").fetchone()[0]
 
 
-def ends_in(observer):
-    """How many rows the table has of each partition."""
-    found = dict(observer.execute("SELECT partition, count(*) FROM numbers GROUP BY 1").fetchall())
-    return [found.get(partition, 0) for partition in range(_PARTITIONS)]
-
-
 @pytest.mark.parametrize("trigger", TRIGGERS)
 def test_killed_again_and_again(trigger, start, topic, producing, numbers, observer):
     """Three drivers are killed at any moment under load, and the fourth brings all that is left."""
@@ -145,49 +137,4 @@ def test_a_frozen_driver_wakes_up(start, topic, producing, numbers, observer):
     assert "[FENCED]" in frozen.output()
     count = end()
     second.wait_for(lambda: rows_in(observer) >= count, "all rows came")
-    once_and_in_order(observer, count)
-
-
-@pytest.fixture
-def cluster():
-    """A master, and two workers with a core each."""
-    with StandaloneCluster() as running:
-        running.add_workers("127.0.0.2", "127.0.0.3")
-        yield running
-
-
-@pytest.mark.parametrize("trigger", TRIGGERS)
-def test_executors_and_a_host_are_lost(trigger, start, topic, producing, numbers, observer, cluster):
-    """On a cluster each executor is killed, then a worker with all that it runs; in the end all rows are there."""
-    settings = {"spark.master": cluster.master, "spark.executor.cores": "1", "spark.executor.memory": "640m"}
-    name = topic(_PARTITIONS)
-    end = producing(name)
-    driver = start(name, trigger, **settings)
-
-    def wait_for_rows(condition):
-        """As a supervisor would: a driver whose query has ended is started again."""
-        nonlocal driver
-        until = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            assert time.monotonic() < until, driver.output()[-8000:]
-            if not driver.processes():
-                driver = start(name, trigger, **settings)
-            time.sleep(0.02)
-
-    def more_rows_of_both():
-        before = ends_in(observer)
-        wait_for_rows(lambda: all(now > before[n] + 50 for n, now in enumerate(ends_in(observer))))
-
-    more_rows_of_both()
-    for worker in cluster.workers:
-        assert wait_until(worker.executors)
-        worker.kill_executors()
-        more_rows_of_both()
-    lost = cluster.workers[0]
-    cluster.lose(lost)
-    cluster.add_workers(lost.host)
-    more_rows_of_both()
-    driver.sigkill()
-    count = end()
-    wait_for_rows(lambda: rows_in(observer) >= count)
     once_and_in_order(observer, count)

@@ -12,7 +12,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -189,50 +188,6 @@ def test_an_error_of_the_commit_is_the_one_that_it_would_be_without_a_receiver(t
     assert ids(target) == []
 
 
-def test_who_does_not_know_the_secret_is_not_heard(target, receiver_options, caplog):
-    """Neither rows nor a commit are taken of him, nor is the batch given up at his word."""
-    receiver = receiver_for(receiver_options(), STRUCT)
-    assert send(receiver, 1, 2) == 2
-    # Nor does he know which process it is.
-    stranger = replace(receiver, doors=replace(receiver.doors, secret=bytes(32)), folder="/no such folder")
-    assert send(stranger, 3, partition_id=1) is None
-    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
-        stranger.finish(origin(), SENT)
-    stranger.give_up()
-    assert ids(target) == []
-    assert receiver.finish(origin(), SENT) is Verdict.NEW
-    assert ids(target) == [1, 2]
-    assert receiver.doors.secret.hex() not in caplog.text
-    assert repr(receiver.doors.secret) not in repr(receiver)
-
-
-def test_strangers_hold_nobody_up(target, receiver_options):
-    """Who connects and says nothing, or something else, keeps neither tasks nor the commit waiting."""
-    said = [
-        b"",
-        b"GET / HTTP/1.1\r\n\r\n",
-        # Lengths: huge, negative, and right for an answer that is wrong.
-        b"\xff" * 4096,
-        b"\xff\xff\xff\xfe" * 64,
-        b"\0\0\0\4abcd",
-    ]
-    strangers = []
-
-    def disturb(receiver):
-        for words in said:
-            strangers.append(socket.create_connection(receiver.doors.addresses[0]))
-            strangers[-1].sendall(words)
-
-    receiver = receiver_for(receiver_options(), STRUCT)
-    disturb(receiver)
-    assert send(receiver, 1, 2) == 2
-    disturb(receiver)
-    assert receiver.finish(origin(), SENT) is Verdict.NEW
-    assert ids(target) == [1, 2]
-    for stranger in strangers:
-        stranger.close()
-
-
 def test_without_a_receiver_tasks_stage_and_the_batch_is_committed_from_what_it_kept(
     target, receiver_options, started_receivers
 ):
@@ -365,15 +320,6 @@ def test_only_the_receiver_itself_is_ended(target, receiver_options, started_rec
     kill(other)
 
 
-def test_what_is_kept_is_for_this_user_alone(target, receiver_options):
-    """Other users of the host see no name and no row."""
-    receiver = receiver_for(receiver_options(), STRUCT)
-    send(receiver, 1, 2)
-    (file,) = kept_files(receiver)
-    assert name_of(1).encode() in file.read_bytes()
-    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-
-
 @pytest.mark.parametrize("way", ["committed", "failed", "planned again", "failed without its receiver"])
 def test_what_is_kept_goes_with_its_batch(way, target, receiver_options, started_receivers):
     """Whoever hears last of a batch removes its rows."""
@@ -412,22 +358,6 @@ def test_the_next_batch_gets_another_receiver_where_one_was_killed(target, recei
     assert receiver.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
     assert len(started_receivers) == 2
-
-
-def test_a_receiver_that_is_frozen_is_lost(target, receiver_options, started_receivers, monkeypatch):
-    """Who says nothing for a while is not waited for, neither by the commit nor by tasks, which learn it once."""
-    receiver = receiver_for(receiver_options(), STRUCT)
-    send(receiver, 1, 2)
-    silence = 3
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", silence)
-    strike(started_receivers[0].pid, signal.SIGSTOP)
-    assert send(receiver, 3, partition_id=1) is None
-    began = time.monotonic()
-    assert send(receiver, 4, partition_id=2) is None
-    assert time.monotonic() - began < silence
-    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
-        receiver.finish(origin(), SENT)
-    assert ids(target) == []
 
 
 @pytest.mark.parametrize("moment", ["hold_before_commit", "hold_after_commit"])
@@ -697,23 +627,6 @@ def test_without_the_option_there_is_no_receiver(receiver_options, started_recei
     """By default nothing is started."""
     assert receiver_for(receiver_options(receiver="off"), STRUCT) is None
     assert started_receivers == []
-
-
-def test_a_refused_row_of_a_guess_is_not_shown_by_the_process(target, receiver_options, capfd):
-    """Its standard error is the driver's log, where no row belongs."""
-    target.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (name NOT LIKE 'secret %')")
-    long = pa.record_batch({
-        "id": pa.array([1, 2], pa.int64()),
-        "name": pa.array(["secret word".ljust(3_000_000, "."), "good".ljust(3_000_000, ".")], pa.string()),
-    })  # fmt: skip
-    receiver = receiver_for(receiver_options(), STRUCT)
-    rows = EncodedRows(CopyEncoder(STRUCT).encode(long), 2), long
-    assert receiver.send_rows(receiver.call(), origin(), 0, 1, iter([rows])).rows == 2
-    aborted = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE '%(aborted)'"
-    assert wait_until(lambda: target.execute(aborted).fetchall())
-    receiver.give_up()
-    assert wait_until(lambda: not target.execute(aborted).fetchall())
-    assert "secret word" not in capfd.readouterr().err
 
 
 def test_tasks_may_ring_before_the_plan_is_read(target, receiver_options):
