@@ -22,7 +22,7 @@ def where(login, url, admin, tmp_path, monkeypatch):
     migrate(admin)
     for statement in grants(login.user):
         admin.execute(statement.encode())
-    rotation = Rotation(url, login.user, tmp_path / "password", 3600)
+    rotation = Rotation(url, login.user, tmp_path / "password")
     rotation.change()
     yield make_conninfo(**{name: value for name, value in conninfo_to_dict(login.url).items() if name != "password"})
     rotation.stop()

@@ -24,19 +24,6 @@ from pgonce.sink.options.definitions import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-# What a text of a picture takes to the left, to the right, or below its picture.
-OUTSIDE = """
-[...document.querySelectorAll('svg.drawn')].flatMap(svg => {
-    const all = svg.getBoundingClientRect()
-    return [...svg.querySelectorAll('text')].filter(text => {
-        const own = text.getBoundingClientRect()
-        return own.left < all.left || own.right > all.right || own.bottom > all.bottom
-    }).map(text => text.textContent)
-})"""
-# How high the letters of pictures are on the screen, in pixels.
-SMALLEST = """
-Math.min(...[...document.querySelectorAll('svg.drawn')].map(svg =>
-    parseFloat(getComputedStyle(svg).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width))"""
 
 
 @pytest.fixture(scope="module")
@@ -111,28 +98,6 @@ def test_no_page_scrolls_sideways_or_asks_another_host(site, open_page):
                     wide[name] = scheme
         assert wide == {}
         assert [address for address in asked if not address.startswith(("file:", "data:"))] == []
-
-
-def test_pictures_are_legible_in_both_schemes(site, open_page):
-    """Their text lies inside them, is as large on a phone as a footnote, and is dark on light or light on dark."""
-    for name in ("guarantees.html", "clusters.html", "recovering.html"):
-        for scheme in ("light", "dark"):
-            page = open_page((site / name).as_uri(), PHONE, scheme)
-            assert page.evaluate(OUTSIDE) == []
-            assert page.evaluate(SMALLEST) > 11
-            color = page.evaluate("getComputedStyle(document.querySelector('svg.drawn text')).fill")
-            brightness = sum(map(int, re.findall(r"\d+", color)[:3])) / 3
-            assert (brightness > 128) == (scheme == "dark")
-            assert page.locator("svg.drawn").first.get_attribute("aria-label")
-
-
-def test_the_search_finds_a_page_without_a_server(site, open_page):
-    """The index is part of the site."""
-    page = open_page(f"{(site / 'search.html').as_uri()}?q=tombstone")
-    # Results come one by one.
-    found = page.locator("#search-results li a[href^='change-data.html']").first
-    found.wait_for()
-    assert found.is_visible()
 
 
 def test_what_is_wrong_with_a_page_is_found(tmp_path):

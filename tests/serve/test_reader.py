@@ -7,13 +7,13 @@ Covers: pgonce.serve.look.
 from __future__ import annotations
 
 import doctest
-import time
 from datetime import timedelta
 
 import psycopg
 import pytest
 from embedded_postgres import EmbeddedPostgres
 from postgres_binaries import bin_dir
+from support.fixtures.driver import wait_until
 from support.fixtures.postgres import postgres_major
 from support.ledger_history import KAFKA, OTHER, publish
 from support.many_queries import fill
@@ -60,7 +60,8 @@ def test_postgres_that_goes_away_and_comes_back():
         with served(server.tcp_uri()) as site:
             assert "cannot be read" not in site.get("/").text
             server.halt("fast")
-            trouble = wait_for(lambda: site.reader.snapshot.trouble)
+            assert wait_until(lambda: site.reader.snapshot.trouble, PATIENCE_SECONDS)
+            trouble = site.reader.snapshot.trouble
             text = site.get("/").text
             assert "The ledger cannot be read since" in text
             assert f"{trouble.since:%Y-%m-%d %H:%M:%S} UTC" in text
@@ -69,21 +70,12 @@ def test_postgres_that_goes_away_and_comes_back():
             assert site.get("/healthz").status == 503
             assert site.look().trouble.since == trouble.since
             server.start()
-            wait_for(lambda: site.reader.snapshot.trouble is None)
+            assert wait_until(lambda: site.reader.snapshot.trouble is None, PATIENCE_SECONDS)
             publish(server.tcp_uri(), 4, KAFKA)
             snapshot = site.look()
             assert [state.batch_id for state in snapshot.states] == [4]
             assert list(snapshot.counts.batches.values()) == [1]
             assert "cannot be read" not in site.get("/").text
-
-
-def wait_for(what):
-    """Wait until something is true, and give it."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not (found := what()):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return found
 
 
 class TestHistory:

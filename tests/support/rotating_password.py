@@ -1,5 +1,5 @@
 """
-A role whose password changes every few seconds, so that old ones are refused, and the sources that know the newest.
+A role whose password changes when a test says so, so that old ones are refused, and sources that know the newest.
 
 Runs in: pytest, and wherever the product asks for a password (drivers, Spark's workers, executors, the command line):
 the functions below are what ``passwordFrom`` names. They read the password from the file that
@@ -10,10 +10,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -42,12 +38,6 @@ def kept(login) -> str:
     return asked(login) if login.refused else "zq7old" + asked(login)
 
 
-def from_a_command(login) -> str:
-    """What a program prints, which docs/security.md shows how to run."""
-    _note(login, "command")
-    return subprocess.run(["cat", str(_file())], check=True, capture_output=True, text=True, timeout=30).stdout
-
-
 def failing(login) -> str:
     """What a function does that fails with the password in its words, in its frame and in its cause."""
     password = asked(login)
@@ -61,18 +51,15 @@ def who_asked(file: Path) -> list[tuple[str, ...]]:
 
 
 class Rotation:
-    """Changes the password of a role every ``seconds``; each is in the file before Postgres takes it."""
+    """Changes the password of a role; each is in the file as soon as Postgres takes it."""
 
-    def __init__(self, admin_url: str, user: str, file: Path, seconds: float, mark: str = "zq7") -> None:
-        self.passwords: list[str] = []
-        self._user, self._file, self._seconds, self._mark = user, file, seconds, mark
+    def __init__(self, admin_url: str, user: str, file: Path) -> None:
+        self._user, self._file = user, file
         self._admin = psycopg.connect(admin_url, autocommit=True)
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def change(self) -> str:
         """Change it once, now."""
-        password = f"{self._mark}{secrets.token_hex(8)}"
+        password = f"zq7{secrets.token_hex(8)}"
         # As a token service does: what it gives is valid at once. A reader sees the old text, or the new one.
         self._admin.execute(
             sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(self._user), sql.Literal(password))
@@ -80,32 +67,8 @@ class Rotation:
         fresh = self._file.with_suffix(".new")
         fresh.write_text(password)
         fresh.replace(self._file)
-        self.passwords.append(password)
         return password
-
-    def _run(self) -> None:
-        while not self._done.wait(self._seconds):
-            self.change()
 
     def stop(self) -> None:
         """Change nothing any more."""
-        self._done.set()
-        if self._thread.is_alive():
-            self._thread.join()
         self._admin.close()
-
-    def start(self) -> None:
-        """Change it now, and from now on again and again."""
-        self.change()
-        self._thread.start()
-
-
-@contextmanager
-def rotating(admin_url: str, user: str, file: Path, seconds: float) -> Iterator[Rotation]:
-    """A role whose password changes while the block runs."""
-    rotation = Rotation(admin_url, user, file, seconds)
-    rotation.start()
-    try:
-        yield rotation
-    finally:
-        rotation.stop()

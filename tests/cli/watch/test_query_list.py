@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -116,15 +115,6 @@ class TestFindings:
     def test_none(self):
         """All is well, and the screen says so."""
         assert text_of(finding_lines([], NOW, 80, 24, Marks())) == ["Nothing needs attention."]
-
-    @settings(deadline=None)
-    @given(st.text(max_size=80), st.text(max_size=200), st.text(max_size=200), st.sampled_from(WIDTHS))
-    def test_no_line_is_wider_than_the_screen(self, name, what, to_do, width):
-        """Whatever was found."""
-        found = [finding(query_name=name, what=what, help=to_do), finding(since=NOW - timedelta(days=3))]
-        for line in finding_lines(found, NOW, width, 24, Marks()):
-            assert width_of(line) <= width
-            assert "".join(text_of([line])).isprintable()
 
     def test_an_id_is_shortened(self):
         """The beginning of an id is enough for every command, and a whole one leaves no room."""

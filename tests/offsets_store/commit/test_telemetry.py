@@ -102,17 +102,6 @@ def test_each_commit_is_a_span(url, proxy, admin, collector):
     assert not any(part in collector.raw for part in (b"postgresql://", b"password", admin.info.host.encode()))
 
 
-@pytest.mark.thorough
-@pytest.mark.usefixtures("events")
-def test_the_environment_names_the_parent_where_the_caller_has_no_span(url, proxy, collector):
-    """What a scheduler gives to its processes as TRACEPARENT holds for commits, unless the program has its own span."""
-    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    run(collector, url, proxy.url, TRACEPARENT=f"00-{trace_id}-{span_id}-01")
-    first, *others = collector.spans("pgonce")
-    assert first.trace_id.hex() != trace_id
-    assert {(span.trace_id.hex(), span.parent_span_id.hex()) for span in others} == {(trace_id, span_id)}
-
-
 @pytest.mark.usefixtures("events")
 def test_no_error_of_opentelemetry_reaches_a_commit(url, admin, monkeypatch):
     """A batch is published even if all that it would be told to is broken."""

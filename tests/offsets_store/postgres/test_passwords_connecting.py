@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import socket
 
 import pytest
+from free_ports import free_port
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.rotating_password import FILE, Rotation, who_asked
 
@@ -28,7 +28,7 @@ def rotation(login, url, tmp_path, monkeypatch):
     """The login's role, whose password changes when the test says so."""
     file = tmp_path / "password"
     monkeypatch.setenv(FILE, str(file))
-    made = Rotation(url, login.user, file, 3600)
+    made = Rotation(url, login.user, file)
     made.change()
     yield made
     made.stop()
@@ -38,13 +38,6 @@ def rotation(login, url, tmp_path, monkeypatch):
 def file(rotation, tmp_path):
     """Where the password is that counts now."""
     return tmp_path / "password"
-
-
-def free_port() -> int:
-    """A port at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_the_source_is_asked_for_each_new_connection(login, rotation, file):
