@@ -16,7 +16,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -368,12 +367,3 @@ class TestBehindAPooler:
         finish(way.append(events(spark, inbox.folder), pooled))
         assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
         assert replays(observer, sink.checkpoint) == [0]
-
-    def test_its_session_is_cut(self, spark, way, sink, inbox, proxy, observer, pgbouncer, database):
-        """Where the pooler loses its session with Postgres once COMMIT was sent, it says so in its own words: once."""
-        bouncer = pgbouncer(server={**conninfo_to_dict(proxy.url), "host": "127.0.0.1"})
-        proxy.cut_after_commit(touching="INSERT INTO pgonce.batches")
-        finish(way.append(events(spark, inbox.folder), replace(sink, url=bouncer.url(database))))
-        assert proxy.hits["cut_after_commit"] == 1
-        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
-        assert replays(observer, sink.checkpoint) == []

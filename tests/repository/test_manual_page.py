@@ -7,23 +7,12 @@ from pathlib import Path
 
 from support.manual_page import PAGE, page
 
-from pgonce.cli.main import app
 from pgonce.cli.terms import EXIT_CODES
 
 
 def test_it_is_up_to_date():
     """`make docs` writes it after a change of a command."""
     assert PAGE.read_text() == page()
-
-
-def test_it_has_all_commands_and_exit_codes():
-    """Each command has a section, and each exit code a line."""
-    text = page()
-    for command in app.registered_commands:
-        name = command.name or command.callback.__name__
-        assert f".SS pgonce {name}".replace("-", "\\-") in text
-    for code in EXIT_CODES:
-        assert f".TP\n.B {int(code)}\n" in text
 
 
 def test_the_documents_have_the_same_exit_codes():

@@ -1,11 +1,9 @@
 """The tests import the wheel, it is complete, and the same bytes come of it wherever it is built."""
 
 import ast
-import hashlib
 import importlib
 import importlib.metadata
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -79,32 +77,6 @@ def test_source_archive_and_wheel_hold_the_same_files(built, tmp_path):
     top = {Path(name).parts[0] for name in contents(direct)}
     # What is in .data goes to share/man.
     assert {name for name in top if not name.endswith((".dist-info", ".data"))} == {"pgonce", "pyspark_pgonce.py"}
-
-
-def test_another_folder_gives_the_same_bytes(built, tmp_path, monkeypatch):
-    """Not a name, a time, a mode or an order of files of the folder gets into what is released."""
-    copy = tmp_path / "elsewhere" / "clone"
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    files = [name for name in listed.split("\0")[:-1] if (ROOT / name).is_symlink() or (ROOT / name).is_file()]
-    for name in reversed(files):
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, copy / name, follow_symlinks=False)
-        if not (copy / name).is_symlink():
-            # As a clone with another umask has it.
-            (copy / name).chmod(0o700 if (ROOT / name).stat().st_mode & 0o100 else 0o600)
-    monkeypatch.setenv("TZ", "Asia/Tokyo")
-    monkeypatch.setenv("PYTHONHASHSEED", "1")
-    again = build("sdist", copy, tmp_path / "sdist"), build("wheel", copy, tmp_path / "wheel")
-    assert [file.name for file in again] == [file.name for file in built]
-    assert [hashlib.sha256(file.read_bytes()).hexdigest() for file in again] == [
-        hashlib.sha256(file.read_bytes()).hexdigest() for file in built
-    ]
 
 
 def test_the_times_in_it_can_be_those_of_the_commit(tmp_path, monkeypatch):

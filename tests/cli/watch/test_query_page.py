@@ -84,15 +84,6 @@ def test_other_findings_of_the_query():
     assert not any("strange" in line for line in lines)
 
 
-def test_failures_say_what_to_type():
-    """The code, the batch, how often, and the sentence; then the command that explains it."""
-    text = "\n".join(page())
-    assert "TYPE_MISMATCH at batch 13" in text
-    assert "3 times since" in text
-    assert "Column x." in text
-    assert "To type: pgonce explain TYPE_MISMATCH" in text
-
-
 def test_an_error_that_is_not_ours_is_not_explained():
     """No page has the name of a class of Spark's errors, so no command is shown for it."""
     failure = StoredFailure("q", None, None, None, None, "java.lang.Error", "Spark.", "listener", 1, NOW, NOW)
@@ -117,13 +108,6 @@ def test_locks_name_their_holder_and_how_to_end_it():
     assert 'To type: psql -c "SELECT pg_terminate_backend(4711)"' in text
 
 
-def test_a_wait_without_a_holder():
-    """Standbys, say: the view tells for what the commit waits."""
-    text = "\n".join(page(state(state="waiting", waits_for="synchronous standbys"), QueryDetails()))
-    assert "Waits for" in text
-    assert "synchronous standbys" in text
-
-
 def test_batches_and_dead_letters():
     """A line each; a column that would be empty is left out."""
     lines = page()
@@ -135,15 +119,6 @@ def test_batches_and_dead_letters():
     told = QueryDetails(batches=(batch(1),))
     (header,) = (line for line in page(told=told) if "BATCH" in line)
     assert header.split() == ["BATCH", "AGE", "ROWS", "TRANSPORT"]
-
-
-def test_a_lag_that_is_unknown_now():
-    """What it was last, and when; a lag that is known needs no such word."""
-    when = NOW - timedelta(hours=3)
-    text = "\n".join(page(state(lag=None, last_lag=1200, lag_measured_at=when)))
-    assert "lag         ? (was 1.2k at" in text
-    assert "(3h ago))" in text
-    assert "(was" not in "\n".join(page(state(lag=5, last_lag=5, lag_measured_at=NOW)))
 
 
 def test_a_query_of_which_nothing_more_is_known_yet():

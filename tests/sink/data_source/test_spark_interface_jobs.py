@@ -94,39 +94,6 @@ def test_upsert(spark, admin, url):
     assert found == [(0, "n0"), *((n, "newer") for n in range(1, 5))]
 
 
-def test_changes_are_applied(spark, admin, url):
-    """Rows are written and deleted as each says, once for each key; older changes of a later job do not come back."""
-    admin.execute("ALTER TABLE events ADD PRIMARY KEY (id), ADD seq bigint")
-    how = {"MODE": "apply", "deleteWhen": "gone", "orderBy": "seq", "onlyNewer": "true", **STAGED}
-    changes = spark.range(0, ROWS, 1, 2).selectExpr("id", "concat('n', id) AS name", "id AS seq", "id % 4 = 0 AS gone")
-    again = changes.selectExpr("id", "'late' AS name", "seq - 1 AS seq", "false AS gone")
-    save(changes.union(again), url, **how)
-    save(changes.selectExpr("id", "name", "seq + 1000 AS seq", "true AS gone"), url, **how)
-    left = [number for number in range(ROWS) if number % 4]
-    assert ids(admin) == left
-    assert admin.execute("SELECT DISTINCT name FROM events WHERE name = 'late'").fetchall() == []
-    save(again, url, "tuesday", **how)
-    assert ids(admin) == left
-    assert jobs(admin) == [("monday", 2 * ROWS, "staged", 1), ("tuesday", ROWS, "staged", 0)]
-    counts = [found for (found,) in admin.execute("SELECT counts FROM pgonce.batch_jobs ORDER BY committed_at")]
-    assert [{stage: count for stage, count in found.items() if count} for found in counts] == [
-        {"written": 30, "not_found": 10, "superseded": ROWS},
-        {"passed_over": ROWS},
-    ]
-    assert staged(admin) == 0
-
-
-def test_a_hash_does_not_depend_on_order_or_partitions(spark, admin, url):
-    """The same rows, split and sent otherwise, are a retry; other rows under the same key are refused."""
-    save(frame(spark), url, batchHash="true", **STAGED)
-    save(frame(spark).orderBy("id", ascending=False).repartition(3), url, batchHash="true")
-    assert jobs(admin)[0][3] == 1
-    with pytest.raises(PySparkException, match=r"BATCH_CHANGED.*40 rows"):
-        save(frame(spark, ROWS - 1), url, batchHash="true", **STAGED)
-    assert ids(admin) == list(range(ROWS))
-    assert staged(admin) == 0
-
-
 def test_a_job_without_rows_is_recorded(spark, admin, url):
     """Its key is taken; with overwrite, it empties the table."""
     save(frame(spark), url)
