@@ -616,6 +616,15 @@ class TestRecords:
         assert task.flushes(9, 10)
         assert orders() == [0, 1, 9, 10]
 
+    def test_a_position_that_no_task_has_reported_is_not_moved(self, url, orders):
+        """Otherwise a database that went back in that moment would lose the rows between."""
+        run = begun(url)
+        task = Task(url, run)
+        task.claims()
+        task.flushes(0, 1, 2)
+        run.record({("orders", 0): 2}, start(p0=9))
+        assert run.positions == start(p0=3)
+
     def test_an_added_partition_of_which_all_records_were_filtered(self, url, orders):
         """It gets a position too, so that it is not read again from its beginning, and that no record is needed."""
         run = begun(url)
