@@ -27,7 +27,7 @@ from scale_rates import STRUCT, six_columns
 
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Inline, Parcel
+from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.sink_options import SinkOptions, parse_options
@@ -52,7 +52,7 @@ def measure_offsets(counts: Sequence[int], commits: int, console: Console) -> di
         queries = {n: _query(postgres.tcp_uri(), Path(root) / str(n), n) for n in counts}
         for batch_id in range(_WARM_UP + commits):
             for partitions, (checkpoint, options) in queries.items():
-                parcel = Parcel(checkpoint.plan(batch_id), 0, _ROWS, Inline((rows,)))
+                parcel = Parcel(checkpoint.plan(batch_id), 0, _ROWS, inline=(rows,))
                 began = time.perf_counter()
                 if commit_parcels(options, encoded_columns(STRUCT), [parcel], batch_id) is not Verdict.NEW:
                     raise RuntimeError(f"batch {batch_id} with {partitions} partitions was not published")

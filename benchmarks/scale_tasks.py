@@ -30,7 +30,7 @@ from scale_rates import STRUCT, six_columns
 
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Inline, Parcel
+from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.sink_options import parse_options
@@ -84,7 +84,7 @@ def _commits(url: str, tasks: int, batches: int, console: Console) -> dict[str, 
             origin = checkpoint.plan(batch_id)
             body = CopyEncoder(STRUCT).encode(six_columns(batch_id * ROWS_A_TASK, ROWS_A_TASK))
             rows = EncodedRows(body, ROWS_A_TASK)
-            messages = [pickle.dumps(Parcel(origin, n, ROWS_A_TASK, Inline((rows,)))) for n in range(tasks)]
+            messages = [pickle.dumps(Parcel(origin, n, ROWS_A_TASK, inline=(rows,))) for n in range(tasks)]
             began = time.perf_counter()
             parcels = [pickle.loads(message) for message in messages]
             opened = time.perf_counter()

@@ -34,7 +34,7 @@ from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import EncodedRows, Reach, widen
 from ..staging import drop_staging_table, give_up_job, sweep, sweep_jobs
 from ..writing.write_batch import work_into
-from .parcel import Inline, Parcel, Received, Staged, content_hash, open_parcels
+from .parcel import Parcel, content_hash, open_parcels
 from .promise import Promise, promised_rows
 
 _log = logging.getLogger("pgonce")
@@ -106,9 +106,9 @@ def _commit_of(
 def note_unreached(messages: Sequence[WriterCommitMessage | None]) -> None:
     """Have later plans know that executors did not find the receiver of this batch."""
     parcels = [message for message in messages if isinstance(message, Parcel)]
-    has_received = any(isinstance(parcel.payload, Received) for parcel in parcels)
+    has_received = any(parcel.received for parcel in parcels)
     for parcel in parcels:
-        if parcel.receiver and isinstance(parcel.payload, Staged) and parcel.payload.is_unreached:
+        if parcel.receiver and parcel.is_unreached:
             parcel.receiver.note_unreached(has_received=has_received)
             return
 
@@ -180,13 +180,9 @@ def promise(parcels: Sequence[Parcel]) -> Promise:
     for parcel in parcels:
         widen(reach, parcel.reach)
     return Promise(
-        "+".join(sorted({way for parcel in parcels if parcel.rows for way in parcel.payload.ways})) or "inline",
-        {
-            parcel.partition_id: (parcel.payload.attempt_id, parcel.payload.rows)
-            for parcel in parcels
-            if isinstance(parcel.payload, Received)
-        },
-        tuple(rows for parcel in parcels if isinstance(parcel.payload, Inline) for rows in parcel.payload.rows),
+        "+".join(sorted({way for parcel in parcels if parcel.rows for way in parcel.ways})) or "inline",
+        {parcel.partition_id: parcel.received for parcel in parcels if parcel.received},
+        tuple(rows for parcel in parcels for rows in parcel.inline),
         tuple(mark for parcel in parcels for mark in parcel.staged),
         tuple(row for parcel in parcels for row in parcel.unfit),
         reach,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -37,66 +36,31 @@ ALWAYS_INLINE_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Inline:
-    """Rows that travel in the parcel itself."""
-
-    ways: ClassVar[tuple[str, ...]] = ("inline",)
-
-    rows: tuple[EncodedRows, ...] = ()
-
-
-@dataclass(frozen=True)
-class Staged:
-    """
-    Rows in the batch's staging table: ``promised`` are their marks, each with a count.
-
-    Rows under other marks do not count. They come from attempts that Spark did not choose, and from COPYs that were
-    repeated.
-    """
-
-    ways: ClassVar[tuple[str, ...]] = ("staged",)
-
-    promised: tuple[tuple[int, int], ...]
-    is_unreached: bool = False
-    """Whether a receiver was offered, and no process was at its addresses."""
-
-
-@dataclass(frozen=True)
-class Received:
-    """
-    The first ``rows`` of this attempt of the task, which the parcel's receiver has kept.
-
-    ``staged`` are the marks and counts of the others, if the receiver broke off, or could not keep more.
-    """
-
-    attempt_id: int
-    rows: int
-    staged: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def ways(self) -> tuple[str, ...]:
-        """How the rows travel."""
-        return ("received", "staged") if self.staged else ("received",)
-
-
-@dataclass(frozen=True)
 class Parcel(WriterCommitMessage):
     """
-    One task's rows: how many there are, and the ``payload``, which holds them or says where they are.
+    One task's rows: how many there are, and the rows themselves or where they are.
+
+    ``inline`` are those that travel here. ``received`` is the attempt whose rows the receiver has kept, and how many:
+    the first ones. ``staged`` are the marks of those in the batch's staging table, each with a count; rows under other
+    marks do not count, because they come from attempts that Spark did not choose, and from COPYs that were repeated.
 
     ``unfit`` are rows that could not be encoded; they are not among ``rows``, and are always here, wherever the others
     are. If rows carry their position in Kafka, ``reach`` says how far all of them reach, the unfit ones too.
-    ``receiver`` is the one that the batch was planned with, even if the rows did not go through it. ``row_sum`` is the
-    sum of the rows' hashes, if a batch job asks for them. ``made_by`` is the version of the code that encoded the rows:
-    another version may encode them otherwise, and order the fields of a parcel otherwise.
+    ``receiver`` is the one that the batch was planned with, even if the rows did not go through it; ``is_unreached``
+    says whether no process was at its addresses. ``row_sum`` is the sum of the rows' hashes, if a batch job asks for
+    them. ``made_by`` is the version of the code that encoded the rows: another version may encode them otherwise, and
+    order the fields of a parcel otherwise.
     """
 
     origin: Origin
     partition_id: int
     rows: int
-    payload: Inline | Staged | Received
+    inline: tuple[EncodedRows, ...] = ()
+    staged: tuple[tuple[int, int], ...] = ()
+    received: tuple[int, int] | None = None
     reach: Reach = field(default_factory=dict)
     receiver: Receiver | None = None
+    is_unreached: bool = False
     unfit: tuple[UnfitRow, ...] = ()
     row_sum: int | None = None
     # By a factory, so that the class has no such attribute: unpickling a parcel that lacks it must not find ours.
@@ -104,14 +68,13 @@ class Parcel(WriterCommitMessage):
 
     def __repr__(self) -> str:
         # Spark may log messages; rows do not belong there.
-        return f"Parcel(partition {self.partition_id}, {self.rows} rows, {'+'.join(self.payload.ways)})"
+        return f"Parcel(partition {self.partition_id}, {self.rows} rows, {'+'.join(self.ways)})"
 
     @property
-    def staged(self) -> tuple[tuple[int, int], ...]:
-        """The rows in the staging table: the mark and the count of each COPY."""
-        if isinstance(self.payload, Staged):
-            return self.payload.promised
-        return self.payload.staged if isinstance(self.payload, Received) else ()
+    def ways(self) -> tuple[str, ...]:
+        """How the rows travel."""
+        ways = (*(["received"] if self.received else []), *(["staged"] if self.staged else []))
+        return ways or ("inline",)
 
 
 def inline_cap(inline_bytes: int, partition_id: int) -> int:

@@ -29,7 +29,7 @@ from ..options.position_columns import PositionColumns, written_type
 from ..options.routes import most_dead_letters
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import EncodedRows, Reach, encoded_rows, reach, widen
-from .parcel import Inline, Parcel, Received, RowSum, Staged, inline_cap
+from .parcel import Parcel, RowSum, inline_cap
 from .receiver.calls import Call
 from .receiver.client import Receiver
 from .receiver.sending import Taken
@@ -131,7 +131,7 @@ class TaskWriter:
             if call:
                 call.drop()
         rows = sum(rows.count for rows in held.rows)
-        return self._parcel(task, rows, Inline(tuple(held.rows)), held)
+        return replace(self._parcel(task, rows, held), inline=tuple(held.rows))
 
     def _nothing_held(self) -> _HeldRows:
         columns, written = self.options.positions, self.written_type
@@ -164,18 +164,18 @@ class TaskWriter:
         # Those that are held have been added to the hash.
         others = (held.encoded(batch)[1] for batch in batches) if held.row_sum else batches
         staged = self._staged(task, held, itertools.chain(held.batches, others))
-        rows = sum(count for _, count in staged.promised)
+        rows = sum(count for _, count in staged)
         if taken is None or not taken.rows:
-            staged = replace(staged, is_unreached=call is not None and call.is_unreached)
-            return self._parcel(task, rows, staged, held)
-        received = Received(task.attempt_id, taken.rows, staged.promised)
-        return self._parcel(task, taken.rows + rows, received, held)
+            is_unreached = call is not None and call.is_unreached
+            return replace(self._parcel(task, rows, held), staged=staged, is_unreached=is_unreached)
+        received = task.attempt_id, taken.rows
+        return replace(self._parcel(task, taken.rows + rows, held), staged=staged, received=received)
 
-    def _staged(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage these rows; nothing is imported or connected to if there are none."""
+    def _staged(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> tuple[tuple[int, int], ...]:
+        """Stage these rows, and return their marks; nothing is imported or connected to if there are none."""
         first = next(batches, None)
         if first is None:
-            return Staged(())
+            return ()
         settle("staging")
         # Here, because psycopg takes as long to import as all that other tasks need.
         with imported_late(f"{__package__}.stager"):
@@ -188,12 +188,19 @@ class TaskWriter:
                     widen(held.reach, reach([held.columns.of(batch)]))
                 yield batch
 
-        return Staged(stager.stage(noted()))
+        return stager.stage(noted())
 
-    def _parcel(self, task: _Task, rows: int, payload: Inline | Staged | Received, held: _HeldRows) -> Parcel:
-        row_sum = held.row_sum.value if held.row_sum else None
-        unfit = tuple(held.unfit.rows)
-        return Parcel(task.origin, task.partition_id, rows, payload, held.reach, self.receiver, unfit, row_sum)
+    def _parcel(self, task: _Task, rows: int, held: _HeldRows) -> Parcel:
+        """The parcel of the task, which does not say yet where the rows are."""
+        return Parcel(
+            task.origin,
+            task.partition_id,
+            rows,
+            reach=held.reach,
+            receiver=self.receiver,
+            unfit=tuple(held.unfit.rows),
+            row_sum=held.row_sum.value if held.row_sum else None,
+        )
 
 
 @dataclass(frozen=True)

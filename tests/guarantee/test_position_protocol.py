@@ -22,7 +22,7 @@ from pgonce.offsets_store.recovery.read_stopped_query import read_sinks
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Inline, Parcel
+from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin
@@ -66,7 +66,7 @@ class Job:
         )
         places = options.positions.of(batch) if options.positions else None
         sent = encoded_rows(CopyEncoder(STRUCT).encode(batch), len(batch), places)
-        parcel = Parcel(origin, 0, len(batch), Inline((sent,)), reach([places] if places else []))
+        parcel = Parcel(origin, 0, len(batch), inline=(sent,), reach=reach([places] if places else []))
         return commit_parcels(options, encoded_columns(STRUCT), [parcel], planned.batch_id)
 
     def run(self, query, planned, way, **more):

@@ -20,7 +20,7 @@ from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
+from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
@@ -75,9 +75,9 @@ class Job:
                 },
                 schema=ARROW,
             )
-            payload = self._payload(origin, number, batch, way if mine else "inline", receiver)
+            where = self._where(origin, number, batch, way if mine else "inline", receiver)
             reached = reach([self.options.positions.of(batch)])
-            parcels.append(Parcel(origin, number, len(batch), payload, reached, receiver))
+            parcels.append(Parcel(origin, number, len(batch), reach=reached, receiver=receiver, **where))
         between()
         return commit_parcels(self.options, encoded_columns(self.written), parcels, planned.batch_id)
 
@@ -86,9 +86,9 @@ class Job:
         """The columns that the table has."""
         return self.options.positions.without(STRUCT)
 
-    def _payload(self, origin, number, batch, way, receiver):
+    def _where(self, origin, number, batch, way, receiver):
         if way == "inline":
-            return Inline((self._encoded(batch),))
+            return {"inline": (self._encoded(batch),)}
         # What is received in part is sent row by row, up to the middle.
         sent = {"staged": 0, "received": len(batch), "in part": len(batch) // 2}[way]
         rows = [(self._encoded(batch.slice(n, 1)), batch.slice(n, 1)) for n in range(sent)]
@@ -98,9 +98,9 @@ class Job:
             stage_rows(self.url, table, encoded_columns(STRUCT), [encoder.encode(batch.slice(sent))])
             staged = ((number, len(batch) - sent),)
         if not sent:
-            return Staged(staged)
+            return {"staged": staged}
         assert receiver.send_rows(receiver.call(), origin, number, number, iter(rows)).rows == sent
-        return Received(number, sent, staged)
+        return {"received": (number, sent), "staged": staged}
 
     def _encoded(self, batch):
         body = CopyEncoder(self.written).encode(batch.select(self.written.names))

@@ -32,7 +32,7 @@ import pgonce.sink.data_source.receiver.client
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
+from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver import process
 from pgonce.sink.data_source.receiver.calls import Doors
@@ -240,8 +240,8 @@ def test_a_line_that_is_cut_is_never_taken_for_its_end(target, receiver, receive
         left = itertools.chain(taken.left, (row for _, row in rows))
         staged = Stager(receiver_options().commit.url, table, STRUCT, 10 + number, 10).stage(left)
         assert taken.rows + sum(count for _, count in staged) == 2
-        payload = Received(10 + number, taken.rows, staged) if taken.rows else Staged(staged)
-        promised.append(Parcel(origin(), number, 2, payload, receiver=receiver))
+        received = (10 + number, taken.rows) if taken.rows else None
+        promised.append(Parcel(origin(), number, 2, staged=staged, received=received, receiver=receiver))
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), promised, 1) is Verdict.NEW
     assert ids(target) == [1, 2, *(10 * number + one for number in range(1, len(cuts) + 1) for one in (0, 1))]
 
@@ -380,7 +380,7 @@ def test_no_secret_stands_where_a_log_would_show_it(receiver):
     identity = new_identity()
     process = host_process(os.getpid())
     start = Start(identity, receiver.doors.secret, receiver.folder, process, process, "0.0.9")
-    shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, Inline(), receiver=receiver))
+    shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, receiver=receiver))
     for hidden in (identity.key, identity.password, receiver.doors.secret):
         assert repr(hidden)[2:-1] not in shown
     # The key is the receiver's alone: what travels with the plan does not have it.

@@ -202,7 +202,7 @@ def test_no_password_is_seen_of_a_job_that_logs_all_it_can(login, url, postgres_
         assert f"[{code}]" in output
     assert any("pyspark" in line and "daemon" in line for line in command_lines)
     assert any(b"SparkListenerSQLExecutionStart" in content for content in files_under(tmp_path / "events").values())
-    assert pickle.loads(seen["messages"])[0].payload.promised
+    assert pickle.loads(seen["messages"])[0].staged
     assert "DEBUG" in output
     assert any("pgonce" in session for session in sessions)
     assert output.count("PICKLED") >= 3

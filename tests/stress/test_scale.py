@@ -21,7 +21,7 @@ from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Inline, Parcel
+from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
@@ -53,7 +53,7 @@ def test_four_thousand_tasks_and_a_thousand_partitions(admin, url, tmp_path):
     rows = EncodedRows(CopyEncoder(STRUCT).encode(row), 1)
     for batch_id in range(2):
         origin = checkpoint.plan(batch_id)
-        sent = [pickle.dumps(Parcel(origin, task, 1, Inline((rows,)))) for task in range(4000)]
+        sent = [pickle.dumps(Parcel(origin, task, 1, inline=(rows,))) for task in range(4000)]
         assert max(map(len, sent)) < 1000
         began = time.perf_counter()
         parcels = [pickle.loads(message) for message in sent]

@@ -14,7 +14,7 @@ from support.ledger_history import QUERY, RUN
 from support.stopped_query import entry
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
-from pgonce.sink.data_source.parcel import Parcel, Received
+from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver.client import Receiver
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
@@ -51,4 +51,4 @@ def send(receiver: Receiver, *ids: int, partition_id: int = 0, attempt_id: int =
 
 def parcels(receiver: Receiver) -> list[Parcel]:
     """What the task of :data:`SENT` tells the commit."""
-    return [Parcel(origin(), 0, 2, Received(1, 2), receiver=receiver)]
+    return [Parcel(origin(), 0, 2, received=(1, 2), receiver=receiver)]

@@ -12,7 +12,7 @@ from support.fixtures.postgres import url_with
 from support.received_batch import body, origin
 
 from pgonce.sink.data_source import commit_parcels as module
-from pgonce.sink.data_source.parcel import Inline, Parcel, Staged
+from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.planning import plan_job
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -28,7 +28,7 @@ def options(receiver_options):
 def commit(options, number):
     """A small batch, whose rows come inline."""
     row, _ = body(number)
-    parcel = Parcel(origin(number), 0, 1, Inline((row,)))
+    parcel = Parcel(origin(number), 0, 1, inline=(row,))
     module.commit_parcels(options, encoded_columns(STRUCT), [parcel], number)
 
 
@@ -63,7 +63,7 @@ def staged_by_a_job(url):
     options, run, writer = plan_job(how, STRUCT, overwrite=False)
     rows = pa.record_batch({"id": pa.array([1, 2], pa.int64()), "name": pa.array(["a", "b"])})
     marks = Stager(options.staging_url, staging_table(options, run), STRUCT, 0, 1).stage(iter([rows]))
-    return options, writer.columns, [Parcel(run, 0, 2, Staged(marks))]
+    return options, writer.columns, [Parcel(run, 0, 2, staged=marks)]
 
 
 def test_a_job_for_a_table_in_another_schema_keeps_what_it_has_staged(admin, url):

@@ -11,10 +11,7 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.data_source.parcel import (
     ALWAYS_INLINE_BYTES,
-    Inline,
     Parcel,
-    Received,
-    Staged,
     inline_cap,
     open_parcels,
 )
@@ -30,7 +27,7 @@ ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 
 def parcel(**changes):
     """A parcel of one row."""
-    return Parcel(**{"origin": ORIGIN, "partition_id": 0, "rows": 1, "payload": Inline(), **changes})
+    return Parcel(**{"origin": ORIGIN, "partition_id": 0, "rows": 1, **changes})
 
 
 @pytest.mark.parametrize("partitions", [1, 8, 200, 100_000])
@@ -54,32 +51,32 @@ def test_a_few_rows_travel_inline_whatever_their_partition_is():
 
 def test_parcels_survive_the_trip_and_hide_their_rows():
     """A parcel is pickled on its way; its text in a log shows no row."""
-    sent = parcel(payload=Inline((EncodedRows(b"secret row", 1),)))
+    sent = parcel(inline=(EncodedRows(b"secret row", 1),))
     assert pickle.loads(pickle.dumps(sent)) == sent
-    assert "secret" not in repr(sent) + repr(sent.payload)
+    assert "secret" not in repr(sent) + repr(sent.inline)
 
 
 @pytest.mark.parametrize(
-    ("payload", "staged", "ways"),
+    ("where", "ways"),
     [
-        (Inline((EncodedRows(b"row", 1),)), (), "inline"),
-        (Staged(((8, 2),)), ((8, 2),), "staged"),
-        (Received(1, 3), (), "received"),
-        (Received(1, 3, ((8, 2),)), ((8, 2),), "received+staged"),
+        ({"inline": (EncodedRows(b"row", 1),)}, "inline"),
+        ({"staged": ((8, 2),)}, "staged"),
+        ({"received": (1, 3)}, "received"),
+        ({"received": (1, 3), "staged": ((8, 2),)}, "received+staged"),
     ],
 )
-def test_a_parcel_says_which_rows_are_staged(payload, staged, ways):
+def test_a_parcel_says_how_its_rows_travel(where, ways):
     """Also where a receiver has kept the first rows and not the others."""
-    sent = parcel(payload=payload)
-    assert sent.staged == staged
-    assert ways in repr(sent)
+    sent = parcel(**where)
+    assert sent.ways == tuple(ways.split("+"))
+    assert f", {ways})" in repr(sent)
 
 
 def test_a_receivers_secret_travels_and_is_never_shown():
     """Tasks and the commit get it with the plan; no log of a plan or a message does."""
     doors = Doors((("10.0.0.7", 4711), "/tmp/pgonce-0/0"), b"certificate", b"secret")
     receiver = Receiver(doors, UUID(int=7), "/tmp/folder", Note("/tmp/pgonce-0/a.note", "7"))
-    sent = parcel(payload=Received(3, 1), receiver=receiver)
+    sent = parcel(received=(3, 1), receiver=receiver)
     assert pickle.loads(pickle.dumps(sent)) == sent
     assert "secret" not in repr(sent) + repr(sent.receiver)
 
@@ -107,7 +104,7 @@ def test_parcels_of_another_batch_than_spark_commits_are_refused():
 @pytest.mark.parametrize("made_by", ["0.0.9", None])
 def test_a_parcel_that_another_version_made_is_refused(made_by):
     """Its rows may be encoded otherwise; one that does not say which version made it is older than this rule."""
-    other = Parcel(ORIGIN, 1, 1, Inline())
+    other = Parcel(ORIGIN, 1, 1)
     vars(other).pop("made_by") if made_by is None else vars(other).update(made_by=made_by)
     arrived = pickle.loads(pickle.dumps(other))
     with pytest.raises(PgonceError) as refused:

@@ -10,7 +10,7 @@ from pyspark.sql import types as t
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.sink.data_source.commit_parcels import promise
-from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
+from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise, promised_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -40,7 +40,7 @@ def placed(*ids):
 
 def inline(partition_id, *ids):
     """A parcel that holds these rows."""
-    return Parcel(ORIGIN, partition_id, len(ids), Inline((placed(*ids),)))
+    return Parcel(ORIGIN, partition_id, len(ids), inline=(placed(*ids),))
 
 
 def rows_of(*parcels, positions=None, received=()):
@@ -48,10 +48,10 @@ def rows_of(*parcels, positions=None, received=()):
     return promised_rows(encoded_columns(STRUCT), positions, promise(parcels), lambda: iter(received), TABLE)
 
 
-STAGED = Parcel(ORIGIN, 1, 5, Staged(((11, 2), (12, 3))))
-RECEIVED = Parcel(ORIGIN, 2, 4, Received(9, 4))
+STAGED = Parcel(ORIGIN, 1, 5, staged=((11, 2), (12, 3)))
+RECEIVED = Parcel(ORIGIN, 2, 4, received=(9, 4))
 # Of which the receiver has kept the first four.
-IN_PART = Parcel(ORIGIN, 4, 7, Received(10, 4, ((13, 3),)))
+IN_PART = Parcel(ORIGIN, 4, 7, received=(10, 4), staged=((13, 3),))
 
 
 @pytest.mark.parametrize(

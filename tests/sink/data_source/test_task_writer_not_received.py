@@ -60,7 +60,7 @@ def written(full, monkeypatch):
 def test_what_fits_travels_inline_if_the_receiver_keeps_nothing(rows, written, full, target):
     """The first task has sent rows by the time it hears that; the second is told at once."""
     parcels = [written(rows), written(rows, 1)]
-    assert [(parcel.rows, parcel.payload.ways) for parcel in parcels] == [(rows, ("inline",))] * 2
+    assert [(parcel.rows, parcel.ways) for parcel in parcels] == [(rows, ("inline",))] * 2
     commit_parcels(full[0], encoded_columns(STRUCT), parcels, 1)
     assert ids(target) == [*range(rows), *range(100, 100 + rows)]
 

@@ -77,7 +77,7 @@ def test_they_come_to_the_commit_by_every_way(way, target, receiver_options, par
     options = receiver_options(deadLetters="true", **WAYS[way])
     written, parcels = parcels_of(options, COLUMNS)
     columns = encoded_columns(written)
-    assert {parcel.payload.ways for parcel in parcels} == {(way,)}
+    assert {parcel.ways for parcel in parcels} == {(way,)}
     promised = promise(parcels)
     assert promised.rows == ROWS - len(BAD)
     found = sorted((json.loads(row.row_data)["id"], row.column_name, row.code, row.place) for row in promised.unfit)
@@ -102,7 +102,7 @@ def test_their_places_are_asked_as_those_of_other_rows(way, written, target, rec
         deadLetters="true", positionColumns="topic,partition,offset", writePositions=written, **WAYS[way]
     )
     struct, parcels = parcels_of(options, [*COLUMNS, *PLACE])
-    assert {parcel.payload.ways for parcel in parcels} == {(way,)}
+    assert {parcel.ways for parcel in parcels} == {(way,)}
     half, whole = ROWS // 4, ROWS // 2
     assert [parcel.reach for parcel in parcels] == [
         {"t": {"0": (0, half), "1": (0, half)}},

@@ -29,7 +29,7 @@ def _gated(writer: TaskWriter, batches: Iterator[pa.RecordBatch]) -> Parcel:
     pass_gate("begun", "")
     parcel = _write(writer, batches)
     # Its rows are encoded, staged or sent, and no process has been told.
-    pass_gate("done", "+".join(parcel.payload.ways))
+    pass_gate("done", "+".join(parcel.ways))
     return parcel
 
 
