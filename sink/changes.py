@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import pyarrow as pa
 from pyspark.sql.types import BooleanType, DataType, StringType, StructField, StructType
@@ -45,14 +44,13 @@ def reader_of(where: Destination | Routes, struct_type: StructType) -> ChangeRea
 def _reader_for_all(routes: Routes, struct_type: StructType) -> ChangeReader:
     if routes.feed:
         return _reader_for_one(routes.each[0].destination, struct_type)
-    columns = routes.delete_columns
-    return DeleteWhen(struct_type, columns, routes.column) if columns else AsTheyAre(struct_type)
+    return DeleteWhen(struct_type, routes.delete_columns, routes.column)
 
 
 def _reader_for_one(destination: Destination, struct_type: StructType) -> ChangeReader:
     changes = destination.changes
     if changes is None:
-        return AsTheyAre(struct_type)
+        return DeleteWhen(struct_type, {})
     if changes.all_delete:
         return AllDelete(struct_type)
     if changes.delete_when:
@@ -67,21 +65,9 @@ _WRITES, _DELETES, _BEFORE = ("insert", "update_postimage"), "delete", "update_p
 
 
 @dataclass(frozen=True)
-class AsTheyAre:
-    """Rows without an operation: all are written."""
-
-    struct_type: StructType
-    drops_rows: ClassVar[bool] = False
-
-    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows."""
-        return batch
-
-
-@dataclass(frozen=True)
 class DeleteWhen:
     """
-    Rows with boolean ``columns`` that say whether they delete.
+    Rows with boolean ``columns`` that say whether they delete; without any, all rows are written.
 
     If there are several, ``route`` decides: each is used for the values of ``route`` that are listed with it.
     """
@@ -89,7 +75,6 @@ class DeleteWhen:
     struct_type: StructType
     columns: Mapping[str, tuple[str, ...]]
     route: str | None = None
-    drops_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for column in self.columns:
@@ -112,7 +97,6 @@ class AllDelete:
     """Rows that all delete."""
 
     of: StructType
-    drops_rows: ClassVar[bool] = False
 
     @property
     def struct_type(self) -> StructType:
@@ -129,7 +113,6 @@ class ChangeTypes:
     """The change feed of a Delta table, or of Spark."""
 
     of: StructType
-    drops_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _require_column(self.of, CHANGE_TYPE, StringType)
@@ -225,7 +208,6 @@ class Envelope:
 
     of: StructType
     order_by: str | None
-    drops_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _require_column(self.of, "after", StructType)
@@ -324,11 +306,10 @@ def _at(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
     return pc.struct_field(array, path[1:]) if path[1:] else array
 
 
-ChangeReader = AsTheyAre | DeleteWhen | AllDelete | ChangeTypes | Envelope
+ChangeReader = DeleteWhen | AllDelete | ChangeTypes | Envelope
 """
 Reads the rows of one frame and their operations.
 
 ``read`` returns the rows to be written or deleted, in the order in which they came, and raises EncodingError
-(CHANGE_UNKNOWN, CHANGE_WITHOUT_ROW); ``struct_type`` has their columns, and ``drops_rows`` says whether they may be
-fewer.
+(CHANGE_UNKNOWN, CHANGE_WITHOUT_ROW); ``struct_type`` has their columns. Only :class:`ChangeTypes` drops rows.
 """

@@ -28,7 +28,7 @@ from pgonce.offsets_store.errors import NOTHING, CommitError
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
-from ..changes import ChangeReader, reader_of
+from ..changes import ChangeReader, ChangeTypes, reader_of
 from ..encoding.copy_encoder import CopyEncoder
 from ..encoding.encoded_types import encoded_columns
 from ..encoding.unfit_rows import UnfitRow, UnfitRows
@@ -113,7 +113,7 @@ class _Frame:
 
     def count(self) -> int:
         """Wait for all rows, and return their number, without those that are put aside."""
-        arrived = self._count if self.stored or self.reader.drops_rows else self.arriving.rows()
+        arrived = self._count if self.stored or isinstance(self.reader, ChangeTypes) else self.arriving.rows()
         return arrived - len(self.put_aside)
 
     @cached_property
