@@ -7,9 +7,7 @@ Spark wrote before its tasks ran, and they are read again for every batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from uuid import UUID, uuid4
 
 from pgonce.offsets_store.checkpoint.files import without_credentials
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, OffsetLogEntry
@@ -49,14 +47,11 @@ class Origin:
 WAIT_FOR_OFFSETS_SECONDS = 10.0
 
 
-def batch_from_checkpoint(
-    options: SinkOptions, origin: Origin, reach: Reach | None, attempt: UUID | None = None
-) -> PlannedBatch:
+def batch_from_checkpoint(options: SinkOptions, origin: Origin, reach: Reach | None) -> PlannedBatch:
     """
     The batch that ``origin`` names, with the offsets that the checkpoint gives it.
 
     :param reach: how far the rows reach, if they carry their positions and all of them are known.
-    :param attempt: the attempt's token, if it has one already; None makes one.
     :raises CheckpointError: if its files cannot be read in time, or belong to another query.
     :raises SparkError: if they are not those of the batch that was planned.
     :raises EncodingError: if rows carry positions that are not in its range.
@@ -71,9 +66,9 @@ def batch_from_checkpoint(
     checkpoint = Checkpoint(options.checkpoint_location)
     refuse_other_query(checkpoint, origin)
     if options.has_sparse_log and origin.batch_id > 0:
-        batch = describe_sparsely(checkpoint, origin, options.query_name, attempt)
+        batch = describe_sparsely(checkpoint, origin, options.query_name)
     else:
-        batch = describe_batch(checkpoint, origin, options.query_name, attempt=attempt)
+        batch = describe_batch(checkpoint, origin, options.query_name)
     if reach is None:
         return batch
     span = span_of(refuse_without_positions(batch), reach)
@@ -114,19 +109,12 @@ def refuse_other_query(checkpoint: Checkpoint, origin: Origin) -> None:
 
 
 def describe_batch(
-    checkpoint: Checkpoint,
-    origin: Origin,
-    query_name: str | None,
-    planned_at: int | None = None,
-    *,
-    attempt: UUID | None = None,
-    folders: Mapping[str, tuple[str, ...]] | None = None,
+    checkpoint: Checkpoint, origin: Origin, query_name: str | None, planned_at: int | None = None
 ) -> PlannedBatch:
     """
     Like :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's and to have this batch's entry.
 
     :param planned_at: the batch's ``batchTimestampMs``, if it is known from elsewhere than the checkpoint.
-    :param folders: the names by which Spark describes file sources, if it was asked.
     """
     log = checkpoint.offset_log(origin.batch_id, wait_seconds=WAIT_FOR_OFFSETS_SECONDS)
     if origin.planned is None:
@@ -148,14 +136,10 @@ def describe_batch(
         log=log,
         previous=(before, previous) if previous else None,
         start=start,
-        attempt=attempt,
-        folders=folders,
     )
 
 
-def describe_sparsely(
-    checkpoint: Checkpoint, origin: Origin, query_name: str | None, attempt: UUID | None = None
-) -> PlannedBatch:
+def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> PlannedBatch:
     """
     The batch, if Spark has written the entries of only some batches, and perhaps not yet this one's.
 
@@ -182,7 +166,6 @@ def describe_sparsely(
         previous=entry,
         start=entry[1].offsets if entry and is_next else None,
         entry_is_its_own=False,
-        attempt=attempt,
     )
     # Dated by the clock of another host, or by a driver that has taken over.
     return replace(batch, has_later_entries=bool(later))
@@ -208,22 +191,18 @@ def batch_of_query(
     previous: tuple[int, OffsetLog] | None,
     start: Offsets | None,
     entry_is_its_own: bool = True,
-    attempt: UUID | None = None,
-    folders: Mapping[str, tuple[str, ...]] | None = None,
 ) -> PlannedBatch:
     """
     The batch that ``origin`` names, put together from the entry ``log`` and the ``previous`` one with its number.
 
     :param entry_is_its_own: False if ``log`` may be another driver's. Its end is then not the batch's: only the rows
         tell how far the batch has reached.
-    :param attempt: the attempt's token, if it has one already; None makes one.
     """
     end = log.offsets if log else None
     return PlannedBatch(
         query_id=origin.query_id,
         run_id=origin.run_id,
         batch_id=origin.batch_id,
-        attempt=attempt or uuid4(),
         offset_log=log.text if log else None,
         previous_offset_log=previous[1].text if previous else None,
         start=start or None,
@@ -235,20 +214,16 @@ def batch_of_query(
         resumes_at=previous[1].offsets if previous else None,
         planned_end=None if entry_is_its_own else end,
         entry_is_its_own=entry_is_its_own,
-        folders=folders or {},
         offsets_read_by=checkpoint.read_by,
     )
 
 
-def batch_by_id(
-    origin: Origin, query_name: str | None, checkpoint_location: str | None, attempt: UUID | None = None
-) -> PlannedBatch:
+def batch_by_id(origin: Origin, query_name: str | None, checkpoint_location: str | None) -> PlannedBatch:
     """The batch that ``origin`` names, judged by its id alone: the listener fills its offsets in later."""
     return PlannedBatch(
         query_id=origin.query_id,
         run_id=origin.run_id,
         batch_id=origin.batch_id,
-        attempt=attempt or uuid4(),
         stateful=True,
         query_name=query_name,
         checkpoint_location=without_credentials(checkpoint_location) if checkpoint_location else None,

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pyspark
@@ -73,10 +73,12 @@ def batch_of(frame: DataFrame, batch_id: int) -> PlannedBatch:
     # On some file systems, two drivers that rename a file to offsets/N may each believe that it is theirs. The query
     # itself knows when it planned the batch.
     if run.async_interval_ms:
-        return batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin, run.folders)
-    # Also with interval 0: once the entry is there, a batch that is run again has the same range.
-    planned_at = planned_metadata(run.query).batchTimestampMs()
-    return describe_batch(run.checkpoint, origin, run.name, planned_at, folders=run.folders)
+        batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin)
+    else:
+        # Also with interval 0: once the entry is there, a batch that is run again has the same range.
+        planned_at = planned_metadata(run.query).batchTimestampMs()
+        batch = describe_batch(run.checkpoint, origin, run.name, planned_at)
+    return replace(batch, folders=run.folders)
 
 
 def _identity(frame: DataFrame) -> tuple[str, int, str | None]:
@@ -277,17 +279,10 @@ _NAMES_SOURCES = _PYSPARK >= (4, 2)
 _HAS_CONTEXTS = _PYSPARK >= (4, 0)
 
 
-def batch_in_memory(
-    session: SparkSession,
-    query: Any,
-    checkpoint: Checkpoint,
-    origin: Origin,
-    folders: Mapping[str, tuple[str, ...]] | None = None,
-) -> PlannedBatch:
+def batch_in_memory(session: SparkSession, query: Any, checkpoint: Checkpoint, origin: Origin) -> PlannedBatch:
     """
     The batch that ``query`` runs, from the offsets that it holds in memory.
 
-    :param folders: the names by which Spark describes file sources, if it was asked.
     :raises SparkError: if another driver has written this batch's entry.
     """
     log = checkpoint.find_offset_log(origin.batch_id)
@@ -295,19 +290,17 @@ def batch_in_memory(
         log = _entry(session, query, planned_end(query))
     elif log.metadata.get("batchTimestampMs") != planned_metadata(query).batchTimestampMs():
         raise rewritten(origin.batch_id)
-    if origin.batch_id == 0:
-        start = checkpoint.initial_offsets(log)
-        return batch_of_query(checkpoint, origin, query.name(), log=log, previous=None, start=start, folders=folders)
     before = origin.batch_id - 1
-    previous = checkpoint.find_offset_log(before)
+    previous = checkpoint.find_offset_log(before) if origin.batch_id else None
+    is_first = origin.batch_id == 0
+    start = checkpoint.initial_offsets(log) if is_first else _entry(session, query, planned_start(query)).offsets
     return batch_of_query(
         checkpoint,
         origin,
         query.name(),
         log=log,
         previous=(before, previous) if previous else None,
-        start=_entry(session, query, planned_start(query)).offsets,
-        folders=folders,
+        start=start,
     )
 
 

@@ -157,10 +157,10 @@ def planned_batch(
         :func:`pgonce.sink.identity.planned_batch.with_topic_ids`.
     """
     if options.offsets_from == "checkpoint":
-        return with_topic_ids(
-            batch_from_checkpoint(options, origin, reach, attempt), options.brokers, options.commit.url
-        )
-    return batch_by_id(origin, options.query_name, options.checkpoint_location, attempt)
+        batch = with_topic_ids(batch_from_checkpoint(options, origin, reach), options.brokers, options.commit.url)
+    else:
+        batch = batch_by_id(origin, options.query_name, options.checkpoint_location)
+    return replace(batch, attempt=attempt) if attempt else batch
 
 
 def staging_table(options: SinkOptions | JobOptions, origin: Origin) -> StagingTable:
