@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -82,7 +82,7 @@ def dead_letters(
         raise typer.BadParameter("--each has no effect without --replay.")
     if not (replay or discard or changes):
         letters = OffsetsStore(url).dead_letters(query, sink, limit, code=code, ids=ids or (), table=table)
-        print_found(letters, letter_records, letter_table, as_json=as_json, if_none="No such dead letter is there.")
+        print_found(letters, letter_table, as_json=as_json, if_none="No such dead letter is there.")
         if letters and not as_json:
             print_lines(
                 [
@@ -166,11 +166,6 @@ def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> 
 
 
 _LONGEST_ROW = 400
-
-
-def letter_records(letters: Iterable[StoredLetter]) -> list[dict[str, Any]]:
-    """One object a dead letter, with the whole row, which is the text of a JSON object."""
-    return [dataclasses.asdict(letter) for letter in letters]
 
 
 def letter_table(letters: Iterable[StoredLetter]) -> Table:

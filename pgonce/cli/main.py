@@ -7,11 +7,9 @@ which kind of error it was, and no password is ever shown.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
 from datetime import datetime, timezone
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated
 
 import psycopg
 import typer
@@ -23,7 +21,6 @@ from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.offsets_store.status.stored import StoredJob
 
 from . import completion, kafka, offsets, recover, status
 from .answers import output
@@ -61,11 +58,7 @@ def batch_jobs(
     none = "No such batch job has been published."
     jobs = OffsetsStore(url).batch_jobs(sink, key, limit)
     now = datetime.now(timezone.utc)
-    output.print_found(jobs, _as_records, lambda found: job_table(found, now), as_json=as_json, if_none=none)
-
-
-def _as_records(jobs: Iterable[StoredJob]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(job) for job in jobs]
+    output.print_found(jobs, lambda found: job_table(found, now), as_json=as_json, if_none=none)
 
 
 @app.command()

@@ -8,9 +8,10 @@ The keys of the JSON are stable, and both forms show the same facts.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -20,9 +21,6 @@ from rich.text import Text
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.offsets import Offsets, is_kafka
 from pgonce.offsets_store.status.in_json import encoded
-from pgonce.offsets_store.status.stored import outcomes
-
-_Found = TypeVar("_Found")
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -58,18 +56,6 @@ def _offset(offset: Any) -> str:
     )
 
 
-def tables_text(tables: Mapping[str, int] | None) -> str:
-    """How many rows went into each table, a line each; empty where they all went into one."""
-    if not tables or len(tables) < 2:  # noqa: PLR2004 (one table is the one that the sink names)
-        return ""
-    return "\n".join(one_line(f"{count} into {table}") for table, count in tables.items())
-
-
-def counts_text(counts: Mapping[str, int] | None) -> str:
-    """What became of a batch's rows, one line for each outcome that any row had."""
-    return "\n".join(map(one_line, outcomes(counts)))
-
-
 def json_text(value: Any) -> str:
     """A value as JSON; ``?`` where it is unknown."""
     return "?" if value is None else json.dumps(value, ensure_ascii=False)
@@ -81,16 +67,15 @@ def text_of(value: Any) -> str:
 
 
 def print_found(
-    found: Sequence[_Found],
-    records: Callable[[Sequence[_Found]], object],
-    table: Callable[[Sequence[_Found]], Table],
+    found: Sequence[Any],
+    table: Callable[[Sequence[Any]], Table],
     *,
     as_json: bool,
     if_none: str | None = None,
 ) -> None:
-    """Show what was found, as JSON or as a table; ``if_none`` is said in place of an empty table."""
+    """Show dataclasses that were found, as JSON or as a table; ``if_none`` is said in place of an empty table."""
     if as_json:
-        print_json(records(found))
+        print_json([dataclasses.asdict(one) for one in found])
     elif found or if_none is None:
         print_table(table(found))
     else:

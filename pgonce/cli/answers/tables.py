@@ -16,10 +16,10 @@ from rich.table import Table
 from pgonce.offsets_store.status.details import Session
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, place_of, tone_of
-from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
+from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, outcomes
 
 from .figures import count_text, rate_text
-from .output import add_row, columns, counts_text, facts, json_text, offsets_text, tables_text, text_of
+from .output import add_row, columns, facts, json_text, offsets_text, text_of
 from .times import age_text, duration_text, time_text, took_text
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "calm": "green"}
@@ -151,7 +151,7 @@ _READ_BY = {"pyarrow": "offsets are read by pyarrow", "spark": "offsets are read
 def _facts_of_writer(writer: StoredWriter) -> list[tuple[str, str]]:
     judged = "by ids (weaker)" if writer.guarantee == "ids" else "by offsets"
     found = [
-        ("Became of rows", counts_text(writer.counts).replace("\n", ", ")),
+        ("Became of rows", ", ".join(outcomes(writer.counts))),
         ("Checkpoint", writer.checkpoint_location or ""),
         ("Replays judged", "; ".join(filter(None, [judged, _READ_BY.get(writer.offsets_read_by or "")]))),
         ("Tables", ", ".join(writer.targets or {})),
@@ -237,8 +237,10 @@ def history_table(batches: Sequence[StoredBatch], now: datetime, *, wide: bool =
 
 def _notes(batch: StoredBatch) -> str:
     dropped = f"{batch.dropped_rows} dropped" if batch.dropped_rows else ""
-    notes = [dropped, *counts_text(batch.counts).split("\n"), *tables_text(batch.tables).split("\n")]
-    return ", ".join(filter(None, notes))
+    # If all rows went into one table, it is the one that the sink names.
+    tables = batch.tables if batch.tables and len(batch.tables) > 1 else {}
+    into = (f"{count} into {table}" for table, count in tables.items())
+    return ", ".join(filter(None, [dropped, *outcomes(batch.counts), *into]))
 
 
 def job_table(jobs: Sequence[StoredJob], now: datetime) -> Table:
@@ -247,7 +249,7 @@ def job_table(jobs: Sequence[StoredJob], now: datetime) -> Table:
     table = columns(*names, numbers=("AGE", "ROWS", "SKIPPED"), shortened=("SINK", "NOTES"))
     for job in jobs:
         skipped = f"{job.skips}" + (f", last {age_text(job.last_skipped_at, now)} ago" if job.last_skipped_at else "")
-        notes = [*counts_text(job.counts).split("\n"), "hashed" if job.content_hash else ""]
+        notes = [*outcomes(job.counts), "hashed" if job.content_hash else ""]
         add_row(
             table,
             job.batch_key,

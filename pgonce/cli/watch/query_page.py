@@ -13,9 +13,10 @@ from rich.cells import cell_len
 
 from pgonce.offsets_store.status.details import Blocker, QueryDetails
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of
+from pgonce.offsets_store.status.stored import outcomes
 
 from ..answers.figures import UNKNOWN, count_text, rate_text, sparkline
-from ..answers.output import counts_text, json_text, text_of
+from ..answers.output import json_text, text_of
 from ..answers.times import age_text, duration_text, time_text, took_text
 from .lines import Line, Marks, clipped, wrapped
 from .query_list import role_of
@@ -145,7 +146,7 @@ class _Page:
                 ", ".join(
                     [
                         *([f"{batch.dropped_rows} dropped"] if batch.dropped_rows else []),
-                        *([counts_text(batch.counts).replace("\n", ", ")] if batch.counts else []),
+                        *outcomes(batch.counts),
                     ]
                 ),
             ]
