@@ -6,11 +6,10 @@ look           one look at the ledger: what all queries are doing, and what is n
 reader         looks every few seconds in a thread, and keeps what it saw; reads one query when asked
 tally          rows a minute of the last hour, and counters that never go backwards
 lag            asks Kafka's brokers every half a minute, if it was told where they are
-app            which path is answered by what
+app            which path is answered by what; tells browsers that there is something new
 pages, charts  what the templates show: filter, sort, words for numbers and times, pictures as SVG
 api, metrics,  the same as JSON, as Prometheus's text, and as one line with 200 or 503
 health
-events         tells browsers that there is something new
 actions        repair, replay and discard dead letters, retire, accept: with ``--allow-actions``
 entrance       who may act: signing in, forms, and in words what goes wrong
 security       which Host is answered, what may be sent from where and by whom, and the headers of each answer

@@ -1,12 +1,17 @@
 """
 Answer each path: the list, one query, events, metrics, health and JSON.
 
-Runs in ``pgonce serve``. Invariant: whatever Postgres and Kafka do, there is an answer, from what was seen last. All
-text in a page is escaped by the templates.
+Runs in ``pgonce serve``. Invariants: whatever Postgres and Kafka do, there is an answer, from what was seen last. All
+text in a page is escaped by the templates. An event, by which browsers hear that there is something new, holds no text
+from outside, only what has changed and when; the browser then asks for the part of its page that is live.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +25,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -34,9 +39,8 @@ from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
 from . import api, health, metrics, pages
 from .actions import POSTS, Actions, ActionSettings, shown_value
 from .charts import charts_of, number
-from .events import Events
 from .lag import PartitionLags
-from .reader import Reader
+from .reader import Reader, Snapshot
 from .security import Guard
 
 _PAGE = Path(__file__).parent / "page"
@@ -279,3 +283,52 @@ class _Site:
 def _part_of(request: Request, name: str) -> str:
     """The template of a page, or that of its live part alone, if the page's script asks."""
     return f"_{name}" if request.headers.get(PART) else name
+
+
+_LOOK_SECONDS = 0.25
+# Proxies close lines that are silent for a minute.
+_SILENT_SECONDS = 15.0
+_MOST_LISTENERS = 200
+
+
+class Events:
+    """The browsers that listen."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._listeners = 0
+
+    def response(self) -> Response:
+        """The stream for one browser."""
+        if self._listeners >= _MOST_LISTENERS:
+            return PlainTextResponse("Too many pages are open.\n", 503, {"retry-after": "30"})
+        # A proxy must not collect events until it has enough of them.
+        return StreamingResponse(self._messages(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    async def _messages(self) -> AsyncIterator[str]:
+        self._listeners += 1
+        try:
+            yield "retry: 2000\n\n"
+            last, spoke_at = -1, time.monotonic()
+            while not self._reader.is_stopped:
+                snapshot = self._reader.snapshot
+                if snapshot.revision != last:
+                    last, spoke_at = snapshot.revision, time.monotonic()
+                    yield f"event: look\nid: {last}\ndata: {json.dumps(_event(snapshot))}\n\n"
+                elif time.monotonic() - spoke_at > _SILENT_SECONDS:
+                    spoke_at = time.monotonic()
+                    yield ": nothing new\n\n"
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            self._listeners -= 1
+
+
+def _event(snapshot: Snapshot) -> dict[str, object]:
+    counts = Counter(finding.severity for finding in snapshot.findings)
+    return {
+        "revision": snapshot.revision,
+        "read_at": snapshot.at.isoformat() if snapshot.at else None,
+        "unreadable_since": snapshot.trouble.since.isoformat() if snapshot.trouble else None,
+        "critical": counts["critical"],
+        "warnings": counts["warning"],
+    }

@@ -1,17 +1,20 @@
 """
-Start a query in real-time or continuous mode, exactly once.
+Start a query in real-time or continuous mode, exactly once, on a checkpoint that each run has for itself.
 
 Runs on the driver. Invariant: when the query begins to read, the ledger has a run that is its own, no task of another
 run can write, and each partition is read from where its rows end in the table. What could break that is refused before
-anything is changed.
+anything is changed. The query keeps its id, which its own location has; the checkpoints of the runs are inside that,
+and each run begins at the positions in the ledger, whatever checkpoints of older runs say.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -19,7 +22,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.utils import is_remote
 from typing_extensions import Unpack
 
-from pgonce.offsets_store.errors import NOTHING, bad_option
+from pgonce.offsets_store.checkpoint.files import open_location
+from pgonce.offsets_store.checkpoint.log_entries import query_id_text
+from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.errors import NOTHING, NoCheckpointError, RefusedBatch, bad_option
 from pgonce.offsets_store.ledger.failures import failures_kept
 from pgonce.offsets_store.offsets import Offsets, kafka_positions
 from pgonce.offsets_store.postgres.connect import connect
@@ -42,8 +49,9 @@ from .offsets import KafkaSource, stored_positions
 from .plan import refuse_not_continuous, refuse_other_plans
 from .recorder import Recorder
 from .run import Run
-from .run_checkpoint import new_checkpoint, query_id_of, refuse_unknown_past, remove_older
 from .statements import flush_statement
+
+_log = logging.getLogger("pgonce")
 
 _POSITIONS = ("topic", "partition", "offset")
 # A task of a continuous query gives a row on when its next fetch is answered, and brokers wait up to 500 ms for one.
@@ -249,3 +257,71 @@ def flush_of(run: Run) -> str:
                 "Start the query again.",
             )
         return flush_statement(table, columns, plan).as_string(connection)
+
+
+# The newest of the older ones stays, for people who want to look at it.
+_KEPT = 1
+
+
+def query_id_of(location: str) -> str:
+    """
+    The id that the query keeps at this location: Spark's own if the query ran in micro-batches there, else a new one.
+
+    :raises CheckpointError: if the location cannot be read or written.
+    """
+    try:
+        return Checkpoint(location).query_id()
+    except NoCheckpointError:
+        _write_id(location, str(uuid4()), replace=False)
+        # Of two drivers that start here for the first time, the one that was first has named the query.
+        return Checkpoint(location).query_id()
+
+
+def refuse_unknown_past(location: str) -> None:
+    """
+    Refuse a query that has run at this location, and of which the ledger knows nothing.
+
+    :raises RefusedBatch: UNKNOWN.
+    :raises CheckpointError: if the location cannot be read.
+    """
+    files = open_location(location)
+    if files.names(REAL_TIME_RUNS) or files.names("offsets"):
+        raise RefusedBatch(
+            "UNKNOWN",
+            f"A query has run with the checkpoint location {files.shown}, but this ledger does not know where its rows "
+            "in this table end: the database was restored to a time before its first start, or url names another "
+            "database, or the query wrote to a table of another name, or with another sink.",
+            NOTHING,
+            "Restore the database and start the query again. Or name the table, the database and sink_name as they "
+            "were. If its records are to be read again from startingOffsets, give it a new checkpoint location.",
+        )
+
+
+def new_checkpoint(location: str, query_id: str) -> str:
+    """
+    A checkpoint without any batch, which Spark takes for one of this query.
+
+    :raises CheckpointError: if it cannot be written.
+    """
+    checkpoint = f"{location.rstrip('/')}/{REAL_TIME_RUNS}/{time.time_ns()}"
+    _write_id(checkpoint, query_id)
+    return checkpoint
+
+
+def _write_id(location: str, query_id: str, *, replace: bool = True) -> None:
+    CheckpointWriter(location).write("metadata", query_id_text(query_id).encode(), replace=replace)
+
+
+def remove_older(spark: SparkSession, location: str, newest: str) -> None:
+    """Remove checkpoints of runs before the ``newest``, as far as that can be done: they are of no use."""
+    context: Any = spark.sparkContext
+    try:
+        folder = context._jvm.org.apache.hadoop.fs.Path(f"{location.rstrip('/')}/{REAL_TIME_RUNS}")
+        files = folder.getFileSystem(context._jsc.hadoopConfiguration())
+        paths = sorted((status.getPath() for status in files.listStatus(folder)), key=lambda path: path.getName())
+        # By name: a clock may have gone back.
+        older = [path for path in paths if path.getName() != newest.rpartition("/")[2]]
+        for path in older[: max(0, len(older) - _KEPT)]:
+            files.delete(path, True)
+    except Exception as error:  # noqa: BLE001 (Spark gives some errors of its file systems classes of its own)
+        _log.info("checkpoints of older runs were not removed: %s", type(error).__name__)

@@ -14,7 +14,7 @@ from support.fixtures.postgres import made_database, postgres_major
 from support.fixtures.skips import unavailable
 from support.inbox import Inbox
 
-from pgonce.sink.data_source.receiver.private_folder import private_folder
+from pgonce.sink.data_source.receiver.folders import private_folder
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -1,7 +1,7 @@
 """
 What `pgonce serve` answers: the list, a query's page, JSON and events, from a real server and a real ledger.
 
-Covers: pgonce.serve.api, pgonce.serve.events, pgonce.serve.charts.
+Covers: pgonce.serve.api, pgonce.serve.charts.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from .folders import is_private
 from .line import BROKEN, SILENCE_SECONDS, SILENT, Line, OtherReceiverError, context_for
-from .private_folder import is_private
 
 CONNECT_SECONDS = 2.0
 # A receiver that is starting, which the first call has it do, answers after a second; on a busy host after many.

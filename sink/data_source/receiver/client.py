@@ -28,6 +28,7 @@ from ...options.sink_options import SinkOptions
 from ...positions import EncodedRows
 from . import folders
 from .calls import Call, Doors
+from .folders import Note, is_private
 from .kept_rows import PromisedRows
 from .line import BROKEN, SILENCE_SECONDS, Line
 from .messages import (
@@ -37,7 +38,6 @@ from .messages import (
     lost,
     not_in_ledger,
 )
-from .private_folder import Note, is_private
 from .sending import Taken, sent
 
 if TYPE_CHECKING:

@@ -35,10 +35,10 @@ from . import folders
 from .addresses import driver_addresses
 from .calls import Address, Doors
 from .client import Receiver
+from .folders import BACKLOG, Note, listen_in_folder, note_of
 from .host_process import host_process, parent_of
 from .line import SECRET_BYTES, Identity, new_identity
 from .messages import PlannedReception, Start
-from .private_folder import BACKLOG, Note, listen_in_folder, note_of
 
 _log = logging.getLogger("pgonce.receiver")
 

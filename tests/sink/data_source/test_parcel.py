@@ -17,7 +17,7 @@ from pgonce.sink.data_source.parcel import (
 )
 from pgonce.sink.data_source.receiver.calls import Doors
 from pgonce.sink.data_source.receiver.client import Receiver
-from pgonce.sink.data_source.receiver.private_folder import Note
+from pgonce.sink.data_source.receiver.folders import Note
 from pgonce.sink.data_source.workers import LOADED_VERSION
 from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.positions import EncodedRows

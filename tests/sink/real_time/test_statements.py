@@ -35,8 +35,7 @@ from pgonce.sink.real_time import recorder as recorder_module
 from pgonce.sink.real_time import run as run_module
 from pgonce.sink.real_time.offsets import stored_positions
 from pgonce.sink.real_time.recorder import Recorder
-from pgonce.sink.real_time.run_checkpoint import new_checkpoint, query_id_of
-from pgonce.sink.real_time.start import flush_of
+from pgonce.sink.real_time.start import flush_of, new_checkpoint, query_id_of
 
 OTHER = "22222222-0000-0000-0000-000000000000"
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pgonce.offsets_store.errors import RefusedBatch
-from pgonce.sink.real_time.run_checkpoint import new_checkpoint, query_id_of, refuse_unknown_past, remove_older
+from pgonce.sink.real_time.start import new_checkpoint, query_id_of, refuse_unknown_past, remove_older
 
 
 def test_a_query_keeps_its_id(tmp_path):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pgonce.sink.data_source.receiver import private_folder as module
-from pgonce.sink.data_source.receiver.private_folder import (
+from pgonce.sink.data_source.receiver import folders as module
+from pgonce.sink.data_source.receiver.folders import (
     Note,
     is_private,
     listen_in_folder,
