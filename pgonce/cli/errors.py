@@ -24,7 +24,7 @@ from pgonce.offsets_store.status.states import QueryState, name_of, place_of, re
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import output
-from .answers.times import FORMS, age_text, parse_since
+from .answers.figures import FORMS, age_text, parse_since
 from .explain import error_entries
 from .terms import Json, Url
 

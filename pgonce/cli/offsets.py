@@ -6,7 +6,6 @@ Runs in a shell, without Spark. Invariant: they only read.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Annotated, Any
@@ -18,8 +17,8 @@ from pgonce.offsets_store.status.states import name_of
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import tables
-from .answers.output import print_json, print_lines, print_table, text_of
-from .answers.times import FORMS, age_text
+from .answers.figures import FORMS, age_text
+from .answers.output import print_found, print_json, print_lines, print_table, text_of
 from .errors import since_of
 from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_own_lag
 from .status import position_records
@@ -82,7 +81,5 @@ def history(
 ) -> None:
     """Show the newest published batches of a query, one line each: rows, time, run, and what became of the rows."""
     batches = OffsetsStore(url).history(query, sink, limit, since_of(since))
-    if as_json:
-        print_json([dataclasses.asdict(batch) for batch in batches])
-    else:
-        print_table(tables.history_table(batches, datetime.now(timezone.utc), wide=wide))
+    now = datetime.now(timezone.utc)
+    print_found(batches, lambda found: tables.history_table(found, now, wide=wide), as_json=as_json)

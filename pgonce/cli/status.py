@@ -40,9 +40,8 @@ from pgonce.offsets_store.status.stored import PartitionLag
 
 from . import completion
 from .answers import tables
-from .answers.figures import count_text
+from .answers.figures import age_text, count_text, duration_text
 from .answers.output import print_json, print_lines, print_table, text_of
-from .answers.times import age_text, duration_text
 from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_own_lag
 from .terms import ExitCode, Json, Sink, Url, Wide
 

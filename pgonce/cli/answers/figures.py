@@ -1,12 +1,18 @@
 """
-Show numbers in few characters, and the course of numbers in one line, for tables that a person looks over.
+Show numbers, times and the course of numbers in few characters, and read times as people write them.
 
-Pure: runs in the command ``pgonce``. Invariant: what is unknown reads ``?``, and never 0.
+Pure: runs in the command ``pgonce``. Invariants: what is unknown reads ``?``, and never 0. A time that is read
+(``3h``, ``03:00``, ``2026-11-26``) has a zone, that of this machine unless the text says another, and is not in the
+future.
 """
 
 from __future__ import annotations
 
+import re
+from datetime import datetime, time, timedelta
 from itertools import pairwise
+
+from pgonce.offsets_store.status.spans import seconds_of
 
 UNKNOWN = "?"
 _THOUSAND = 1000
@@ -66,3 +72,98 @@ def sparkline(values: tuple[float, ...] | list[float], width: int, *, ascii_only
     sums = [sum(values[start:end]) for start, end in pairwise(edges)]
     top = max(sums)
     return "".join(" " if value <= 0 else steps[max(int(value / top * len(steps)) - 1, 0)] for value in sums)
+
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+# Below this many seconds, tenths are shown.
+_TENTHS_OF_SECONDS = 9.95
+_OF_THE_DAY = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
+FORMS = "90s, 5m, 3h or 2d (so long ago), 03:00 (the last time it was that late here), or 2026-11-26"
+
+
+def parse_since(text: str, now: datetime | None = None) -> datetime:
+    """
+    The time that ``text`` means.
+
+    :param now: the present, with a zone.
+    :raises ValueError: if it has none of :data:`FORMS`, or is in the future; the text of the error is a sentence.
+    """
+    text, now = text.strip(), (now or datetime.now().astimezone()).astimezone()
+    try:
+        found = _ago(text, now) or _of_the_day(text, now) or _dated(text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not a time. Write {FORMS}.") from None
+    if found > now:
+        raise ValueError(f"{text!r} is in the future.")
+    return found
+
+
+def _ago(text: str, now: datetime) -> datetime | None:
+    seconds = seconds_of(text)
+    return None if seconds is None else now - timedelta(seconds=seconds)
+
+
+def _of_the_day(text: str, now: datetime) -> datetime | None:
+    match = _OF_THE_DAY.fullmatch(text)
+    if match is None:
+        return None
+    at = time(int(match[1]), int(match[2]), int(match[3] or 0))
+    # A time without a zone is one of this machine's clock, whose distance from UTC changes twice a year.
+    today, yesterday = (datetime.combine(now.date() - timedelta(days=days), at).astimezone() for days in (0, 1))
+    return today if today <= now else yesterday
+
+
+def _dated(text: str) -> datetime:
+    # Python 3.10 does not read the Z of UTC.
+    return datetime.fromisoformat(re.sub(r"(?<=\d)[zZ]$", "+00:00", text)).astimezone()
+
+
+def duration_text(seconds: float | None) -> str:
+    """
+    A time span in at most four characters.
+
+    >>> duration_text(0.2), duration_text(59), duration_text(200), duration_text(7300), duration_text(500_000)
+    ('0s', '59s', '3m', '2h', '5d')
+    """
+    if seconds is None:
+        return UNKNOWN
+    # A clock here may be a little behind the server's.
+    seconds = max(seconds, 0)
+    if seconds < _MINUTE:
+        return f"{int(seconds)}s"
+    if seconds < _HOUR:
+        return f"{int(seconds / _MINUTE)}m"
+    # A day and a half says more in hours.
+    if seconds < 2 * _DAY:
+        return f"{int(seconds / _HOUR)}h"
+    return f"{int(seconds / _DAY)}d"
+
+
+def took_text(seconds: float | None) -> str:
+    """
+    How long something short took, in at most five characters.
+
+    >>> took_text(0.0341), took_text(0.0004), took_text(2.34), took_text(59), took_text(200), took_text(None)
+    ('34ms', '<1ms', '2.3s', '59s', '3m', '?')
+    """
+    if seconds is None or seconds >= _TENTHS_OF_SECONDS:
+        return duration_text(seconds)
+    if seconds >= 1:
+        return f"{seconds:.1f}s"
+    return f"{seconds * 1000:.0f}ms" if seconds >= 0.0005 else "<1ms"  # noqa: PLR2004 (what rounds to one)
+
+
+def age_text(when: datetime | None, now: datetime) -> str:
+    """How long ago that was, in at most four characters; ``?`` if it is unknown."""
+    return duration_text(None if when is None else (now - when).total_seconds())
+
+
+def time_text(when: datetime | None, now: datetime) -> str:
+    """
+    A time as a person says it, absolute and relative: ``03:12:44 (12m ago)``; with the date if it was another day.
+    """
+    if when is None:
+        return UNKNOWN
+    local, today = when.astimezone(), now.astimezone()
+    clock = f"{local:%H:%M:%S}" if local.date() == today.date() else f"{local:%Y-%m-%d %H:%M:%S}"
+    return f"{clock} ({age_text(when, now)} ago)"

@@ -18,9 +18,8 @@ from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, place_of, tone_of
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, outcomes
 
-from .figures import count_text, rate_text
+from .figures import age_text, count_text, duration_text, rate_text, time_text, took_text
 from .output import add_row, columns, facts, json_text, offsets_text, text_of
-from .times import age_text, duration_text, time_text, took_text
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "calm": "green"}
 _SHORT_ID = 8

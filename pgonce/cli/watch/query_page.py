@@ -15,9 +15,8 @@ from pgonce.offsets_store.status.details import Blocker, QueryDetails
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of
 from pgonce.offsets_store.status.stored import outcomes
 
-from ..answers.figures import UNKNOWN, count_text, rate_text, sparkline
+from ..answers.figures import UNKNOWN, age_text, count_text, duration_text, rate_text, sparkline, time_text, took_text
 from ..answers.output import json_text, text_of
-from ..answers.times import age_text, duration_text, time_text, took_text
 from .lines import Line, Marks, clipped, wrapped
 from .query_list import role_of
 

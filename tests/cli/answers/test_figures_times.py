@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from pgonce.cli.answers.times import parse_since
+from pgonce.cli.answers.figures import parse_since
 
 
 @pytest.fixture
