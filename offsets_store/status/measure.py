@@ -43,16 +43,6 @@ class Measured:
     ages: Ages
 
 
-def measure(url: str, kafka: Brokers) -> list[MeasuredLag]:
-    """
-    One entry for each living query and sink that reads topics of these brokers, and nothing else.
-
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
-    :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
-    """
-    return [one.total for one in measure_partitions(url, kafka)]
-
-
 @dataclass(frozen=True)
 class Unmeasured:
     """Queries whose own brokers told nothing, and why, in one line."""
@@ -63,7 +53,7 @@ class Unmeasured:
 
 def measure_own(url: str, settings: Mapping[str, str] | None = None) -> tuple[list[Measured], list[Unmeasured]]:
     """
-    The same of all living queries that have named their brokers (``bootstrapServers``), asked there.
+    Measure all living queries that have named their brokers (``bootstrapServers``), by asking these.
 
     Brokers that cannot be reached from here cost :data:`_REACH_SECONDS`, and those that do not answer a little more.
 
@@ -111,7 +101,7 @@ def _ask_own(
 
 def measure_partitions(url: str, kafka: Brokers, query_ids: Sequence[str] | None = None) -> list[Measured]:
     """
-    The same, with what was measured of each partition.
+    One entry for each living query and sink that reads topics of these brokers, and nothing else.
 
     :param query_ids: only of these queries.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.

@@ -35,7 +35,7 @@ from .ends import (
     starting_offsets_json,
 )
 from .failures import StoredFailure, stored_failures
-from .measure import measure
+from .measure import measure_partitions
 from .read_stored import newest_batches, newest_jobs, newest_progress, stored_writers, writers_of
 from .states import Activity, Finding, MeasuredLag, QueryState, activity, read_states
 from .stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, the_writer, where_to_resume
@@ -87,7 +87,7 @@ class OffsetsStore:
         :raises ConfigurationError: NO_KAFKA_CLIENT.
         """
         kafka = brokers(bootstrap_servers, kafka_options)
-        return measure(self._url, kafka) if kafka else []
+        return [one.total for one in measure_partitions(self._url, kafka)] if kafka else []
 
     def activity(self, minutes: int = 60) -> list[Activity]:
         """How many rows each query and sink have published in each of the last ``minutes``, the oldest first."""
