@@ -5,9 +5,11 @@ Runs in the commit, under the lock on the table's tombstones. Invariant: a batch
 and order. While the table has living ones of others, the batch is refused, because it can tell neither which of its
 rows were deleted, nor which are older.
 
-A set of tombstones has the table's oid: so a renamed table is found, and one that was created again is not. For a
-partition it is the oid of the root of its tree, because its rows are the root's too. By the table's name, which the set
-has as well, :mod:`~pgonce.offsets_store.ledger.restored` finds it again after a restore.
+A set of tombstones has the table's oid: so a renamed table is found, and one that was created again is not. The rows of
+a partition are also those of the tables above it. So its set has the oid of the highest table in which the keys still
+tell rows apart: where they have all columns that choose the partition, no other partition can have a row of the same
+key. By the table's name, which the set has as well, :mod:`~pgonce.offsets_store.ledger.restored` finds it again after a
+restore.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
 
 from ..table.catalogue import TargetTable
-from ..table.lock import root_of
 from .change_table import ChangeTable
 
 # What values of a type are as JSON: those of one kind are compared, though the column has got another type since.
@@ -72,7 +73,7 @@ def tombstones_in_tx(connection: psycopg.Connection, changes: ChangeTable, *, tr
     :param traced: whether keys of this batch can be compared with remembered ones.
     :raises TargetError: TOMBSTONES_DIFFER.
     """
-    sets = search_path.execute_in_tx(connection, sql.SQL(_FIND).format(root=root_of(changes.target.oid))).fetchall()
+    sets = search_path.execute_in_tx(connection, sql.SQL(_FIND).format(oid=changes.target.oid)).fetchall()
     own, others = identified(changes), []
     found = []
     for set_id, keys, kinds, order, order_kind, until in sets:
@@ -101,7 +102,7 @@ def own_set_in_tx(connection: psycopg.Connection, changes: ChangeTable) -> int:
     """The id of the set for deletes of this batch; if it is new, it is not living before it has a tombstone."""
     own = identified(changes)
     statement = sql.SQL(_OWN).format(
-        root=root_of(changes.target.oid),
+        oid=changes.target.oid,
         keys=sql.Literal(list(own.keys)),
         kinds=sql.Literal(list(own.keys.values())),
         order=sql.Literal(own.order_column),
@@ -115,10 +116,10 @@ def forget_in_tx(connection: psycopg.Connection, table: TargetTable) -> str | No
     """
     Forget the deletes from a table whose rows are all deleted.
 
-    :return: None; or, if the tombstones of ``table`` are kept with those of a partition tree, the name of its root.
-        Then nothing is forgotten.
+    :return: None; or, if tombstones of ``table`` are kept with those of a table that it is a partition of, the name of
+        that one. Then nothing is forgotten.
     """
-    statement = sql.SQL(_FORGET).format(oid=sql.Literal(table.oid), root=root_of(table.oid))
+    statement = sql.SQL(_FORGET).format(oid=table.oid)
     row = search_path.execute_in_tx(connection, statement).fetchone()
     return row[0] if row else None
 
@@ -127,17 +128,28 @@ _NAME_OF = f"""
 SELECT {QUALIFIED_NAME} AS name FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid =
 """
 
+# The table, and those that it is a partition of.
+_ABOVE = """
+RECURSIVE above AS (
+    SELECT {oid}::oid AS oid, 0 AS height UNION ALL
+    SELECT i.inhparent, above.height + 1
+    FROM above JOIN pg_class AS c ON c.oid = above.oid AND c.relispartition JOIN pg_inherits AS i ON i.inhrelid = c.oid
+)
+"""
+
 # A set has the name that its table has now, for a dump that may be made soon. If it is of a table that is gone, and has
-# the name of this table, it goes: after a restore it would be taken for this table's. Tables that were attached as
-# partitions bring their sets along.
+# the name of this table or of one above it, it goes: after a restore it would be taken for this table's. Tables that
+# were attached as partitions bring their sets along.
 _FIND = f"""
-WITH root AS (SELECT {{root}} AS oid),
-tree AS (SELECT t.relid::oid AS oid FROM root, pg_partition_tree(root.oid::regclass) AS t UNION SELECT oid FROM root),
+WITH {_ABOVE},
+related AS (
+    SELECT t.relid::oid AS oid FROM pg_partition_tree({{oid}}::oid::regclass) AS t UNION SELECT oid FROM above
+),
 found AS (
-    SELECT s.*, now.name AS name_now, s.target IN (SELECT oid FROM tree) AS is_own
+    SELECT s.*, now.name AS name_now, s.target IN (SELECT oid FROM related) AS is_own
     FROM pgonce.tombstone_sets AS s LEFT JOIN LATERAL ({_NAME_OF} s.target) AS now ON true
-    WHERE s.target IN (SELECT oid FROM tree)
-       OR s.target_name = (SELECT own.name FROM root, LATERAL ({_NAME_OF} root.oid) AS own)
+    WHERE s.target IN (SELECT oid FROM related)
+       OR s.target_name IN (SELECT own.name FROM above, LATERAL ({_NAME_OF} above.oid) AS own)
 ),
 gone AS (
     DELETE FROM pgonce.tombstone_sets AS s USING found AS f
@@ -152,11 +164,21 @@ SELECT f.tombstone_set_id, f.key_columns, f.key_types, f.order_column, f.order_t
 FROM found AS f WHERE f.is_own AND f.expires_at > statement_timestamp() ORDER BY 1
 """
 
-# No other session makes the same one meanwhile, because that takes the same turn.
+# No other session makes the same one meanwhile, because that takes the same turn. A table that chooses partitions by an
+# expression, whose number is 0, ends the way up.
 _OWN = f"""
-WITH root AS (SELECT {{root}} AS oid),
-own AS (SELECT root.oid AS target, {{keys}}::text[] AS key_columns, {{kinds}}::text[] AS key_types,
-               {{order}}::text AS order_column, {{order_kind}}::text AS order_type FROM root),
+WITH {_ABOVE},
+chooses_by_another AS (
+    SELECT min(above.height) AS height
+    FROM above JOIN pg_partitioned_table AS p ON p.partrelid = above.oid AND above.height > 0
+    CROSS JOIN unnest(p.partattrs::int2[]) AS number
+    LEFT JOIN pg_attribute AS a ON a.attrelid = p.partrelid AND a.attnum = number AND number <> 0
+    WHERE a.attname IS NULL OR a.attname::text <> ALL ({{keys}}::text[])
+),
+own AS (SELECT above.oid AS target, {{keys}}::text[] AS key_columns, {{kinds}}::text[] AS key_types,
+               {{order}}::text AS order_column, {{order_kind}}::text AS order_type
+        FROM above, chooses_by_another AS another
+        WHERE another.height IS NULL OR above.height < another.height ORDER BY above.height DESC LIMIT 1),
 known AS (SELECT s.tombstone_set_id
           FROM pgonce.tombstone_sets AS s JOIN own USING (target, key_columns, key_types, order_column, order_type)
           LIMIT 1),
@@ -171,10 +193,12 @@ SELECT tombstone_set_id FROM known UNION ALL SELECT tombstone_set_id FROM made
 """
 
 _FORGET = f"""
-WITH shared AS (
-    SELECT own.name FROM (SELECT {{root}} AS oid) AS root, LATERAL ({_NAME_OF} root.oid) AS own
-    WHERE root.oid <> {{oid}}::oid AND EXISTS (
-        SELECT FROM pgonce.tombstone_sets AS s WHERE s.target = root.oid AND s.expires_at > statement_timestamp())
+WITH {_ABOVE},
+shared AS (
+    SELECT own.name FROM above, LATERAL ({_NAME_OF} above.oid) AS own
+    WHERE above.height > 0 AND EXISTS (
+        SELECT FROM pgonce.tombstone_sets AS s WHERE s.target = above.oid AND s.expires_at > statement_timestamp())
+    ORDER BY above.height DESC LIMIT 1
 ),
 gone AS (
     DELETE FROM pgonce.tombstone_sets AS s

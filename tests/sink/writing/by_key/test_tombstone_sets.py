@@ -136,6 +136,37 @@ def test_writers_of_a_partition_and_of_its_parent_take_turns(url, admin):
     assert late == [{"passed_over": 1}]
 
 
+def test_partitions_that_have_keys_of_their_own(url, admin):
+    """A delete from one says nothing of the row that has the same key in another one, and the keys may differ."""
+    admin.execute(
+        "CREATE TABLE events (id bigint, name text, seq bigint, region text) PARTITION BY LIST (region); "
+        "CREATE TABLE ea PARTITION OF events FOR VALUES IN ('a'); ALTER TABLE ea ADD UNIQUE (id); "
+        "CREATE TABLE eb PARTITION OF events FOR VALUES IN ('b'); ALTER TABLE eb ADD UNIQUE (id), ADD UNIQUE (name); "
+        "ALTER TABLE ea ALTER region SET DEFAULT 'a'; ALTER TABLE eb ALTER region SET DEFAULT 'b'"
+    )
+    newer(url, (1, None, 10, DELETE), table="ea", keys=["id"])
+    assert newer(url, (1, "b's", 5, WRITE), table="eb", keys=["id"]) == {"written": 1}
+    assert newer(url, (1, "late", 5, WRITE), table="ea", keys=["id"]) == {"passed_over": 1}
+    assert newer(url, (2, "by name", 5, WRITE), table="eb", keys=["name"]) == {"written": 1}
+    assert admin.execute("SELECT target_name FROM pgonce.tombstone_sets").fetchall() == [("public.ea",)]
+
+
+def test_a_partition_of_a_partition_whose_keys_choose_only_the_lower_one(url, admin):
+    """Its deletes are remembered with the table above it, and the root, which has other keys, refuses to guess."""
+    admin.execute(
+        "CREATE TABLE events (id bigint, name text, seq bigint, region text DEFAULT 'a', PRIMARY KEY (id, region)) "
+        "PARTITION BY LIST (region); "
+        "CREATE TABLE ea PARTITION OF events (UNIQUE (id)) FOR VALUES IN ('a') PARTITION BY RANGE (id); "
+        "CREATE TABLE low PARTITION OF ea FOR VALUES FROM (0) TO (100)"
+    )
+    newer(url, (1, None, 10, DELETE), table="low", keys=["id"])
+    assert newer(url, (1, "late", 5, WRITE), table="ea", keys=["id"]) == {"passed_over": 1}
+    assert admin.execute("SELECT target_name FROM pgonce.tombstone_sets").fetchall() == [("public.ea",)]
+    struct = changes(id=LONG, name=TEXT, seq=LONG, region=TEXT)
+    with pytest.raises(TargetError, match="TOMBSTONES_DIFFER"):
+        newer(url, (1, "late", 5, "a", WRITE), struct=struct, keys=["id", "region"])
+
+
 def test_a_table_that_becomes_a_partition_brings_its_deletes(url, admin):
     """What is remembered of it holds for the table that it is a part of."""
     admin.execute(PARTED + "; CREATE TABLE high (LIKE events INCLUDING ALL)")
