@@ -298,8 +298,8 @@ def _may_be_widened(
     encoded: Sequence[EncodedColumn],
     name: str,
 ) -> bool:
-    changes = changes_for(table, [column for column in encoded if column.name == name], destination, (name,))
     try:
+        changes = changes_for(table, [column for column in encoded if column.name == name], destination, (name,))
         refuse_what_stands_in_the_way(connection, table, changes)
     except TargetError:
         return False

@@ -125,16 +125,27 @@ def changes_for(
             if wider:
                 changes.append(Change(target.column_name, wider, target.full_type))
     for change in changes:
-        if change.before is None and _is_key(change.column, destination):
+        if not _is_key(change.column, table, destination):
+            continue
+        if change.before is None:
             reason = f"a column that it lacks ({change.column}) is one of the keys, and also needs a unique index"
             raise not_altered(table, [change], reason)
-        if change.before and change.before.startswith("character varying(") and _is_key(change.column, destination):
-            # A text whose spaces at the end were cut would become another key.
-            reason = (
-                f"{change.column} is one of the keys, and texts that were cut to {change.before} would not be found"
-            )
-            raise not_altered(table, [change], reason)
+        if change.before.startswith("character varying("):
+            raise _cut_key(table, change)
     return tuple(changes)
+
+
+def _cut_key(table: TargetTable, change: Change) -> NotAlteredError:
+    """The error for texts that are too long for a key: one whose spaces at the end were cut would become another."""
+    return NotAlteredError(
+        "TARGET_NOT_ALTERED",
+        f"A value is too long for column {change.column!r} of {table.qualified_name} ({change.before}), and "
+        "schemaEvolution=addColumns widens no text that is one of the keys: a stored key from which Postgres has cut "
+        "spaces at the end would not be found any more, and its row would come twice.",
+        NOTHING,
+        "Shorten or leave out these values in Spark, or set deadLetters, which puts such rows aside. If no key of the "
+        "source has spaces at the end, the owner of the table may widen the column.",
+    )
 
 
 def as_altered(table: TargetTable, changes: Sequence[Change]) -> TargetTable:
@@ -181,7 +192,7 @@ def without_extra(
         column
         for column in encoded
         if table.columns_named(column.name)
-        or _is_key(column.name, destination)
+        or _is_key(column.name, table, destination)
         or destination.is_only_if_there(column.name)
         or column.name == destination.order_column
     )
@@ -199,8 +210,11 @@ def left_out(encoded: Sequence[EncodedColumn], kept: Sequence[EncodedColumn], ta
     )
 
 
-def _is_key(name: str, destination: Destination) -> bool:
-    return destination.mode in BY_KEY and name.lower() in {key.lower() for key in destination.keys}
+def _is_key(name: str, table: TargetTable, destination: Destination) -> bool:
+    if destination.mode not in BY_KEY:
+        return False
+    primary = (column.column_name for column in table.columns if column.primary_key is not None)
+    return name.lower() in {key.lower() for key in destination.keys or primary}
 
 
 def alter_statement(table: sql.Composable, changes: Sequence[Change]) -> sql.Composed:
