@@ -172,7 +172,7 @@ def _writable(connection: psycopg.Connection, table: TargetTable) -> Answer:
         notes.append(
             "row-level security checks each row that this role writes, and a row that it refuses stops the batch"
         )
-    always = [column.column_name for column in table.columns if column.always_generated]
+    always = [column.column_name for column in table.columns if column.generated]
     if always:
         notes.append(f"rows must not have the column {', '.join(always)}, which Postgres fills itself")
     if not keys:

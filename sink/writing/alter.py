@@ -32,6 +32,7 @@ from .rows import Gathering, whole_or_failed
 from .table.catalogue import TargetColumn, TargetTable, look_up_table
 from .table.lock import lock_table
 from .table.table_name import ResolvedName
+from .unread_value import is_unread
 
 _log = logging.getLogger("pgonce")
 
@@ -314,15 +315,21 @@ def _too_narrow(
     wanted: sql.Composable,
 ) -> frozenset[str]:
     _, table = look_up_table(connection, destination.table)
-    limited = {}
+    placeholder, limited, tests = destination.existing.keep_where, [], []
     for column in encoded:
         found = table.columns_named(column.name) if table else []
-        if len(found) == 1 and is_limited(found[0]):
-            limited[column.name] = found[0]
+        if len(found) != 1 or not is_limited(found[0]):
+            continue
+        unread = None if placeholder is None else is_unread(column, placeholder)
+        value: sql.Composable = sql.Identifier(column.name)
+        if unread is not None:
+            # The placeholder is not written.
+            value = sql.SQL("(CASE WHEN NOT {} THEN {} END)").format(unread, value)
+        limited.append(column.name)
+        tests.append(_has_larger(value, found[0]))
     if not limited:
         return frozenset()
-    tests = sql.SQL(", ").join(_has_larger(name, column) for name, column in limited.items())
-    question = sql.SQL("SELECT {} FROM {} WHERE {}").format(tests, source, wanted)
+    question = sql.SQL("SELECT {} FROM {} WHERE {}").format(sql.SQL(", ").join(tests), source, wanted)
     try:
         with connection.transaction():
             answers = search_path.execute_in_tx(connection, question).fetchone() or ()
@@ -332,15 +339,15 @@ def _too_narrow(
     return frozenset(name for name, is_larger in zip(limited, answers, strict=True) if is_larger)
 
 
-def _has_larger(name: str, column: TargetColumn) -> sql.Composed:
-    """Whether there is a value in the rows that the column refuses."""
+def _has_larger(value: sql.Composable, column: TargetColumn) -> sql.Composed:
+    """Whether there is a ``value`` in the rows that the column refuses."""
     first, *others = (int(part) for part in column.full_type.partition("(")[2].rstrip(")").split(","))
     if column.base_type == "numeric":
         test = "bool_or(abs(round({}::numeric, {})) >= 10::numeric ^ {})"
-        return sql.SQL(test).format(sql.Identifier(name), others[0], first - others[0])
+        return sql.SQL(test).format(value, others[0], first - others[0])
     if column.base_type == "bit varying":
         # A text that is not a bit string is refused, however wide the column is; others may yet need a wider one.
         test = "bool_or(CASE WHEN {0}::text ~ '^([bB]?[01]*|[xX][0-9a-fA-F]*)$' THEN length({0}::varbit) > {1} END)"
-        return sql.SQL(test).format(sql.Identifier(name), first)
+        return sql.SQL(test).format(value, first)
     # Spaces past the end of a varchar(n) are cut, as the SQL standard says.
-    return sql.SQL("bool_or(char_length(rtrim({}::text, ' ')) > {})").format(sql.Identifier(name), first)
+    return sql.SQL("bool_or(char_length(rtrim({}::text, ' ')) > {})").format(value, first)

@@ -164,8 +164,9 @@ def as_altered(table: TargetTable, changes: Sequence[Change]) -> TargetTable:
             full_type=change.new_type,
             type_oid=0,
             typmod=-1,
-            required=False,
-            always_generated=False,
+            not_null=False,
+            has_default=False,
+            generated="",
             primary_key=None,
         )
         for change in changes

@@ -118,10 +118,9 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
     outcome.look_before_in_tx()
     marks = bool(deletes and batch.deletes_softly)
-    refuse_unread_in_tx(connection, batch, reduced, rows.source, is_written=False)
-    counts[WRITTEN] = write_in_tx(connection, batch, left - deletes, is_last=not marks)
-    if batch.unread and (unread := refuse_unread_in_tx(connection, batch, reduced, rows.source)):
+    if unread := refuse_unread_in_tx(connection, batch, reduced, rows.source):
         counts[UNREAD] = unread
+    counts[WRITTEN] = write_in_tx(connection, batch, left - deletes, is_last=not marks)
     counts["passed_over"] += left - deletes - counts[WRITTEN]
     if marks:
         delete_softly_in_tx(connection, batch, deletes, counts, traced=traced)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from operator import and_
 
 import psycopg
 from psycopg import sql
@@ -196,46 +197,58 @@ _INSERTS = ("c", "r")
 
 
 def refuse_unread_in_tx(
-    connection: psycopg.Connection,
-    batch: ChangeTable,
-    changes: sql.Composable,
-    source: sql.Identifier,
-    *,
-    is_written: bool = True,
+    connection: psycopg.Connection, batch: ChangeTable, changes: sql.Composable, source: sql.Identifier
 ) -> int:
     """
-    Refuse the changes that have inserted a row without one of its values.
+    Refuse the changes that would insert a row without one of its values; called before anything is written.
 
     :param changes: all changes of the batch; ``batch`` has those that decide.
-    :param is_written: False before anything is written: then the changes that would insert null into a column that is
-        NOT NULL, which Postgres would refuse without saying that a value was not read.
-    :return: how many rows lack a value that the source's own insert of the row did not have.
+    :return: how many rows will lack a value all the same: those that the source's own insert lacks it for, and stored
+        ones that have NULL instead.
     :raises RowsRefusedError: VALUE_NOT_READ.
     """
-    not_null = {column.column_name for column in batch.target.columns if column.required}
-    unread = {name: flag for name, flag in batch.unread.items() if is_written or name in not_null}
-    if not unread:
+    if not batch.unread:
         return 0
-    flags = [sql.SQL("change.{}").format(flag) for flag in unread.values()]
-    is_new = sql.SQL("change.{}").format(NEW) if is_written else sql.SQL("NOT {}").format(batch.exists())
+    updated = batch.reduced_upsert.changed(batch.written)
+    is_null = sql.SQL(" OR (change.{} AND target.{} IS NULL)")
+    stored_nulls = [
+        is_null.format(flag, sql.Identifier(name)) for name, flag in batch.unread.items() if name in updated
+    ]
+    flags = [sql.SQL("change.{}").format(flag) for flag in batch.unread.values()]
     lacking = sql.SQL("({})").format(sql.SQL(" OR ").join(flags))
-    concerned = sql.SQL("{} AND NOT change.{} AND {}").format(is_new, DELETED, lacking)
-    count = sql.SQL("SELECT pg_catalog.count(*) FROM {} AS change WHERE {}").format(batch.name, concerned)
-    found = execute_joined(connection, count, batch.upsert).fetchone()
-    if not found or not found[0]:
-        return 0
-    rows = execute_joined(connection, _asked(batch, changes, source, flags, concerned), batch.upsert).fetchall()
-    bad = [(place, lacks) for place, is_insert, *lacks in rows if not (is_insert and is_written)]
-    if bad:
-        names = [name for number, name in enumerate(unread) if any(lacks[number] for _, lacks in bad)]
-        raise RowsRefusedError(_error(batch, len(bad), names), [_bad_row(unread, *row) for row in bad])
-    _log.warning(
-        "%s rows were written to %s without a value that the source could not read: nothing holds it, because it was "
-        "stored under another key (`pgonce explain change-data`)",
-        found[0],
-        batch.target.qualified_name,
+    count = sql.SQL(
+        "SELECT pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE target.{key} IS NULL) "
+        "FROM {batch} AS change LEFT JOIN {target} AS target ON {same_key} "
+        "WHERE NOT change.{deleted} AND {lacking} AND (target.{key} IS NULL OR (false{stored_nulls}) AND {not_older})"
+    ).format(
+        key=sql.Identifier(batch.upsert.keys[0].target),
+        batch=batch.name,
+        target=batch.target.only,
+        same_key=batch.same_key(),
+        deleted=DELETED,
+        lacking=lacking,
+        stored_nulls=sql.Composed(stored_nulls),
+        not_older=batch.not_older(),
     )
-    return int(found[0])
+    found, new = execute_joined(connection, count, batch.upsert).fetchone() or (0, 0)
+    if new:
+        concerned = sql.SQL("NOT {} AND NOT change.{} AND {}").format(batch.exists(), DELETED, lacking)
+        rows = execute_joined(connection, _asked(batch, changes, source, flags, concerned), batch.upsert).fetchall()
+        not_null = {column.column_name for column in batch.target.columns if column.not_null}
+        needed = [name in not_null for name in batch.unread]
+        # Postgres would refuse NULL in such a column without saying that a value was not read.
+        bad = [(place, lacks) for place, is_insert, *lacks in rows if not is_insert or any(map(and_, lacks, needed))]
+        if bad:
+            names = [name for number, name in enumerate(batch.unread) if any(lacks[number] for _, lacks in bad)]
+            raise RowsRefusedError(_error(batch, len(bad), names), [_bad_row(batch.unread, *row) for row in bad])
+    if found:
+        _log.warning(
+            "%s rows are written to %s without a value that the source could not read, because nothing holds it: the "
+            "row had another key before, or has NULL in the table (`pgonce explain change-data`)",
+            found,
+            batch.target.qualified_name,
+        )
+    return int(found)
 
 
 def _asked(

@@ -2,18 +2,12 @@
 Compose the SQL that moves gathered rows into the target: append, upsert, complete.
 
 Pure; runs in the commit. Invariant: identifiers are composed, never formatted, and an upsert either has one row for
-each key or is refused. A value that the source could not read is known in every form of Debezium's
-``UnchangedToastedPlaceholder``, or it would overwrite the stored value: the text itself, its bytes, and, for a column
-that is an array, an array of the text, of its bytes, of a UUID that is made from them, or of the bytes as numbers. An
-hstore is a map, or JSON, with the text as key and as value.
+each key or is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import uuid
 from collections.abc import Iterable, Sequence
 
 from psycopg import sql
@@ -23,6 +17,7 @@ from ...options.destination import Changes
 from ..checked_table import ColumnPlan
 from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
+from ..unread_value import is_unread
 from .keys import ComparedUpsert, Upsert
 
 
@@ -235,42 +230,16 @@ def unread_columns(
     """
     if upsert is None or upsert.existing.keep_where is None:
         return {}
-    types = {column.name: column.postgres_type for column in encoded}
+    by_name = {column.name: column for column in encoded}
     compared = (*upsert.keys, upsert.order_by)
-    found = {}
-    for column in plan:
-        forms = _forms(upsert.existing.keep_where, types.get(column.source, ""))
-        if forms and column not in compared:
-            found[column.target] = _is_one_of(column.source, types[column.source], forms)
-    return found
-
-
-def _is_one_of(name: str, postgres_type: str, forms: Iterable[object]) -> sql.Composable:
-    # Not ANY, for which an array of arrays is one array.
-    equal = sql.SQL("{} OPERATOR(pg_catalog.=) {}::pg_catalog.{}")
-    return sql.SQL("(({}) IS TRUE)").format(
-        sql.SQL(" OR ").join(
-            equal.format(sql.Identifier(name), sql.Literal(form), sql.SQL(postgres_type)) for form in forms
-        )
-    )
-
-
-def _forms(text: str, postgres_type: str) -> list[object]:
-    """The placeholders of an unread value in a column that is encoded as this type; none if it cannot hold one."""
-    as_bytes, as_map = text.encode(), json.dumps({text: text}, ensure_ascii=False, separators=(",", ":"))
-    made = uuid.UUID(bytes=hashlib.md5(as_bytes, usedforsecurity=False).digest(), version=3)
-    forms: dict[str, list[object]] = {
-        "text": [text, as_map],
-        "bytea": [as_bytes],
-        "jsonb": [json.dumps(text), as_map],
-        "text[]": [[text], [str(made)]],
-        "bytea[]": [[as_bytes]],
-        "int4[]": [list(as_bytes)],
-        "int8[]": [list(as_bytes)],
+    conditions = {
+        column.target: is_unread(by_name[column.source], upsert.existing.keep_where)
+        for column in plan
+        if column not in compared and column.source in by_name
     }
-    return forms.get(postgres_type, [])
+    return {name: condition for name, condition in conditions.items() if condition is not None}
 
 
-def value_if_read(column: ColumnPlan, is_unread: sql.Composable) -> sql.Composable:
+def value_if_read(column: ColumnPlan, unread: sql.Composable) -> sql.Composable:
     """A gathered column's value, or NULL; what stands for an unread value need not be one of the column's type."""
-    return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(is_unread, value_of(column))
+    return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(unread, value_of(column))

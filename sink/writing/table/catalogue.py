@@ -26,7 +26,8 @@ class TargetColumn:
     """
     A column of the table: its type without and with its modifier (``numeric``, ``numeric(10,2)``), and both as numbers.
 
-    If the type is a domain, they are those of its base type. ``primary_key`` is the column's place in it, from 0.
+    If the type is a domain, they are those of its base type. ``generated`` says what always makes the value (an
+    ``identity`` or an ``expression``), and is empty elsewhere. ``primary_key`` is the column's place in it, from 0.
     ``user_type`` says more about a type that did not come with Postgres. ``declared`` has the column's number, type and
     modifier as the catalogue has them, where a domain is a type of its own; None for a column that is to be added.
     """
@@ -36,11 +37,17 @@ class TargetColumn:
     full_type: str
     type_oid: int
     typmod: int
-    required: bool
-    always_generated: bool
+    not_null: bool
+    has_default: bool
+    generated: str
     primary_key: int | None
     user_type: UserType | None = None
     declared: Sequence[int] | None = None
+
+    @property
+    def required(self) -> bool:
+        """Whether the rows must bring a value."""
+        return self.not_null and not self.has_default
 
 
 @dataclass(frozen=True)
@@ -190,8 +197,9 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
        pg_catalog.format_type(r.type_oid, NULL) AS base_type,
        pg_catalog.format_type(r.type_oid, r.typmod) AS full_type,
        r.type_oid, r.typmod, ARRAY[a.attnum, a.atttypid::int8, a.atttypmod] AS declared,
-       a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
-       a.attidentity = 'a' OR a.attgenerated <> '' AS always_generated,
+       a.attnotnull AS not_null, a.atthasdef OR a.attidentity <> '' AS has_default,
+       CASE WHEN a.attidentity = 'a' THEN 'identity' WHEN a.attgenerated <> '' THEN 'expression' ELSE '' END
+           AS generated,
        (SELECT array_position(i.indkey::int2[], a.attnum) FROM pg_catalog.pg_index AS i
         WHERE i.indrelid = c.oid AND i.indisprimary
         AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS primary_key

@@ -184,3 +184,15 @@ def test_a_deferred_constraint_is_met_before_commit(admin, url, mode, staged, co
     commit_typed(url, 0, where, columns, [(1, "a", 1), bad], staged=staged)
     assert rows_in(admin, "events") == [(0, "x", 7), (1, "a", 1)]
     assert [(key, code[:2]) for key, _, code in put_aside(admin)] == [(2, "23")]
+
+
+@pytest.mark.parametrize("kind", ["varchar(5)", "varbit(5)"])
+def test_a_column_is_not_widened_for_what_stands_for_an_unread_value(admin, url, kind):
+    """The stored value stays, and another column that is too narrow is widened."""
+    admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, bits {kind}, name varchar(5))".encode())
+    admin.execute("INSERT INTO events VALUES (1, '101', 'short')")
+    where = destination("events", "upsert", schema_evolution="addColumns", order_by="id", keep_where="unavailable")
+    commit_typed(url, 0, where, {**BITS, "name": t.StringType()}, [(1, "unavailable", "longer")])
+    limited = {"varchar(5)": "character varying(5)", "varbit(5)": "bit varying(5)"}[kind]
+    assert types_of(admin) == {"id": "bigint", "bits": limited, "name": "text"}
+    assert rows_in(admin, "events") == [(1, "101", "longer")]

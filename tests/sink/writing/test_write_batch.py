@@ -17,7 +17,7 @@ from support.rows import given_rows
 from support.sent_rows import arrow_rows, publish
 from support.typed_rows import struct_of
 
-from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
@@ -77,6 +77,16 @@ def test_every_kind_of_table_gets_the_same_rows_by_every_transport(ddl, admin, u
         publish(url, transport, STRUCT, ROWS)
         found = admin.execute(f"SELECT {columns} FROM events ORDER BY 1".encode()).fetchall()
         assert [(int(i), n, int(a)) for i, n, a in found] == ROWS, transport
+
+
+def test_an_identity_that_the_rows_bring_is_refused_with_the_statement_that_lets_them(admin, url):
+    """To drop the column from the rows is no way out where it is their key."""
+    admin.execute("CREATE TABLE events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text, at int)")
+    with pytest.raises(TargetError, match="COLUMN_GENERATED") as refused:
+        publish(url, "inline", STRUCT, ROWS, "upsert")
+    admin.execute(str(refused.value).partition("key: ")[2].rstrip(".").encode())
+    publish(url, "inline", STRUCT, ROWS, "upsert")
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (6,)
 
 
 def test_row_level_security_is_obeyed_by_every_transport(admin, url, login):

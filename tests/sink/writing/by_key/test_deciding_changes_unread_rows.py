@@ -118,9 +118,38 @@ def test_an_insert_without_a_value_is_written_and_counted(url, admin, caplog):
         )  # fmt: skip
     assert (result.counts["written"], result.counts["superseded"], result.counts["not_read"]) == (2, 1, 1)
     assert stored(admin) == [(1, None, 3), (2, "b", 4)]
-    assert "1 rows were written to public.events without a value" in caplog.text
+    assert "1 rows are written to public.events without a value" in caplog.text
     with pytest.raises(TargetError, match="VALUE_NOT_READ"):
         apply(url, (3, "?", 2, "u", WRITE), **how)
+
+
+@pytest.mark.parametrize(
+    "column", ["text NOT NULL DEFAULT ''", "text CHECK (name IS NOT NULL)", "letters", "text NOT NULL"]
+)
+def test_a_change_is_too_early_for_any_kind_of_column_that_takes_no_null(url, admin, column):
+    """Postgres would say only that a constraint refuses the row, and a batch of such rows would stop the query."""
+    admin.execute("CREATE DOMAIN letters AS text CHECK (VALUE IS NOT NULL)")
+    admin.execute(f"ALTER TABLE events DROP COLUMN name; ALTER TABLE events ADD COLUMN name {column}".encode())
+    assert apply(url, (1, "?", 20, WRITE), dead_letters=True, **UNREAD) == {"dead_letters": 1}
+    assert letters(admin) == [("20", "VALUE_NOT_READ", "name")]
+
+
+@pytest.mark.parametrize("only_newer", [False, True])
+def test_a_stored_null_is_not_the_value_that_was_not_read(url, admin, caplog, only_newer):
+    """The row lacks it and goes on to lack it, which is counted where the change is written."""
+    apply(url, (1, None, 1, WRITE), (2, "b", 1, WRITE), (3, None, 9, WRITE))
+    with caplog.at_level(logging.WARNING, "pgonce"):
+        counts = apply(url, *[(key, "?", 5, WRITE) for key in (1, 2, 3)], only_newer=only_newer, **UNREAD)
+    left_alone = {"written": 2, "passed_over": 1, "not_read": 1} if only_newer else {"written": 3, "not_read": 2}
+    assert counts == left_alone
+    assert "without a value" in caplog.text
+    assert stored(admin)[:2] == [(1, None, 5), (2, "b", 5)]
+
+
+def test_a_null_in_a_column_that_updates_leave_alone_is_not_counted(url):
+    """The change would not have written the value."""
+    apply(url, (1, None, 1, WRITE))
+    assert apply(url, (1, "?", 5, WRITE), update_columns=["seq"], **UNREAD) == {"written": 1}
 
 
 def of_a_source_with_op(op):

@@ -1,4 +1,8 @@
-"""The placeholder of a value that the source could not read is known in every form in which Debezium sends it."""
+"""
+The placeholder of a value that the source could not read is known in every form in which Debezium sends it.
+
+Covers: sink.writing.unread_value.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,47 @@
+"""
+Tell what stands in a row for a value that the source could not read.
+
+Pure; its SQL runs in the commit, on rows that were gathered. Invariant: every form of Debezium's
+``UnchangedToastedPlaceholder`` is known, or it would overwrite the stored value: the text itself, its bytes, and, for a
+column that is an array, an array of the text, of its bytes, of a UUID that is made from them, or of the bytes as
+numbers. An hstore is a map, or JSON, with the text as key and as value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+
+from psycopg import sql
+
+from ..encoding.encoded_types import EncodedColumn
+
+
+def is_unread(column: EncodedColumn, text: str) -> sql.Composable | None:
+    """
+    Whether a gathered row has a placeholder in ``column``, a condition that is never null; None if it can have none.
+
+    :param text: that of the placeholder, as ``keepWhere`` gives it.
+    """
+    # Not ANY, for which an array of arrays is one array.
+    equal = sql.SQL("{} OPERATOR(pg_catalog.=) {}::pg_catalog.{}")
+    name, postgres_type = sql.Identifier(column.name), sql.SQL(column.postgres_type)
+    parts = [equal.format(name, sql.Literal(form), postgres_type) for form in _forms(text, column.postgres_type)]
+    return sql.SQL("(({}) IS TRUE)").format(sql.SQL(" OR ").join(parts)) if parts else None
+
+
+def _forms(text: str, postgres_type: str) -> list[object]:
+    """The placeholders in a column that is encoded as this type; none if it cannot hold one."""
+    as_bytes, as_map = text.encode(), json.dumps({text: text}, ensure_ascii=False, separators=(",", ":"))
+    made = uuid.UUID(bytes=hashlib.md5(as_bytes, usedforsecurity=False).digest(), version=3)
+    forms: dict[str, list[object]] = {
+        "text": [text, as_map],
+        "bytea": [as_bytes],
+        "jsonb": [json.dumps(text), as_map],
+        "text[]": [[text], [str(made)]],
+        "bytea[]": [[as_bytes]],
+        "int4[]": [list(as_bytes)],
+        "int8[]": [list(as_bytes)],
+    }
+    return forms.get(postgres_type, [])
