@@ -285,15 +285,19 @@ def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written, u
     )
     names = sql.SQL(", ").join(sql.Identifier(f"key_{n}") for n, _ in enumerate(upsert.keys))
     deletes = sql.Identifier(written.changes.deleted) if written.changes else sql.SQL("false")
+    # A version of a table that deletes a row and inserts it again has replaced it.
+    has_versions = written.changes is not None and written.changes.has_versions
+    in_order = sql.SQL("turn, deletes DESC, place" if has_versions else "turn, place")
     return sql.SQL(
         "CREATE TEMPORARY TABLE {table} ON COMMIT DROP AS SELECT *, "
-        "pg_catalog.row_number() OVER (ORDER BY turn, place) AS number, "
-        "pg_catalog.lag(turn) OVER (PARTITION BY {names} ORDER BY turn, place) AS before FROM ("
+        "pg_catalog.row_number() OVER (ORDER BY {in_order}) AS number, "
+        "pg_catalog.lag(turn) OVER (PARTITION BY {names} ORDER BY {in_order}) AS before FROM ("
         "SELECT ctid AS place, pg_catalog.dense_rank() OVER (ORDER BY {order} NULLS FIRST) AS turn, "
         "{deletes} AS deletes, {keys} FROM {source} WHERE {wanted}) AS s; "
         "CREATE INDEX ON {table} (number); CREATE INDEX ON {table} (place)"
     ).format(
         table=table,
+        in_order=in_order,
         names=names,
         order=order,
         deletes=deletes,

@@ -98,6 +98,14 @@ class TestMovedValues:
         assert stored(admin) == [(1, 1, 0, True), (2, 1, 0, False), (3, 3, 1, False), (4, 4, 0, True)]
         assert letters(admin) == [(2, "23505")]
 
+    def test_a_row_that_a_version_replaces_is_there_though_another_row_is_refused(self, url, admin, events):
+        """A version of a table deletes a key before it inserts it, in whichever order the two come."""
+        struct = changes("pgonce_deleted", id=t.LongType(), u=t.LongType(), seq=t.LongType())
+        how = {"struct": struct, "delete_when": None, "change_feed": "delta", "dead_letters": True}
+        apply(url, (1, 5, 1, WRITE), (1, 1, 1, DELETE), (3, 5, 1, WRITE), **how)
+        assert stored(admin) == [(1, 5, 1), (2, 2, 0)]
+        assert letters(admin) == [(3, "23505")]
+
     def test_without_dead_letters_such_a_row_stops_the_batch(self, url, admin, events):
         """With the constraint's own error."""
         with pytest.raises(UniqueViolation, match="one_u"):
