@@ -149,7 +149,8 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, table: 
         raise TargetError(
             "NO_UNIQUE_KEY",
             f"{table.qualified_name} has no unique index by which rows could be found: on exactly "
-            f"{', '.join(key.target for key in upsert.keys)}, without WHERE, not on expressions, and not deferrable.",
+            f"{', '.join(key.target for key in upsert.keys)}, without WHERE or WITHOUT OVERLAPS, not on expressions, "
+            "and not deferrable.",
             NOTHING,
             "Create a unique constraint or index on exactly the key columns.",
         )

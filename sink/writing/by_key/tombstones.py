@@ -154,29 +154,37 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
     Leave a tombstone for each delete whose row is ``absent``, for as many days as the user said; and drop old ones.
 
     :return: how many deletes are remembered.
+    :raises TargetError: KEY_UNTRACEABLE, for a key that is too long.
     """
     own_set = own_set_in_tx(connection, changes)
     until = sql.SQL(
         "pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(days => {})"
     ).format(changes.upsert.existing.tombstone_days)
-    remembered = _ALL_DIGITS.execute_in_tx(
-        connection,
-        sql.SQL(
-            "INSERT INTO pgonce.tombstones AS stone (tombstone_set_id, key, order_value, deleted_at, expires_at) "
-            "SELECT {}, {}, pg_catalog.to_jsonb({}), pg_catalog.statement_timestamp(), {} "
-            "FROM {} AS change WHERE change.{} AND {} "
-            "ON CONFLICT (tombstone_set_id, key) DO UPDATE SET order_value = EXCLUDED.order_value, "
-            "deleted_at = EXCLUDED.deleted_at, expires_at = GREATEST(stone.expires_at, EXCLUDED.expires_at)"
-        ).format(
-            own_set,
-            _key(changes, list(identified(changes).keys)),
-            _order_remembered(changes),
-            until,
-            changes.name,
-            DELETED,
-            absent,
-        ),
-    ).rowcount
+    insert = sql.SQL(
+        "INSERT INTO pgonce.tombstones AS stone (tombstone_set_id, key, order_value, deleted_at, expires_at) "
+        "SELECT {}, {}, pg_catalog.to_jsonb({}), pg_catalog.statement_timestamp(), {} "
+        "FROM {} AS change WHERE change.{} AND {} "
+        "ON CONFLICT (tombstone_set_id, key) DO UPDATE SET order_value = EXCLUDED.order_value, "
+        "deleted_at = EXCLUDED.deleted_at, expires_at = GREATEST(stone.expires_at, EXCLUDED.expires_at)"
+    ).format(
+        own_set,
+        _key(changes, list(identified(changes).keys)),
+        _order_remembered(changes),
+        until,
+        changes.name,
+        DELETED,
+        absent,
+    )
+    try:
+        remembered = _ALL_DIGITS.execute_in_tx(connection, insert).rowcount
+    except psycopg.errors.ProgramLimitExceeded as error:
+        raise TargetError(
+            "KEY_UNTRACEABLE",
+            f"onlyNewer is set, and a row of {changes.target.qualified_name} is deleted whose key is too long to be "
+            f"remembered (Postgres says: {error.diag.message_primary}).",
+            NOTHING,
+            "Leave this delete out in Spark; or use shorter keys, or set deletes=ignore.",
+        ) from error
     if remembered:
         connection.execute(
             sql.SQL(

@@ -49,8 +49,9 @@ SELECT EXISTS (
     WHERE c.oid = {oid} AND c.relkind = 'r' AND current_setting('transaction_isolation') = 'read committed'
     AND has_table_privilege(c.oid, 'SELECT')
     AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
-    AND NOT EXISTS (SELECT FROM pg_constraint AS r WHERE r.conrelid = c.oid AND r.contype IN ('c', 'x'))
-    AND NOT EXISTS (SELECT FROM pg_index AS d WHERE d.indrelid = c.oid AND d.indisunique AND NOT d.indimmediate)
+    AND NOT EXISTS (SELECT FROM pg_constraint AS r WHERE r.conrelid = c.oid AND r.contype = 'c')
+    AND NOT EXISTS (SELECT FROM pg_index AS d WHERE d.indrelid = c.oid
+                    AND (d.indisexclusion OR d.indisunique AND NOT d.indimmediate))
     AND NOT EXISTS (
         SELECT FROM pg_attribute AS a JOIN pg_type AS y ON y.oid = a.atttypid
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -282,7 +283,7 @@ FROM (
     LEFT JOIN pg_amop AS q ON q.amopfamily = o.opcfamily AND q.amopstrategy = 3
         AND q.amoplefttype = o.opcintype AND q.amoprighttype = o.opcintype
     WHERE i.indrelid = {oid} AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indislive
-    AND i.indpred IS NULL AND i.indexprs IS NULL
+    AND NOT i.indisexclusion AND i.indpred IS NULL AND i.indexprs IS NULL
     UNION ALL
     SELECT 0, 0, a.attname, a.attcollation, a.attcollation, NULL, NULL, false
     FROM pg_attribute AS a WHERE a.attrelid = {oid} AND a.attname::text = {order_by}

@@ -8,11 +8,13 @@ sink.writing.by_key.tombstones, sink.writing.by_key.trigger_outcome, sink.writin
 from __future__ import annotations
 
 import itertools
+import random
+import string
 
 import psycopg
 import pytest
 from pyspark.sql import types as t
-from support.applied_changes import DELETE, PLAIN, WRITE, apply
+from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes
 from support.sent_rows import publish
 
 from pgonce.offsets_store.errors import TargetError
@@ -122,6 +124,28 @@ def test_citext_keys_are_applied(url_with):
     assert apply(url, (1, "A", 2, DELETE)) == {"deleted": 1}
     with pytest.raises(TargetError, match="KEY_UNTRACEABLE"):
         apply(url, (1, "A", 2, DELETE), only_newer=True)
+
+
+def test_a_delete_whose_key_is_too_long_to_be_remembered_is_refused(url, admin):
+    """Postgres would say only that a row of some index is too large."""
+    admin.execute("CREATE TABLE events (id bigint, name text PRIMARY KEY, seq bigint)")
+    long = "".join(random.Random(1).choices(string.ascii_letters, k=4000))
+    assert apply(url, (1, long, 1, DELETE)) == {"not_found": 1}
+    with pytest.raises(TargetError, match=r"KEY_UNTRACEABLE.*too long"):
+        apply(url, (1, long, 1, DELETE), only_newer=True)
+
+
+def test_a_key_without_overlaps_is_refused(url, admin):
+    """It is called unique, but a row of the same key may have a period within that of the change."""
+    if admin.info.server_version < 180000:
+        return
+    admin.execute(
+        "CREATE TABLE events (id int4range, name text, seq bigint, at daterange, PRIMARY KEY (id, at WITHOUT OVERLAPS))"
+    )
+    struct = changes(id=t.StringType(), name=t.StringType(), seq=t.LongType(), at=t.StringType())
+    for keys in ((), ["id", "at"]):
+        with pytest.raises(TargetError, match=r"NO_UNIQUE_KEY.*WITHOUT OVERLAPS"):
+            apply(url, ("[1,2)", "a", 1, "[2024-01-01,2024-02-01)", DELETE), struct=struct, keys=keys)
 
 
 def test_a_key_without_a_unique_index_is_refused(url, admin):
