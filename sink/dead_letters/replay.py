@@ -42,7 +42,8 @@ from ..encoding.encoded_types import EncodedColumn
 from ..options.destination import Destination
 from ..writing.bad_rows.recorded_destination import recalled, recorded_oid
 from ..writing.rows import Rows
-from ..writing.table.table_name import resolve_table
+from ..writing.table.lock import take_turns_in_tx
+from ..writing.table.table_name import ask_for_tables, resolve_table
 from ..writing.write_batch import write_batch_in_tx
 from .mended_rows import mended_rows_in_tx, only, ranked_in_tx
 from .replay_rules import (
@@ -178,6 +179,10 @@ def _written_in_tx(
     driver: psycopg.Connection, groups: Sequence[tuple[Group, LetterRows]], *, tolerates: bool
 ) -> list[Group]:
     done = []
+    if len(groups) > 1:
+        # All of them now, so that two replays wait for each other and do not block each other.
+        tables = ask_for_tables(driver, [group.destination.table for group, _ in groups])()
+        take_turns_in_tx(driver, zip((group.destination for group, _ in groups), tables, strict=True))
     for group, given in groups:
         counts, kept = write_letters_in_tx(driver, partial(_write_in_tx, driver, group), given, tolerates=tolerates)
         done.append(replace(group, counts=None if counts is None else dict(counts), kept=tuple(kept)))
@@ -236,8 +241,8 @@ def _grouped(letters: Sequence[StoredLetter]) -> list[Group]:
     groups: dict[tuple[str, str], list[StoredLetter]] = {}
     for letter in letters:
         groups.setdefault((letter.target, json.dumps(letter.destination, sort_keys=True)), []).append(letter)
-    # In the order of their tables, so that two replays wait for each other and do not block each other.
-    return [_group(groups[key]) for key in sorted(groups)]
+    # In the order in which they were put aside: a batch writes a table before those whose rows refer to it.
+    return [_group(of_one) for of_one in sorted(groups.values(), key=lambda of_one: of_one[0].dead_letter_id)]
 
 
 def _group(letters: list[StoredLetter]) -> Group:
