@@ -16,6 +16,7 @@ from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
 from pgonce.offsets_store.postgres.refused_rows import shortened
 from pgonce.offsets_store.recovery.dead_letters import shown_ids
 
+from ..encoding.arrow_forms import UNFIT_CODES
 from ..encoding.copy_encoder import HEADER, TRAILER, body_rows
 from ..encoding.encoded_types import EncodedColumn
 from ..writing.rows import Rows
@@ -133,7 +134,8 @@ def _refuse_unreadable(
         sql.SQL("({}, {}, {})").format(number, sql.Literal(column.name), sql.Literal(_kind(column, deleted)))
         for number, column in enumerate(columns)
     )
-    query = sql.SQL(_UNMENDED).format(table=table, columns=known, ids=_literal(ids))
+    codes = sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(map(sql.Literal, UNFIT_CODES)))
+    query = sql.SQL(_UNMENDED).format(table=table, columns=known, ids=_literal(ids), codes=codes)
     found = connection.execute(query, prepare=False).fetchall()
     if found:
         letter, number, shape = found[0]
@@ -168,13 +170,16 @@ CROSS JOIN LATERAL (
 WHERE letter.dead_letter_id = ANY ({ids})
   AND (value IS NULL OR CASE known.kind
        WHEN 'bytea' THEN jsonb_typeof(value) = 'object' AND NOT (is_that AND value ? 'base64')
-       WHEN 'jsonb' THEN is_that IS TRUE
+       WHEN 'jsonb' THEN is_that IS TRUE AND letter.code = ANY ({codes})
        WHEN 'deletes' THEN jsonb_typeof(value) IN ('object', 'array', 'null')
        WHEN 'array' THEN jsonb_path_exists(value, 'strict $.** ? (@.type() == "object")', '{{}}', true)
        ELSE jsonb_typeof(value) IN ('object', 'array') END)
 ORDER BY letter.dead_letter_id, known.number
 """
-"""For our search_path. A key can be taken out of an object only: from another value, that is an error."""
+"""
+For our search_path. A key can be taken out of an object only: from another value, that is an error. Only a row that
+could not be encoded has such an object in the place of a value; in others it may be the value itself.
+"""
 
 
 def _refuse_first(

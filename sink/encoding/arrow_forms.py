@@ -42,6 +42,10 @@ class UnfitValueError(Exception):
     """A value that Postgres cannot hold, somewhere in an array: (code, what the value is, remedy)."""
 
 
+UNFIT_CODES = ("NUL_IN_TEXT", "TEXT_NOT_UTF8", "TIME_OUT_OF_RANGE", "VALUE_UNENCODABLE")
+"""The codes of this error."""
+
+
 def prepare(array: pa.Array, data_type: t.DataType, postgres_type: str) -> pa.Array:
     """
     Return the array in the Arrow type that is encoded for ``postgres_type`` (JSON texts for ``jsonb``).

@@ -71,6 +71,17 @@ def test_bytes_may_be_base64(url, admin):
     assert admin.execute("SELECT value FROM events").fetchall() == [(b"\x00\xff",)]
 
 
+def test_a_value_may_look_like_one_that_could_not_be_encoded(url, admin):
+    """Postgres refused the row for another reason, so the object is what the row has."""
+    admin.execute("CREATE TABLE events (value jsonb)")
+    struct = t.StructType([t.StructField("value", t.MapType(t.StringType(), t.StringType()))])
+    for value in ({"json": "{}"}, {"base64": "AA=="}, {"arrow": "x"}):
+        put_aside(admin, {"value": value}, destination("public.events"), struct)
+    replayed(url)
+    found = admin.execute("SELECT value FROM events").fetchall()
+    assert found == [({"json": "{}"},), ({"base64": "AA=="},), ({"arrow": "x"},)]
+
+
 UNMENDED = (
     (t.StringType(), {"base64": "AA=="}, "still an object"),
     (t.StringType(), [1], "still an object"),
@@ -103,7 +114,8 @@ def refused_until_mended(url, admin, data_type, value, says):
     """Put a bad value aside after a good row, try to replay both, and run the statement of the error."""
     struct = t.StructType([t.StructField("id", t.LongType()), t.StructField("it's", data_type)])
     put_aside(admin, {"id": 1, "it's": None}, destination("public.events"), struct)
-    bad = put_aside(admin, {"id": 2, **({} if value is ... else {"it's": value})}, destination("public.events"), struct)
+    row = {"id": 2, **({} if value is ... else {"it's": value})}
+    bad = put_aside(admin, row, destination("public.events"), struct, code="TEXT_NOT_UTF8")
     with pytest.raises(RecoveryError) as error:
         replayed(url)
     said = str(error.value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 
 import pyarrow as pa
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 from support.spark_values import FIRST_DAY, TEXTS
 
+from pgonce.sink.encoding import arrow_forms
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.unfit_rows import UnfitRows
 from pgonce.sink.errors import EncodingError
@@ -152,6 +155,12 @@ def test_numbers_in_lists_beside_a_bad_row_are_not_taken_for_its_own():
         expected = [["1"], ["3"]] if good is None else [lists[good]]
         assert fit.column("c").to_pylist() == expected
         assert [row.code for row in unfit.rows] == ["VALUE_UNENCODABLE"]
+
+
+def test_the_codes_of_such_rows_are_known():
+    """A replay tells by them which letters have objects in the place of values that jsonb cannot hold."""
+    raised = re.findall(r'UnfitValueError\(\s*"(\w+)"', inspect.getsource(arrow_forms))
+    assert sorted(set(raised)) == list(arrow_forms.UNFIT_CODES)
 
 
 def test_a_batch_of_another_shape_stops_in_any_case():
