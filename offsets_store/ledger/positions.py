@@ -123,12 +123,15 @@ def advance(
         )
     reached, there = by_partition(ends), by_partition(now.positions)
     places = [(*place, known[place], end) for place, end in reached.items() if place in known]
-    topics, partitions, left, upto = ([place[n] for place in places] for n in range(4))
-    connection.execute(_ADVANCE, [topics, partitions, left, upto, before.writer_id, run_id])
+    connection.execute(_ADVANCE, [*_by_column(places, 4), before.writer_id, run_id])
     if added := [(*place, end) for place, end in reached.items() if place not in known and place not in there]:
-        topics, partitions, upto = ([place[n] for place in added] for n in range(3))
-        connection.execute(_ADD, [topics, partitions, upto, before.writer_id, run_id])
+        connection.execute(_ADD, [*_by_column(added, 3), before.writer_id, run_id])
     return positions_of(connection, before.writer_id)
+
+
+def _by_column(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    """The rows as Postgres's unnest takes them: a list for each of their columns."""
+    return [[row[number] for row in rows] for number in range(width)]
 
 
 def refuse_less(stored: Offsets, least: Mapping[TopicPartition, int]) -> None:

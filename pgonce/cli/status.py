@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,19 +103,17 @@ def _again_and_again(show: Callable[[], None], every: float | None) -> None:
     if every is None:
         show()
         return
-    try:
-        for look in count():
+    with suppress(KeyboardInterrupt):
+        Console().clear()
+        show()
+        while True:
+            time.sleep(every)
             Console().clear()
             try:
                 show()
             except ConnectError as error:
                 # Postgres restarts, for example, and that is what a watch is for.
-                if not look:
-                    raise
                 typer.echo(error)
-            time.sleep(every)
-    except KeyboardInterrupt:
-        pass
 
 
 def _show_all(
@@ -281,8 +279,8 @@ def health(
 
 
 def _failed_at_once(one: QueryState, query: str, sink: str | None) -> bool:
-    is_asked_for = sink in (None, one.sink_name) and is_meant(query, one.query_id, one.query_name)
-    return one.batch_id is None and is_asked_for
+    is_chosen = sink in (None, one.sink_name) and is_meant(query, one.query_id, one.query_name)
+    return one.batch_id is None and is_chosen
 
 
 def _one_line(one: QueryState, beyond: Sequence[str], now: datetime) -> str:

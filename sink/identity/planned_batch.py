@@ -82,28 +82,29 @@ def _refuse_continuous(checkpoint_location: str, interval_ms: int) -> None:
     """
     Refuse a query that has the options of asynchronous progress tracking, but runs continuously.
 
-    If an entry is due, as it is for the first batch that a run plans, it comes within milliseconds. A continuous query
-    writes its first entry after an epoch, which begins only when this function has returned. With an interval above 0,
-    no entry is due for that long after the last one. Spark measures from when it wrote the last one, which is before
-    this worker saw it, to when it plans a batch, which is before this function is called.
+    Before the first batch of a run of micro-batches, Spark writes an entry into the offset log, which comes within
+    milliseconds. A continuous query writes its first entry after an epoch, which begins only when this function has
+    returned. With an interval above 0, Spark writes the next entry when the interval has passed since the last one. It
+    measures from a moment before this worker saw that one to a moment before this function is called.
     """
-    now = time.monotonic()
+    began = time.monotonic()
     seen = _written_at.get(checkpoint_location) if interval_ms else None
-    if seen is not None and now < seen + interval_ms / 1000:
+    due = None if seen is None else seen + interval_ms / 1000
+    if due is not None and began < due:
         return
     while True:
         try:
             newest_uncommitted_entry(checkpoint_location)
+            break
         except SparkError:
-            if not _written_within(interval_ms, checkpoint_location):
-                if seen is not None and now < seen + interval_ms / 1000 + WAIT_FOR_OFFSETS_SECONDS:
-                    return
-                if time.monotonic() >= now + WAIT_FOR_OFFSETS_SECONDS:
-                    raise
-                time.sleep(0.01)
-                continue
-        _written_at[checkpoint_location] = time.monotonic()
-        return
+            if _written_within(interval_ms, checkpoint_location):
+                break
+            if due is not None and began < due + WAIT_FOR_OFFSETS_SECONDS:
+                return
+            if time.monotonic() >= began + WAIT_FOR_OFFSETS_SECONDS:
+                raise
+        time.sleep(0.01)
+    _written_at[checkpoint_location] = time.monotonic()
 
 
 def _written_within(interval_ms: int, checkpoint_location: str) -> bool:

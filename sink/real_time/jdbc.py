@@ -34,7 +34,6 @@ _SAME = {
 }
 # As in a commit, what a role or a database has set for its sessions must not end a flush, nor make the text NULL of a
 # NULL in an array of values. And a flush that has waited for a lock must see what has changed meanwhile.
-# The server is to notice that an executor is gone as soon as the executor would notice the same of the server.
 _SETTINGS = {
     "statement_timeout": "0",
     "idle_session_timeout": "0",
@@ -83,6 +82,8 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
         given, hosts, database = info.get_parameters(), _hosts(url, info), info.dbname
         password = info.password
         session = _session(connection)
+        # The last ones let the server notice that an executor is gone as soon as the executor would notice the same of
+        # the server.
         settings = {"lock_timeout": str(int(lock_timeout * 1000)), **_SETTINGS, **server_settings(connection)}
     properties = {
         "ApplicationName": application_name(run_id),

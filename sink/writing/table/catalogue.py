@@ -57,6 +57,7 @@ class TargetTable(QualifiedName):
 
     ``root`` is the oid of the partitioned table at the top, or its own. ``deletes_reach`` are the roots of the tables
     whose rows change when rows of this one are deleted, by ``ON DELETE CASCADE``, ``SET NULL`` or ``SET DEFAULT``.
+    ``triggers`` is whether it, or one of its partitions, has a trigger of the user.
     """
 
     oid: int

@@ -59,6 +59,20 @@ def test_deferred_triggers_run_under_the_users_settings(url, admin):
     assert admin.execute("SELECT zone FROM noted").fetchall() == [("Asia/Tokyo",)]
 
 
+def test_what_a_trigger_has_set_is_not_left_to_the_next_replay(url, admin):
+    """The session is of a pool in `pgonce serve`."""
+    admin.execute(
+        "CREATE SCHEMA audit CREATE TABLE events (id bigint, name text); "
+        "CREATE FUNCTION sets() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN SET search_path = audit, public; RETURN NULL; END$$; "
+        "CREATE TRIGGER sets AFTER INSERT ON events FOR EACH STATEMENT EXECUTE FUNCTION sets()"
+    )
+    for number in (1, 2):
+        put_aside(admin, {"id": number, "name": "n"}, destination("events"))
+        replayed(url)
+    assert in_table(admin, "id") == [(1,), (2,)]
+
+
 def kept(group):
     """The letters that stay, what is said of each, and whether its row is refused."""
     words = ("newer", "no row with its key", "deletes=ignore", "22001", "23514", "23505", "23503", "no table")
