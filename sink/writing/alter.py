@@ -27,9 +27,9 @@ from pgonce.offsets_store.postgres.lock_watch import WHO, HeldByOthersError
 from ..encoding.encoded_types import EncodedColumn
 from ..options.destination import Destination
 from .bad_row import RowsRefusedError, may_be_a_rows
-from .new_columns import Change, alter_statement, changes_for, is_limited, not_altered
+from .new_columns import Change, alter_statement, changes_for, has_larger, is_limited, not_altered
 from .rows import Gathering, whole_or_failed
-from .table.catalogue import TargetColumn, TargetTable, look_up_table
+from .table.catalogue import TargetTable, look_up_table
 from .table.lock import lock_table
 from .table.table_name import ResolvedName
 from .unread_value import is_unread
@@ -326,7 +326,7 @@ def _too_narrow(
             # The placeholder is not written.
             value = sql.SQL("(CASE WHEN NOT {} THEN {} END)").format(unread, value)
         limited.append(column.name)
-        tests.append(_has_larger(value, found[0]))
+        tests.append(has_larger(value, found[0]))
     if not limited:
         return frozenset()
     question = sql.SQL("SELECT {} FROM {} WHERE {}").format(sql.SQL(", ").join(tests), source, wanted)
@@ -337,17 +337,3 @@ def _too_narrow(
         # A value cannot even be read as the column's type: the batch's own error says more about that.
         return frozenset()
     return frozenset(name for name, is_larger in zip(limited, answers, strict=True) if is_larger)
-
-
-def _has_larger(value: sql.Composable, column: TargetColumn) -> sql.Composed:
-    """Whether there is a ``value`` in the rows that the column refuses."""
-    first, *others = (int(part) for part in column.full_type.partition("(")[2].rstrip(")").split(","))
-    if column.base_type == "numeric":
-        test = "bool_or(abs(round({}::numeric, {})) >= 10::numeric ^ {})"
-        return sql.SQL(test).format(value, others[0], first - others[0])
-    if column.base_type == "bit varying":
-        # A text that is not a bit string is refused, however wide the column is; others may yet need a wider one.
-        test = "bool_or(CASE WHEN {0}::text ~ '^([bB]?[01]*|[xX][0-9a-fA-F]*)$' THEN length({0}::varbit) > {1} END)"
-        return sql.SQL(test).format(value, first)
-    # Spaces past the end of a varchar(n) are cut, as the SQL standard says.
-    return sql.SQL("bool_or(char_length(rtrim({}::text, ' ')) > {})").format(value, first)

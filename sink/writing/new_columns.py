@@ -54,6 +54,20 @@ def is_limited(column: TargetColumn) -> bool:
     return re.fullmatch(r"(character varying|numeric|bit varying)\([-\d, ]+\)", column.full_type) is not None
 
 
+def has_larger(value: sql.Composable, column: TargetColumn) -> sql.Composed:
+    """Whether there is a ``value`` in the rows that is too large for a column that :func:`is_limited`."""
+    first, *others = (int(part) for part in column.full_type.partition("(")[2].rstrip(")").split(","))
+    if column.base_type == "numeric":
+        test = "bool_or(abs(round({}::numeric, {})) >= 10::numeric ^ {})"
+        return sql.SQL(test).format(value, others[0], first - others[0])
+    if column.base_type == "bit varying":
+        # A text that is not a bit string is refused, however wide the column is; others may yet need a wider one.
+        test = "bool_or(CASE WHEN {0}::text ~ '^([bB]?[01]*|[xX][0-9a-fA-F]*)$' THEN length({0}::varbit) > {1} END)"
+        return sql.SQL(test).format(value, first)
+    # Spaces past the end of a varchar(n) are cut, as the SQL standard says.
+    return sql.SQL("bool_or(char_length(rtrim({}::text, ' ')) > {})").format(value, first)
+
+
 def _wider(column: TargetColumn, encoded: EncodedColumn) -> str | None:
     modifiers = re.search(r"\(([-\d, ]+)\)", column.full_type)
     numbers = [int(number) for number in modifiers[1].split(",")] if modifiers else []
