@@ -61,6 +61,23 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
 
 def _delete_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: int) -> tuple[int, _Kept | None]:
     """How many rows were deleted, and what kept others from it, if anything did."""
+    # A transaction that was in its COMMIT may have updated a row, for which the first DELETE has waited, and inserted
+    # another one, which that did not see. One that finds nothing has deleted no half of another transaction.
+    deleted = 0
+    for _ in range(_MOST_TIMES):
+        again, kept = _delete_visible_in_tx(connection, table, oid)
+        deleted += again
+        if not again:
+            return deleted, kept
+    raise psycopg.errors.SerializationFailure(
+        f"other sessions commit rows of {table.qualified_name} all the time while all of them are deleted"
+    )
+
+
+_MOST_TIMES = 20
+
+
+def _delete_visible_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: int) -> tuple[int, _Kept | None]:
     cursor = connection.cursor()
     # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty. In one round trip with the
     # question, whose statements stand under our search_path.
@@ -116,14 +133,7 @@ class StartOver:
 
         :raises TargetError: START_OVER_REFUSED.
         """
-        named = (self.replaces, self.sink_name)
-        tables = {table.qualified_name: table.oid}
-        feeders = lock_feeders_in_tx(connection, tables, or_gone=named)
-        others = [feeder for feeder in feeders if (feeder.query_id, feeder.sink_name) != named]
-        rows_of_others = _fed_by_others(others) or _fed_by_jobs(count_jobs_in_tx(connection, tables))
-        if rows_of_others:
-            raise _not_over(table, rows_of_others, _forget_retired(others))
-        if not feeders:
+        if not self._feeders_in_tx(connection, table):
             raise _not_over(table, f"the ledger does not know that query {self.replaces} has written to it")
         reason = _unfit_to_start_over(connection, table)
         if reason:
@@ -132,6 +142,23 @@ class StartOver:
         self.deleted, kept = _delete_all_in_tx(connection, table, table.oid)
         if kept is not None:
             raise _not_over(table, kept.value)
+        # Those whose COMMIT the deletes have waited for are known by now.
+        self._feeders_in_tx(connection, table)
+
+    def _feeders_in_tx(self, connection: psycopg.Connection, table: TargetTable) -> Sequence[Feeder]:
+        """
+        Lock all that feed the table.
+
+        :raises TargetError: START_OVER_REFUSED, if others than the query that is replaced have rows in it.
+        """
+        named = (self.replaces, self.sink_name)
+        tables = {table.qualified_name: table.oid}
+        feeders = lock_feeders_in_tx(connection, tables, or_gone=named)
+        others = [feeder for feeder in feeders if (feeder.query_id, feeder.sink_name) != named]
+        rows_of_others = _fed_by_others(others) or _fed_by_jobs(count_jobs_in_tx(connection, tables))
+        if rows_of_others:
+            raise _not_over(table, rows_of_others, _forget_retired(others))
+        return feeders
 
 
 def _fed_by_others(others: Sequence[Feeder]) -> str:

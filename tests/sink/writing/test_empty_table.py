@@ -6,12 +6,15 @@ Covers: sink.writing.empty_table.
 
 from __future__ import annotations
 
+import threading
+
 import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.sent_rows import publish
 
 from pgonce.offsets_store.errors import TargetError
+from pgonce.sink.writing import empty_table
 
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
 TABLE = "CREATE TABLE events (id bigint, name text)"
@@ -86,3 +89,25 @@ def test_a_trigger_that_keeps_rows_of_a_role_that_has_its_own(url, admin, login)
         replace_all(login.url, (4, "new"))
     assert refused.value.code == "TRIGGER_CHANGED_ROWS"
     assert stored(admin) == [(1, "theirs"), (3, "kept")]
+
+
+def test_what_others_commit_meanwhile_goes_as_a_whole_or_stays_as_a_whole(url, admin):
+    """An upsert in its COMMIT has changed one old row and added a row: none of the two is left without the other."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text); INSERT INTO events VALUES (2, 'old')")
+    with psycopg.connect(url) as upserting:
+        publish(upserting, "inline", STRUCT, [(2, "b"), (7, "b")], mode="upsert")
+        replacing = threading.Thread(target=replace_all, args=(url, (100, "c")))
+        replacing.start()
+        replacing.join(1)
+        assert replacing.is_alive()
+    replacing.join(20)
+    assert stored(admin) == [(100, "c")]
+
+
+def test_others_that_never_stop_are_not_waited_for(url, admin, monkeypatch):
+    """The commit tries again, as after any conflict of transactions."""
+    monkeypatch.setattr(empty_table, "_MOST_TIMES", 1)
+    admin.execute(f"{TABLE}; INSERT INTO events VALUES (1, 'old')".encode())
+    with pytest.raises(psycopg.errors.SerializationFailure, match="all the time"):
+        replace_all(url, (2, "new"))
+    assert stored(admin) == [(1, "old")]

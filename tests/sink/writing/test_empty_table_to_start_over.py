@@ -9,15 +9,18 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 from support.batches import make_batch
-from support.committed_rows import ids, rows, settings
+from support.committed_rows import ids, job, rows, settings, writing
+from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
+from support.gate import gate
 from support.tombstones import put_tombstone
 
-from pgonce.offsets_store.commit.batch_job import commit_job
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.batch_jobs import Job
@@ -67,6 +70,13 @@ def refused(code, *arguments, **how):
     return str(error.value)
 
 
+# Behind the job that waits at the gate, which does so for an advisory lock.
+_BLOCKED = (
+    "SELECT count(*) FROM pg_stat_activity AS a, unnest(pg_blocking_pids(a.pid)) AS b(pid) "
+    "JOIN pg_stat_activity AS o USING (pid) WHERE cardinality(pg_blocking_pids(o.pid)) > 0"
+)
+
+
 def kafka(offset):
     """Offsets of one Kafka partition."""
     return {"0": {"t": {"0": offset}}}
@@ -84,6 +94,22 @@ class TestOtherRows:
         assert "batch jobs have written to it (1 batchKeys)" in said
         assert "empty the table yourself" not in said
         assert ids(admin) == [1, 7]
+
+    @pytest.mark.parametrize("only_newer", [False, True])
+    def test_of_a_batch_job_that_is_in_its_commit(self, only_newer, admin, url):
+        """It is not known before its rows are, and then these would be deleted, and its key would stay."""
+        commit(url, "old", 0, 1, 2)
+        how = {"mode": "upsert", "keys": ("id",), **({"order_by": "id", "only_newer": True} if only_newer else {})}
+        with ThreadPoolExecutor(2) as pool:
+            with gate(url, "events") as waiting:
+                of_job = pool.submit(commit_job, settings(url), job(), writing(2, 7, **how))
+                assert wait_until(lambda: admin.execute(waiting.encode()).fetchone() == (1,))
+                new = pool.submit(commit, url, "new", 0, 100, over="old", patience=20)
+                assert wait_until(lambda: admin.execute(_BLOCKED).fetchone() != (0,))
+            assert of_job.result().verdict is JobVerdict.PUBLISHED
+            with pytest.raises(TargetError, match=r"batch jobs have written to it \(1 batchKeys\)"):
+                new.result()
+        assert ids(admin) == [1, 2, 7]
 
     def test_of_a_query_that_was_retired(self, admin, url):
         """Its rows are meant to stay, until it is forgotten."""
