@@ -51,6 +51,7 @@ _MOVED = (
     "end_offsets",
     "guarantee",
     "targets",
+    "swapped_from",
     "offsets_read_by",
 )
 
@@ -64,7 +65,7 @@ _RECORD = Compiled(insert(batches).values(_given(_RECORDED)))
 _MOVE = Compiled(
     update(writers)
     .where(writers.c.writer_id == bindparam("writer"))
-    .values(updated_at=func.clock_timestamp(), swapped_from=None, **_given(_MOVED))
+    .values(updated_at=func.clock_timestamp(), **_given(_MOVED))
 )
 
 
@@ -85,6 +86,7 @@ def record_batch_in_tx(
     """
     generation = generation_of(locked, batch)
     end = _end(locked, batch)
+    known = locked.ledger.writer
     known_ids = (locked.ledger.last and locked.ledger.last.topic_ids) or {}
     moved = {
         "query_name": batch.query_name,
@@ -95,7 +97,9 @@ def record_batch_in_tx(
         "end_offsets": end,
         "guarantee": batch.guarantee,
         "offsets_read_by": batch.offsets_read_by,
-        "targets": tables.known or (locked.ledger.writer and locked.ledger.writer.targets),
+        "targets": tables.known or (known and known.targets),
+        # A function that has written nothing has shown nothing about which table it writes to.
+        "swapped_from": None if published.targets else known and known.swapped_from,
     }
     recorded = {
         "writer_id": locked.writer_id,

@@ -40,11 +40,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Part:
-    """An index or a constraint: its ``definition`` is the same for the same thing of another table."""
+    """
+    An index or a constraint: its ``definition`` is the same for the same thing of another table.
+
+    With ``refuses_rows`` there are rows that a table takes only without it. (NOT NULL is said of the columns.)
+    """
 
     name: str
     definition: str
     is_index: bool
+    refuses_rows: bool
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Table:
     A table as the catalogue has it.
 
     ``borrowed`` are the columns whose default is the next value of a sequence that belongs to another table, with the
-    oid of that sequence.
+    oid of that sequence. ``replica_identity`` is the letter that ``pg_class`` has for it.
     """
 
     oid: int
@@ -73,6 +78,7 @@ class Table:
     owner: str
     kind: str
     persistence: str
+    replica_identity: str
     comment: str | None
     grants: Grants
     columns: tuple[Column, ...]
@@ -133,7 +139,8 @@ def _acl(acl: str) -> str:
 
 _TABLE = f"""
 SELECT c.oid::bigint AS oid, n.nspname AS schema, c.relname AS name, o.rolname AS owner, c.relkind::text AS kind,
-       c.relpersistence::text AS persistence, obj_description(c.oid, 'pg_class') AS comment,
+       c.relpersistence::text AS persistence, c.relreplident::text AS replica_identity,
+       obj_description(c.oid, 'pg_class') AS comment,
        {_acl("coalesce(c.relacl, acldefault('r', c.relowner))")} AS grants
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace JOIN pg_roles AS o ON o.oid = c.relowner
 WHERE c.oid = %s
@@ -154,10 +161,12 @@ LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 
-# An index and the constraint that stands on it have one name. Postgres 18 has constraints for NOT NULL.
+# An index and the constraint that stands on it have one name. Postgres 18 has constraints for NOT NULL. The definition
+# of an exclusion constraint's index lacks its operators.
 _PARTS = """
-SELECT i.relname AS name, true AS is_index,
+SELECT i.relname AS name, true AS is_index, x.indisunique OR x.indisexclusion AS refuses_rows,
        coalesce(c.contype::text || ' ', '') || CASE WHEN x.indisunique THEN 'UNIQUE ' ELSE '' END
+       || CASE WHEN c.contype = 'x' THEN pg_get_constraintdef(c.oid) || ' ' ELSE '' END
        || substr(pg_get_indexdef(i.oid), length(format('CREATE %%sINDEX %%I ON %%I.%%I ',
               CASE WHEN x.indisunique THEN 'UNIQUE ' ELSE '' END, i.relname, n.nspname, t.relname)) + 1)
        || CASE WHEN c.condeferrable THEN ' DEFERRABLE' ELSE '' END
@@ -168,9 +177,9 @@ JOIN pg_namespace AS n ON n.oid = t.relnamespace
 LEFT JOIN pg_constraint AS c ON c.conindid = i.oid AND c.conrelid = t.oid AND c.contype IN ('p', 'u', 'x')
 WHERE x.indrelid = %s
 UNION ALL
-SELECT c.conname, false, pg_get_constraintdef(c.oid) FROM pg_constraint AS c
+SELECT c.conname, false, c.contype = 'c', pg_get_constraintdef(c.oid) FROM pg_constraint AS c
 WHERE c.conrelid = %s AND c.contype IN ('c', 'n')
-ORDER BY 3, 1
+ORDER BY 4, 1
 """
 
 _SEQUENCES = f"""

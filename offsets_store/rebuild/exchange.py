@@ -16,7 +16,7 @@ means another table by now.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from uuid import uuid4
 
 from psycopg import sql
@@ -24,12 +24,15 @@ from sqlalchemy import BigInteger, Connection, bindparam, select, text, update
 from sqlalchemy.dialects import postgresql
 
 from ..ledger.tables import dead_letters
+from ..postgres.text import QUALIFIED_NAME
 from .described_table import EVERYBODY, Column, Grants, Part, Table
 
 
 def differences(living: Table, new: Table) -> list[str]:
     """The texts for what may break, with the statements that remove a difference in grants or comments."""
-    found = [*_columns(living, new), *_order(living, new), *_lacking(living, new)]
+    found = [*_columns(living, new), *_order(living, new), *_parts_of_one(living, new)]
+    if living.replica_identity != new.replica_identity:
+        found.append("its REPLICA IDENTITY differs")
     if grants := list(_grants(living, new)):
         found.append(f"its grants differ, run: {'; '.join(grants)}")
     if comments := list(_comments(living, new)):
@@ -68,12 +71,22 @@ def _order(living: Table, new: Table) -> Iterator[str]:
         yield f"its columns come in another order: {', '.join(others)}"
 
 
-def _lacking(living: Table, new: Table) -> Iterator[str]:
-    lacking = Counter(part.definition for part in living.parts) - Counter(part.definition for part in new.parts)
-    for part in living.parts:
-        if lacking[part.definition] > 0 and not part.definition.startswith("NOT NULL "):
-            lacking[part.definition] -= 1
+def _parts_of_one(living: Table, new: Table) -> Iterator[str]:
+    """What only the living table has, and what only the new one has and may refuse rows by."""
+    for part in _not_in(new, living.parts):
+        if not part.definition.startswith("NOT NULL "):
             yield f"it lacks {part.name} ({part.definition.strip()})"
+    for part in _not_in(living, new.parts):
+        if part.refuses_rows:
+            yield f"it alone has {part.name} ({part.definition.strip()})"
+
+
+def _not_in(table: Table, parts: Iterable[Part]) -> Iterator[Part]:
+    there = Counter(part.definition for part in table.parts)
+    for part in parts:
+        there[part.definition] -= 1
+        if there[part.definition] < 0:
+            yield part
 
 
 def _grants(living: Table, new: Table) -> Iterator[str]:
@@ -201,11 +214,22 @@ def keys_of_one_only(connection: Connection, living: Table, new: Table) -> int:
 
 
 def exchange_keys(connection: Connection, living: Table, new: Table) -> None:
-    """Let the keys of each table follow it to the name that it has now."""
+    """
+    Let the keys of each table follow it to the name that it has now.
+
+    A key of a table that had one of these names before stays, unless the same key comes: then it follows its own table
+    to its name of today, or goes, if that was dropped.
+    """
     # By way of a third name, because both tables may have the same key.
-    one, other, between = living.qualified_name, new.qualified_name, f"pgonce_{uuid4().hex}"
-    for was, name in ((one, between), (other, one), (between, other)):
-        connection.execute(_RENAME, {"was": was, "name": name})
+    between = {table.oid: f"pgonce_{uuid4().hex}" for table in (living, new)}
+    for table in (living, new):
+        was = {"was": table.qualified_name, "name": between[table.oid]}
+        connection.execute(_RENAME, {**was, "oid": str(table.oid)})
+    for table, now in ((living, new), (new, living)):
+        coming = {"was": between[table.oid], "name": now.qualified_name}
+        for make_room in _MAKE_ROOM:
+            connection.execute(make_room, coming)
+        connection.execute(_RENAME, {**coming, "oid": str(table.oid)})
 
 
 # In one statement, because the skips refer to the jobs: the foreign key is checked when it ends.
@@ -218,9 +242,40 @@ WITH jobs AS (
                        || jsonb_build_object(CAST(:name AS text), targets -> CAST(:was AS text))
                   ELSE targets END
     WHERE sink_name = CAST(:was AS text)
+    AND coalesce(targets ->> CAST(:was AS text), '0') IN ('0', CAST(:oid AS text))
+    RETURNING batch_key
 )
-UPDATE pgonce.batch_job_skips SET sink_name = CAST(:name AS text) WHERE sink_name = CAST(:was AS text)
+UPDATE pgonce.batch_job_skips SET sink_name = CAST(:name AS text)
+WHERE sink_name = CAST(:was AS text) AND batch_key IN (SELECT batch_key FROM jobs)
 """)
+
+_IN_THE_WAY = f"""
+WITH in_the_way AS (
+    SELECT j.batch_key, (SELECT {QUALIFIED_NAME} FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+                         WHERE c.oid = CAST(CAST(j.targets ->> j.sink_name AS bigint) AS oid)) AS now
+    FROM pgonce.batch_jobs AS j JOIN pgonce.batch_jobs AS o ON o.batch_key = j.batch_key
+    WHERE j.sink_name = CAST(:name AS text) AND o.sink_name = CAST(:was AS text)
+)
+"""
+_MAKE_ROOM = (
+    # One that its own table has under its name of today as well is a record of the same rows.
+    text(f"""{_IN_THE_WAY}
+DELETE FROM pgonce.batch_jobs AS j USING in_the_way AS w
+WHERE j.sink_name = CAST(:name AS text) AND j.batch_key = w.batch_key
+AND (w.now IS NULL
+     OR EXISTS (SELECT FROM pgonce.batch_jobs AS o WHERE o.sink_name = w.now AND o.batch_key = w.batch_key))
+"""),
+    text(f"""{_IN_THE_WAY},
+jobs AS (
+    UPDATE pgonce.batch_jobs AS j
+    SET sink_name = w.now,
+        targets = j.targets - j.sink_name || jsonb_build_object(w.now, j.targets -> j.sink_name)
+    FROM in_the_way AS w WHERE j.sink_name = CAST(:name AS text) AND j.batch_key = w.batch_key
+)
+UPDATE pgonce.batch_job_skips AS s SET sink_name = w.now
+FROM in_the_way AS w WHERE s.sink_name = CAST(:name AS text) AND s.batch_key = w.batch_key
+"""),
+)
 
 _NAMED_BY_USERS = text("""
 SELECT j.sink_name, t.key, array_agg(j.batch_key ORDER BY j.committed_at DESC)
@@ -234,7 +289,8 @@ GROUP BY 1, 2 ORDER BY 1, 2
 
 _OF_ONE_ONLY = text("""
 SELECT count(*) FROM pgonce.batch_jobs AS j
-WHERE (j.sink_name = :living OR j.targets ->> j.sink_name = :living_oid) AND NOT EXISTS (
+WHERE (j.sink_name = :living AND coalesce(j.targets ->> j.sink_name, '0') IN (:living_oid, '0')
+       OR j.targets ->> j.sink_name = :living_oid) AND NOT EXISTS (
     SELECT FROM pgonce.batch_jobs AS o
     WHERE o.batch_key = j.batch_key
     AND (o.sink_name = :new AND coalesce(o.targets ->> o.sink_name, '0') IN (:new_oid, '0')

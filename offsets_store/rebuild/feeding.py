@@ -5,8 +5,9 @@ Runs in the command ``pgonce swap``. Invariant: a writer goes on with the table 
 it is called: its next batch is refused until the query is told the new name.
 
 The new table has caught up only if stored offsets say so: its query has begun where the one of the living table has, or
-before, and has got as far. Offsets that do not say which rows they stand for are not compared. The rows of a query that
-was retired are in the living table still, so they count as well, until it is forgotten.
+before, has got as far, and has left nothing out because a person accepted that. Offsets that do not say which rows they
+stand for are not compared. The rows of a query that was retired are in the living table still, so they count as well,
+until it is forgotten.
 """
 
 from __future__ import annotations
@@ -69,19 +70,21 @@ def _feeding(connection: Connection, writer: Writer, oid: int) -> Feeding:
     details = connection.execute(newest).scalar_one_or_none()
     # Swaps of earlier versions do not say which tables they have exchanged.
     exchanged = details.get("exchanged", ()) if details and not details["back"] else ()
-    reach = Reach(writer.stored_to, writer.topic_ids, _start(connection, writer.writer_id))
+    since = _since_it_began(connection, writer.writer_id)
+    start = _start(connection, since[-1]) if since[-1] is not None else None
+    reach = Reach(writer.stored_to, writer.topic_ids, start, _accepted(connection, since))
     return Feeding(writer, oid, reach, frozenset(exchanged))
 
 
-def _start(connection: Connection, writer_id: int) -> Offsets | None:
+def _since_it_began(connection: Connection, writer_id: int) -> list[int | None]:
     """
-    Where the first batch of the rows of a table began, which may be that of a query whose place the writer took.
+    The writer, and those whose places were taken, back to the one that wrote the first of the table's rows.
 
-    None if that is not recorded, or no longer recorded; or if the query has run with another sink before.
+    The last one is None if it is not recorded any more which one that was.
     """
-    seen = set()
-    while writer_id not in seen:
-        seen.add(writer_id)
+    found: list[int | None] = []
+    while writer_id not in found:
+        found.append(writer_id)
         writer = connection.execute(select(writers).where(writers.c.writer_id == writer_id)).one()
         over = select(interventions.c.intervention_id).where(
             interventions.c.writer_id == writer_id, interventions.c.kind == "start-over"
@@ -91,10 +94,19 @@ def _start(connection: Connection, writer_id: int) -> Offsets | None:
         earlier = select(writers.c.writer_id).where(
             writers.c.query_id == writer.replaces, writers.c.replaced_by == writer.query_id
         )
-        found = connection.execute(earlier).scalars().all()
-        if len(found) != 1:
-            return None
-        writer_id = found[0]
+        replaced = connection.execute(earlier).scalars().all()
+        if len(replaced) != 1:
+            return [*found, None]
+        writer_id = replaced[0]
+    return found
+
+
+def _start(connection: Connection, writer_id: int) -> Offsets | None:
+    """
+    Where the first batch of a writer began.
+
+    None if that is not recorded, or no longer recorded; or if the query has run with another sink before.
+    """
     first = select(batches.c.start_offsets).where(
         batches.c.writer_id == writer_id,
         batches.c.generation == 0,
@@ -104,6 +116,16 @@ def _start(connection: Connection, writer_id: int) -> Offsets | None:
     )
     start: Offsets | None = connection.execute(first).scalar_one_or_none()
     return start
+
+
+def _accepted(connection: Connection, writer_ids: Iterable[int | None]) -> tuple[int, ...]:
+    """The batches of these writers that a person has accepted, though they do not follow the one before them."""
+    accepted = select(interventions.c.batch_id).where(
+        interventions.c.writer_id.in_([one for one in writer_ids if one is not None]),
+        interventions.c.kind == "accept",
+        interventions.c.used_at.is_not(None),
+    )
+    return tuple(connection.execute(accepted.order_by(interventions.c.intervention_id)).scalars().all())
 
 
 def refused_feeding(
@@ -190,12 +212,14 @@ class Reach:
     """
     Which part of its sources a writer has stored, and the ids of the topics that it reads, as far as these are known.
 
-    ``start`` is where the first batch of its rows began; None if no record tells.
+    ``start`` is where the first batch of its rows began; None if no record tells. A person has ``accepted`` batches
+    that may leave some of the source out.
     """
 
     offsets: Offsets | None
     topic_ids: dict[str, str]
     start: Offsets | None = None
+    accepted: tuple[int, ...] = ()
 
 
 class NotComparableError(Exception):
@@ -211,6 +235,11 @@ def missing(living: Sequence[Reach], new: Sequence[Reach]) -> list[str]:
     """
     if not living or not new:
         raise NotComparableError(f"no query feeds the {'new' if living else 'living'} table")
+    if accepted := [str(batch_id) for reach in new for batch_id in reach.accepted]:
+        raise NotComparableError(
+            f"batch {', '.join(accepted)} of its query was accepted by hand (`pgonce accept`), and rows before it may "
+            "be missing"
+        )
     if all(says_which_rows(end.offsets) for end in (*living, *new)):
         _refuse_other_topics(living, new)
         behind = _behind(_positions(living, max), _positions(new, min))

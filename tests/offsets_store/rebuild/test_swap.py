@@ -22,14 +22,17 @@ from support.tombstones import put_tombstone
 from pgonce.cli.doctor import look_again
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.recovery.by_hand import retire_sink
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.recovery.by_hand import accept_batch, retire_sink
 from pgonce.offsets_store.recovery.forget import forget_query
 from pgonce.offsets_store.status.read_stored import last_written
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
+from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 
 @pytest.fixture
@@ -47,6 +50,18 @@ def commit(url, query, batch_id, *of, table="events", sink_name=None, remedies=N
     work = work_into(sink_name, destination(table), rows(*of))
     batch = make_batch(batch_id, run or f"run of {query}", query_id=query, **facts)
     return commit_batch(settings(url, remedies=remedies or Remedies(), retry_timeout=0), batch, work)
+
+
+def of_function(url, query, batch_id, *of, table="events"):
+    """Commit one batch of a function that writes its rows into a table, and nothing if there are none."""
+
+    def publish(connection, batch, _):
+        if not of:
+            return Published(0, "function", targets={})
+        return write_batch_in_tx(driver_connection(connection), destination(table), rows(*of), batch)
+
+    batch = make_batch(batch_id, f"run of {query}", query_id=query, sink_name=query)
+    return commit_batch(settings(url, retry_timeout=0), batch, Work(lambda _: query, publish, sealed=True))
 
 
 def refused(code, *arguments, **how):
@@ -121,6 +136,18 @@ class TestExchanged:
             refused("TARGET_CHANGED", url, "new", 1, 99, sink_name="mine", table="events_new", run=run)
         assert commit(url, "new", 1, 12, sink_name="mine") is Verdict.NEW
         assert in_table(admin, "events") == [2, 12]
+
+    def test_a_function_that_has_written_nothing_since_is_still_refused(self, admin, url, swap):
+        """Its first batch after the swap has no rows, so only the next one shows which table it writes to."""
+        for name, table in (("mine", "events"), ("other", "events_new")):
+            of_function(url, name, 0, 1, table=table)
+        assert swap().exit_code == ExitCode.OK
+        of_function(url, "mine", 1)
+        with pytest.raises(PgonceError, match="TARGET_CHANGED"):
+            of_function(url, "mine", 2, 77)
+        of_function(url, "mine", 2, 77, table="events_new")
+        of_function(url, "mine", 3, 78, table="events_new")
+        assert (in_table(admin, "events"), in_table(admin, "events_new")) == ([1], [1, 77, 78])
 
     def test_remembered_deletes_go_with_their_table(self, rebuilt, swap, admin):
         """By its oid; and by the name that it has now, if a dump is restored later on."""
@@ -337,9 +364,14 @@ DIFFERENCES = {
     "an index that is not valid": "UPDATE pg_index SET indisvalid = false "
     "WHERE indexrelid = 'events_new_name_idx'::regclass",
     "no check": "ALTER TABLE events_new DROP CONSTRAINT events_name_check",
+    "one more check": "ALTER TABLE events_new ADD CHECK (id < 1000)",
+    "one more key": "ALTER TABLE events_new ADD UNIQUE (name)",
+    "an exclusion by another operator": "ALTER TABLE events ADD r int4range, ADD EXCLUDE USING gist (r WITH &&); "
+    "ALTER TABLE events_new ADD r int4range, ADD EXCLUDE USING gist (r WITH -|-)",
+    "another replica identity": "ALTER TABLE events_new REPLICA IDENTITY FULL",
 }
-# A column, a key, and an index; `make test-all` has the others.
-DIFFER_IN_SHORT = ("another type", "no key", "no index")
+# One of each kind; `make test-all` has the others.
+DIFFER_IN_SHORT = ("another type", "no key", "no index", "one more check", "an exclusion by another operator")
 
 
 class TestRefused:
@@ -377,8 +409,8 @@ class TestRefused:
         assert in_table(admin, "events") == [2, 12]
 
     def test_a_new_column_at_the_end(self, rebuilt, swap, admin):
-        """That is what a rebuild is for: nobody who names the columns notices."""
-        admin.execute("ALTER TABLE events_new ADD more int")
+        """That is what a rebuild is for: nobody who names the columns notices; nor does an index refuse anything."""
+        admin.execute("ALTER TABLE events_new ADD more int; CREATE INDEX ON events_new (more)")
         assert swap().exit_code == ExitCode.OK
 
     def test_a_new_table_that_is_behind(self, rebuilt, swap, admin, url):
@@ -526,6 +558,19 @@ class TestBegan:
             replaces = Remedies(replaces=query)
             commit(url, f"{query}er", 0, 2, table=table, remedies=replaces, **next_ten)
         assert swap().exit_code == ExitCode.OK
+
+    def test_a_batch_was_accepted_over_a_gap(self, admin, url, swap):
+        """The ends are the same, but what was between is not in the new table."""
+        for batch_id in range(4):
+            commit(url, "old", batch_id, batch_id)
+        commit(url, "new", 0, 0, table="events_new")
+        refused("GAP", url, "new", 3, 3, table="events_new")
+        accept_batch("new", 3, url, reason="what lies between is gone")
+        assert commit(url, "new", 3, 3, table="events_new") is Verdict.ACCEPTED
+        said = swap()
+        assert "SWAP_UNPROVEN" in said.stderr
+        assert "batch 3 of its query was accepted by hand" in " ".join(said.stderr.split())
+        assert swap("--caught-up").exit_code == ExitCode.OK
 
     def test_its_first_record_was_pruned(self, rebuilt, admin, swap):
         """What nothing tells any more is not guessed."""

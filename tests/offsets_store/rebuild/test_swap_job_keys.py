@@ -19,6 +19,7 @@ from support.recoveries import noted
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import work_into
 
@@ -116,6 +117,25 @@ class TestKeys:
         assert swap().exit_code == ExitCode.OK
         (now_called,) = set(TABLES) - {table}
         assert run(url, "K1", now_called, 101) is JobVerdict.SKIPPED
+
+    @pytest.mark.parametrize("gone", ["DROP TABLE events_new", "ALTER TABLE events_new RENAME TO archive"])
+    def test_keys_of_a_table_that_had_the_name_before(self, url, admin, swap, gone):
+        """After two rebuilds a key is with the table that has its rows, or nowhere: the job is published again."""
+        run(url, "K1", "events", 101)
+        run(url, "K1", "events_new", 101)
+        run(url, "K2", "events", 102)
+        assert swap().exit_code == ExitCode.OK
+        retire_sink("old", url)
+        admin.execute(f"{gone}; CREATE TABLE events_new (LIKE events)".encode())
+        work = work_into(None, destination("events_new"), rows(2))
+        commit_batch(settings(url, retry_timeout=0), make_batch(0, "run of newer", query_id="newer"), work)
+        assert "Batch jobs that were published into public.events and not into public.events_new: 1." in swap().stdout
+        assert ids(admin, "events") == [2]
+        assert [run(url, key, "events", int(f"10{key[1]}")) for key in ("K1", "K2")] == [JobVerdict.PUBLISHED] * 2
+        assert run(url, "K1", "events_new", 101) is JobVerdict.SKIPPED
+        if "archive" in gone:
+            assert [run(url, key, "archive", 0) for key in ("K1", "K2")] == [JobVerdict.SKIPPED] * 2
+            assert ids(admin, "archive") == [1, 101, 102]
 
     def test_keys_under_an_earlier_name(self, url, admin, swap):
         """The table was called so when they were published; they go with it all the same."""
