@@ -7,7 +7,7 @@ a session of its own, with a ledger to lock; one that failed is never used again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -26,6 +26,7 @@ from ..postgres.connect import checked_out, driver_connection
 from ..postgres.one_trip import Asked, Statement, keep_prepared, one_trip
 from ..postgres.search_path import ENTER_COLUMNS, LEAVE, leave_in_tx
 from ..postgres.translate import driver_error, leaves_commit_unknown
+from ..verdict.facts import Batch
 from .commit_watch import saying_why_it_waits
 from .settings import CommitSettings
 from .work import Named, NamedSink, NameSink, Outcome, asked_sink
@@ -108,18 +109,18 @@ def ask_to_begin(connection: Connection, application: str, lock_timeout_seconds:
 
 
 def begin_again_in_tx(
-    connection: Connection, places: Sequence[str], application: str, lock_timeout_seconds: float
+    connection: Connection, batch: Batch, application: str, lock_timeout_seconds: float
 ) -> TransactionState:
     """
-    Begin another transaction, which sees all queries that have fed these places and keeps new ones out meanwhile.
-
-    :param places: the names of the sink and of its tables.
+    Begin another transaction, which sees all queries that have fed the batch's sink, or its tables, and keeps new ones
+    out meanwhile.
     """
     # One text, so that no pooler can give the session to others while the session holds a lock. AND CHAIN keeps the
     # user's isolation level. The second lock takes the new snapshot, under the protection of the first. (If another
     # driver of this writer holds its row and waits for the lock, Postgres reports a deadlock, and the batch is tried
     # again.)
-    keys = sql.SQL(PLACES_IN_ORDER).format(sql.Literal(list(places)))
+    names, oids = sql.Literal(list(batch.places)), sql.Literal(batch.table_oids)
+    keys = sql.SQL(PLACES_IN_ORDER).format(names=names, oids=oids)
     unlock = sql.SQL("SELECT pg_catalog.pg_advisory_unlock(k.key) FROM {}").format(keys)
     again = sql.SQL(
         "SELECT pg_catalog.pg_advisory_lock(k.key) FROM {keys}; ROLLBACK AND CHAIN; "

@@ -158,7 +158,7 @@ def _decided_transaction(
                 locked = lock_writer_in_tx(connection, batch, replaces, begun.asked, start_over=start_over)
             except SnapshotTooOldError:
                 application = application_name(planned.run_id)
-                began = begin_again_in_tx(connection, batch.places, application, settings.lock_timeout)
+                began = begin_again_in_tx(connection, batch, application, settings.lock_timeout)
                 locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over, sees_rivals=True)
         settings = replace(settings, remedies=replace(settings.remedies, replaces=locked.replaces or replaces))
         verdict = decide(locked.ledger, batch, settings.remedies)

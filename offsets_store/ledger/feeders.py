@@ -91,7 +91,7 @@ def concern_in_tx(connection: psycopg.Connection, batch: Batch) -> bool:
 
     Our search_path must be in force. If there is none, the query has no rival.
     """
-    names, oids = [batch.sink_name, *batch.tables], [oid for oid in batch.tables.values() if oid is not None]
+    names, oids = [batch.sink_name, *batch.tables], batch.table_oids
     statement = sql.SQL(_CONCERN + FEEDS + ")").format(
         feeder=_WRITERS, names=sql.Literal(names), oids=sql.Literal(oids), query=batch.query_id
     )

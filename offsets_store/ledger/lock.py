@@ -74,10 +74,18 @@ def close_acceptances_in_tx(connection: Connection, writer_id: int) -> None:
 
 
 PLACES_IN_ORDER = """
-(SELECT pg_catalog.hashtextextended(p.name, 0) AS key
- FROM pg_catalog.unnest(CAST({} AS pg_catalog.text[])) AS p(name) ORDER BY 1) AS k
+(SELECT pg_catalog.hashtextextended(p.name, 0) AS key FROM (
+     SELECT pg_catalog.unnest(CAST({names} AS pg_catalog.text[])) UNION
+     SELECT pg_catalog.concat('pgonce partitions of ', CAST(pg_catalog.pg_partition_root(t.oid) AS pg_catalog.oid))
+     FROM pg_catalog.unnest(CAST({oids} AS pg_catalog.oid[])) AS t(oid)
+     WHERE pg_catalog.pg_partition_root(t.oid) IS NOT NULL
+ ) AS p(name) ORDER BY 1) AS k
 """
-"""The keys of the locks that let new writers of a sink, or of a table, in one by one; in one order for all."""
+"""
+The keys of the locks that let new writers of a sink, or of a table, in one by one; in one order for all.
+
+A partition tree has a key of its own, because who feeds a table also feeds its partitions, and the table above it.
+"""
 
 
 @dataclass(frozen=True)
@@ -207,7 +215,8 @@ def one_first_contact_in_tx(connection: Connection, batch: Batch) -> str:
 
     :returns: the isolation level: under another one than read committed, a rival that was waited for is not seen.
     """
-    return str(connection.execute(_ONE_FIRST_CONTACT, {"places": list(batch.places)}).all()[0].isolation)
+    places = {"names": list(batch.places), "oids": batch.table_oids}
+    return str(connection.execute(_ONE_FIRST_CONTACT, places).all()[0].isolation)
 
 
 def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool) -> Ledger:
@@ -248,7 +257,7 @@ _SWAPPED_TO = (
 )
 _ONE_FIRST_CONTACT = text(
     "SELECT pg_advisory_xact_lock(k.key), current_setting('transaction_isolation') AS isolation FROM "
-    + PLACES_IN_ORDER.format(":places")
+    + PLACES_IN_ORDER.format(names=":names", oids=":oids")
 )
 _CREATE = (
     postgresql.insert(writers)

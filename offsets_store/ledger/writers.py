@@ -232,7 +232,7 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
     found = writers_in_tx(connection, or_(others, renamed))
     if not found or not batch.tables:
         return tuple(found)
-    oids = [oid for oid in batch.tables.values() if oid is not None]
+    oids = batch.table_oids
     asked = {"ids": [writer.writer_id for writer in found], "fed_names": list(batch.tables), "fed_oids": oids}
     replacing = set(connection.execute(_REPLACING, asked).scalars())
     return tuple(replace(writer, replaces_all=writer.writer_id in replacing) for writer in found)

@@ -93,6 +93,11 @@ class Batch(PlannedBatch):
         """The names that other writers of the same tables may have: the sink's, and its tables'."""
         return tuple(sorted({self.sink_name, *self.tables}))
 
+    @property
+    def table_oids(self) -> list[int]:
+        """The oids of the tables that there are."""
+        return [oid for oid in self.tables.values() if oid is not None]
+
 
 @dataclass(frozen=True)
 class Remedies:

@@ -20,3 +20,12 @@ def wait_until_blocked(looking: psycopg.Connection, waiting: psycopg.Connection)
     """Until this connection's session waits for a lock."""
     query = "SELECT cardinality(pg_blocking_pids(%s))"
     assert wait_until(lambda: looking.execute(query, [waiting.info.backend_pid]).fetchone() != (0,), seconds=60)
+
+
+def wait_for_queue(looking: psycopg.Connection) -> None:
+    """Until some session waits for one that waits itself, at a gate for example."""
+    query = (
+        "SELECT count(*) FROM pg_stat_activity AS a, unnest(pg_blocking_pids(a.pid)) AS b(pid) "
+        "JOIN pg_stat_activity AS o USING (pid) WHERE cardinality(pg_blocking_pids(o.pid)) > 0"
+    )
+    assert wait_until(lambda: looking.execute(query).fetchone() != (0,), seconds=60)

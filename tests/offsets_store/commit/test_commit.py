@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psycopg
 import pytest
 from support.audit import waiting_commits
 from support.batches import make_batch
-from support.committed_rows import appending, ids, settings
+from support.blocked import wait_for_queue
+from support.committed_rows import appending, ids, rows, settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
+from support.gate import gate
 from support.patience import PATIENCE_SECONDS
 
 from pgonce.offsets_store.commit.one_transaction import application_name
@@ -30,6 +33,8 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.recovery.by_hand import accept_batch
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.write_batch import work_into
 
 pytestmark = pytest.mark.usefixtures("events")
 
@@ -166,6 +171,34 @@ def test_a_commit_that_waits_holds_its_writers_row(admin, url):
             admin.execute("SELECT FROM pgonce.writers FOR UPDATE NOWAIT")
     waiting.join(PATIENCE_SECONDS)
     assert ids(admin) == [1, 2]
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+@pytest.mark.parametrize("tables", [("parts", "low"), ("low", "parts")])
+def test_new_queries_of_a_table_and_of_its_partition_meet(admin, url, tables, isolation):
+    """Each would feed the other's table, so the second one waits for the first, and then hears of it."""
+    admin.execute(
+        "CREATE TABLE parts (id bigint, name text) PARTITION BY RANGE (id); "
+        "CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100)"
+    )
+    ensure_ledger(url)
+    of_level = url_with(url, options=f"-cdefault_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}")
+
+    def commit(query, table):
+        work = work_into(None, destination(table), rows(1))
+        batch = make_batch(0, f"run of {query}", query_id=query)
+        return commit_batch(settings(of_level, lock_timeout=20), batch, work)
+
+    with ThreadPoolExecutor(2) as pool:
+        with gate(url, "low" if tables[0] == "low" else "parts") as waiting:
+            first = pool.submit(commit, "one", tables[0])
+            assert wait_until(lambda: admin.execute(waiting.encode()).fetchone() == (1,))
+            second = pool.submit(commit, "other", tables[1])
+            wait_for_queue(admin)
+        assert first.result() is Verdict.NEW
+        with pytest.raises(PgonceError, match="FOREIGN"):
+            second.result()
+    assert ids(admin, "parts") == [1]
 
 
 def test_another_querys_first_batch_is_waited_for(admin, url):

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 from support.batches import make_batch
+from support.blocked import wait_for_queue
 from support.committed_rows import ids, job, rows, settings, writing
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
@@ -70,13 +71,6 @@ def refused(code, *arguments, **how):
     return str(error.value)
 
 
-# Behind the job that waits at the gate, which does so for an advisory lock.
-_BLOCKED = (
-    "SELECT count(*) FROM pg_stat_activity AS a, unnest(pg_blocking_pids(a.pid)) AS b(pid) "
-    "JOIN pg_stat_activity AS o USING (pid) WHERE cardinality(pg_blocking_pids(o.pid)) > 0"
-)
-
-
 def kafka(offset):
     """Offsets of one Kafka partition."""
     return {"0": {"t": {"0": offset}}}
@@ -105,7 +99,7 @@ class TestOtherRows:
                 of_job = pool.submit(commit_job, settings(url), job(), writing(2, 7, **how))
                 assert wait_until(lambda: admin.execute(waiting.encode()).fetchone() == (1,))
                 new = pool.submit(commit, url, "new", 0, 100, over="old", patience=20)
-                assert wait_until(lambda: admin.execute(_BLOCKED).fetchone() != (0,))
+                wait_for_queue(admin)
             assert of_job.result().verdict is JobVerdict.PUBLISHED
             with pytest.raises(TargetError, match=r"batch jobs have written to it \(1 batchKeys\)"):
                 new.result()
