@@ -85,6 +85,24 @@ def count_jobs_in_tx(connection: psycopg.Connection, tables: Mapping[str, int | 
     return row[0] if row else 0
 
 
+def is_published(connection: psycopg.Connection, sink_name: str, batch_key: str) -> bool:
+    """
+    Whether a batch job with this key was published into the sink, or into the table that has the sink's name now.
+
+    Without a lock, so it proves nothing for the commit. Our search_path must be in force.
+    """
+    statement = sql.SQL(_IS_PUBLISHED).format(key=batch_key, sink=sink_name)
+    row = connection.execute(statement).fetchone()
+    return row is not None and bool(row[0])
+
+
+_IS_PUBLISHED = """
+SELECT EXISTS (
+    SELECT FROM pgonce.batch_jobs AS j WHERE j.batch_key = {key}
+    AND (j.sink_name = {sink} OR j.targets ->> j.sink_name = CAST(CAST(to_regclass({sink}) AS oid) AS text)))
+"""
+
+
 def concern_in_tx(connection: psycopg.Connection, batch: Batch) -> bool:
     """
     Whether the ledger has anything that concerns the first batch of a query: a writer of the query, or a feeder.

@@ -12,11 +12,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from uuid import uuid4
 
+import psycopg
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.errors import ConnectError, TargetError
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept
+from pgonce.offsets_store.ledger.feeders import is_published
+from pgonce.offsets_store.postgres.bounds import enter_in_tx
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..changes import reader_of
@@ -26,7 +30,8 @@ from ..identity.planned_batch import planned_batch, planned_entry
 from ..options.position_columns import written_type
 from ..options.sink_options import JobOptions, SinkOptions, parse_job_options, parse_options
 from ..staging import OF_JOB
-from ..writing.first_look import look_once, refuse_first_batch
+from ..writing.first_look import look_once, looking, refuse_first_batch
+from ..writing.write_batch import named_sink
 from .receiver.client import Receiver
 from .receiver.launch import receiver_for
 from .task_writer import MicroBatch, TaskWriter
@@ -97,11 +102,26 @@ def plan_job(
     columns = encoded_columns(encoded)
     # Refused at once, not only when a partition is too large to travel inline.
     refuse_more_columns_than(encoded, STAGED_COLUMNS, "rows may have to be staged, which takes a column more")
-    look_once(options, options.commit.url, options.destination, columns)
+    try:
+        look_once(options, options.commit.url, options.destination, columns)
+    except TargetError:
+        # The table may have changed since the job was published. The commit skips it, or says where its rows are.
+        if not _is_published(options):
+            raise
     planned_sink = refuse_first_batch(options.commit, None, options.sink_name, options.destination)
     options = replace(options, planned_sink=planned_sink)
     run = Origin(OF_JOB + options.batch_key, str(uuid4()), 0, None)
     return options, run, TaskWriter(options, frame_type, run)
+
+
+def _is_published(options: JobOptions) -> bool:
+    try:
+        with looking(options.commit.url) as connection:
+            sink_name = named_sink(connection, options.sink_name, options.destination).name
+            enter_in_tx(connection, lock_seconds=1.0)
+            return is_published(connection, sink_name, options.batch_key)
+    except (ConnectError, psycopg.Error):
+        return False
 
 
 def _look_first(options: SinkOptions, written: StructType, planned: OffsetLogEntry | None) -> None:

@@ -11,12 +11,14 @@ from support.committed_rows import STRUCT, TABLE
 from support.fixtures.postgres import url_with
 from support.received_batch import body, origin
 
+from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.sink.data_source import commit_parcels as module
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.planning import plan_job
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
+from pgonce.sink.writing import first_look
 
 
 @pytest.fixture
@@ -55,6 +57,37 @@ def test_between_two_sweeps_a_batch_without_staged_rows_asks_nothing(target, opt
     stage_late(options, 1)
     commit(options, 2)
     assert len(target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall()) == 1
+
+
+PUBLISHED_BEFORE = {
+    "ALTER TABLE events DROP COLUMN name": "SKIPPED",
+    "ALTER TABLE events ALTER name TYPE int USING 1": "SKIPPED",
+    "ALTER TABLE events ADD needed int NOT NULL": "SKIPPED",
+    "ALTER TABLE events SET UNLOGGED": "SKIPPED",
+    "ALTER TABLE events RENAME TO events_of_november": "BATCH_ELSEWHERE",
+    "DROP TABLE events": "BATCH_ELSEWHERE",
+}
+
+
+@pytest.mark.parametrize("since", PUBLISHED_BEFORE)
+def test_a_job_that_is_published_is_not_refused_for_what_its_table_has_become(admin, url, since, monkeypatch):
+    """Its rows are there, and so the commit skips it, or says where they are; a job with another key is refused."""
+    admin.execute(TABLE)
+
+    def run(key):
+        monkeypatch.setattr(first_look, "_seen_to_fit", set())
+        options, run, writer = plan_job({"url": url, "table": "events", "batchKey": key}, STRUCT, overwrite=False)
+        return module.commit_job_parcels(options, writer.columns, [Parcel(run, 0, 0)]).name
+
+    assert run("monday") == "PUBLISHED"
+    admin.execute(f"DELETE FROM events; {since}".encode())
+    try:
+        found = run("monday")
+    except PgonceError as error:
+        found = error.code
+    assert found == PUBLISHED_BEFORE[since]
+    with pytest.raises(TargetError):
+        run("tuesday")
 
 
 def staged_by_a_job(url):
