@@ -20,6 +20,7 @@ from .log_lines import one_line, scrub
 
 # What most errors mean for the data; all of them use the same words.
 NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
+NOTHING_OF_JOB = "Nothing of this job was written."
 # What an error means for the data if no batch was to be written: a person asked a question.
 UNCHANGED = "Nothing was changed."
 
@@ -54,7 +55,14 @@ class PgonceError(Exception):
 
     def beginning(self, where: str) -> Self:
         """The same error, with a sentence that begins by saying ``where`` it is."""
-        error = type(self)(self.code, f"{where}: {self.what}", self.data, self.remedy)
+        return self._saying(f"{where}: {self.what}", self.data)
+
+    def of_a_job(self) -> Self:
+        """The same error for a batch job, which has no stored offsets."""
+        return self._saying(self.what, NOTHING_OF_JOB) if self.data == NOTHING else self
+
+    def _saying(self, what: str, data: str) -> Self:
+        error = type(self)(self.code, what, data, self.remedy)
         error.kept, error.sink_name = self.kept, self.sink_name
         return error
 

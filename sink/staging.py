@@ -179,7 +179,7 @@ def _lost(mark: int, promised: int, found: int) -> StagingError:
         "(unlogged tables empty themselves), the table was dropped, or executorUrl leads to another database than "
         "url does.",
         NOTHING,
-        "Start the query again: Spark runs the batch again from its source.",
+        "Start the query, or the batch job, again.",
     )
 
 

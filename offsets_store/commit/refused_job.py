@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from psycopg import sql
 
-from ..errors import RefusedBatch
+from ..errors import NOTHING_OF_JOB, RefusedBatch
 from ..ledger.batch_jobs import Job, RecordedJob
 
-_NOTHING = "Nothing of this job was written."
 _REPLACE = "To replace the published rows, delete them and the key's record in one transaction, and run the job again:"
 
 
@@ -75,7 +74,7 @@ def refuse_elsewhere(table: str, job: Job, recorded: RecordedJob) -> None:
     raise RefusedBatch(
         "BATCH_ELSEWHERE",
         f"{_published(job, recorded)}. But {table}, into which this job writes, {there}.",
-        _NOTHING,
+        NOTHING_OF_JOB,
         remedy if recorded.oid is None else remedy + has_them,
     )
 
@@ -86,13 +85,13 @@ def refused(job: Job, recorded: RecordedJob) -> RefusedBatch:
         return RefusedBatch(
             "BATCH_NOT_HASHED",
             f"{_published(job, recorded)}, but without batchHash, so it is unknown whether this job has the same rows.",
-            _NOTHING,
+            NOTHING_OF_JOB,
             f"Leave batchHash out, to skip the job. {_REPLACE} {_free(job, recorded)}",
         )
     return RefusedBatch(
         "BATCH_CHANGED",
         f"{_published(job, recorded)}, and they are not the rows of this job: batchHash is set, and the hashes differ.",
-        _NOTHING,
+        NOTHING_OF_JOB,
         "Find out why the input has changed. To append the new rows under another batchKey would double those that "
         "have not changed, and overwrite would replace all rows of the table, also those of other jobs. "
         f"{_REPLACE} {_free(job, recorded)}",

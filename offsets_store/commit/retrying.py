@@ -145,7 +145,7 @@ def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outc
             return _unknown(what, error)
         if is_time_up:
             return _given_up(error, what, settings, watch, outcome)
-        return _translated(error, settings.url, in_ledger=outcome.in_ledger)
+        return _translated(error, settings.url, what, in_ledger=outcome.in_ledger)
 
     trying = f"{what.full}: trying again"
     with reported(what, outcome):
@@ -156,7 +156,7 @@ def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outc
             raise
 
 
-def _translated(error: Exception, url: str, *, in_ledger: bool) -> Exception:
+def _translated(error: Exception, url: str, what: Named, *, in_ledger: bool) -> Exception:
     cause = driver_error(error)
     if cause is None:
         return error
@@ -164,7 +164,7 @@ def _translated(error: Exception, url: str, *, in_ledger: bool) -> Exception:
         forget_ledger(url)
     if in_ledger or is_statement_pooling(cause) or is_ledger_gone(cause):
         return ledger_error(cause, "writing the ledger")
-    return target_error(cause)
+    return target_error(cause, again=what.again)
 
 
 def _will_be_promoted(error: Exception, url: str) -> bool:
@@ -195,7 +195,7 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
         locked.kept = f"{what.begins} waited {waited:g} s for a lock that other sessions hold."
         return locked
     if isinstance(error, ConnectError) or _will_be_promoted(error, settings.url):
-        return _translated(error, settings.url, in_ledger=outcome.in_ledger)
+        return _translated(error, settings.url, what, in_ledger=outcome.in_ledger)
     exhausted = CommitError(
         "RETRIES_EXHAUSTED",
         f"{what.begins} could not be committed within {seconds:g} s. The last error was: {reason}.",

@@ -13,7 +13,7 @@ from ..errors import NOTHING, PgonceError, TargetError
 from ..log_lines import scrub
 from .translate import PRIMARY_NEEDED, ledger_error, without_values
 
-_AFTERWARDS = "Then start the query again: Spark runs the batch again from its source."
+_START_AGAIN = "start the query again"
 
 # SQLSTATE (or its class): code, and what to do.
 REMEDIES = {
@@ -76,11 +76,12 @@ _LONGEST_MESSAGE = 1000
 _UNKNOWN = ("TARGET_FAILED", "Look the SQLSTATE up in Postgres's manual and remove its cause.")
 
 
-def target_error(error: psycopg.Error, what: str = "the batch") -> PgonceError:
+def target_error(error: psycopg.Error, what: str = "the batch", again: str = _START_AGAIN) -> PgonceError:
     """
     The error for what Postgres refused while a batch was published, with Postgres's text but without passwords.
 
     :param what: what Postgres refused, for the sentence.
+    :param again: what to do once the cause is removed.
     """
     sqlstate = error.sqlstate or _sqlstate_of_client(error)
     if sqlstate is None or error.diag.schema_name == "pgonce":
@@ -92,7 +93,7 @@ def target_error(error: psycopg.Error, what: str = "the batch") -> PgonceError:
         or REMEDIES.get(sqlstate)
         or REMEDIES.get(sqlstate[:2], _UNKNOWN)
     )
-    refused = TargetError(code, _sentence(error, what), NOTHING, f"{remedy} {_AFTERWARDS}")
+    refused = TargetError(code, _sentence(error, what), NOTHING, f"{remedy} Then {again}.")
     refused.kept = f"Postgres refused {what} with {without_values(error)}."
     return refused
 

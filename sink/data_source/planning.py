@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.errors import ConnectError, TargetError
+from pgonce.offsets_store.errors import ConnectError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept
 from pgonce.offsets_store.ledger.feeders import is_published
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
@@ -97,7 +97,13 @@ def plan_job(
     :param raw: the options as Spark hands them over.
     :raises PgonceError: if the options, the schema or the table do not allow one; no row has moved yet.
     """
-    options = parse_job_options(raw, overwrite=overwrite)
+    try:
+        return _planned_job(parse_job_options(raw, overwrite=overwrite), frame_type)
+    except PgonceError as error:
+        raise error.of_a_job() from error.__cause__
+
+
+def _planned_job(options: JobOptions, frame_type: StructType) -> tuple[JobOptions, Origin, TaskWriter]:
     encoded = reader_of(options.destination, frame_type).struct_type
     columns = encoded_columns(encoded)
     # Refused at once, not only when a partition is too large to travel inline.

@@ -271,7 +271,7 @@ def none_fits(table: str, why: str = "") -> TargetError:
         f"No row of the batch can be written to {table}. So the cause is not in single rows, and none of them is "
         f"put aside as a dead letter.{why}",
         NOTHING,
-        "Remove the cause, in the source or in the table, and start the query again: Spark runs the batch again.",
+        "Remove the cause, in the source or in the table, and start the query, or the batch job, again.",
     )
 
 

@@ -23,7 +23,7 @@ from support.patience import PATIENCE_SECONDS
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.errors import CommitError, RefusedBatch
+from pgonce.offsets_store.errors import CommitError, PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.verdict.decide import Verdict
 
@@ -82,6 +82,18 @@ def test_an_error_leaves_no_key(admin, url):
         commit_job(settings(url), job(), writing(1, then=fail))
     assert commit_job(settings(url), job(), writing(1)).verdict is JobVerdict.PUBLISHED
     assert ids(admin) == [1]
+
+
+def test_what_postgres_refuses_is_said_of_a_job(admin, url):
+    """It has no stored offsets, and nothing but the scheduler runs it again."""
+    with pytest.raises(PgonceError, match=r"Nothing of this job was written\..*Then run the job again\.") as refused:
+        commit_job(settings(url), job(), writing(1, then=_raise_unique))
+    assert "offsets" not in str(refused.value)
+    assert "query" not in refused.value.remedy
+
+
+def _raise_unique():
+    raise psycopg.errors.UniqueViolation("one of them is there")
 
 
 def test_a_skip_whose_answer_was_lost_counts_once(admin, url, proxy):

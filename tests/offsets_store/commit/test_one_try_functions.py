@@ -191,15 +191,14 @@ class TestRivals:
 
     def test_a_lock_that_is_not_available(self, url, admin):
         """A pooler keeps the session, so it keeps none of the other locks."""
-        places = ["public.orders", "nightly"]
-        find = sql.SQL("SELECT k.key FROM {} LIMIT 1 OFFSET 1").format(
-            sql.SQL(PLACES_IN_ORDER).format(sql.Literal(places))
-        )
+        batch = make_batch().into("nightly", {"public.orders": None})
+        keys = sql.SQL(PLACES_IN_ORDER).format(names=list(batch.places), oids=batch.table_oids)
+        find = sql.SQL("SELECT k.key FROM {} LIMIT 1 OFFSET 1").format(keys)
         admin.execute(sql.SQL("SELECT pg_advisory_lock(({}))").format(find))
         with checked_out(url) as connection:
             begin_in_tx(connection, "pgonce test", 0.2)
             with pytest.raises(psycopg.errors.LockNotAvailable):
-                begin_again_in_tx(connection, places, "pgonce test", 0.2)
+                begin_again_in_tx(connection, batch, "pgonce test", 0.2)
             held = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = %s::oid"
             own = admin.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
             assert admin.execute(held, own).fetchall() == [(admin.info.backend_pid,)]
