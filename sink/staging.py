@@ -189,18 +189,28 @@ def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id:
     those of batches that were planned before it became the owner, even if a task registers one afterwards. Others may
     belong to a successor, which fills them for the same ids. Age alone decides nothing, because a backfill may stage
     for hours.
+
+    A run that has published into this sink may have called its table otherwise (``events``, ``public.events``).
     """
     with connection.transaction():
         enter_in_tx(connection, _SWEEP_LOCK_SECONDS)
-        rows = connection.execute(
-            "SELECT table_name FROM pgonce.staged_tables AS s "
-            "WHERE query_id = %s AND sink_name = %s AND batch_id <= %s "
-            "AND (run_id = %s OR created_at < (SELECT max(r.started_at) FROM pgonce.runs AS r "
-            "JOIN pgonce.writers AS w USING (writer_id) WHERE w.query_id = s.query_id AND r.run_id = %s))",
-            [query_id, sink_name, last_batch_id, run_id, run_id],
-        ).fetchall()
+        asked = {"query": query_id, "sink": sink_name, "run": run_id, "last": last_batch_id}
+        rows = connection.execute(_OF_WRITER, asked).fetchall()
     for (name,) in rows:
         drop_staging_table(connection, name)
+
+
+_OF_WRITER = """
+WITH own AS (
+    SELECT r.writer_id, r.started_at FROM pgonce.runs AS r JOIN pgonce.writers AS w USING (writer_id)
+    WHERE w.query_id = %(query)s AND r.run_id = %(run)s
+)
+SELECT s.table_name FROM pgonce.staged_tables AS s
+WHERE s.query_id = %(query)s AND s.batch_id <= %(last)s
+AND (s.run_id = %(run)s OR s.created_at < (SELECT max(own.started_at) FROM own))
+AND (s.sink_name = %(sink)s
+     OR s.run_id IN (SELECT r.run_id FROM pgonce.runs AS r WHERE r.writer_id IN (SELECT own.writer_id FROM own)))
+"""
 
 
 def sweep_jobs(connection: psycopg.Connection, sink_name: str, run_id: str) -> None:

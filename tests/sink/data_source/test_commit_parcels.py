@@ -51,6 +51,23 @@ def test_what_an_older_runs_task_stages_after_the_sweep_goes_with_a_later_batch(
     assert target.execute("SELECT id FROM events ORDER BY id").fetchall() == [(1,), (2,)]
 
 
+def test_what_a_run_has_staged_that_called_the_table_otherwise_is_swept(target, receiver_options, monkeypatch):
+    """The option says public.events now; it is the same writer, and only its own runs are meant."""
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
+    before, now = (receiver_options(receiver="off", inlineBytes="1000", table=t) for t in ("events", "public.events"))
+    commit(before, 1)
+    target.execute(
+        "INSERT INTO pgonce.runs (writer_id, run_id, first_batch_id, started_at) "
+        "SELECT writer_id, 'run A', 0, started_at - interval '1 hour' FROM pgonce.runs"
+    )
+    for run in ("run A", "another sink's run"):
+        staged = replace(origin(2, run), planned_by_ms=int(time.time() * 1000) - 60_000)
+        rows = pa.record_batch({"id": pa.array([99], pa.int64()), "name": pa.array(["late"])})
+        Stager(before.staging_url, staging_table(before, staged), STRUCT, 9, 10).stage(iter([rows]))
+    commit(now, 2)
+    assert target.execute("SELECT run_id FROM pgonce.staged_tables").fetchall() == [("another sink's run",)]
+
+
 def test_between_two_sweeps_a_batch_without_staged_rows_asks_nothing(target, options):
     """Many small batches a second cost no sweep each."""
     commit(options, 1)
