@@ -66,24 +66,33 @@ def lag_of(writer: StoredWriter, newest: Newest | None, now: datetime) -> list[P
     kafka = dict(newest.kafka) if newest else {}
     measured_at = newest.measured_at if newest else None
     is_old = measured_at is not None and now - measured_at > OLDEST
-    rows = []
+    rows, read = [], set()
     for source_id, topic, partition, end in writer.positions:
         if topic is None or partition is None:
             latest, lag = (newest.other.get(source_id) if newest else None), None
         else:
-            _, latest = kafka.pop((topic, partition), (None, None))
+            # Two sources of one query may read the same topic.
+            _, latest = kafka.get((topic, partition), (None, None))
+            read.add((topic, partition))
             lag = None if is_old else _distance(end, latest)
         rows.append(_row(writer, source_id, topic, partition, end, latest, lag, measured_at))
     for (topic, partition), (earliest, latest) in sorted(kafka.items()):
+        if (topic, partition) in read:
+            continue
         lag = None if is_old else _distance(earliest, latest)
         rows.append(_row(writer, None, topic, partition, None, latest, lag, measured_at))
     return rows
 
 
 def total_lag(rows: Sequence[PartitionLag]) -> int | None:
-    """The sum over all rows; None if any is unknown, or there are no rows."""
-    lags = [row.lag for row in rows if row.lag is not None]
-    return sum(lags) if rows and len(lags) == len(rows) else None
+    """The sum over all partitions and sources, each at its least end; None if any is unknown, or there are no rows."""
+    lags: dict[object, int] = {}
+    for row in rows:
+        if row.lag is None:
+            return None
+        place = row.source_id if row.topic is None else (row.topic, row.partition)
+        lags[place] = max(row.lag, lags.get(place, 0))
+    return sum(lags.values()) if rows else None
 
 
 def _distance(start: int | None, latest: int | None) -> int | None:

@@ -27,7 +27,7 @@ from pgonce.offsets_store.errors import UNCHANGED, LockedLedgerError, PgonceErro
 from pgonce.offsets_store.postgres.connect import driver_connection, forget_users_settings
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error
-from pgonce.offsets_store.postgres.search_path import leave_in_tx
+from pgonce.offsets_store.postgres.search_path import ENTER_COLUMNS, leave_in_tx
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
 from pgonce.offsets_store.recovery.dead_letters import (
     Choice,
@@ -41,7 +41,9 @@ from pgonce.offsets_store.status.decisions import begun_again_in_tx
 from ..encoding.encoded_types import EncodedColumn
 from ..options.destination import Destination
 from ..writing.bad_rows.recorded_destination import recalled, recorded_oid
+from ..writing.new_columns import without_extra
 from ..writing.rows import Rows
+from ..writing.table.catalogue import look_up_table
 from ..writing.table.lock import take_turns_in_tx
 from ..writing.table.table_name import ask_for_tables, resolve_table
 from ..writing.write_batch import write_batch_in_tx
@@ -232,11 +234,22 @@ def _that_order(destination: Destination, rows: Rows) -> list[EncodedColumn]:
 def _for_the_same_table(driver: psycopg.Connection, group: Group) -> Group:
     found = resolve_table(driver, group.destination.table)
     refuse_other_target(group.letters, group.destination.table, found.qualified_name)
+    if group.destination.schema_evolution == "ignoreExtra":
+        # A value in a column that is left out may be one that cannot be read.
+        group = replace(group, columns=_written_columns(driver, group))
     if group.oid is None:
         return group
     now = found.oid
     refuse_other_table(group.letters, group.oid, now)
     return replace(group, oid=now)
+
+
+def _written_columns(driver: psycopg.Connection, group: Group) -> tuple[EncodedColumn, ...]:
+    """The columns that the table has, which is looked up between statements under our search_path."""
+    leave_in_tx(driver)
+    _, table = look_up_table(driver, group.destination.table)
+    driver.execute(sql.SQL("SELECT {}").format(ENTER_COLUMNS))
+    return group.columns if table is None else without_extra(table, group.columns, group.destination)
 
 
 def _grouped(letters: Sequence[StoredLetter]) -> list[Group]:

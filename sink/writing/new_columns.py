@@ -96,17 +96,23 @@ def _digits_before_the_point(encoded: EncodedColumn) -> int:
 
 @dataclass(frozen=True)
 class Change:
-    """A column that is added, or one that gets a wider type, where ``before`` is the type that it has."""
+    """
+    A column that is added, or one that gets a wider type, where ``before`` is the type that it has.
+
+    It keeps its ``collation``: Postgres would give it the one of the new type, and build its indexes again.
+    """
 
     column: str
     new_type: str
     before: str | None = None
+    collation: str | None = None
 
     @property
     def clause(self) -> sql.Composed:
         """The part of ALTER TABLE that makes it."""
-        clause = sql.SQL("ALTER COLUMN {} TYPE {}" if self.before else "ADD COLUMN {} {}")
-        return clause.format(sql.Identifier(self.column), sql.SQL(self.new_type))
+        clause = sql.SQL("ALTER COLUMN {} TYPE {}{}" if self.before else "ADD COLUMN {} {}{}")
+        collate = sql.SQL(f" COLLATE {self.collation}" if self.collation else "")
+        return clause.format(sql.Identifier(self.column), sql.SQL(self.new_type), collate)
 
     def __str__(self) -> str:
         what = f"has become {self.new_type} (it was {self.before})" if self.before else f"{self.new_type} was added"
@@ -137,7 +143,7 @@ def changes_for(
             is_refused = fit_column(column, target).fit is Fit.REFUSED
             wider = wider_type(target, column) if is_refused or column.name in too_narrow else None
             if wider:
-                changes.append(Change(target.column_name, wider, target.full_type))
+                changes.append(Change(target.column_name, wider, target.full_type, target.collation))
     for change in changes:
         if not _is_key(change.column, table, destination):
             continue

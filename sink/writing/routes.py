@@ -9,6 +9,7 @@ taken in this order, so that two batches never wait for each other's.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,12 +18,13 @@ from functools import partial
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger.published import WrittenAs
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import add_note
 
 from ..encoding.encoded_types import EncodedColumn
+from ..encoding.unfit_rows import UnfitRow
 from ..options.routes import Route, Routes, twice
 from ..staging import check_staged_rows
 from .alter import lock_with_new_columns
@@ -223,3 +225,40 @@ def said_of(route: str | None) -> Iterator[None]:
         if route is not None:
             add_note(error, f"It is for {route!r} in tables")
         raise
+
+
+def unknown_routes(routes: Routes, unknown: Mapping[str | None, int], why: str) -> TargetError:
+    """The error for rows of routes that are not listed: how many of each; ``why`` says what more is wrong."""
+    most = sorted(unknown.items(), key=lambda item: (-item[1], str(item[0])))
+    named = ", ".join(f"{_shortened(value)} ({number} rows)" for value, number in most[:_NAMED_IN_ERROR])
+    more = f" and {len(most) - _NAMED_IN_ERROR} more" if len(most) > _NAMED_IN_ERROR else ""
+    return TargetError(
+        "ROUTE_UNKNOWN",
+        f"Rows have values of {routes.column!r} that are not in tables: {named}{more}.{why}",
+        NOTHING,
+        "Add the value to tables, or filter the rows out in Spark. Or set unknownRoutes=drop, to leave them out and "
+        "count them; or unknownRoutes=deadLetters with deadLetters, to put them aside.",
+    )
+
+
+def _shortened(value: str | None) -> str:
+    if value is None:
+        return "null"
+    return repr(value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}...")
+
+
+_NAMED_IN_ERROR = 5
+_LONGEST_VALUE = 100
+
+
+def has_readable_route(row: UnfitRow, column: str) -> bool:
+    """Whether the value that chooses is one, and not an object that stands for a text which jsonb cannot hold."""
+    return not isinstance(json.loads(row.row_data).get(column), dict)
+
+
+def route_of(row: UnfitRow, column: str) -> str | None:
+    """The route of a row, as a text; None for null, and for a text that cannot be read."""
+    value = json.loads(row.row_data).get(column)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, (str, int)) else None

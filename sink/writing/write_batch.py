@@ -15,7 +15,6 @@ the user lists them (:mod:`~pgonce.sink.writing.write_table`), so that rows can 
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,7 +25,6 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.commit.work import AskedSink, NamedSink, Work
-from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
@@ -47,10 +45,13 @@ from .routes import (
     RowsByRoute,
     ask_for_listed_tables,
     gather_by_route_in_tx,
+    has_readable_route,
     listed_tables,
     lock_due_in_tx,
+    route_of,
     rows_by_table,
     said_of,
+    unknown_routes,
     written_as_listed,
 )
 from .rows import Gathering, Rows, whole_or_failed
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
 
 _DROPPED = "unrouted"
 """The count of rows with unknown routes that are left out."""
-_NAMED_IN_ERROR = 5
-_LONGEST_VALUE = 100
 
 
 def work_into(sink_name: str | None, where: Destination | Routes, rows: Rows) -> Work[Batch | None]:
@@ -213,7 +212,8 @@ def _refuse_bad_batch(
     if most is not None and aside > most:
         raise too_many(name, most, why)
     dropped = counts.get(_DROPPED, 0)
-    fit, bad = sum(one.rows for one in outcomes) + dropped, aside - (unrouted - dropped)
+    # Rows that could not be encoded may be among those that were dropped, but not among the unrouted ones.
+    fit, bad = sum(one.rows for one in outcomes) + dropped, aside - max(0, unrouted - dropped)
     if not fit and bad > max(1, sum(one.too_early for one in outcomes)):
         raise none_fits(name, why)
 
@@ -260,8 +260,8 @@ def _settle_unrouted_in_tx(
     counts = Counter(_settle_unknown_in_tx(connection, routes, rows, gathered, batch))
     unfit = rows.unfit()
     if batch is not None and unfit:
-        _put_unfit_aside_in_tx(connection, routes, listed, unfit, rows.columns, batch)
-        counts[COUNTED] += len(unfit)
+        aside = _put_unfit_aside_in_tx(connection, routes, listed, unfit, rows.columns, batch)
+        counts += Counter({COUNTED: aside, _DROPPED: len(unfit) - aside})
     return counts
 
 
@@ -277,9 +277,9 @@ def _settle_unknown_in_tx(
         return {_DROPPED: total}
     letters = routes.dead_letters
     if routes.unknown == "refuse" or letters is None or batch is None:
-        raise _unknown_routes(routes, unknown, "")
+        raise unknown_routes(routes, unknown, "")
     if total > letters.most:
-        raise _unknown_routes(
+        raise unknown_routes(
             routes, unknown, f" These are more rows than maxDeadLetters={letters.most} allows in a batch."
         )
     # Such a row has no table, and so nothing says how it was to be written.
@@ -289,25 +289,6 @@ def _settle_unknown_in_tx(
     return {COUNTED: total}
 
 
-def _unknown_routes(routes: Routes, unknown: dict[str | None, int], why: str) -> TargetError:
-    most = sorted(unknown.items(), key=lambda item: (-item[1], str(item[0])))
-    named = ", ".join(f"{_shortened(value)} ({number} rows)" for value, number in most[:_NAMED_IN_ERROR])
-    more = f" and {len(most) - _NAMED_IN_ERROR} more" if len(most) > _NAMED_IN_ERROR else ""
-    return TargetError(
-        "ROUTE_UNKNOWN",
-        f"Rows have values of {routes.column!r} that are not in tables: {named}{more}.{why}",
-        NOTHING,
-        "Add the value to tables, or filter the rows out in Spark. Or set unknownRoutes=drop, to leave them out and "
-        "count them; or unknownRoutes=deadLetters with deadLetters, to put them aside.",
-    )
-
-
-def _shortened(value: str | None) -> str:
-    if value is None:
-        return "null"
-    return repr(value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}...")
-
-
 def _put_unfit_aside_in_tx(
     connection: psycopg.Connection,
     routes: Routes,
@@ -315,8 +296,12 @@ def _put_unfit_aside_in_tx(
     unfit: Sequence[UnfitRow],
     columns: Sequence[EncodedColumn],
     batch: Batch,
-) -> None:
-    """Write the rows that could not be encoded into the tables of dead letters; each table's own settings count."""
+) -> int:
+    """
+    Write the rows that could not be encoded into the tables of dead letters; each table's own settings count.
+
+    :return: how many were put aside. The others have an unknown route, and are to be left out.
+    """
 
     def put_aside(found: list[UnfitRow], settings: DeadLetters | None, target: str, how: Mapping[str, Any]) -> None:
         if not found:
@@ -329,7 +314,7 @@ def _put_unfit_aside_in_tx(
 
     by_value: dict[str | None, list[UnfitRow]] = defaultdict(list)
     for row in unfit:
-        by_value[_route_of(row, routes.column)].append(row)
+        by_value[route_of(row, routes.column)].append(row)
     for route in routes:
         table, found = listed[route.value], by_value.pop(route.value, [])
         named = sql.Identifier(table.schema, table.name).as_string(None)
@@ -337,12 +322,7 @@ def _put_unfit_aside_in_tx(
         how = recorded(where, route.written(columns), table.oid)
         with said_of(route.value):
             put_aside(found, route.destination.dead_letters, table.qualified_name, how)
-    put_aside([row for found in by_value.values() for row in found], routes.dead_letters, routes.sink_name, {})
-
-
-def _route_of(row: UnfitRow, column: str) -> str | None:
-    """The route of a row, as a text; None for null, and for a text that cannot be read."""
-    value = json.loads(row.row_data).get(column)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, (str, int)) else None
+    of_none = [row for found in by_value.values() for row in found]
+    dropped = [row for row in of_none if routes.unknown == "drop" and has_readable_route(row, routes.column)]
+    put_aside([row for row in of_none if row not in dropped], routes.dead_letters, routes.sink_name, {})
+    return len(unfit) - len(dropped)

@@ -208,8 +208,11 @@ def _go_straight(part: RowsForTable, written: Written) -> bool:
     """Whether the rows can be copied into the target as they are."""
     if part.rows.staged is not None or written.upsert is not None or part.gathering.is_done:
         return False
-    # COPY FROM is not supported with row-level security (0A000), and takes every column of the rows.
+    # COPY FROM is not supported with row-level security (0A000), and takes every column of the rows. It does not look
+    # whether the domain of a column that the rows lack takes NULL.
+    given = {column.target for column in written.plan}
     is_whole = len(written.plan) == len(written.columns)
+    is_whole &= not any(column.is_domain for column in written.table.columns if column.column_name not in given)
     return is_whole and not written.table.row_security and all(c.fitting.fit is Fit.EXACT for c in written.plan)
 
 

@@ -255,7 +255,7 @@ class _Probe:
             # A CHECK or a generated column may fail to compute what a trigger would have changed.
             return not may_leave_alone and not (self.table.has_row_triggers and self.table.has_expressions)
         assigns_all = existing.keep_where is None and not existing.update_columns
-        return assigns_all and not self.table.has_row_triggers
+        return assigns_all and not self.table.has_row_triggers and not self.table.has_checks_of_place
 
 
 @dataclass(frozen=True)
@@ -263,13 +263,14 @@ class ProbeTable:
     """
     The table, and the ``columns`` of the rows that may be refused.
 
-    ``has_row_triggers`` and ``has_expressions`` are about the target: triggers that may change a row before it is
-    inserted, and CHECKs or generated columns, which compute something.
+    The others are about the target: triggers that may change a row before it is inserted; CHECKs or generated columns,
+    which compute something; and CHECKs of a system column such as ``tableoid``, which says where a row is.
     """
 
     columns: Sequence[ColumnPlan]
     has_row_triggers: bool
     has_expressions: bool
+    has_checks_of_place: bool
     identifier: ClassVar[sql.Identifier] = sql.Identifier("pg_temp", PROBE)
 
 
@@ -288,8 +289,7 @@ def made_in_tx(connection: psycopg.Connection, written: Written) -> ProbeTable:
     # The others take every value, so they need not be written.
     columns = [column for column in columns if column.target in demanding or may_refuse_value(column)]
     about_rows = search_path.execute_in_tx(connection, sql.SQL(_ABOUT_ROWS).format(table.oid))
-    has_triggers, has_expressions = about_rows.fetchone() or (True, True)
-    return ProbeTable(columns, has_triggers, has_expressions)
+    return ProbeTable(columns, *(about_rows.fetchone() or (True, True, True)))
 
 
 def may_refuse_value(column: ColumnPlan) -> bool:
@@ -332,5 +332,6 @@ SELECT EXISTS (
     WHERE tgrelid IN (SELECT {0} UNION ALL SELECT relid FROM pg_partition_tree({0}))
     AND NOT tgisinternal AND tgtype & 7 = 7),
     EXISTS (SELECT FROM pg_constraint WHERE conrelid = {0} AND contype = 'c')
-    OR EXISTS (SELECT FROM pg_attribute WHERE attrelid = {0} AND attgenerated <> '')
+    OR EXISTS (SELECT FROM pg_attribute WHERE attrelid = {0} AND attgenerated <> ''),
+    EXISTS (SELECT FROM pg_constraint WHERE conrelid = {0} AND contype = 'c' AND 0 > ANY (conkey))
 """

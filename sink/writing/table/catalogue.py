@@ -28,6 +28,7 @@ class TargetColumn:
 
     If the type is a domain, they are those of its base type. ``generated`` says what always makes the value (an
     ``identity`` or an ``expression``), and is empty elsewhere. ``primary_key`` is the column's place in it, from 0.
+    ``collation`` is its name as SQL has it, if that is not the one of the type.
     ``user_type`` says more about a type that did not come with Postgres. ``declared`` has the column's number, type and
     modifier as the catalogue has them, where a domain is a type of its own; None for a column that is to be added.
     """
@@ -43,6 +44,12 @@ class TargetColumn:
     primary_key: int | None
     user_type: UserType | None = None
     declared: Sequence[int] | None = None
+    collation: str | None = None
+
+    @property
+    def is_domain(self) -> bool:
+        """Whether its type is a domain."""
+        return self.declared is not None and self.declared[1] != self.type_oid
 
     @property
     def required(self) -> bool:
@@ -198,15 +205,19 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
        pg_catalog.format_type(r.type_oid, NULL) AS base_type,
        pg_catalog.format_type(r.type_oid, r.typmod) AS full_type,
        r.type_oid, r.typmod, ARRAY[a.attnum, a.atttypid::int8, a.atttypmod] AS declared,
-       a.attnotnull AS not_null, a.atthasdef OR a.attidentity <> '' AS has_default,
+       a.attnotnull OR y.typnotnull AS not_null,
+       a.atthasdef OR a.attidentity <> '' OR y.typdefault IS NOT NULL AS has_default,
        CASE WHEN a.attidentity = 'a' THEN 'identity' WHEN a.attgenerated <> '' THEN 'expression' ELSE '' END
            AS generated,
+       (SELECT l.collnamespace::regnamespace || '.' || quote_ident(l.collname) FROM pg_catalog.pg_collation AS l
+        WHERE l.oid = a.attcollation AND l.oid <> y.typcollation) AS collation,
        (SELECT array_position(i.indkey::int2[], a.attnum) FROM pg_catalog.pg_index AS i
         WHERE i.indrelid = c.oid AND i.indisprimary
         AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS primary_key
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_catalog.pg_type AS y ON y.oid = a.atttypid
 LEFT JOIN resolved AS r ON r.attnum = a.attnum
     AND NOT EXISTS (SELECT FROM pg_catalog.pg_type AS y WHERE y.oid = r.type_oid AND y.typtype = 'd')
 WHERE c.oid = current_setting('pgonce.target')::oid

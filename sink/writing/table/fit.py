@@ -96,6 +96,7 @@ _LOSSY = {
 Expression = Callable[[sql.Composable], sql.Composable]
 
 
+_FROM_TEXT = "Postgres may read a text otherwise than Spark does: cast in Spark to the type that the column has"
 _NO_CONVERSION = "no conversion keeps every value: cast in Spark, to string if Postgres is to read the type's text form"
 
 
@@ -139,7 +140,9 @@ def fit(
     source, target = encoded.postgres_type, target_type_name
     is_array = source.endswith("[]")
     if is_array != target.endswith("[]"):
-        return refused(encoded, target_typmod_type, "one is an array and the other is not: convert in Spark")
+        as_json = "it is JSON here, as all arrays of arrays are: use a jsonb column, or convert in Spark"
+        other = "one is an array and the other is not: convert in Spark"
+        return refused(encoded, target_typmod_type, as_json if source == "jsonb" else other)
     source = source.removesuffix("[]")
     target = target.removesuffix("[]")
     target = _ALIASES.get(target, target)
@@ -155,7 +158,7 @@ def fit(
     if source == "text" and (takes_texts or target in _ARRAYS_FROM_TEXT if is_array else target not in _NOT_FROM_TEXT):
         # Without a modifier "bit" means bit(1) and would cut; bit varying holds any length, and assignment checks it.
         return Fitting(Fit.CAST, ("varbit" if target == "bit" else target) + ("[]" if is_array else ""))
-    lossy = _LOSSY.get((source, target), _NO_CONVERSION)
+    lossy = _LOSSY.get((source, target), _FROM_TEXT if source == "text" else _NO_CONVERSION)
     return refused(encoded, target_typmod_type, lossy)
 
 

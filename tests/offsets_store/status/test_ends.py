@@ -51,6 +51,14 @@ class TestLag:
 
 
 class TestStartingOffsets:
+    def test_two_sources_that_read_one_topic(self, url, store):
+        """Each has a lag, and the total counts a partition once, at the end that is further behind."""
+        publish(url, 0, {"0": {"t": {"0": 10}}, "1": {"t": {"0": 12}}})
+        hear(url, {"0": {"t": {"0": 13}}, "1": {"t": {"0": 13}}})
+        rows = store.lag("orders")
+        assert [row.lag for row in rows] == [3, 1]
+        assert total_lag(rows) == 3
+
     def test_kafka(self, url, store):
         """The stored ends of one Kafka source are Kafka's startingOffsets as they stand."""
         publish(url, 0, {"0": {"t": {"0": 10, "2": 0, "10": 5}, "u": {"0": 1}}})

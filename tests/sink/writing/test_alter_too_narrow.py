@@ -55,6 +55,21 @@ def test_a_column_is_widened_for_a_value_that_it_refuses(admin, url, to, row, wi
     assert [name in str(told) for name in wider] == [True] * len(wider)
 
 
+def test_a_column_keeps_its_collation_and_its_index(admin, url):
+    """By another one, other values would be equal. Neither the table nor the index is written again."""
+    admin.execute(
+        "CREATE SCHEMA app; CREATE COLLATION app.\"By Letters\" (provider = libc, locale = 'C'); "
+        'CREATE TABLE events (id bigint, name varchar(5) COLLATE app."By Letters" UNIQUE)'
+    )
+    files = "SELECT pg_relation_filenode('events'), pg_relation_filenode('events_name_key')"
+    before = admin.execute(files).fetchone()
+    commit_typed(url, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1, "longer")])
+    assert types_of(admin)["name"] == "text"
+    collation = "SELECT attcollation::regcollation::text FROM pg_attribute WHERE attrelid = 'events'::regclass"
+    assert admin.execute(f"{collation} AND attnum = 2".encode()).fetchone() == ('app."By Letters"',)
+    assert admin.execute(files).fetchone() == before
+
+
 KEYED_BY_TEXT = {"id": t.StringType(), "name": t.StringType()}
 
 

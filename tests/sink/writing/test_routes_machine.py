@@ -78,11 +78,6 @@ class Row(NamedTuple):
     gone: bool
 
     @property
-    def is_unrouted(self) -> bool:
-        """Whether it is dropped, or put aside, because it is of no table."""
-        return self.kind == UNKNOWN and self.name != UNFIT
-
-    @property
     def may_be_written(self) -> bool:
         """Whether its table takes it."""
         if self.kind == UNKNOWN or self.name == UNFIT:
@@ -192,7 +187,7 @@ class Routed(RuleBasedStateMachine):
         batch = self.refused
         if batch is None:
             made = [Row(kind, i, name, self.seq + n, gone) for n, (kind, i, name, gone) in enumerate(rows)]
-            made = _without_hopeless(made)
+            made = _without_hopeless(made, self.unknown)
             self.seq += len(rows)
             batch = Batch(make_planned_batch(self.next, query_id=self.query), made, transport)
         else:
@@ -296,7 +291,7 @@ class Routed(RuleBasedStateMachine):
         rows = {row.seq: row for row in self.published}
         assert aside <= set(rows)
         for row in self.published:
-            if row.is_unrouted and self.unknown == "drop":
+            if row.kind == UNKNOWN and self.unknown == "drop":
                 assert row.seq not in aside
             elif row.seq in aside:
                 assert row.seq in self.repaired or not row.may_be_written, row
@@ -326,9 +321,10 @@ class Routed(RuleBasedStateMachine):
         )
 
 
-def _without_hopeless(rows: list[Row]) -> list[Row]:
-    """All of them, or one if each is bad for its own values: a batch of several such rows is refused."""
-    return rows if any(row.may_be_written or row.is_unrouted for row in rows) else rows[:1]
+def _without_hopeless(rows: list[Row], unknown: str) -> list[Row]:
+    """All of them, or one if none is written or left out: a batch of several bad rows alone is refused."""
+    may_go_on = any(row.may_be_written or (row.kind == UNKNOWN and unknown == "drop") for row in rows)
+    return rows if may_go_on else rows[:1]
 
 
 def run(url: str, examples: int) -> None:

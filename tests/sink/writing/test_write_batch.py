@@ -89,6 +89,22 @@ def test_an_identity_that_the_rows_bring_is_refused_with_the_statement_that_lets
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (6,)
 
 
+@pytest.mark.parametrize("check", ["NOT NULL", "CHECK (value IS NOT NULL)"])
+def test_a_domain_of_a_column_that_the_rows_lack_is_asked_by_every_transport(check, admin, url):
+    """COPY alone does not ask it. A default of the domain is one of the column."""
+    admin.execute(
+        f"CREATE DOMAIN given AS text {check}; CREATE DOMAIN five AS int NOT NULL DEFAULT 5; "
+        "CREATE TABLE events (id bigint, name text, at int, more five, x given)".encode()
+    )
+    for transport in TRANSPORTS:
+        with pytest.raises((TargetError, psycopg.errors.IntegrityError), match="null|COLUMN_MISSING|check constraint"):
+            publish(url, transport, STRUCT, ROWS)
+    admin.execute("ALTER TABLE events DROP x")
+    for transport in TRANSPORTS:
+        publish(url, transport, STRUCT, ROWS)
+    assert admin.execute("SELECT DISTINCT more FROM events").fetchall() == [(5,)]
+
+
 def test_row_level_security_is_obeyed_by_every_transport(admin, url, login):
     """COPY does not go with row-level security, so rows take the way of INSERT, and the policy decides."""
     from pgonce.offsets_store.ledger.migrations import grants, migrate
@@ -203,7 +219,7 @@ def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):
     """Tables up to the published batch go, its run's and older ones; later batches', other sinks', successors' stay."""
     later = StagingTable("query", "events", "run", 8)
     zombies = StagingTable("query", "events", "older run", 7)
-    other_sink = StagingTable("query", "other", "run", 7)
+    other_sink = StagingTable("query", "other", "a run of another sink", 7)
     successors = StagingTable("query", "events", "next run", 6)
     for table in (STAGING, later, zombies, other_sink):
         stage(url, ROWS, 1, table)

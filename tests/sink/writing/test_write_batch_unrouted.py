@@ -85,9 +85,25 @@ def test_a_table_that_takes_deadletters_back_refuses_a_row_that_could_not_be_enc
 
 def test_only_a_table_that_asks_for_dead_letters_has_them(admin, url):
     """Rows of unknown routes need those of the stream."""
-    where = routes({"orders": {}, "clicks": {"deadLetters": True}}, unknown_routes="drop")
+    where = routes({"orders": {}, "clicks": {"deadLetters": True}})
     rows = replace(routed(("orders", 1, "a")), unfit=lambda: unfit("clicks"))
     commit(url, make_planned_batch(0), where, rows)
     assert admin.execute("SELECT target FROM pgonce.dead_letters").fetchall() == [("public.clicks",)]
     with pytest.raises(TargetError, match="NUL_IN_TEXT"):
         commit(url, make_planned_batch(1), where, replace(rows, unfit=lambda: unfit("taxes")))
+
+
+@pytest.mark.parametrize("letters", [{}, {"dead_letters": True, "max_dead_letters": 1}])
+def test_a_row_to_be_left_out_is_left_out_though_it_could_not_be_encoded(admin, url, letters):
+    """It is counted with the others of unknown routes, and no dead letter; one whose route is unknown for that is."""
+    where = routes(BOTH, unknown_routes="drop", **letters)
+    rows = replace(routed(("orders", 1, "a"), ("taxes", 2, "b")), unfit=lambda: unfit("taxes", "taxes", None))
+    commit(url, make_planned_batch(0), where, rows)
+    assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone() == (1, {"written": 1, "unrouted": 4})
+    unreadable = replace(rows, unfit=lambda: (unfit_row(kind={"base64": "AA=="}, id=9),))
+    if letters:
+        commit(url, make_planned_batch(1), where, unreadable)
+        assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (1,)
+    else:
+        with pytest.raises(TargetError, match="NUL_IN_TEXT"):
+            commit(url, make_planned_batch(1), where, unreadable)

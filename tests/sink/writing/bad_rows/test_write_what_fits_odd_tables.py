@@ -55,6 +55,14 @@ def test_a_column_that_a_soft_delete_sets_makes_no_row_bad(url, admin):
     assert letters(admin) == TOO_LONG
 
 
+def test_a_check_of_where_a_row_is_makes_none_of_them_bad(url, admin):
+    """The table in which rows are tried is another one."""
+    table(admin, "CHECK (amount < 10 OR tableoid::regclass::text = 'events')")
+    committed(url, ROWS)
+    assert stored(admin) == [1, 3]
+    assert letters(admin) == TOO_LONG
+
+
 def test_a_row_that_a_trigger_drops_is_no_dead_letter(url, admin):
     """It is not written, as the trigger wants it; nor does it hide a bad row among those that are staged."""
     table(admin)
