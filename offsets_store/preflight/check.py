@@ -230,7 +230,7 @@ def _disk(connection: psycopg.Connection) -> Answer:
     return Answer(
         Holds.NO,
         f"{are_off}: if its host loses power, the server may lose committed batches or all its data",
-        "Set both to on in postgresql.conf, unless this server is for tests.",
+        f"Set {' and '.join(off)} to on in postgresql.conf, unless this server is for tests.",
     )
 
 

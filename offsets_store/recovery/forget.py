@@ -17,7 +17,7 @@ from ..checkpoint.files import open_recorded
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import CheckpointError
 from ..ledger.session import reading
-from ..ledger.tables import batch_jobs
+from ..ledger.tables import batch_jobs, tombstone_sets
 from ..ledger.writers import COUNTS_AS_FEEDER, feeds, writers_in_tx
 from ..postgres.text import QUALIFIED_NAME
 from ..status.store import OffsetsStore
@@ -36,7 +36,7 @@ class Forgetting:
 
     ``tables`` has the tables that each sink has written to, as SQL names them; none if they are unknown. ``others``
     has the writers that are not forgotten and whose rows are in these tables as well, and ``jobs`` counts the batch
-    jobs that have written to them.
+    jobs that have written to them. ``with_deletes`` are those tables whose deletes are remembered (``onlyNewer``).
     """
 
     query_id: str
@@ -45,6 +45,7 @@ class Forgetting:
     tables: Mapping[str, tuple[str, ...]]
     others: Mapping[str, tuple[Writer, ...]]
     jobs: Mapping[str, int]
+    with_deletes: tuple[str, ...] = ()
 
 
 def forget_query(
@@ -73,13 +74,15 @@ def forget_query(
         sinks = [known for known in read_sinks(connection, found[0].query_id) if known.sink_name in named]
         living = tuple(known for known in sinks if known.is_living)
         chosen = living or tuple(known for known in sinks if counts_as_feeder(connection, known))
+        tables = {known.sink_name: _tables(connection, known) for known in chosen}
         forgetting = Forgetting(
             found[0].query_id,
             found[0].query_name,
             chosen,
-            {known.sink_name: _tables(connection, known) for known in chosen},
+            tables,
             {known.sink_name: _others(connection, known, chosen) for known in chosen},
             {known.sink_name: _jobs(connection, known) for known in chosen},
+            _with_deletes(connection, [name for of_sink in tables.values() for name in of_sink]),
         )
         if not chosen:
             refuse_gone(connection, sinks[0])
@@ -107,6 +110,14 @@ def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
     targets = sink.targets or {}
     found = connection.execute(_TABLES, {"oids": list(targets.values()), "names": [sink.sink_name, *targets]})
     return tuple(found.scalars())
+
+
+def _with_deletes(connection: Connection, names: Sequence[str]) -> tuple[str, ...]:
+    """Those of these tables for which there are tombstones: older rows of a new query would be passed over."""
+    sets = select(tombstone_sets.c.target_name).where(
+        tombstone_sets.c.target_name.in_(names), tombstone_sets.c.expires_at > func.clock_timestamp()
+    )
+    return tuple(connection.execute(sets.distinct().order_by(tombstone_sets.c.target_name)).scalars())
 
 
 def _fed(sink: SinkFacts) -> dict[str, int | None]:

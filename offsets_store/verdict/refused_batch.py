@@ -44,10 +44,19 @@ def _repair(ledger: Ledger, batch: Batch) -> str:
     return _doctor(batch)
 
 
-def _stored(batch: Batch) -> str:
+def _from_stored(ledger: Ledger, batch: Batch) -> str:
+    """How a new checkpoint begins where the stored rows end."""
+    query, end = shlex.quote(batch.query_id), ledger.writer.stored_to if ledger.writer else None
     # For batches that are judged by their ids alone, this is not known.
     state = f" ({EMPTY_STATE})" if batch.stateful else ""
-    return f"`pgonce offsets {shlex.quote(batch.query_id)} --starting-offsets`, with replaces={batch.query_id}{state}"
+    if says_which_rows(end):
+        return (
+            "start a new checkpoint at the stored offsets: `pgonce offsets "
+            f"{query} --starting-offsets`, with replaces={batch.query_id}{state}"
+        )
+    return (
+        f"write it again with `pgonce new-checkpoint {query} PATH`, if its source allows that, and start there{state}"
+    )
 
 
 EMPTY_STATE = "a stateful query then begins with empty state, and rows that its state held are lost"
@@ -80,7 +89,7 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
         f"This is batch 0 of {_writer(batch)}, which the ledger does not know, but another query already feeds the "
         f"same {_place(ledger)}: {rivals}. If both read the same rows (a checkpoint that was lost or moved, a full "
         "refresh), these would be written a second time.",
-        f"{_ways_on(ledger.rivals[0], batch)} {_BOTH}",
+        f"If it was started by mistake, leave it stopped. {_ways_on(ledger.rivals[0], batch)} {_BOTH}",
     )
 
 
@@ -142,8 +151,8 @@ def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
     if rival.other_sink:
         # A query that replaces another one has its sink's name.
         return (
-            f"To let this query take its place, give it the same sinkName, {rival.other_sink!r}, and start it again: "
-            "the error then says how to go on."
+            f"To let this query take its place, give it the same sinkName, {rival.other_sink!r} (`name=` for a "
+            "transactional function), and start it again: the error then says how to go on."
         )
     if batch.stateful or rival.writer.stateful:
         way = f"{_brought_back(rival)} its state, if it keeps any, is only there."
@@ -188,20 +197,23 @@ def _swapped(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     )
 
 
-def _unknown(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+def _unknown(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
     if own := ledger.rival(batch.query_id):
         what, way = _under_another_name(own, batch)
         return what, f"{way} If the query is to write its rows twice, call this writer after the other one."
+    given = remedies.adopt_checkpoint
+    other = "" if given is None else f" adoptCheckpoint={given} is set, which is neither this batch nor the next one."
     return (
         f"The ledger has no record of {_writer(batch)}, but Spark runs batch {batch.batch_id} of it: the checkpoint "
         "has a past that this ledger did not see (another sink, another database, another sinkName; or the ledger was "
-        "dropped or restored since).",
-        f"If batch {batch.batch_id} has NOT been written to the target by other means, set "
-        f"adoptCheckpoint={batch.batch_id}: it and all later ones are published. If it HAS been written already, set "
+        f"dropped or restored since).{other}",
+        f"Does the table have all rows of the batches before batch {batch.batch_id}? If this database or the table was "
+        "restored, or lost commits in a failover, restore both of one moment; or start the query on a new, empty "
+        "checkpoint that begins where this one did. Only if it has them, go on here: if batch "
+        f"{batch.batch_id} has NOT been written to the target by other means, set adoptCheckpoint={batch.batch_id}: it "
+        "and all later ones are published. If it HAS been written already, set "
         f"adoptCheckpoint={batch.batch_id + 1}: batch {batch.batch_id} is recorded as done and skipped. "
-        "`pgonce explain replace-your-foreachbatch` tells how to find out. If this database fell back to a time before "
-        "the first batch of this query (a restore, a failover that lost commits), do neither, because the earlier "
-        "batches would be left out: start the query on a new, empty checkpoint that begins where this one did.",
+        "`pgonce explain replace-your-foreachbatch` tells how to find out.",
     )
 
 
@@ -211,8 +223,9 @@ def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         return (
             f"The {_writer(batch)} was retired or forgotten by hand (`pgonce retire`, `pgonce forget`), so it may "
             "not publish any more.",
-            "Leave this query stopped, or take the sink out of it. If that was a mistake, start a new "
-            f"checkpoint at the stored offsets: {_stored(batch)}.",
+            "Leave this query stopped, or take the sink out of it. If that was a mistake, and the table has all rows "
+            f"of the batches before batch {batch.batch_id}, give the writer another sinkName (`name=` for a "
+            f"transactional function), and set adoptCheckpoint={batch.batch_id}.",
         )
     if writer and writer.replaced_by:
         return (
@@ -248,8 +261,7 @@ def _changed(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     return (
         f"Batch {batch.batch_id} of {_writer(batch)} was published before, {known}: the checkpoint was restored from "
         "an older copy or advanced elsewhere, or the source was replaced.",
-        f"{_repair(ledger, batch)} Or bring back its newest copy. If that is lost, start a new checkpoint "
-        f"at the stored offsets: {_stored(batch)}. "
+        f"{_repair(ledger, batch)} Or bring back its newest copy. If that is lost, {_from_stored(ledger, batch)}. "
         f"`pgonce history {shlex.quote(batch.query_id)}` shows what is recorded.",
     )
 
@@ -261,11 +273,12 @@ def _gap(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         f"Spark runs batch {batch.batch_id} of {_writer(batch)}, but the ledger does not have {missing}. One of these "
         "has happened: the database was restored to an earlier state, or lost commits in a failover; your function "
         "did not call the writer for each batch; or something else wrote these batches.",
-        f"If the database was restored or lost commits: {_doctor(batch)} (Or restore the checkpoint of the same time, "
-        f"or start a new one at the stored offsets: {_stored(batch)}.) If your function left batches out, call the "
-        "writer for each of them, empty ones too, and let its errors out of the function; then recover. If something "
-        "else wrote these batches, such as a function that you went back to, do not recover, because their rows would "
-        "be written twice: see `pgonce explain replace-your-foreachbatch`, And back.",
+        f"If the database was restored or lost commits: {_doctor(batch)} (Or restore the checkpoint of the same time; "
+        f"or {_from_stored(ledger, batch)}.) If your function left batches out, call the writer for each of them, "
+        "empty ones too, and let its errors out of the function; then recover. If all that it left out were empty, "
+        f"accept this batch, once: `pgonce accept {shlex.quote(batch.query_id)} --batch {batch.batch_id} --reason ... "
+        "--yes`. If something else wrote these batches, such as a function that you went back to, do not recover, "
+        "because their rows would be written twice: see `pgonce explain replace-your-foreachbatch`, And back.",
     )
 
 
@@ -276,7 +289,7 @@ def _disjoint(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         f"another batch {batch.batch_id - 1} than the recorded one. It starts at {batch.start}; the stored end is "
         f"{end}. Rows would be lost or doubled.",
         f"{_repair(ledger, batch)} Or bring back the checkpoint that this ledger belongs to (an older copy was "
-        f"advanced elsewhere). If it is lost, start a new checkpoint at the stored offsets: {_stored(batch)}.",
+        f"advanced elsewhere). If it is lost, {_from_stored(ledger, batch)}.",
     )
 
 

@@ -8,6 +8,7 @@ only shows what it would do; only ``--replay`` imports pyspark, because only tha
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,12 +83,13 @@ def dead_letters(
         raise typer.BadParameter("--each has no effect without --replay.")
     if not (replay or discard or changes):
         letters = OffsetsStore(url).dead_letters(query, sink, limit, code=code, ids=ids or (), table=table)
-        print_found(letters, letter_table, as_json=as_json, if_none="No such dead letter is there.")
+        none = "No such dead letter is there. (Those in a table of your own: --table.)"
+        print_found(letters, letter_table, as_json=as_json, if_none=none)
         if letters and not as_json:
             print_lines(
                 [
                     "To write them after all, repair the rows (--set; pgonce explain dead-letters repair), and type:",
-                    f"  pgonce dead-letters {letters[0].query_id[:_SHORT_ID]} --replay",
+                    f"  pgonce dead-letters {letters[0].query_id[:_SHORT_ID]}{_same_choice(sink, table)} --replay",
                 ]
             )
         return
@@ -113,6 +115,12 @@ def dead_letters(
         print_lines([*replay_says(groups, is_done=yes), done])
         if kept:
             raise typer.Exit(ExitCode.FAILED)
+
+
+def _same_choice(sink: str | None, table: str | None) -> str:
+    """The options that choose the same letters, as one types them."""
+    given = {"--sink": sink, "--table": table}
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
 
 
 def _change(text: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
+from psycopg import sql
 
 from pgonce.offsets_store.checkpoint.files import open_location, without_credentials
 from pgonce.offsets_store.rebuild.swap import LOCK_SECONDS, Allowed, Swap, swap_tables
@@ -149,11 +150,16 @@ def _forget_lines(found: Forgetting) -> list[str]:
         "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
         "beginning of its source."
     )
+    deletes = ", and forget their deletes, which would keep older rows out" if found.with_deletes else ""
     lines.append(
         "The rows stay in the tables, and a new query that reads the same source would write them again. Before you "
-        "start such a query, empty the tables:"
+        f"start such a query, empty the tables{deletes}:"
     )
     lines += [f"  TRUNCATE {name};" for name in sorted({name for names in found.tables.values() for name in names})]
+    lines += [
+        f"  DELETE FROM pgonce.tombstone_sets WHERE target_name = {sql.Literal(name).as_string(None)};"
+        for name in found.with_deletes
+    ]
     lines += [
         f"  (and the tables of sink {name}, whose names are not recorded)"
         for name, tables in found.tables.items()

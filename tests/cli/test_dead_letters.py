@@ -66,6 +66,14 @@ class TestList:
         assert letter["dead_letter_id"] == one
         assert json.loads(letter["row_data"]) == {"id": 1, "name": "x" * 1000}
 
+    def test_a_table_of_ones_own_and_a_sink_are_in_what_to_type_next(self, admin, command):
+        """Without them, the command would find no letter."""
+        admin.execute("CREATE TABLE bad_rows (LIKE pgonce.dead_letters INCLUDING ALL)")
+        put_aside(admin, {"id": 1}, table="bad_rows")
+        assert "Those in a table of your own: --table" in command().stdout
+        shown = command("--table", "bad_rows", "--sink", "public.orders").stdout.splitlines()[-1]
+        assert shown.endswith(" --sink public.orders --table bad_rows --replay")
+
     def test_a_row_does_not_command_the_terminal(self, admin, command):
         """Escape sequences in a row, or in the words of a trigger, are shown as text."""
         put_aside(admin, {"id": 1}, message="\x1b[2J gone", row_data='{"name": "\u202e"}')

@@ -29,10 +29,16 @@ WITH measured AS (
            w.created_at, w.updated_at, w.replaced_by, w.retired_at
     FROM pgonce.writers AS w
     UNION ALL
-    -- A query that has failed before it published anything is not in pgonce.writers.
+    -- A query that has failed before it published anything is not in pgonce.writers. It counts for a day, or until a query
+    -- of its name has published since, which has taken its place. Its sink may have become known only at a later failure.
     SELECT NULL, f.query_id, max(f.query_name), f.sink_name, NULL, 0, NULL, NULL, min(f.first_at), NULL, NULL, NULL
     FROM pgonce.failures AS f
-    WHERE NOT EXISTS (SELECT FROM pgonce.writers AS w WHERE w.query_id = f.query_id)
+    WHERE f.last_at > statement_timestamp() - interval '1 day'
+        AND NOT EXISTS (
+            SELECT FROM pgonce.writers AS w
+            WHERE w.query_id = f.query_id OR (w.query_name = f.query_name AND w.updated_at > f.last_at))
+        AND (f.sink_name IS NOT NULL
+            OR NOT EXISTS (SELECT FROM pgonce.failures AS o WHERE o.query_id = f.query_id AND o.sink_name IS NOT NULL))
     GROUP BY f.query_id, f.sink_name
 ), facts AS (
     SELECT w.*, b.rows AS last_rows, b.transport, b.counts, h.run_id AS heard_run_id, h.heard_at, h.idle_since, h.ended_at,
@@ -57,7 +63,7 @@ WITH measured AS (
     -- A failure counts until a batch is published, a replay is skipped, or a later run is heard. What an old run meets
     -- after another has taken its place (FENCED, or a run that has published before) says nothing of the other.
     LEFT JOIN LATERAL (
-        SELECT f.code, f.message, f.batch_id, sum(f.attempts) OVER () AS failures, min(f.first_at) OVER () AS failing_since
+        SELECT f.code, f.message, f.batch_id, sum(f.attempts) OVER of_code AS failures, min(f.first_at) OVER of_code AS failing_since
         FROM pgonce.failures AS f
         WHERE f.query_id = w.query_id AND (f.sink_name = w.sink_name OR f.sink_name IS NULL OR w.sink_name IS NULL)
             AND f.last_at > coalesce(w.updated_at, '-infinity') AND f.code <> 'FENCED'
@@ -65,6 +71,7 @@ WITH measured AS (
                 OR NOT EXISTS (SELECT FROM pgonce.runs AS o WHERE o.writer_id = w.writer_id AND o.run_id = f.run_id))
             AND NOT EXISTS (SELECT FROM pgonce.replays AS o WHERE o.writer_id = w.writer_id AND o.skipped_at > f.last_at)
             AND (h.run_id IS NULL OR h.ended_at IS NOT NULL OR h.started_at <= f.last_at)
+        WINDOW of_code AS (PARTITION BY f.code)
         ORDER BY f.last_at DESC, f.failure_id DESC
         LIMIT 1
     ) AS f ON true
@@ -144,7 +151,9 @@ WITH measured AS (
                WHEN f.is_behind AND (f.is_heard OR f.has_session OR f.is_recent) THEN 'lagging'
                WHEN f.is_heard AND f.idle_since IS NOT NULL THEN 'idle'
                WHEN f.is_heard OR f.has_session OR f.is_recent THEN 'running'
-               WHEN f.heard_at > coalesce(f.updated_at, '-infinity') AND f.ended_at IS NULL THEN 'gone'
+               -- A query with many batches a minute has published after its last beat. One that goes on for longer than that has
+               -- lost only its listener.
+               WHEN f.ended_at IS NULL AND f.heard_at > coalesce(f.updated_at, '-infinity') - interval '1 minute' THEN 'gone'
                WHEN f.lag > 0 THEN 'stuck'
                ELSE 'quiet'
            END AS state
@@ -220,8 +229,8 @@ COMMENT ON COLUMN pgonce.queries.lag_measured_at IS 'When it was measured.';
 COMMENT ON COLUMN pgonce.queries.failure_code IS 'What went wrong since the last published batch: the code; null if nothing did.';
 COMMENT ON COLUMN pgonce.queries.failure_message IS 'What happened.';
 COMMENT ON COLUMN pgonce.queries.failed_batch_id IS 'The batch that failed, if there was one.';
-COMMENT ON COLUMN pgonce.queries.failures IS 'How often something went wrong since the last published batch.';
-COMMENT ON COLUMN pgonce.queries.failing_since IS 'When it went wrong first.';
+COMMENT ON COLUMN pgonce.queries.failures IS 'How often that went wrong since the last published batch.';
+COMMENT ON COLUMN pgonce.queries.failing_since IS 'When that went wrong first.';
 COMMENT ON COLUMN pgonce.queries.waits_for IS 'What the session of its commit waits for.';
 COMMENT ON COLUMN pgonce.queries.run_id IS 'The run that published the last batch.';
 COMMENT ON COLUMN pgonce.queries.created_at IS 'When its first batch was published.';

@@ -127,7 +127,7 @@ def _facts_of_state(query: QueryState, now: datetime) -> Iterable[tuple[str, str
         rows = "" if query.rows is None else f", {query.rows} rows"
         how = f", {query.transport}" if query.transport else ""
         yield "Last batch", f"{query.batch_id}, published {time_text(query.published_at, now)}{rows}{how}"
-        usual = f", a batch every {duration_text(query.usual_interval_seconds)}" if query.usual_interval_seconds else ""
+        usual = f", a batch every {took_text(query.usual_interval_seconds)}" if query.usual_interval_seconds else ""
         yield "Rate", f"{rate_text(query.rows_per_second)} rows a second{usual}"
     if query.lag is not None:
         seconds = "" if query.lag_seconds is None else f", the oldest {duration_text(query.lag_seconds)} old"

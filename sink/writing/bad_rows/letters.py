@@ -117,8 +117,12 @@ class Letters:
         if (culprit := unsafe_partition(connection, table)) is not None:
             raise not_durable(culprit).beginning(_OF_LETTERS)
         batch = self.batch
-        said = "batch %s of query %s: rows for %s that cannot be written, put aside in %s: %s (`pgonce dead-letters`)"
-        _log.warning(said, batch.batch_id, batch.query_id, self.target, self.settings.table, count)
+        # The batch may still be refused, and its letters with it.
+        said = (
+            "batch %s of query %s: rows for %s that cannot be written, put aside in %s if the batch is committed: %s "
+            "(`pgonce dead-letters %s`)"
+        )
+        _log.warning(said, batch.batch_id, batch.query_id, self.target, self.settings.table, count, batch.query_id)
 
     def _insert(self, table: sql.Identifier, rows: sql.Composable) -> sql.Composed:
         return sql.SQL(

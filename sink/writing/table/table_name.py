@@ -176,7 +176,11 @@ def missing_table(connection: psycopg.Connection, found: ResolvedName) -> Target
     else:
         remedy = "Create it, or set createTable=true. An unqualified name is looked up along"
     what = f"There is no table {found.qualified_name}."
-    return TargetError("TARGET_MISSING", what, NOTHING, f"{remedy} the role's search_path.")
+    gone = (
+        "If earlier batches were written to it, their rows are gone with it, and Spark does not read them again: "
+        "rename the table back, restore it, or load all rows again (`pgonce explain recovering`, Starting over)."
+    )
+    return TargetError("TARGET_MISSING", what, NOTHING, f"{remedy} the role's search_path. {gone}")
 
 
 def refuse_missing_schema(connection: psycopg.Connection, schema: str) -> None:

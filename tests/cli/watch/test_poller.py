@@ -103,7 +103,7 @@ class TestReader:
             fail(url, "query_1")
             fail(url, "query_2", code="ANOTHER")
             states = {query.query_name: query for query in reader.look(key).queries}
-            assert (states["query_1"].state, states["query_2"].failures) == ("running", 2)
+            assert (states["query_1"].state, states["query_2"].failure_code) == ("running", "ANOTHER")
             assert reader.look().known is None
 
     def test_the_last_hour_is_read_once_a_minute(self, url, monkeypatch):

@@ -7,6 +7,7 @@ Covers: offsets_store.ledger.writers, offsets_store.recovery.forget.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import uuid
 from dataclasses import replace
@@ -15,6 +16,7 @@ import psycopg
 import pytest
 from support.committed_rows import TABLE, rows
 from support.stopped_query import checkpoint, entries, entry, kafka, published_to, write_checkpoint
+from support.tombstones import put_tombstone
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
@@ -243,7 +245,13 @@ class TestForget:
         shown = pgonce("forget", "orders", "--reason", "full refresh")
         assert shown.exit_code == ExitCode.OK
         assert "TRUNCATE public.events;" in shown.stdout
+        assert "tombstone_sets" not in shown.stdout
         assert "Give --yes" in shown.stdout
+        put_tombstone(admin, "events", "[3]", "100")
+        shown = pgonce("forget", "orders", "--reason", "full refresh").stdout
+        (forgets,) = re.findall(r"DELETE FROM pgonce\.tombstone_sets .*;", shown)
+        admin.execute(forgets.encode())
+        assert admin.execute("SELECT count(*) FROM pgonce.tombstone_sets").fetchone() == (0,)
         assert publish(url, place, again, 1, 2, name="orders") == "FOREIGN"
         done = pgonce("forget", "orders", "--reason", "full refresh", "--yes", "--quiet-for", 0)
         assert done.exit_code == ExitCode.OK, done.stderr

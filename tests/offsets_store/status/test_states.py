@@ -178,6 +178,17 @@ class TestWithListener:
         assert only(store).state == "running"
         age(admin, 700)
         assert only(store).state == "gone"
+        publish(url, 4, MORE)
+        age(admin, 4000)
+        admin.execute("UPDATE pgonce.heartbeats SET heard_at = now() - interval '2 hours'")
+        assert only(store).state == "quiet"
+
+    def test_a_busy_query_that_was_killed_is_gone(self, url, store, admin):
+        """With a batch each second, some were published after the last beat, which comes every 15 seconds."""
+        publish(url, 3, KAFKA)
+        age(admin, 100)
+        beat(admin, heard=112)
+        assert (only(store).state, only(store).severity) == ("gone", "critical")
 
     def test_a_lag_that_does_not_shrink(self, url, store, admin):
         """Ten batches in a row that leave records behind, and no fewer at the end, are lagging."""
@@ -289,6 +300,29 @@ class TestFailures:
             "refused",
             "pgonce explain TARGET_MISSING",
         )
+
+    def test_a_query_that_never_published_is_forgotten_after_a_day(self, store, admin):
+        """No command takes it away: somebody has mistyped an option, and started another query since."""
+        fail(admin, "TARGET_MISSING", query_id=OTHER, seconds=90_000)
+        assert store.states() == []
+        assert store.health() == []
+
+    def test_another_query_of_its_name_has_taken_its_place(self, url, store, admin):
+        """It was started again on a new checkpoint, as it was told to, and goes on under another id."""
+        fail(admin, "FOREIGN", query_id=OTHER, seconds=10)
+        admin.execute("UPDATE pgonce.failures SET query_name = 'orders'")
+        assert only(store).state == "refused"
+        publish(url, 3, KAFKA)
+        assert (only(store).query_id, only(store).state) == (QUERY, "running")
+
+    def test_failures_before_and_after_the_sink_was_known_are_of_one_query(self, store, admin):
+        """The newest code is shown, with how often just that came and since when."""
+        fail(admin, "TARGET_MISSING", query_id=OTHER, seconds=60, attempts=3)
+        admin.execute("UPDATE pgonce.failures SET sink_name = NULL")
+        fail(admin, "TOO_MANY_DEAD_LETTERS", query_id=OTHER, seconds=5)
+        state = only(store)
+        assert (state.sink_name, state.failure_code, state.failures) == ("public.orders", "TOO_MANY_DEAD_LETTERS", 1)
+        assert 0 < (state.failing_since.now(state.failing_since.tzinfo) - state.failing_since).total_seconds() < 50
 
 
 class TestEnded:

@@ -51,7 +51,7 @@ def test_a_query_that_was_judged_by_ids_may_keep_no_state():
     assert "`pgonce offsets q0 --starting-offsets` prints" in help_for(Verdict.FOREIGN, ledger, make_batch())
 
 
-@pytest.mark.parametrize("verdict", [Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT, Verdict.FENCED])
+@pytest.mark.parametrize("verdict", [Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT])
 def test_a_new_checkpoint_of_a_stateful_query_has_empty_state(verdict):
     """Where a new checkpoint at the stored offsets is a way out, a stateful query is told what it loses."""
     known = Ledger(writer=replace(OLD, retired_at=OLD.updated_at))
@@ -59,6 +59,34 @@ def test_a_new_checkpoint_of_a_stateful_query_has_empty_state(verdict):
         said = help_for(verdict, known, make_batch(9, stateful=stateful))
         assert "`pgonce offsets q1 --starting-offsets`" in said
         assert (EMPTY_STATE in said) == stateful
+
+
+@pytest.mark.parametrize("verdict", [Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT])
+def test_a_source_whose_offsets_no_start_takes_gets_its_checkpoint_written_again(verdict):
+    """Only Kafka's startingOffsets can be set."""
+    known = Ledger(writer=replace(OLD, end_offsets={"0": {"logOffset": 3}}))
+    said = help_for(verdict, known, make_batch(9))
+    assert "`pgonce new-checkpoint q1 PATH`" in said
+    assert "--starting-offsets" not in said
+
+
+def test_batches_that_were_left_out_because_they_were_empty_are_accepted():
+    """A function that returns before it calls the writer has lost nothing, and nothing can be recovered."""
+    said = help_for(Verdict.GAP, Ledger(writer=OLD), make_batch(9))
+    assert "If all that it left out were empty, accept this batch, once: `pgonce accept q1 --batch 9 " in said
+
+
+def test_a_retired_query_goes_on_as_another_sink():
+    """Its checkpoint is as good as before; but only the rows of later batches would come."""
+    said = help_for(Verdict.FENCED, Ledger(writer=replace(OLD, retired_at=OLD.updated_at)), make_batch(9))
+    assert "the table has all rows of the batches before batch 9, give the writer another sinkName" in said
+    assert said.endswith("and set adoptCheckpoint=9.")
+
+
+def test_a_batch_to_adopt_that_is_another_one_is_named():
+    """Otherwise the error would be the same as without the option."""
+    said = refusal(Verdict.UNKNOWN, Ledger(), make_batch(4), Remedies(adopt_checkpoint=7)).what
+    assert said.endswith("adoptCheckpoint=7 is set, which is neither this batch nor the next one.")
 
 
 def test_a_partition_that_was_added_is_named():
