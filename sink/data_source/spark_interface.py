@@ -20,7 +20,7 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pgonce.offsets_store.errors import NOTHING
+from pgonce.offsets_store.errors import UNCHANGED
 
 from ..border import called_by_spark
 from ..errors import SparkError
@@ -71,7 +71,8 @@ class PgonceDataSource(DataSource):
     @called_by_spark
     def schema(self) -> StructType:
         """Spark asks for this when a query reads from the source."""
-        raise SparkError("NOT_A_SOURCE", "pgonce writes; it does not read.", NOTHING, "Read with Spark's jdbc source.")
+        what = "pgonce writes; it does not read."
+        raise SparkError("NOT_A_SOURCE", what, UNCHANGED, "Read with Spark's jdbc source.")
 
     @called_by_spark
     def writer(self, schema: StructType, overwrite: bool) -> JobWriter:
