@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -86,12 +88,7 @@ def dead_letters(
         none = "No such dead letter is there. (Those in a table of your own: --table.)"
         print_found(letters, letter_table, as_json=as_json, if_none=none)
         if letters and not as_json:
-            print_lines(
-                [
-                    "To write them after all, repair the rows (--set; pgonce explain dead-letters repair), and type:",
-                    f"  pgonce dead-letters {letters[0].query_id[:_SHORT_ID]}{_same_choice(sink, table)} --replay",
-                ]
-            )
+            print_lines(_what_to_do(letters, _same_choice(sink, table)))
         return
     if as_json:
         raise typer.BadParameter("--json lists letters; it has no effect on --set, --replay and --discard.")
@@ -115,6 +112,23 @@ def dead_letters(
         print_lines([*replay_says(groups, is_done=yes), done])
         if kept:
             raise typer.Exit(ExitCode.FAILED)
+
+
+def _what_to_do(letters: Sequence[StoredLetter], choice: str) -> list[str]:
+    said: list[str] = []
+    may_be_replayed = True
+    # Without pyspark, nothing can be replayed here, and only the ledger is read.
+    with suppress(ImportError):
+        from pgonce.sink.dead_letters.replay import refused_from_the_start
+
+        said, may_be_replayed = refused_from_the_start(letters, datetime.now(timezone.utc))
+    if may_be_replayed:
+        what = "the others" if said else "them"
+        said += [
+            f"To write {what} after all, repair the rows (--set; pgonce explain dead-letters repair), and type:",
+            f"  pgonce dead-letters {letters[0].query_id[:_SHORT_ID]}{choice} --replay",
+        ]
+    return said
 
 
 def _same_choice(sink: str | None, table: str | None) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import NoReturn
 
@@ -132,6 +133,24 @@ def replay_letters(
         _raise_translated(error, outcome, watch)
 
 
+def refused_from_the_start(letters: Sequence[StoredLetter], now: datetime) -> tuple[list[str], bool]:
+    """
+    What is already known of a replay of these letters, however their rows are repaired.
+
+    :return: sentences on those that it would refuse, and whether there are others.
+    """
+    said, has_others = [], False
+    for of_one in _by_table_and_way(letters):
+        try:
+            group = _group(of_one)
+            refuse_unsafe(group.destination, group.letters, now)
+        except PgonceError as error:
+            said.append(f"{error.what} {error.remedy}")
+        else:
+            has_others = True
+    return said, has_others
+
+
 def _replay_in_tx(
     connection: Connection,
     choice: Choice,
@@ -208,7 +227,7 @@ def _read_in_tx(
     table, driver = sql.Identifier(choice.table.schema or "", choice.table.name), driver_connection(connection)
     refuse_begun_again(letters, begun_again_in_tx(connection, letters))
     found = []
-    for recorded in _grouped(letters):
+    for recorded in map(_group, _by_table_and_way(letters)):
         refuse_unsafe(recorded.destination, recorded.letters, now)
         group = _for_the_same_table(driver, recorded)
         ids, changes = [letter.dead_letter_id for letter in group.letters], group.destination.changes
@@ -252,12 +271,12 @@ def _written_columns(driver: psycopg.Connection, group: Group) -> tuple[EncodedC
     return group.columns if table is None else without_extra(table, group.columns, group.destination)
 
 
-def _grouped(letters: Sequence[StoredLetter]) -> list[Group]:
+def _by_table_and_way(letters: Sequence[StoredLetter]) -> list[list[StoredLetter]]:
     groups: dict[tuple[str, str], list[StoredLetter]] = {}
     for letter in letters:
         groups.setdefault((letter.target, json.dumps(letter.destination, sort_keys=True)), []).append(letter)
     # In the order in which they were put aside: a batch writes a table before those whose rows refer to it.
-    return [_group(of_one) for of_one in sorted(groups.values(), key=lambda of_one: of_one[0].dead_letter_id)]
+    return sorted(groups.values(), key=lambda of_one: of_one[0].dead_letter_id)
 
 
 def _group(letters: list[StoredLetter]) -> Group:

@@ -12,7 +12,7 @@ import sys
 
 import psycopg
 import pytest
-from support.dead_letters import a_past, put_aside
+from support.dead_letters import a_past, by_key, put_aside
 from support.recoveries import noted
 from typer.testing import CliRunner
 
@@ -73,6 +73,13 @@ class TestList:
         assert "Those in a table of your own: --table" in command().stdout
         shown = command("--table", "bad_rows", "--sink", "public.orders").stdout.splitlines()[-1]
         assert shown.endswith(" --sink public.orders --table bad_rows --replay")
+
+    def test_nobody_is_told_to_repair_a_row_that_no_replay_writes(self, admin, command):
+        """Without onlyNewer, a newer row may be there; the reason and the ways out are said at once."""
+        put_aside(admin, {"id": 1}, by_key())
+        said = " ".join(command().stdout.split())
+        assert "without onlyNewer it is unknown whether its key has been written or deleted since" in said
+        assert "--replay" not in said
 
     def test_a_row_does_not_command_the_terminal(self, admin, command):
         """Escape sequences in a row, or in the words of a trigger, are shown as text."""
