@@ -55,13 +55,10 @@ class PgonceError(Exception):
 
     def beginning(self, where: str) -> Self:
         """The same error, with a sentence that begins by saying ``where`` it is."""
-        return self._saying(f"{where}: {self.what}", self.data)
+        return self.saying(f"{where}: {self.what}", self.data)
 
-    def of_a_job(self) -> Self:
-        """The same error for a batch job, which has no stored offsets."""
-        return self._saying(self.what, NOTHING_OF_JOB) if self.data == NOTHING else self
-
-    def _saying(self, what: str, data: str) -> Self:
+    def saying(self, what: str, data: str) -> Self:
+        """The same error in other words: what happened, and what it means for the data."""
         error = type(self)(self.code, what, data, self.remedy)
         error.kept, error.sink_name = self.kept, self.sink_name
         return error
@@ -69,6 +66,17 @@ class PgonceError(Exception):
     def __str__(self) -> str:
         # One line, because it is logged by Spark too, and names in it may come from anywhere.
         return one_line(f"[{self.code}] {self.what} {self.data} Help: {self.remedy}")
+
+
+@contextmanager
+def said_of_a_job() -> Iterator[None]:
+    """Let errors of the block say what they mean for a batch job, which has no stored offsets."""
+    try:
+        yield
+    except PgonceError as error:
+        if error.data != NOTHING:
+            raise
+        raise error.saying(error.what, NOTHING_OF_JOB) from error.__cause__
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from ..errors import PgonceError
+from ..errors import said_of_a_job
 from ..ledger.batch_jobs import Job, claim_in_tx, record_job_in_tx, record_skip_in_tx
 from ..ledger.published import Published
 from ..postgres.connect import forget_users_settings
@@ -64,10 +64,8 @@ def commit_job(settings: CommitSettings, job: Job, work: Work[None]) -> Committe
     def once(watch: LockWatch, outcome: Outcome) -> CommittedJob:
         return _publish_or_skip(settings, job, work, watch, outcome)
 
-    try:
+    with said_of_a_job():
         return tried(settings, _named(job), once, Outcome())
-    except PgonceError as error:
-        raise error.of_a_job() from error.__cause__
 
 
 def _named(job: Job) -> Named:

@@ -119,14 +119,17 @@ def begin_again_in_tx(
     # user's isolation level. The second lock takes the new snapshot, under the protection of the first. (If another
     # driver of this writer holds its row and waits for the lock, Postgres reports a deadlock, and the batch is tried
     # again.)
-    names, oids = sql.Literal(list(batch.places)), sql.Literal(batch.table_oids)
-    keys = sql.SQL(PLACES_IN_ORDER).format(names=names, oids=oids)
+    # The keys as numbers, because a table may become part of another tree meanwhile, and then others would be unlocked.
+    driver = driver_connection(connection)
+    asked = sql.SQL(PLACES_IN_ORDER).format(names=list(batch.places), oids=batch.table_oids)
+    found = driver.execute(sql.SQL("SELECT k.key FROM {}").format(asked)).fetchall()
+    numbers = sql.SQL(", ").join(sql.SQL("({}::pg_catalog.int8)").format(number) for (number,) in found)
+    keys = sql.SQL("(VALUES {}) AS k(key)").format(numbers)
     unlock = sql.SQL("SELECT pg_catalog.pg_advisory_unlock(k.key) FROM {}").format(keys)
     again = sql.SQL(
         "SELECT pg_catalog.pg_advisory_lock(k.key) FROM {keys}; ROLLBACK AND CHAIN; "
         "SELECT pg_catalog.pg_advisory_xact_lock(k.key) FROM {keys}; {unlock}"
     ).format(keys=keys, unlock=unlock)
-    driver = driver_connection(connection)
     try:
         driver.execute(again)
     except psycopg.Error:

@@ -232,7 +232,8 @@ def _record_in_tx(transaction: Try, published: Published, tables: WrittenTables,
     replaces, retained = transaction.settings.remedies.replaces, transaction.settings.retain_batches
     record.record_batch_in_tx(connection, locked, batch, published, tables, stored=stored, retain_batches=retained)
     if locked.has_acceptances:
-        close_acceptances_in_tx(connection, locked.writer_id)
+        needed = transaction.verdict is Verdict.ACCEPTED
+        close_acceptances_in_tx(connection, locked.writer_id, needed=needed)
     if locked.ledger.writer is None and replaces:
         record.replace_writer_in_tx(connection, locked, batch, replaces)
         if published.emptied is not None:

@@ -85,21 +85,26 @@ def count_jobs_in_tx(connection: psycopg.Connection, tables: Mapping[str, int | 
     return row[0] if row else 0
 
 
-def is_published(connection: psycopg.Connection, sink_name: str, batch_key: str) -> bool:
+def is_published(connection: psycopg.Connection, sink_name: str, batch_key: str, *, is_of_table: bool) -> bool:
     """
-    Whether a batch job with this key was published into the sink, or into the table that has the sink's name now.
+    Whether a batch job with this key was published into the sink, or into its table under an earlier name of that.
 
     Without a lock, so it proves nothing for the commit. Our search_path must be in force.
+
+    :param is_of_table: whether the sink has its table's name, and not one that the user gave it.
     """
-    statement = sql.SQL(_IS_PUBLISHED).format(key=batch_key, sink=sink_name)
+    named_after = sink_name if is_of_table else None
+    statement = sql.SQL(_IS_PUBLISHED).format(key=batch_key, sink=sink_name, named_after=named_after)
     row = connection.execute(statement).fetchone()
     return row is not None and bool(row[0])
 
 
+# A sink's name that is not that of its table may be any text, which to_regclass does not take.
 _IS_PUBLISHED = """
 SELECT EXISTS (
     SELECT FROM pgonce.batch_jobs AS j WHERE j.batch_key = {key}
-    AND (j.sink_name = {sink} OR j.targets ->> j.sink_name = CAST(CAST(to_regclass({sink}) AS oid) AS text)))
+    AND (j.sink_name = {sink}
+         OR j.targets ->> j.sink_name = CAST(CAST(to_regclass(CAST({named_after} AS text)) AS oid) AS text)))
 """
 
 

@@ -64,13 +64,21 @@ def is_accepted_in_tx(connection: Connection, writer_id: int, batch_id: int) -> 
     return connection.execute(standing).first() is not None
 
 
-def close_acceptances_in_tx(connection: Connection, writer_id: int) -> None:
+def close_acceptances_in_tx(connection: Connection, writer_id: int, *, needed: bool) -> None:
     """
-    Mark what was accepted as used: a batch is published, whether it needed that or not.
+    Mark what was accepted as used: a batch is published, whether it ``needed`` that or not, which is noted.
 
     A later batch too, because it was accepted for a ledger that stood where it does not stand any more.
     """
-    send_once(connection, update(interventions).where(is_open(writer_id)).values(used_at=func.clock_timestamp()))
+    noted = func.coalesce(interventions.c.details, literal({}, postgresql.JSONB)).op("||")(
+        literal({NEEDED: needed}, postgresql.JSONB)
+    )
+    used = update(interventions).where(is_open(writer_id)).values(used_at=func.clock_timestamp(), details=noted)
+    send_once(connection, used)
+
+
+NEEDED = "needed"
+"""In the details of an acceptance that was used: whether the batch would have been refused without it."""
 
 
 PLACES_IN_ORDER = """

@@ -48,8 +48,8 @@ REMEDIES = {
                          "message names."),
     "2200H": ("SEQUENCE_EXHAUSTED", "The sequence of a column's default has reached its end: make both bigint, with "
                                     "ALTER SEQUENCE and ALTER TABLE."),
-    "22P05": ("VALUE_NOT_STORABLE", "The database's encoding does not have this character: replace it in Spark, or use "
-              "a database in UTF8."),
+    "22P05": ("VALUE_NOT_STORABLE", "The database's encoding does not have this character, or JSON has \\u0000, which "
+              "jsonb cannot store: replace it in Spark, or use a database in UTF8."),
     "22021": ("VALUE_NOT_STORABLE", "Postgres cannot store a NUL character in a text: remove it in Spark, for "
                                     "example with translate(column, '\\0', '')."),
     "22": ("VALUE_NOT_STORABLE", "Repair the value in Spark, or widen the column (`pgonce explain types`)."),

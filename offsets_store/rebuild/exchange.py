@@ -263,7 +263,8 @@ _MAKE_ROOM = (
 DELETE FROM pgonce.batch_jobs AS j USING in_the_way AS w
 WHERE j.sink_name = CAST(:name AS text) AND j.batch_key = w.batch_key
 AND (w.now IS NULL
-     OR EXISTS (SELECT FROM pgonce.batch_jobs AS o WHERE o.sink_name = w.now AND o.batch_key = w.batch_key))
+     OR EXISTS (SELECT FROM pgonce.batch_jobs AS o WHERE o.sink_name = w.now AND o.batch_key = w.batch_key
+                AND o.targets ->> o.sink_name = j.targets ->> j.sink_name))
 """),
     text(f"""{_IN_THE_WAY},
 jobs AS (

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, not_, select, update
+from sqlalchemy import Connection, func, literal, not_, select, update
 
+from ..ledger.lock import NEEDED
 from ..ledger.tables import batches, interventions, writers
 from ..ledger.writers import COUNTS_AS_FEEDER, IS_LIVING, feeds, writers_in_tx
 from ..offsets import Offsets, by_partition, kafka_positions, same, says_which_rows, tells_which_rows
@@ -124,6 +125,8 @@ def _accepted(connection: Connection, writer_ids: Iterable[int | None]) -> tuple
         interventions.c.writer_id.in_([one for one in writer_ids if one is not None]),
         interventions.c.kind == "accept",
         interventions.c.used_at.is_not(None),
+        # Earlier versions did not note whether it was needed.
+        func.coalesce(interventions.c.details[NEEDED].as_boolean(), literal(True)),
     )
     return tuple(connection.execute(accepted.order_by(interventions.c.intervention_id)).scalars().all())
 

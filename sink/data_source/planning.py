@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.errors import ConnectError, PgonceError, TargetError
+from pgonce.offsets_store.errors import ConnectError, TargetError, said_of_a_job
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept
 from pgonce.offsets_store.ledger.feeders import is_published
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
@@ -97,10 +97,8 @@ def plan_job(
     :param raw: the options as Spark hands them over.
     :raises PgonceError: if the options, the schema or the table do not allow one; no row has moved yet.
     """
-    try:
+    with said_of_a_job():
         return _planned_job(parse_job_options(raw, overwrite=overwrite), frame_type)
-    except PgonceError as error:
-        raise error.of_a_job() from error.__cause__
 
 
 def _planned_job(options: JobOptions, frame_type: StructType) -> tuple[JobOptions, Origin, TaskWriter]:
@@ -123,9 +121,9 @@ def _planned_job(options: JobOptions, frame_type: StructType) -> tuple[JobOption
 def _is_published(options: JobOptions) -> bool:
     try:
         with looking(options.commit.url) as connection:
-            sink_name = named_sink(connection, options.sink_name, options.destination).name
+            sink = named_sink(connection, options.sink_name, options.destination)
             enter_in_tx(connection, lock_seconds=1.0)
-            return is_published(connection, sink_name, options.batch_key)
+            return is_published(connection, sink.name, options.batch_key, is_of_table=sink.name in sink.tables)
     except (ConnectError, psycopg.Error):
         return False
 

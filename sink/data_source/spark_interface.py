@@ -20,7 +20,7 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pgonce.offsets_store.errors import UNCHANGED
+from pgonce.offsets_store.errors import UNCHANGED, said_of_a_job
 
 from ..border import called_by_spark
 from ..errors import SparkError
@@ -149,14 +149,16 @@ class JobWriter(DataSourceArrowWriter):
     @called_by_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
         """In a task: encode the partition."""
-        return self.task_writer.write(iterator)
+        with said_of_a_job():
+            return self.task_writer.write(iterator)
 
     @called_by_spark
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the commit worker: publish the rows under their key, or skip them."""
         with importing():
             from .commit_parcels import commit_job_parcels
-        commit_job_parcels(self.options, self.task_writer.columns, messages)
+        with said_of_a_job():
+            commit_job_parcels(self.options, self.task_writer.columns, messages)
 
     @called_by_spark
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

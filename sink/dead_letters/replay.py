@@ -44,8 +44,7 @@ from ..options.destination import Destination
 from ..writing.bad_rows.recorded_destination import recalled, recorded_oid
 from ..writing.new_columns import without_extra
 from ..writing.rows import Rows
-from ..writing.table.catalogue import look_up_table
-from ..writing.table.lock import take_turns_in_tx
+from ..writing.table.catalogue import look_up_table, parents_first
 from ..writing.table.table_name import ask_for_tables, resolve_table
 from ..writing.write_batch import write_batch_in_tx
 from .mended_rows import mended_rows_in_tx, only, ranked_in_tx
@@ -202,14 +201,17 @@ def _written_in_tx(
     driver: psycopg.Connection, groups: Sequence[tuple[Group, LetterRows]], *, tolerates: bool
 ) -> list[Group]:
     done = []
-    if len(groups) > 1:
-        # All of them now, so that two replays wait for each other and do not block each other.
-        tables = ask_for_tables(driver, [group.destination.table for group, _ in groups])()
-        take_turns_in_tx(driver, zip((group.destination for group, _ in groups), tables, strict=True))
-    for group, given in groups:
+    for group, given in (groups[number] for number in _in_order(driver, [group for group, _ in groups])):
         counts, kept = write_letters_in_tx(driver, partial(_write_in_tx, driver, group), given, tolerates=tolerates)
         done.append(replace(group, counts=None if counts is None else dict(counts), kept=tuple(kept)))
     return done
+
+
+def _in_order(driver: psycopg.Connection, groups: Sequence[Group]) -> Sequence[int]:
+    """The numbers of the groups, so that a row comes after the one of another table to which it may refer."""
+    if len(groups) < 2:  # noqa: PLR2004 (one table or none)
+        return range(len(groups))
+    return parents_first(driver, ask_for_tables(driver, [group.destination.table for group in groups])())
 
 
 def _write_in_tx(driver: psycopg.Connection, group: Group, rows: Rows) -> Mapping[str, int] | None:
@@ -275,8 +277,8 @@ def _by_table_and_way(letters: Sequence[StoredLetter]) -> list[list[StoredLetter
     groups: dict[tuple[str, str], list[StoredLetter]] = {}
     for letter in letters:
         groups.setdefault((letter.target, json.dumps(letter.destination, sort_keys=True)), []).append(letter)
-    # In the order in which they were put aside: a batch writes a table before those whose rows refer to it.
-    return sorted(groups.values(), key=lambda of_one: of_one[0].dead_letter_id)
+    # In the order of their tables, so that two replays wait for each other and do not block each other.
+    return [groups[key] for key in sorted(groups)]
 
 
 def _group(letters: list[StoredLetter]) -> Group:

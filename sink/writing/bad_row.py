@@ -114,11 +114,8 @@ class Kind(Enum):
 
 
 # The one list of SQLSTATEs: searches in the server are made with it.
-OF_EVERY_ROW = frozenset({"2200H", "22P03", "22P04", "22P05"})
-"""
-A sequence is used up, or our own encoding is wrong: neither has to do with a row. Or the database's encoding lacks a
-character, so that the rows cannot even be gathered.
-"""
+OF_EVERY_ROW = frozenset({"2200H", "22P03", "22P04"})
+"""A sequence is used up; our own encoding is wrong. Neither has to do with a row."""
 NOT_NULL, CHECK = "23502", "23514"
 UNIQUE, FOREIGN_KEY, EXCLUSION = "23505", "23503", "23P01"
 ALONE = frozenset({NOT_NULL, CHECK})

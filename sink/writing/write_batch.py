@@ -323,6 +323,7 @@ def _put_unfit_aside_in_tx(
         with said_of(route.value):
             put_aside(found, route.destination.dead_letters, table.qualified_name, how)
     of_none = [row for found in by_value.values() for row in found]
-    dropped = [row for row in of_none if routes.unknown == "drop" and has_readable_route(row, routes.column)]
-    put_aside([row for row in of_none if row not in dropped], routes.dead_letters, routes.sink_name, {})
-    return len(unfit) - len(dropped)
+    drops = routes.unknown == "drop"
+    left = [row for row in of_none if not (drops and has_readable_route(row, routes.column))]
+    put_aside(left, routes.dead_letters, routes.sink_name, {})
+    return len(unfit) - (len(of_none) - len(left))

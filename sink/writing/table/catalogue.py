@@ -176,11 +176,11 @@ CASE WHEN c.relhastriggers THEN ARRAY(
 # checks), while an explicit cast to a domain would cut text.
 _DESCRIBE = f"""
 WITH RECURSIVE resolved AS (
-    SELECT a.attrelid, a.attnum, a.atttypid AS type_oid, a.atttypmod AS typmod
+    SELECT a.attrelid, a.attnum, a.atttypid AS type_oid, a.atttypmod AS typmod, a.attnotnull AS not_null
     FROM pg_catalog.pg_attribute AS a
     WHERE a.attrelid = current_setting('pgonce.target')::oid AND a.attnum > 0 AND NOT a.attisdropped
     UNION ALL
-    SELECT r.attrelid, r.attnum, d.typbasetype, d.typtypmod
+    SELECT r.attrelid, r.attnum, d.typbasetype, d.typtypmod, r.not_null OR d.typnotnull
     FROM resolved AS r JOIN pg_catalog.pg_type AS d ON d.oid = r.type_oid AND d.typtype = 'd'
 )
 SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c.relpersistence::text AS persistence,
@@ -205,7 +205,7 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
        pg_catalog.format_type(r.type_oid, NULL) AS base_type,
        pg_catalog.format_type(r.type_oid, r.typmod) AS full_type,
        r.type_oid, r.typmod, ARRAY[a.attnum, a.atttypid::int8, a.atttypmod] AS declared,
-       a.attnotnull OR y.typnotnull AS not_null,
+       r.not_null,
        a.atthasdef OR a.attidentity <> '' OR y.typdefault IS NOT NULL AS has_default,
        CASE WHEN a.attidentity = 'a' THEN 'identity' WHEN a.attgenerated <> '' THEN 'expression' ELSE '' END
            AS generated,
@@ -237,3 +237,23 @@ def _described(rows: Sequence[dict[str, Any]]) -> TargetTable | None:
         if row["column_name"] is not None
     )
     return TargetTable(**of_table, columns=tuple(columns))
+
+
+def parents_first(connection: psycopg.Connection, tables: Sequence[ResolvedName]) -> list[int]:
+    """The numbers of the tables, each after those to which its foreign keys refer, as far as there is such an order."""
+    oids = [table.oid or 0 for table in tables]
+    refers = set(connection.execute(sql.SQL(_REFERS).format(oids=oids)).fetchall())
+    left, ordered = list(range(len(oids))), []
+    while left:
+        others = {oids[number] for number in left}
+        free = (n for n in left if not any((oids[n], other) in refers for other in others - {oids[n]}))
+        ordered.append(next(free, left[0]))
+        left.remove(ordered[-1])
+    return ordered
+
+
+_REFERS = """
+SELECT f.conrelid::pg_catalog.int8, f.confrelid::pg_catalog.int8 FROM pg_catalog.pg_constraint AS f
+WHERE f.contype OPERATOR(pg_catalog.=) 'f' AND f.conrelid OPERATOR(pg_catalog.=) ANY ({oids}::pg_catalog.oid[])
+AND f.confrelid OPERATOR(pg_catalog.=) ANY ({oids}::pg_catalog.oid[])
+"""

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from support.batches import make_batch
+from support.blocked import wait_for_blocked
 from support.committed_rows import appending, ids, rows, settings
 from support.fixtures.postgres import url_with
 
@@ -202,6 +203,26 @@ class TestRivals:
             held = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = %s::oid"
             own = admin.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
             assert admin.execute(held, own).fetchall() == [(admin.info.backend_pid,)]
+
+    def test_what_is_locked_for_a_partition_tree_is_unlocked_again(self, url, admin):
+        """Also if the partition is detached while the lock is waited for: a pooler would keep it for ever."""
+        admin.execute(
+            "CREATE TABLE parts (id bigint) PARTITION BY LIST (id); CREATE TABLE low PARTITION OF parts DEFAULT"
+        )
+        oid = admin.execute("SELECT 'low'::regclass::oid::bigint").fetchone()[0]
+        batch = make_batch().into("nightly", {"public.low": oid})
+        admin.execute("SELECT pg_advisory_lock(hashtextextended('nightly', 0))")
+        with checked_out(url) as connection, ThreadPoolExecutor(1) as pool:
+            begin_in_tx(connection, "pgonce test", 20)
+            waiting = pool.submit(begin_again_in_tx, connection, batch, "pgonce test", 20)
+            wait_for_blocked(admin, admin)
+            admin.execute("ALTER TABLE parts DETACH PARTITION low")
+            admin.execute("SELECT pg_advisory_unlock_all()")
+            waiting.result()
+            driver_connection(connection).rollback()
+            held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = %s::oid"
+            own = admin.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
+            assert admin.execute(held, own).fetchone() == (0,)
 
     def test_other_rows(self, url, admin):
         """A query that reads other partitions, or says that its rows are others, is no rival."""

@@ -572,6 +572,13 @@ class TestBegan:
         assert "batch 3 of its query was accepted by hand" in " ".join(said.stderr.split())
         assert swap("--caught-up").exit_code == ExitCode.OK
 
+    def test_a_batch_was_accepted_that_needed_no_acceptance(self, rebuilt, url, swap):
+        """The checkpoint was mended meanwhile, and nothing was left out."""
+        accept_batch("new", 5, url, reason="to be on the safe side")
+        for query, table in (("new", "events_new"), ("old", "events")):
+            assert commit(url, query, 2, 22, table=table) is Verdict.NEW
+        assert swap().exit_code == ExitCode.OK
+
     def test_its_first_record_was_pruned(self, rebuilt, admin, swap):
         """What nothing tells any more is not guessed."""
         admin.execute(

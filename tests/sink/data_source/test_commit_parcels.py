@@ -86,14 +86,18 @@ PUBLISHED_BEFORE = {
 }
 
 
-@pytest.mark.parametrize("since", PUBLISHED_BEFORE)
-def test_a_job_that_is_published_is_not_refused_for_what_its_table_has_become(admin, url, since, monkeypatch):
+@pytest.mark.parametrize(
+    ("since", "sink"),
+    [*((since, None) for since in PUBLISHED_BEFORE), ("ALTER TABLE events DROP COLUMN name", "daily load: a.b.c.d")],
+)
+def test_a_job_that_is_published_is_not_refused_for_what_its_table_has_become(admin, url, since, sink, monkeypatch):
     """Its rows are there, and so the commit skips it, or says where they are; a job with another key is refused."""
     admin.execute(TABLE)
 
     def run(key):
         monkeypatch.setattr(first_look, "_seen_to_fit", set())
-        options, run, writer = plan_job({"url": url, "table": "events", "batchKey": key}, STRUCT, overwrite=False)
+        how = {"url": url, "table": "events", "batchKey": key, **({"sinkName": sink} if sink else {})}
+        options, run, writer = plan_job(how, STRUCT, overwrite=False)
         return module.commit_job_parcels(options, writer.columns, [Parcel(run, 0, 0)]).name
 
     assert run("monday") == "PUBLISHED"

@@ -14,7 +14,6 @@ from pyspark.sql import types as t
 from support.sent_rows import publish
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.sink.writing import empty_table
 
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
 TABLE = "CREATE TABLE events (id bigint, name text)"
@@ -104,10 +103,19 @@ def test_what_others_commit_meanwhile_goes_as_a_whole_or_stays_as_a_whole(url, a
     assert stored(admin) == [(100, "c")]
 
 
-def test_others_that_never_stop_are_not_waited_for(url, admin, monkeypatch):
-    """The commit tries again, as after any conflict of transactions."""
-    monkeypatch.setattr(empty_table, "_MOST_TIMES", 1)
-    admin.execute(f"{TABLE}; INSERT INTO events VALUES (1, 'old')".encode())
-    with pytest.raises(psycopg.errors.SerializationFailure, match="all the time"):
-        replace_all(url, (2, "new"))
-    assert stored(admin) == [(1, "old")]
+@pytest.mark.parametrize("each", ["ROW", "STATEMENT"])
+def test_a_trigger_that_puts_a_row_back_is_the_users_business(each, url, admin):
+    """It hears of one DELETE if that leaves nothing, and the batch goes on with what it has put back."""
+    admin.execute(f"{TABLE}; INSERT INTO events VALUES (1, 'old'); CREATE TABLE heard (op text)".encode())
+    back = "INSERT INTO events VALUES (0, 'unknown') ON CONFLICT DO NOTHING;" if each == "ROW" else ""
+    admin.execute(
+        "CREATE FUNCTION hears() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN INSERT INTO heard VALUES (TG_OP); {back} RETURN NULL; END $$; "
+        f"CREATE TRIGGER hears AFTER DELETE ON events FOR EACH {each} EXECUTE FUNCTION hears()".encode()
+    )
+    replace_all(url, (2, "new"))
+    if back:
+        assert stored(admin) == [(0, "unknown"), (2, "new")]
+    else:
+        assert stored(admin) == [(2, "new")]
+        assert admin.execute("SELECT * FROM heard").fetchall() == [("DELETE",)]

@@ -55,6 +55,14 @@ def test_a_column_that_a_soft_delete_sets_makes_no_row_bad(url, admin):
     assert letters(admin) == TOO_LONG
 
 
+def test_json_that_jsonb_cannot_hold_is_bad_by_itself(url, admin):
+    """Its error is also that of a character which the database's encoding lacks, and then it is about no row."""
+    admin.execute(b"CREATE TABLE events (id bigint, name jsonb, amount bigint)")
+    committed(url, [(1, "{}", 1), (2, '{"x": "\\u0000"}', 1), (3, '"b"', 1)])
+    assert stored(admin) == [1, 3]
+    assert letters(admin) == [(2, "name", "22P05")]
+
+
 def test_a_check_of_where_a_row_is_makes_none_of_them_bad(url, admin):
     """The table in which rows are tried is another one."""
     table(admin, "CHECK (amount < 10 OR tableoid::regclass::text = 'events')")
