@@ -89,7 +89,7 @@ def _delete_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
 
 
 _MOST_TIMES = 5
-"""More come only if others commit all the time, or if a trigger puts rows back: then they stay, as the user's do."""
+"""After so many, rows are left only if others commit all the time, or if a trigger puts them back: these stay."""
 
 
 _ALL_OF_IT = """
