@@ -115,10 +115,6 @@ def begin_again_in_tx(
     Begin another transaction, which sees all queries that have fed the batch's sink, or its tables, and keeps new ones
     out meanwhile.
     """
-    # One text, so that no pooler can give the session to others while the session holds a lock. AND CHAIN keeps the
-    # user's isolation level. The second lock takes the new snapshot, under the protection of the first. (If another
-    # driver of this writer holds its row and waits for the lock, Postgres reports a deadlock, and the batch is tried
-    # again.)
     # The keys as numbers, because a table may become part of another tree meanwhile, and then others would be unlocked.
     driver = driver_connection(connection)
     asked = sql.SQL(PLACES_IN_ORDER).format(names=list(batch.places), oids=batch.table_oids)
@@ -126,6 +122,10 @@ def begin_again_in_tx(
     numbers = sql.SQL(", ").join(sql.SQL("({}::pg_catalog.int8)").format(number) for (number,) in found)
     keys = sql.SQL("(VALUES {}) AS k(key)").format(numbers)
     unlock = sql.SQL("SELECT pg_catalog.pg_advisory_unlock(k.key) FROM {}").format(keys)
+    # One text, so that no pooler can give the session to others while the session holds a lock. AND CHAIN keeps the
+    # user's isolation level. The second lock takes the new snapshot, under the protection of the first. (If another
+    # driver of this writer holds its row and waits for the lock, Postgres reports a deadlock, and the batch is tried
+    # again.)
     again = sql.SQL(
         "SELECT pg_catalog.pg_advisory_lock(k.key) FROM {keys}; ROLLBACK AND CHAIN; "
         "SELECT pg_catalog.pg_advisory_xact_lock(k.key) FROM {keys}; {unlock}"
