@@ -255,6 +255,7 @@ def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
 
     If the name is not one that tasks register, only the registration is removed.
     """
+    is_dropped = False
     try:
         with connection.transaction():
             enter_in_tx(connection, _SWEEP_LOCK_SECONDS)
@@ -262,10 +263,13 @@ def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
                 # Until version 105 of the ledger, tasks staged in the ledger's own schema.
                 for schema in (STAGING_SCHEMA, SCHEMA):
                     connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, name)))
+            is_dropped = True
             connection.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [name])
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         _log.info("staging table %s is still written to; the next sweep drops it", name)
     except psycopg.errors.InsufficientPrivilege:
+        if is_dropped:
+            raise
         # One that ran under another role has made it. Others can be dropped all the same.
         _log.warning(
             "staging table %s.%s belongs to another role, and stays: drop it as its owner, or as a superuser, once its "

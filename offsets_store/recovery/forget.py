@@ -113,7 +113,14 @@ def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
 
 
 def _with_deletes(connection: Connection, names: Sequence[str]) -> tuple[str, ...]:
-    """Those of these tables for which there are tombstones: older rows of a new query would be passed over."""
+    """
+    Those of these tables for which there are tombstones: older rows of a new query would be passed over.
+
+    A role that only looks may not read tombstones, and is told of none.
+    """
+    may_read = select(func.has_table_privilege("pgonce.tombstone_sets", "SELECT"))
+    if not connection.execute(may_read).scalar_one():
+        return ()
     sets = select(tombstone_sets.c.target_name).where(
         tombstone_sets.c.target_name.in_(names), tombstone_sets.c.expires_at > func.clock_timestamp()
     )

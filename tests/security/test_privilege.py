@@ -283,7 +283,7 @@ def what_is_said_without(grant: str, database: str) -> str:
         return rf"\[CONNECT_REFUSED\].*permission denied for database \"{database}\""
     denied = f"permission denied for (view|{kind.strip().lower() if kind else 'table'}) {name}"
     # What the sweep, the listener and a reader meet raises as it is; the first and the second only log it.
-    return rf"(\[(LEDGER|TARGET)_NOT_PERMITTED\].*|\[STAGING_FAILED\].*|^(\(psycopg.*\) )?){denied}"
+    return rf"(\[((LEDGER|TARGET)_NOT_PERMITTED|LEDGER_RESTORED|STAGING_FAILED)\].*|^(\(psycopg.*\) )?){denied}"
 
 
 def test_the_role_reads_and_writes_nothing_else(streamer, login):

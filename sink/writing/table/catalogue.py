@@ -240,9 +240,13 @@ def _described(rows: Sequence[dict[str, Any]]) -> TargetTable | None:
 
 
 def parents_first(connection: psycopg.Connection, tables: Sequence[ResolvedName]) -> list[int]:
-    """The numbers of the tables, each after those to which its foreign keys refer, as far as there is such an order."""
+    """
+    The numbers of the tables, each after those to which its foreign keys refer, as far as there is such an order.
+
+    The user's search_path is in force, and is so afterwards.
+    """
     oids = [table.oid or 0 for table in tables]
-    refers = set(connection.execute(sql.SQL(_REFERS).format(oids=oids)).fetchall())
+    refers = set(search_path.execute_in_tx(connection, sql.SQL(_REFERS).format(oids=oids)).fetchall())
     left, ordered = list(range(len(oids))), []
     while left:
         others = {oids[number] for number in left}
@@ -253,7 +257,6 @@ def parents_first(connection: psycopg.Connection, tables: Sequence[ResolvedName]
 
 
 _REFERS = """
-SELECT f.conrelid::pg_catalog.int8, f.confrelid::pg_catalog.int8 FROM pg_catalog.pg_constraint AS f
-WHERE f.contype OPERATOR(pg_catalog.=) 'f' AND f.conrelid OPERATOR(pg_catalog.=) ANY ({oids}::pg_catalog.oid[])
-AND f.confrelid OPERATOR(pg_catalog.=) ANY ({oids}::pg_catalog.oid[])
+SELECT f.conrelid::int8, f.confrelid::int8 FROM pg_constraint AS f
+WHERE f.contype = 'f' AND f.conrelid = ANY ({oids}::oid[]) AND f.confrelid = ANY ({oids}::oid[])
 """
