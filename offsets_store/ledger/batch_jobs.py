@@ -20,6 +20,7 @@ from ..postgres.connect import driver_connection
 from ..postgres.one_trip import Asked
 from ..postgres.text import QUALIFIED_NAME
 from .compiled import Compiled, send_once
+from .feeders import OF_TABLE
 from .migrations import refuse_too_new
 from .published import Published, Targets
 from .tables import batch_job_skips, batch_jobs
@@ -61,10 +62,8 @@ class RecordedJob:
     has_rows: bool
 
 
-# A sink that is named after its table keeps its keys when the table is renamed. The oid is looked up in the statement
-# itself, because a job that has waited for `pgonce swap` would know the one that its table had before. No index begins
-# with the batch key, so the primary key is scanned: 10 ms among 100,000 keys.
-_OF_TABLE = "j.targets ->> j.sink_name = CAST(CAST(to_regclass(CAST(:named_after AS text)) AS oid) AS text)"
+# No index begins with the batch key, so the primary key is scanned: 10 ms among 100,000 keys.
+_OF_TABLE = OF_TABLE.format(named_after=":named_after")
 # INSERT, never SELECT and then INSERT: two jobs could both read "absent". The primary key makes the second one wait
 # until the first one's transaction is over. (If the table is renamed before the job locks it, the job tries again.)
 _CLAIM = text(f"""

@@ -99,12 +99,13 @@ def is_published(connection: psycopg.Connection, sink_name: str, batch_key: str,
     return row is not None and bool(row[0])
 
 
-# A sink's name that is not that of its table may be any text, which to_regclass does not take.
-_IS_PUBLISHED = """
+# A sink that is named after its table keeps its keys when the table is renamed. A name that the user gave the sink may
+# be any text, which to_regclass does not take; then ``named_after`` is NULL. The oid is looked up in the statement
+# itself, because a job that has waited for `pgonce swap` would know the one that its table had before.
+OF_TABLE = "j.targets ->> j.sink_name = CAST(CAST(to_regclass(CAST({named_after} AS text)) AS oid) AS text)"
+_IS_PUBLISHED = f"""
 SELECT EXISTS (
-    SELECT FROM pgonce.batch_jobs AS j WHERE j.batch_key = {key}
-    AND (j.sink_name = {sink}
-         OR j.targets ->> j.sink_name = CAST(CAST(to_regclass(CAST({named_after} AS text)) AS oid) AS text)))
+    SELECT FROM pgonce.batch_jobs AS j WHERE j.batch_key = {{key}} AND (j.sink_name = {{sink}} OR {OF_TABLE}))
 """
 
 

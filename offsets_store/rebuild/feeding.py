@@ -71,19 +71,19 @@ def _feeding(connection: Connection, writer: Writer, oid: int) -> Feeding:
     details = connection.execute(newest).scalar_one_or_none()
     # Swaps of earlier versions do not say which tables they have exchanged.
     exchanged = details.get("exchanged", ()) if details and not details["back"] else ()
-    since = _since_it_began(connection, writer.writer_id)
-    start = _start(connection, since[-1]) if since[-1] is not None else None
+    since, is_known = _since_it_began(connection, writer.writer_id)
+    start = _start(connection, since[-1]) if is_known else None
     reach = Reach(writer.stored_to, writer.topic_ids, start, _accepted(connection, since))
     return Feeding(writer, oid, reach, frozenset(exchanged))
 
 
-def _since_it_began(connection: Connection, writer_id: int) -> list[int | None]:
+def _since_it_began(connection: Connection, writer_id: int) -> tuple[list[int], bool]:
     """
     The writer, and those whose places were taken, back to the one that wrote the first of the table's rows.
 
-    The last one is None if it is not recorded any more which one that was.
+    The second answer is whether the last of them is that one; otherwise it is not recorded any more which one it was.
     """
-    found: list[int | None] = []
+    found: list[int] = []
     while writer_id not in found:
         found.append(writer_id)
         writer = connection.execute(select(writers).where(writers.c.writer_id == writer_id)).one()
@@ -97,9 +97,9 @@ def _since_it_began(connection: Connection, writer_id: int) -> list[int | None]:
         )
         replaced = connection.execute(earlier).scalars().all()
         if len(replaced) != 1:
-            return [*found, None]
+            return found, False
         writer_id = replaced[0]
-    return found
+    return found, True
 
 
 def _start(connection: Connection, writer_id: int) -> Offsets | None:
@@ -119,10 +119,10 @@ def _start(connection: Connection, writer_id: int) -> Offsets | None:
     return start
 
 
-def _accepted(connection: Connection, writer_ids: Iterable[int | None]) -> tuple[int, ...]:
+def _accepted(connection: Connection, writer_ids: Sequence[int]) -> tuple[int, ...]:
     """The batches of these writers that a person has accepted, though they do not follow the one before them."""
     accepted = select(interventions.c.batch_id).where(
-        interventions.c.writer_id.in_([one for one in writer_ids if one is not None]),
+        interventions.c.writer_id.in_(writer_ids),
         interventions.c.kind == "accept",
         interventions.c.used_at.is_not(None),
         # Earlier versions did not note whether it was needed.

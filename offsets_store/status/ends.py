@@ -85,12 +85,13 @@ def lag_of(writer: StoredWriter, newest: Newest | None, now: datetime) -> list[P
 
 
 def total_lag(rows: Sequence[PartitionLag]) -> int | None:
-    """The sum over all partitions and sources, each at its least end; None if any is unknown, or there are no rows."""
-    lags: dict[object, int] = {}
+    """The sum over all partitions, each at its least end; None if a lag is unknown, or there are no rows."""
+    lags: dict[tuple[str | None, int | None], int] = {}
     for row in rows:
         if row.lag is None:
             return None
-        place = row.source_id if row.topic is None else (row.topic, row.partition)
+        # Two sources of one query may read the same partition.
+        place = row.topic, row.partition
         lags[place] = max(row.lag, lags.get(place, 0))
     return sum(lags.values()) if rows else None
 

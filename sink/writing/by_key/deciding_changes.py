@@ -4,7 +4,8 @@ Find the changes of each key that decide what a batch leaves of it.
 Runs in the commit, on rows that were gathered. Invariant: which change of a key is the last does not depend on how
 Spark cut the stream into batches: what a batch leaves in the table is what its changes would leave one by one. A value
 that the source could not read is never replaced by NULL because the row that has it had not come yet: such a change is
-refused, or put aside. What Debezium calls an insert has no value anywhere, and is counted.
+refused, or put aside. What Debezium calls an insert has no value anywhere, and is counted; so is a row that stays
+without the value because the stored one has NULL.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def fit(
     source, target = encoded.postgres_type, target_type_name
     is_array = source.endswith("[]")
     if is_array != target.endswith("[]"):
-        as_json = "it is JSON here, as all arrays of arrays are: use a jsonb column, or convert in Spark"
+        as_json = "its values would be JSON in Postgres: use a jsonb column, or convert in Spark"
         other = "one is an array and the other is not: convert in Spark"
         return refused(encoded, target_typmod_type, as_json if source == "jsonb" else other)
     source = source.removesuffix("[]")
