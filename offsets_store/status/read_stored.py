@@ -220,12 +220,13 @@ class LastWritten:
     """
     One sink of a query: its last batch, and how that was written into each table, by the table's qualified name.
 
-    ``tables`` is empty where no batch has recorded it.
+    ``tables`` is empty where no batch has recorded it. ``oids`` are those of the tables that rows were written to.
     """
 
     sink_name: str
     batch_id: int
     tables: Mapping[str, Any]
+    oids: Mapping[str, int] | None = None
 
 
 def last_written(url: str, query_id: str) -> list[LastWritten]:
@@ -234,7 +235,7 @@ def last_written(url: str, query_id: str) -> list[LastWritten]:
 
     :raises LedgerError: if the ledger cannot be read.
     """
-    found = select(writers.c.sink_name, writers.c.last_batch_id, writers.c.written_as).where(
+    found = select(writers.c.sink_name, writers.c.last_batch_id, writers.c.written_as, writers.c.targets).where(
         writers.c.query_id == query_id, IS_LIVING
     )
     try:
@@ -242,7 +243,7 @@ def last_written(url: str, query_id: str) -> list[LastWritten]:
             rows = connection.execute(found.order_by(writers.c.sink_name)).all()
     except NoLedgerError:
         return []
-    return [LastWritten(row.sink_name, row.last_batch_id, _tables(row.written_as)) for row in rows]
+    return [LastWritten(row.sink_name, row.last_batch_id, _tables(row.written_as), row.targets) for row in rows]
 
 
 def _tables(written_as: Any) -> Mapping[str, Any]:

@@ -114,10 +114,7 @@ def _as_finding(each: Looked) -> tuple[Holds, str, str]:
         return Holds.NO, each.refused.what, each.refused.remedy
     if each.unknown:
         return Holds.UNKNOWN, f"{each.table} was not checked: {each.unknown.rstrip('.')}", ""
-    says = (
-        f"{each.table} can take rows with the columns of batch {each.batch_id}; functions and triggers were not tried"
-    )
-    return Holds.YES, says, ""
+    return Holds.YES, f"{each.table}: {each.says}; functions and triggers were not tried", ""
 
 
 def _questions(table: str | None, *, of_query: bool) -> Iterator[Question]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timezone
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +25,11 @@ from pgonce.offsets_store.errors import (
     RecoveryError,
     needing_pyspark,
 )
-from pgonce.offsets_store.log_lines import scrub
+from pgonce.offsets_store.ledger.published import changed_targets
+from pgonce.offsets_store.log_lines import one_line, scrub
 from pgonce.offsets_store.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.offsets_store.recovery.next_start import ANY_SINK
+from pgonce.offsets_store.status.failures import StoredFailure, last_failure
 from pgonce.offsets_store.status.read_stored import LastWritten, last_written
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import last_to_publish
@@ -126,8 +129,18 @@ def _examined(
 ) -> tuple[Diagnosis, list[Looked]]:
     found = examine(checkpoint, url, sink=sink, query_name=query_name)
     tables = _tables(url, found.query_id)
+    failure = last_failure(url, found.query_id) if found.query_id else None
+    if failure is not None:
+        found = replace(found, remarks=(*found.remarks, _said_of(failure)))
     refused = [(each.table, each.refused) for each in tables if each.refused]
     return (_refused(found, *refused[0]) if refused else found), tables
+
+
+def _said_of(failure: StoredFailure) -> str:
+    batch = "" if failure.batch_id is None else f"batch {failure.batch_id}, "
+    when = failure.last_at.astimezone(timezone.utc)
+    says = one_line(" ".join(failure.message.split()))
+    return f"Last failure ({batch}{when:%Y-%m-%d %H:%M:%S} UTC): {failure.code}, {says}"
 
 
 _BOUNDS = (
@@ -141,7 +154,7 @@ class Looked:
     One table of a sink, as the next commit will find it.
 
     ``refused`` is the error that the commit would raise, and ``unknown`` says why that could not be found out; both are
-    None if it would raise none.
+    None if it would raise none. ``changed`` is a sentence if this is not the table that earlier batches went into.
     """
 
     sink_name: str
@@ -149,6 +162,7 @@ class Looked:
     batch_id: int
     refused: PgonceError | None = None
     unknown: str | None = None
+    changed: str | None = None
 
     @property
     def code(self) -> str | None:
@@ -162,7 +176,10 @@ class Looked:
             return self.refused.what
         if self.unknown:
             return f"not checked: {self.unknown}"
-        return f"it can take rows with the columns of batch {self.batch_id}"
+        takes = f"it can take rows with the columns of batch {self.batch_id}"
+        if self.changed:
+            return f"{takes}. {self.changed} With pinTable, the next batch is refused"
+        return takes
 
 
 def look_again(url: str, sinks: Sequence[LastWritten], *, of_this_role: bool) -> list[Looked]:
@@ -183,7 +200,7 @@ def look_again(url: str, sinks: Sequence[LastWritten], *, of_this_role: bool) ->
         try:
             destination, columns = recalled_to_look(record)
             connection.execute(_BOUNDS)
-            look_at_table(connection, destination, columns, of_this_role=of_this_role)
+            table = look_at_table(connection, destination, columns, of_this_role=of_this_role)
         except RecoveryError as error:
             return Looked(sink.sink_name, name, sink.batch_id, unknown=error.what)
         except PgonceError as error:
@@ -193,7 +210,9 @@ def look_again(url: str, sinks: Sequence[LastWritten], *, of_this_role: bool) ->
             return Looked(sink.sink_name, name, sink.batch_id, unknown=f"Postgres says: {said}")
         finally:
             connection.rollback()
-        return Looked(sink.sink_name, name, sink.batch_id)
+        now = {table.qualified_name: table.oid} if table else {}
+        changed = changed_targets(sink.oids, now, is_one_table=False).get(name)
+        return Looked(sink.sink_name, name, sink.batch_id, changed=changed)
 
     found = []
     if any(sink.tables for sink in sinks):

@@ -21,6 +21,8 @@ from typer.testing import CliRunner
 from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import CommitError
+from pgonce.offsets_store.ledger.failures import Failed, failures_kept
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import work_into
@@ -104,6 +106,31 @@ def test_a_table_that_takes_the_next_batch(url, doctor, check):
     assert "Not checked: the privileges of the query's role" in found.stdout
     ((holds, says),) = check("--query", "orders")
     assert (holds, "can take rows with the columns of batch 0" in says) == ("holds", True)
+
+
+def test_a_table_that_was_made_again(url, admin, doctor, check):
+    """Rows of earlier batches are not in it, and a query that pins its table would be refused."""
+    publish(url, destination("events"))
+    admin.execute("DROP TABLE events; CREATE TABLE events (id bigint PRIMARY KEY, name text)")
+    shown = doctor().stdout
+    assert "public.events is not the table that earlier batches were written to" in shown
+    assert "With pinTable, the next batch is refused." in shown
+    ((holds, says),) = check("--query", "orders")
+    assert (holds, "not the table that earlier batches" in says) == ("holds", True)
+
+
+def test_the_last_failure(url, admin, doctor):
+    """It is told with its batch and code until the sink publishes a batch; a failure before that is over."""
+    publish(url, destination("events"))
+    assert "Last failure" not in doctor().stdout
+    failed = Failed(seen_by="commit", query_id=QUERY, sink_name="public.events", batch_id=1)
+    with pytest.raises(CommitError), failures_kept(url, failed):
+        raise CommitError("GAP", "Batches are missing.", "Nothing was written.", "See the docs.")
+    shown = doctor().stdout
+    assert "Last failure (batch 1, 20" in shown
+    assert "UTC): GAP, " in shown
+    publish(url, destination("events"), 1)
+    assert "Last failure" not in doctor().stdout
 
 
 @pytest.mark.parametrize(

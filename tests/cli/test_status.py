@@ -135,7 +135,7 @@ class TestPage:
         refuse(admin)
         shown = pgonce("status", "orders").stdout
         for text in (
-            "orders into public.orders", "refused, since", "Postgres refused the batch.", "1 times since",
+            "orders into public.orders", "refused, since", "Postgres refused the batch.", "1 time since",
             "7 written, 3 passed over", "/checkpoints/orders", "by ids (weaker)", QUERY, RUN,
             "TOPIC  PARTITION  CURRENT-OFFSET  LOG-END-OFFSET  LAG", "pgonce explain NOT_NULL_VIOLATION",
         ):  # fmt: skip

@@ -153,6 +153,11 @@ def took_text(seconds: float | None) -> str:
     return f"{seconds * 1000:.0f}ms" if seconds >= 0.0005 else "<1ms"  # noqa: PLR2004 (what rounds to one)
 
 
+def times_text(count: int) -> str:
+    """How often."""
+    return "1 time" if count == 1 else f"{count} times"
+
+
 def age_text(when: datetime | None, now: datetime) -> str:
     """How long ago that was, in at most four characters; ``?`` if it is unknown."""
     return duration_text(None if when is None else (now - when).total_seconds())

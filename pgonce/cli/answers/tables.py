@@ -18,7 +18,7 @@ from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, place_of, tone_of
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, outcomes
 
-from .figures import age_text, count_text, duration_text, rate_text, time_text, took_text
+from .figures import age_text, count_text, duration_text, rate_text, time_text, times_text, took_text
 from .output import add_row, columns, facts, json_text, offsets_text, text_of
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "calm": "green"}
@@ -120,7 +120,10 @@ def _facts_of_state(query: QueryState, now: datetime) -> Iterable[tuple[str, str
     since = f", since {time_text(query.state_since, now)}" if query.state_since else ""
     yield "State", f"{query.state}{since}: {query.because}"
     if query.failure_message:
-        yield "Failed", [query.failure_message, f"{query.failures} times since {time_text(query.failing_since, now)}"]
+        yield (
+            "Failed",
+            [query.failure_message, f"{times_text(query.failures)} since {time_text(query.failing_since, now)}"],
+        )
     if query.batch_id is None:
         yield "Last batch", "none has been published"
     else:

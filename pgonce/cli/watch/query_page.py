@@ -15,7 +15,17 @@ from pgonce.offsets_store.status.details import Blocker, QueryDetails
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of
 from pgonce.offsets_store.status.stored import outcomes
 
-from ..answers.figures import UNKNOWN, age_text, count_text, duration_text, rate_text, sparkline, time_text, took_text
+from ..answers.figures import (
+    UNKNOWN,
+    age_text,
+    count_text,
+    duration_text,
+    rate_text,
+    sparkline,
+    time_text,
+    times_text,
+    took_text,
+)
 from ..answers.output import json_text, text_of
 from .lines import Line, Marks, clipped, wrapped
 from .query_list import role_of
@@ -110,7 +120,7 @@ class _Page:
                 (f"  {self._marks.clean(failure.code)}{batch}", "bad"),
                 (f"  {time_text(failure.last_at, self._now)}", ""),
             )
-            often = f"{failure.attempts} times since {time_text(failure.first_at, self._now)}, "
+            often = f"{times_text(failure.attempts)} since {time_text(failure.first_at, self._now)}, "
             seen = f"{often if failure.attempts > 1 else ''}seen by the {failure.seen_by}"
             yield from wrapped(seen, self._width, self._marks, indent="    ", role="dim")
             yield from wrapped(failure.message, self._width, self._marks, indent="    ")
