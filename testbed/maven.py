@@ -56,6 +56,11 @@ def jar_of_artifact(artifact: str) -> Path:
     return next(_fetched(artifact.split(":")[1], artifact.encode(), goal).glob("*.jar"))
 
 
+def unpacked_artifact(artifact: str) -> Path:
+    """Fetch an archive named ``group:artifact:version:type:classifier``, and return a folder with what is in it."""
+    return _fetched(artifact.split(":")[1], artifact.encode(), ["dependency:unpack", f"-Dartifact={artifact}"])
+
+
 def build_once(name: str, key: bytes, fill: Callable[[Path], None], lock: str = ".lock") -> Path:
     """
     Return `.build/name-HASH`, filled by `fill` now or earlier; two processes never both fill it.

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 
 import psycopg
 import pytest
@@ -16,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_broker import spark_connector_jars
 from maven import ROOT, MissingTool, jar_of_artifact
 from psycopg.conninfo import make_conninfo
+from schema_registry import SchemaRegistry
 from support.fixtures.postgres import PLAIN_DATABASE, made_database
 from support.fixtures.skips import unavailable
 from support.page_reader import blocks_of
@@ -57,18 +55,24 @@ def bare_url(server_with):
 
 @pytest.fixture
 def produce(kafka):
-    """Put records into a topic that is made for them: ``produce(topic, {key: value})``."""
+    """Put records into a topic that is made for them, and is gone afterwards: ``produce(topic, {key: value})``."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    made: list[str] = []
 
     def put(topic: str, records: Mapping[str, bytes]) -> None:
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        if topic not in admin.list_topics(timeout=30).topics:
+        if topic not in made:
             admin.create_topics([NewTopic(topic, num_partitions=2)], operation_timeout=10)[topic].result(timeout=30)
+            made.append(topic)
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
         for key, value in records.items():
             producer.produce(topic, value, key)
         assert producer.flush(30) == 0
 
-    return put
+    yield put
+    # Other pages have topics of the same name.
+    for topic, deleted in admin.delete_topics(made, operation_timeout=10).items() if made else ():
+        deleted.result(timeout=30)
+        assert topic not in admin.list_topics(timeout=30).topics
 
 
 @pytest.fixture
@@ -160,27 +164,20 @@ def record_schema(*fields: Mapping[str, str]) -> str:
     return json.dumps({"type": "record", "name": "payment", "fields": fields})
 
 
-@contextmanager
-def registry(versions: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    """A schema registry's HTTP interface, as far as the page asks: a subject's versions. Gives its address."""
+@pytest.fixture
+def registry() -> Iterator[SchemaRegistry]:
+    """A registry in which no schema is registered yet."""
+    try:
+        found = SchemaRegistry()
+    except MissingTool as missing:
+        unavailable(str(missing))
+    with found:
+        yield found
 
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = re.fullmatch(r"/subjects/payments-value/versions(?:/(\d+))?", self.path)
-            self.send_response(200 if asked else 404)
-            self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
-            self.end_headers()
-            if asked:
-                answer = versions[int(asked[1]) - 1] if asked[1] else [*range(1, len(versions) + 1)]
-                self.wfile.write(json.dumps(answer).encode())
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def head(schema_id: int) -> bytes:
+    """The five bytes with which Confluent's serializer begins."""
+    return b"\0" + schema_id.to_bytes(4, "big")
 
 
 def message(number: int, *texts: str) -> bytes:
@@ -192,50 +189,52 @@ def message(number: int, *texts: str) -> bytes:
 
 
 @pytest.mark.kafka
-def test_protobuf_schema_registry(start_reader, kafka, produce, jars, url):
+def test_protobuf_schema_registry(start_reader, kafka, produce, jars, registry, url):
     """A query that meets a newer version ends; started with its schema, it adds the new field's column."""
-    versions = [{"version": 1, "id": 71}, {"version": 2, "id": 300}]
-    head = {id_: b"\0" + id_.to_bytes(4, "big") + b"\0" for id_ in (71, 300)}
-    with registry(versions) as address:
-        env = {"PGONCE_URL": url, "KAFKA_SERVERS": kafka.bootstrap_servers, "REGISTRY": address}
-        reader = start_reader(jars, **env)
-        produce("payments", {"1": head[71] + message(1, "Ann")})
-        reader.follow("how-to/protobuf-schema-registry.md")
-        assert rows(url, "SELECT * FROM payments") == [(1, "Ann")]
+    (schema,) = (block.text for block in blocks_of("how-to/protobuf-schema-registry.md") if block.language == "proto")
+    # Its first message: the byte after the id.
+    first = head(registry.register("payments-value", schema, "PROTOBUF")) + b"\0"
+    env = {"PGONCE_URL": url, "KAFKA_SERVERS": kafka.bootstrap_servers, "REGISTRY": registry.address}
+    reader = start_reader(jars, **env)
+    produce("payments", {"1": first + message(1, "Ann")})
+    reader.follow("how-to/protobuf-schema-registry.md")
+    assert rows(url, "SELECT * FROM payments") == [(1, "Ann")]
 
-        produce("payments", {"2": head[300] + message(2, "Bo", "late"), "3": head[71] + message(3, "Cem")})
-        (commands,) = (b.text for b in blocks_of("how-to/protobuf-schema-registry.md") if b.language == "sh")
-        *_, compile_, version, start = commands.strip().splitlines()
-        assert "does not describe a record of schema 300, message 0" in reader.type(f"{start} 2>&1 || echo it ended")
-        assert rows(url, "SELECT * FROM payments") == [(1, "Ann")]
+    field = "  optional string note = 3;"
+    number = registry.register("payments-value", schema.replace("\n}", f"\n{field}\n}}"), "PROTOBUF")
+    produce("payments", {"2": head(number) + b"\0" + message(2, "Bo", "late"), "3": first + message(3, "Cem")})
+    (commands,) = (b.text for b in blocks_of("how-to/protobuf-schema-registry.md") if b.language == "sh")
+    *_, compile_, version, start = commands.strip().splitlines()
+    refused = reader.type(f"{start} 2>&1 || echo it ended")
+    assert f"does not describe a record of schema {number}, message 0" in refused
+    assert rows(url, "SELECT * FROM payments") == [(1, "Ann")]
 
-        reader.type("sed -i 's/^}/  optional string note = 3;\\n}/' payment.proto")
-        reader.type("\n".join([compile_, version.replace("1", "2"), start]))
+    reader.type(f"sed -i 's/^}}/{field}\\n}}/' payment.proto")
+    reader.type("\n".join([compile_, version.replace("1", "2"), start]))
     assert rows(url, "SELECT * FROM payments ORDER BY id") == [(1, "Ann", None), (2, "Bo", "late"), (3, "Cem", None)]
 
 
 @pytest.mark.kafka
-def test_avro_schema_registry(start_reader, kafka, produce, jars, url):
+def test_avro_schema_registry(start_reader, kafka, produce, jars, registry, url):
     """A query that meets a newer version ends, and once more started it adds the new field's column."""
     fields = [{"name": "id", "type": "long"}, {"name": "payer", "type": "string"}]
-    first = {"subject": "payments-value", "version": 1, "id": 71, "schema": record_schema(*fields)}
-    new_field = {"name": "note", "type": "string", "default": "none"}
-    second = {"subject": "payments-value", "version": 2, "id": 300, "schema": record_schema(*fields, new_field)}
-    head = {version["id"]: b"\0" + int(version["id"]).to_bytes(4, "big") for version in (first, second)}
-    versions = [first]
-    with registry(versions) as address:
-        env = {"PGONCE_URL": url, "KAFKA_SERVERS": kafka.bootstrap_servers, "REGISTRY": address}
-        reader = start_reader(jars, **env)
-        produce("payments", {"1": head[71] + avro(1, "Ann")})
-        reader.follow("how-to/avro-schema-registry.md")
-        assert rows(url, "SELECT * FROM payments") == [(1, "Ann")]
+    first = head(registry.register("payments-value", record_schema(*fields)))
+    env = {"PGONCE_URL": url, "KAFKA_SERVERS": kafka.bootstrap_servers, "REGISTRY": registry.address}
+    reader = start_reader(jars, **env)
+    produce("payments", {"1": first + avro(1, "Ann")})
+    reader.follow("how-to/avro-schema-registry.md")
+    assert rows(url, "SELECT * FROM payments") == [(1, "Ann")]
 
-        produce("payments", {"2": head[300] + avro(2, "Bo", "late"), "3": head[71] + avro(300, "Cem")})
-        (start,) = (block.text for block in blocks_of("how-to/avro-schema-registry.md") if block.language == "sh")
-        refused = reader.type(f"{start.strip()} 2>&1 || echo it ended")
-        assert "[USER_RAISED_EXCEPTION] 300" in refused
-        versions.append(second)
-        reader.type(start)
+    new_field = {"name": "note", "type": "string", "default": "none"}
+    (start,) = (block.text for block in blocks_of("how-to/avro-schema-registry.md") if block.language == "sh")
+    # The number that its registration will get is not known to the query that runs.
+    number = registry.register("others-value", record_schema(*fields, new_field))
+    produce("payments", {"2": head(number) + avro(2, "Bo", "late"), "3": first + avro(300, "Cem")})
+    refused = reader.type(f"{start.strip()} 2>&1 || echo it ended")
+    assert f"[USER_RAISED_EXCEPTION] {number}" in refused
+    # The same schema has the same number in each subject.
+    assert registry.register("payments-value", record_schema(*fields, new_field)) == number
+    reader.type(start)
     assert rows(url, "SELECT * FROM payments ORDER BY id") == [
         (1, "Ann", None),
         (2, "Bo", "late"),
