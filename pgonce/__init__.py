@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.status.states import Activity, Finding, MeasuredLag, QueryState
     from pgonce.offsets_store.status.store import OffsetsStore
     from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
+    from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction
     from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-    from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction, transactional_batch
+    from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
     from pgonce.sink.options.sink_options import pipeline_sink_options
     from pgonce.sink.real_time.start import start_real_time
     from pgonce.sink.recover_and_start import recover_and_start
@@ -29,7 +30,7 @@ else:
     # Imported only when they are asked for: the command line works without Spark, and most of these do not.
     _MODULES = {
         "Activity": "pgonce.offsets_store.status.states",
-        "BatchTransaction": "pgonce.sink.foreach_batch.transactional_batch",
+        "BatchTransaction": "pgonce.sink.foreach_batch.batch_transaction",
         "CurrentOffset": "pgonce.offsets_store.offsets",
         "Finding": "pgonce.offsets_store.status.states",
         "Login": "pgonce.offsets_store.postgres.postgres_url",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Generic, Literal, TypeVar
 
 import psycopg
@@ -36,10 +36,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class TransactionState:
-    """Which transaction this is, whether its COMMIT waits for the disk, and which process of the server runs it."""
+    """
+    Which transaction this is, whether its COMMIT waits for the disk, whose it is, whether it may write, and which
+    process of the server runs it.
+    """
 
     xid: str
     synchronous_commit: str
+    role: str
+    read_only: str
     # Asked of the server, because behind a pooler the process id that libpq knows is made up.
     backend_pid: int
 
@@ -49,6 +54,7 @@ class TransactionState:
 _STATE_COLUMNS = (
     "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text AS xid, "
     "pg_catalog.current_setting('synchronous_commit') AS synchronous_commit, "
+    "current_user::pg_catalog.text AS role, pg_catalog.current_setting('transaction_read_only') AS read_only, "
     f"pg_catalog.pg_backend_pid() AS backend_pid, {ENTER_COLUMNS.as_string(None)}"
 )
 _FOR_A_TRY = {
@@ -75,12 +81,13 @@ _STATE = Statement(_STATE_COLUMNS)
 _BEGIN = _to_begin(_FOR_A_TRY)
 _BEGIN_17 = _to_begin({**_FOR_A_TRY, "transaction_timeout": "'0'"})
 # The last one before COMMIT: deferred triggers of the user's tables run at COMMIT, under the user's search_path. It
-# fails in a transaction that is not the one that began, and so COMMIT does nothing.
+# fails in a transaction that is not the one that began, or is another role's, and so COMMIT does nothing.
 _LEAVE = Statement(
     f"{LEAVE.as_string(None)}, CASE WHEN pg_current_xact_id()::text = $1 "
-    "AND current_setting('synchronous_commit') <> 'off' THEN 0 "
+    "AND current_setting('synchronous_commit') <> 'off' AND current_user::text = $2 THEN 0 "
     "ELSE CAST(concat('pgonce does not commit transaction ', pg_current_xact_id()) AS integer) END",
     "xid",
+    "role",
 )
 # There is nothing to plan.
 _COMMIT = Statement("COMMIT", is_prepared=False)
@@ -143,7 +150,7 @@ def begin_again_in_tx(
 def _state_in(asked: Asked) -> TransactionState:
     row = asked.row()
     assert row is not None  # noqa: S101 (a SELECT without FROM has a row)
-    return TransactionState(row["xid"], row["synchronous_commit"], row["backend_pid"])
+    return TransactionState(**{each.name: row[each.name] for each in fields(TransactionState)})
 
 
 def application_name(run_id: str) -> str:
@@ -256,15 +263,30 @@ def refuse_another_in_tx(connection: Connection, began: TransactionState) -> Non
     """
     Set our search_path again, and look whether the transaction is still the one that ``began``.
 
-    :raises CommitError: TRANSACTION_ENDED or SYNCHRONOUS_COMMIT_OFF.
+    :raises CommitError: TRANSACTION_ENDED or SETTINGS_CHANGED.
     """
     _refuse_another(began, _state_in(Asked(driver_connection(connection), _STATE)))
 
 
 def _refuse_another(began: TransactionState, now: TransactionState) -> None:
-    refuse_lost_on_crash(now)
     if began.xid != now.xid:
         raise _ended()
+    # A synchronous_commit of another kind than off does no harm.
+    pairs = {
+        "SET ROLE": (began.role, now.role),
+        "synchronous_commit": ("on", "off" if now.synchronous_commit == "off" else "on"),
+        "transaction_read_only": (began.read_only, now.read_only),
+    }
+    changed = [f"{name} ({then} before, {here} now)" for name, (then, here) in pairs.items() if then != here]
+    if changed:
+        raise CommitError(
+            "SETTINGS_CHANGED",
+            f"SQL of the function, or of a trigger, has changed what the batch must be recorded with: "
+            f"{', '.join(changed)}.",
+            NOTHING,
+            "Take it back before the function returns (RESET ROLE, or SET LOCAL synchronous_commit = on), or do "
+            "without it.",
+        )
 
 
 @contextmanager
@@ -275,8 +297,8 @@ def committing(
     Run the block, which records what was written, and COMMIT, in one round trip; Postgres has answered COMMIT then.
 
     :param outcome: is unknown from the time when COMMIT is sent until its answer is there.
-    :raises CommitError: TRANSACTION_ENDED, if it is not the transaction that ``began``; SYNCHRONOUS_COMMIT_OFF;
-        ROLLED_BACK.
+    :raises CommitError: TRANSACTION_ENDED, if it is not the transaction that ``began``; SETTINGS_CHANGED, if it is not
+        as that was; ROLLED_BACK.
     :raises psycopg.Error: what Postgres says, or that its answer was lost.
     """
     driver = driver_connection(connection)
@@ -289,7 +311,7 @@ def committing(
             # This sets our search_path again.
             state = Asked(driver, _STATE)
             yield
-            left = Asked(driver, _LEAVE, {"xid": began.xid})
+            left = Asked(driver, _LEAVE, {"xid": began.xid, "role": began.role})
             answer = Asked(driver, _COMMIT)
             # It is sent when the block ends.
             outcome.unknown = True

@@ -43,6 +43,10 @@ from .work import Named, NameSink, NotNowError, Outcome, Work, named
 _log = logging.getLogger("pgonce")
 
 _LOCK_NOT_AVAILABLE = "55P03"
+_WITHIN = (
+    "The session is of this same run: if a function calls another writer for a table that it has locked itself, have "
+    "it write through tx. Otherwise: "
+)
 
 _T = TypeVar("_T")
 
@@ -189,8 +193,8 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
             f"{what.begins} waited {waited:g} s for a lock that is still held: {watch.holders} (the last "
             f"try: {reason}).",
             NOTHING,
-            f"End that session or wait for it, then {what.again}; lockTimeout and retryTimeout set how long a batch "
-            "waits.",
+            f"{_WITHIN if watch.has_own else ''}End that session or wait for it, then {what.again}; lockTimeout and "
+            "retryTimeout set how long a batch waits.",
         )
         locked.kept = f"{what.begins} waited {waited:g} s for a lock that other sessions hold."
         return locked

@@ -37,13 +37,15 @@ class HeldByOthersError(psycopg.errors.LockNotAvailable):
 @dataclass
 class LockWatch:
     """
-    ``armed`` after the first lock timeout (in seconds); ``holders`` is the text for the sessions that hold the lock.
+    ``armed`` after the first lock timeout (in seconds); ``holders`` is the text for the sessions that hold the lock,
+    and ``has_own`` tells whether one of them is of the run that waits.
     """
 
     url: str = field(repr=False)
     lock_timeout: float
     armed: bool = False
     holders: str = "its holder was not seen"
+    has_own: bool = False
 
     @contextmanager
     def looking(self, waiting_pid: int, *, may_end: bool) -> Iterator[None]:
@@ -73,9 +75,9 @@ class LockWatch:
                 enter_in_tx(observer)
                 found = observer.execute(_HOLDERS, {"waiting": waiting_pid}).fetchall()
                 if found:
-                    self.holders = "; ".join(row[1] for row in found)
+                    self.holders, self.has_own = "; ".join(row[1] for row in found), any(row[3] for row in found)
                     _log.warning("waiting for a lock held by: %s", self.holders)
-                for pid, who, is_stuck in found:
+                for pid, who, is_stuck, _ in found:
                     # A look may be late, and the session may wait for something else by then.
                     if may_end and is_stuck and not is_over.is_set():
                         _log.warning(
@@ -99,7 +101,8 @@ _HOLDERS = f"""
 SELECT a.pid, {WHO},
        a.application_name LIKE 'pgonce %%' AND a.wait_event = 'ClientRead'
        AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks AS l
-                       WHERE l.pid = %(waiting)s AND l.locktype = 'advisory' AND NOT l.granted)
+                       WHERE l.pid = %(waiting)s AND l.locktype = 'advisory' AND NOT l.granted),
+       a.application_name = (SELECT w.application_name FROM pg_catalog.pg_stat_activity AS w WHERE w.pid = %(waiting)s)
 FROM pg_catalog.pg_stat_activity AS a
 WHERE a.pid = ANY (pg_catalog.pg_blocking_pids(%(waiting)s))
 """

@@ -51,7 +51,8 @@ def parse_progress(progress: Any) -> Heard:
         run_id=str(progress.runId),
         batch_id=progress.batchId,
         query_name=progress.name,
-        progress_at=datetime.fromisoformat(progress.timestamp),
+        # Python 3.10 does not read the Z.
+        progress_at=datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00")),
         num_input_rows=progress.numInputRows,
         start_offsets=_offsets(sources, "startOffset"),
         end_offsets=_offsets(sources, "endOffset"),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres import search_path
@@ -213,7 +214,9 @@ def whole_or_failed(connection: psycopg.Connection) -> Iterator[None]:
 
 
 def fail_in_tx(connection: psycopg.Connection) -> None:
-    """Fail the transaction."""
+    """Fail the transaction, unless it has ended."""
+    if connection.info.transaction_status is TransactionStatus.IDLE:
+        return
     with suppress(psycopg.Error):
         # There is no savepoint of this name. The server's log shows the name.
         connection.execute('ROLLBACK TO SAVEPOINT "pgonce: the batch was refused"')

@@ -32,7 +32,7 @@ from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction
+from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction, Steps
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.sink_options import parse_options
 
@@ -138,7 +138,7 @@ def call_function(url, batch, name):
     """A transactional function that inserts a row: names in its SQL are its own, values are parameters."""
 
     def publish(connection, of, _):
-        tx = BatchTransaction(connection, of)
+        tx = BatchTransaction(connection, of, Steps(connection))
         insert = f"INSERT INTO {quoted(name)} VALUES (%s, %s)".replace("%", "%%").replace("%%s, %%s)", "%s, %s)")
         tx.execute(insert, [6, name])
         return Published(1, "function")

@@ -37,7 +37,7 @@ from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_l
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction
+from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction, Steps
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import sweep
 from pgonce.sink.writing import routes as by_route
@@ -327,7 +327,7 @@ def test_names_in_the_users_sql_and_triggers_are_looked_up_along_the_users_path(
     where = destination("events", "append", (), None)
 
     def publish(connection, batch, _):
-        tx = BatchTransaction(connection, batch)
+        tx = BatchTransaction(connection, batch, Steps(connection))
         write_batch_in_tx(driver_connection(connection), where, inline([(1, "one")]))
         tx.execute("INSERT INTO audit SELECT 'tx', current_setting('search_path')")
         return Published(1, "function")
@@ -350,7 +350,7 @@ def test_a_path_that_the_users_sql_sets_lasts_until_commit(url):
     """SET LOCAL search_path in a function holds for what follows it, deferred triggers too, and ends with the batch."""
 
     def publish(connection, batch, _):
-        tx = BatchTransaction(connection, batch)
+        tx = BatchTransaction(connection, batch, Steps(connection))
         tx.execute("SET LOCAL search_path = app")
         write_batch_in_tx(
             driver_connection(connection), destination("events", "append", (), None), inline([(1, "one")])
@@ -371,7 +371,7 @@ def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url, monkeypatc
     """Tables in pg_temp come first for Postgres: the ledger's are named by schema, and a target there is refused."""
 
     def publish(connection, batch, _):
-        tx = BatchTransaction(connection, batch)
+        tx = BatchTransaction(connection, batch, Steps(connection))
         for name in ("writers", "batches", "replays", "runs", "staged_tables", "schema_version", "pg_class", "events"):
             tx.execute(f"CREATE TEMPORARY TABLE {name} (id bigint, name text)")
         return Published(0, "function")

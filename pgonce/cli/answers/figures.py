@@ -153,7 +153,7 @@ def took_text(seconds: float | None) -> str:
     return f"{seconds * 1000:.0f}ms" if seconds >= 0.0005 else "<1ms"  # noqa: PLR2004 (what rounds to one)
 
 
-def times_text(count: int) -> str:
+def times_text(count: int | None) -> str:
     """How often."""
     return "1 time" if count == 1 else f"{count} times"
 

@@ -1,14 +1,24 @@
-"""A transactional function may make temporary tables for steps in between, and write into them as into any others."""
+"""
+What a transactional function may do: temporary tables, threads, savepoints, settings; and what it may not swallow.
+
+Covers: sink.foreach_batch.batch_transaction.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+import psycopg
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 from support.audit import wrong_ledger, wrong_rows
 from support.inbox import Inbox, create_events, events
 from support.query_runs import assert_refused, finish
 
-from pgonce import transactional_batch
+from pgonce import PgonceError, PostgresBatchWriter, transactional_batch
 
 pytestmark = pytest.mark.spark
 
@@ -116,3 +126,193 @@ def test_a_delete_from_a_temporary_table_is_not_remembered(bench, observer):
 
     assert_refused(bench.stream(function), "TARGET_NOT_DURABLE")
     assert observer.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
+def wrong_column(batch, tx):
+    """The table has no such column."""
+    tx.append(batch.withColumnRenamed("id", "number"), "events")
+
+
+def no_table(batch, tx):
+    """There is no such table."""
+    tx.append(batch, "elsewhere")
+
+
+def bad_option(batch, tx):
+    """There is no such option."""
+    tx.append(batch, "events", new_columns="add")
+
+
+def failing_job(batch, tx):
+    """Spark cannot make the rows."""
+    tx.append(batch.withColumn("id", f.expr("raise_error('no such rate')").cast("long")), "events")
+
+
+def bad_parameters(batch, tx):
+    """Psycopg refuses it, and Postgres does not hear of it."""
+    tx.execute("INSERT INTO events VALUES (%s)", [1, 2])
+
+
+@pytest.mark.parametrize("call", [wrong_column, no_table, bad_option, failing_job, bad_parameters])
+def test_a_batch_is_not_committed_without_a_call_that_failed(bench, observer, call):
+    """The function swallows its error, and all that it does before and afterwards goes with it."""
+
+    def function(batch, tx):
+        tx.execute("INSERT INTO events VALUES (-1)")
+        with suppress(Exception):
+            call(batch, tx)
+
+    assert_refused(bench.stream(function), "STATEMENT_FAILED")
+    assert observer.execute("SELECT count(*) FROM events").fetchone() == (0,)
+    assert observer.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (0,)
+
+
+def test_what_a_savepoint_took_back_was_not_published(bench, observer, admin, spark, tmp_path):
+    """Neither its rows nor its tables are in the ledger, so another query may be the first to feed such a table."""
+    admin.execute("CREATE TABLE tried (LIKE events)")
+
+    def function(batch, tx):
+        with suppress(ZeroDivisionError), tx.connection.begin_nested():
+            tx.append(batch, "tried")
+            1 / 0  # noqa: B018 (it raises)
+        with suppress(PgonceError), tx.connection.begin_nested():
+            wrong_column(batch, tx)
+        with tx.connection.begin_nested():
+            assert tx.append(batch, "events") == tx.rows
+
+    finish(bench.stream(function))
+    assert bench.what_is_wrong(observer) == []
+    recorded = observer.execute("SELECT rows, tables FROM pgonce.batches ORDER BY batch_id").fetchall()
+    assert recorded == [(10, None), (5, None)]
+    assert observer.execute("SELECT targets FROM pgonce.writers").fetchone()[0].keys() == {"public.events"}
+    other = events(spark, bench.inbox.folder).writeStream.foreachBatch(PostgresBatchWriter(bench.url, table="tried"))
+    finish(other.option("checkpointLocation", str(tmp_path / "other")))
+    assert observer.execute("SELECT count(*) FROM tried").fetchone() == (15,)
+
+
+async def coroutine(batch, tx):
+    """A call makes a coroutine, which nothing runs."""
+    tx.append(batch, "events")
+
+
+def generator(batch, tx):
+    """A call makes a generator, which nothing runs."""
+    yield tx.append(batch, "events")
+
+
+@pytest.mark.parametrize("function", [coroutine, generator])
+def test_a_function_that_a_call_does_not_run_is_refused(bench, observer, function):
+    """Its batches would be recorded without rows. It is refused at once, or when its call has made what it makes."""
+    with pytest.raises(PgonceError, match="FUNCTION_NOT_RUN"):
+        transactional_batch(bench.url, name="a function")(function)
+    of_a_call = partial(lambda call, *both: call(*both), function)
+    assert_refused(bench.stream(of_a_call), "FUNCTION_NOT_RUN")
+    assert observer.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (0,)
+
+
+def test_threads_take_turns(bench, observer, admin):
+    """They may write at the same time; all of their rows are there once."""
+    tables = [f"part{number}" for number in range(4)]
+    for table in tables:
+        admin.execute(f"CREATE TABLE {table} (LIKE events)")
+
+    def function(batch, tx):
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda table: tx.append(batch, table), tables))
+        tx.append(batch, "events")
+
+    finish(bench.stream(function))
+    assert bench.what_is_wrong(observer) == []
+    for table in tables:
+        assert observer.execute(f"SELECT count(*), count(DISTINCT id) FROM {table}").fetchone() == (15, 15)
+
+
+def test_a_thread_that_the_function_did_not_wait_for_is_refused(bench, observer):
+    """What it does after the function has returned would be in another batch's way."""
+    kept = []
+
+    def function(batch, tx):
+        if kept:
+            with pytest.raises(PgonceError, match="TRANSACTION_ENDED"):
+                kept[0].execute("INSERT INTO events VALUES (-1)")
+        kept.append(tx)
+        tx.append(batch, "events")
+
+    finish(bench.stream(function))
+    assert bench.what_is_wrong(observer) == []
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda _: psycopg.connect("host=127.0.0.1 port=1 connect_timeout=1"),
+        lambda url: psycopg.connect(url, autocommit=True).execute("INSERT INTO keyed VALUES (1), (1)"),
+    ],
+    ids=["not there", "refuses a row"],
+)
+def test_an_error_of_another_database_is_the_functions_own(bench, admin, observer, fails):
+    """It is neither tried again nor told as an error of the batch's table."""
+    admin.execute("CREATE TABLE keyed (id bigint PRIMARY KEY)")
+    calls = []
+
+    def function(batch, tx):
+        calls.append(tx.batch_id)
+        tx.append(batch, "events")
+        fails(bench.url)
+
+    with pytest.raises(StreamingQueryException, match=r"(?s)OperationalError|UniqueViolation") as raised:
+        finish(bench.stream(function))
+    assert "Nothing of this batch was written" not in str(raised.value)
+    assert calls == [0]
+    assert observer.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    ["SET LOCAL ROLE pg_monitor", "SET LOCAL synchronous_commit = off", "SET TRANSACTION READ ONLY"],
+)
+def test_settings_that_a_batch_needs_are_to_be_taken_back(bench, observer, changes):
+    """The error says that the function has changed them, not what an administrator could do."""
+
+    def function(batch, tx):
+        tx.append(batch, "events")
+        tx.execute(changes)
+
+    assert_refused(bench.stream(function), "SETTINGS_CHANGED")
+    assert observer.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
+def test_a_role_for_some_of_the_sql(bench, observer):
+    """A function that takes it back is recorded."""
+
+    def function(batch, tx):
+        tx.execute("SET LOCAL ROLE pg_monitor")
+        tx.execute("SELECT 1")
+        tx.execute("RESET ROLE")
+        tx.append(batch, "events")
+
+    finish(bench.stream(function))
+    assert bench.what_is_wrong(observer) == []
+
+
+def test_statements_that_a_function_prepares_end_with_its_batch(bench, observer):
+    """The next batch may prepare them again."""
+
+    def function(batch, tx):
+        tx.execute("PREPARE mine AS SELECT 1")
+        tx.append(batch, "events")
+
+    finish(bench.stream(function))
+    assert bench.what_is_wrong(observer) == []
+
+
+def test_a_writer_that_waits_for_its_own_function(bench):
+    """Nobody else can end that wait, and the error says so."""
+    inner = PostgresBatchWriter(bench.url, table="events", sink_name="inner", lock_timeout=1, retry_timeout=2)
+
+    def function(batch, tx):
+        tx.execute("LOCK TABLE events")
+        inner(batch, tx.batch_id)
+
+    with pytest.raises(StreamingQueryException, match=r"\[LOCKED\].*have it write through tx"):
+        finish(bench.stream(function))

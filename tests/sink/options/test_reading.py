@@ -10,7 +10,7 @@ import pytest
 
 from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction
+from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction
 from pgonce.sink.options.definitions import OPTIONS
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.option import Way
@@ -166,6 +166,6 @@ def test_a_mode_of_another_name_is_told_ours(word, meant):
 def test_keys_may_be_one_text_wherever_they_are_given(monkeypatch):
     """A function's ``tx.upsert(..., keys="id,day")`` names two columns, not their letters."""
     destinations = []
-    monkeypatch.setattr(BatchTransaction, "_write", lambda _, __, where: destinations.append(where))
-    BatchTransaction(None, None).upsert(None, "events", "id, day")
+    monkeypatch.setattr(BatchTransaction, "_write", lambda _, __, place: destinations.append(place()))
+    BatchTransaction(None, None, None).upsert(None, "events", "id, day")
     assert destinations[0].keys == ("id", "day")
