@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 import psycopg
 import sqlalchemy.exc
 from psycopg import sql
-from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
 
 from ..errors import NOTHING, CommitError
 from ..ledger.lock import PLACES_IN_ORDER
@@ -24,39 +23,26 @@ from ..ledger.migrations import ensure_ledger, forget_ledger
 from ..postgres.bounds import has_transaction_timeout, outlast_locks, server_settings
 from ..postgres.connect import checked_out, driver_connection
 from ..postgres.one_trip import Asked, Statement, keep_prepared, one_trip
-from ..postgres.search_path import ENTER_COLUMNS, LEAVE, leave_in_tx
+from ..postgres.search_path import LEAVE, leave_in_tx
 from ..postgres.translate import driver_error, leaves_commit_unknown
 from ..verdict.facts import Batch
 from .commit_watch import saying_why_it_waits
 from .settings import CommitSettings
+from .transaction_state import (
+    STATE,
+    STATE_COLUMNS,
+    TransactionState,
+    has_failed,
+    refuse_another,
+    refuse_changed,
+    refuse_lost_on_crash,
+    state_in,
+)
 from .work import Named, NamedSink, NameSink, Outcome, asked_sink
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class TransactionState:
-    """
-    Which transaction this is, whether its COMMIT waits for the disk, whose it is, whether it may write, and which
-    process of the server runs it.
-    """
-
-    xid: str
-    synchronous_commit: str
-    role: str
-    read_only: str
-    # Asked of the server, because behind a pooler the process id that libpq knows is made up.
-    backend_pid: int
-
-
-# Every name has its schema, because the user's search_path is in force. Postgres keeps this order: the user's settings
-# are remembered before ours take their place.
-_STATE_COLUMNS = (
-    "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text AS xid, "
-    "pg_catalog.current_setting('synchronous_commit') AS synchronous_commit, "
-    "current_user::pg_catalog.text AS role, pg_catalog.current_setting('transaction_read_only') AS read_only, "
-    f"pg_catalog.pg_backend_pid() AS backend_pid, {ENTER_COLUMNS.as_string(None)}"
-)
 _FOR_A_TRY = {
     "statement_timeout": "'0'",
     "idle_in_transaction_session_timeout": "'0'",
@@ -74,20 +60,18 @@ _GIVEN = (
 def _to_begin(values: Mapping[str, str]) -> Statement:
     given = {name: f"${number}" for number, name in enumerate(_GIVEN, 1)}
     to_set = (f"pg_catalog.set_config('{name}', {value}, true)" for name, value in {**values, **given}.items())
-    return Statement(", ".join([_STATE_COLUMNS, *to_set]), *_GIVEN)
+    return Statement(", ".join([STATE_COLUMNS, *to_set]), *_GIVEN)
 
 
-_STATE = Statement(_STATE_COLUMNS)
 _BEGIN = _to_begin(_FOR_A_TRY)
 _BEGIN_17 = _to_begin({**_FOR_A_TRY, "transaction_timeout": "'0'"})
 # The last one before COMMIT: deferred triggers of the user's tables run at COMMIT, under the user's search_path. It
-# fails in a transaction that is not the one that began, or is another role's, and so COMMIT does nothing.
+# fails in a transaction that is not the one that began, and so COMMIT does nothing.
 _LEAVE = Statement(
     f"{LEAVE.as_string(None)}, CASE WHEN pg_current_xact_id()::text = $1 "
-    "AND current_setting('synchronous_commit') <> 'off' AND current_user::text = $2 THEN 0 "
+    "AND current_setting('synchronous_commit') <> 'off' THEN 0 "
     "ELSE CAST(concat('pgonce does not commit transaction ', pg_current_xact_id()) AS integer) END",
     "xid",
-    "role",
 )
 # There is nothing to plan.
 _COMMIT = Statement("COMMIT", is_prepared=False)
@@ -95,7 +79,7 @@ _COMMIT = Statement("COMMIT", is_prepared=False)
 
 def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
     """Set what :func:`ask_to_begin` sets, and say which transaction this is."""
-    return _state_in(ask_to_begin(connection, application, lock_timeout_seconds))
+    return state_in(ask_to_begin(connection, application, lock_timeout_seconds))
 
 
 def ask_to_begin(connection: Connection, application: str, lock_timeout_seconds: float) -> Asked:
@@ -147,12 +131,6 @@ def begin_again_in_tx(
     return begin_in_tx(connection, application, lock_timeout_seconds)
 
 
-def _state_in(asked: Asked) -> TransactionState:
-    row = asked.row()
-    assert row is not None  # noqa: S101 (a SELECT without FROM has a row)
-    return TransactionState(**{each.name: row[each.name] for each in fields(TransactionState)})
-
-
 def application_name(run_id: str) -> str:
     """The name of this run's sessions in ``pg_stat_activity``: 43 of at most 63 bytes."""
     return f"pgonce {run_id}"
@@ -202,7 +180,7 @@ def begun_transaction(
                 driver_connection(connection).rollback()
                 asked_sink(name_sink, connection).read()
             raise
-        state = _state_in(begin)
+        state = state_in(begin)
         outcome.database = driver_connection(connection).info.dbname
         keep_prepared(driver_connection(connection), settings.url, state.backend_pid)
         refuse_lost_on_crash(state)
@@ -236,59 +214,6 @@ def _discarded_on_error(connection: Connection) -> Iterator[None]:
         raise
 
 
-def refuse_lost_on_crash(state: TransactionState) -> None:
-    """:raises CommitError: SYNCHRONOUS_COMMIT_OFF."""
-    if state.synchronous_commit == "off":
-        raise CommitError(
-            "SYNCHRONOUS_COMMIT_OFF",
-            "synchronous_commit is off for this connection: Postgres would answer COMMIT before the rows are on disk, "
-            "and a crash would lose batches that Spark believes done.",
-            NOTHING,
-            "Set synchronous_commit to on (or local) for this role or database, or in url: "
-            "options=-csynchronous_commit=on.",
-        )
-
-
-def refuse_when_it_ends(connection: Connection) -> None:
-    """From now on, raise TRANSACTION_ENDED after a statement on this connection that has ended the transaction."""
-    event.listen(connection, "after_cursor_execute", _refuse_ended)
-
-
-def has_failed(connection: Connection) -> bool:
-    """Whether a statement of the transaction has failed, so that Postgres runs no other one."""
-    return driver_connection(connection).info.transaction_status is TransactionStatus.INERROR
-
-
-def refuse_another_in_tx(connection: Connection, began: TransactionState) -> None:
-    """
-    Set our search_path again, and look whether the transaction is still the one that ``began``.
-
-    :raises CommitError: TRANSACTION_ENDED or SETTINGS_CHANGED.
-    """
-    _refuse_another(began, _state_in(Asked(driver_connection(connection), _STATE)))
-
-
-def _refuse_another(began: TransactionState, now: TransactionState) -> None:
-    if began.xid != now.xid:
-        raise _ended()
-    # A synchronous_commit of another kind than off does no harm.
-    pairs = {
-        "SET ROLE": (began.role, now.role),
-        "synchronous_commit": ("on", "off" if now.synchronous_commit == "off" else "on"),
-        "transaction_read_only": (began.read_only, now.read_only),
-    }
-    changed = [f"{name} ({then} before, {here} now)" for name, (then, here) in pairs.items() if then != here]
-    if changed:
-        raise CommitError(
-            "SETTINGS_CHANGED",
-            f"SQL of the function, or of a trigger, has changed what the batch must be recorded with: "
-            f"{', '.join(changed)}.",
-            NOTHING,
-            "Take it back before the function returns (RESET ROLE, or SET LOCAL synchronous_commit = on), or do "
-            "without it.",
-        )
-
-
 @contextmanager
 def committing(
     url: str, connection: Connection, began: TransactionState, what: Named, outcome: Outcome
@@ -297,8 +222,8 @@ def committing(
     Run the block, which records what was written, and COMMIT, in one round trip; Postgres has answered COMMIT then.
 
     :param outcome: is unknown from the time when COMMIT is sent until its answer is there.
-    :raises CommitError: TRANSACTION_ENDED, if it is not the transaction that ``began``; SETTINGS_CHANGED, if it is not
-        as that was; ROLLED_BACK.
+    :raises CommitError: TRANSACTION_ENDED, if it is not the transaction that ``began``; SETTINGS_CHANGED, if SQL
+        of the user keeps it from being recorded; ROLLED_BACK.
     :raises psycopg.Error: what Postgres says, or that its answer was lost.
     """
     driver = driver_connection(connection)
@@ -309,9 +234,9 @@ def committing(
     try:
         with saying_why_it_waits(url, began.backend_pid, what.full), outcome.on_ledger(), one_trip(driver):
             # This sets our search_path again.
-            state = Asked(driver, _STATE)
+            state = Asked(driver, STATE)
             yield
-            left = Asked(driver, _LEAVE, {"xid": began.xid, "role": began.role})
+            left = Asked(driver, _LEAVE, {"xid": began.xid})
             answer = Asked(driver, _COMMIT)
             # It is sent when the block ends.
             outcome.unknown = True
@@ -323,7 +248,9 @@ def committing(
         outcome.in_ledger = left is None or not left.is_answered
         if not outcome.unknown and state is not None and state.is_answered:
             # In another transaction, the record may also refer to what was rolled back.
-            _refuse_another(began, _state_in(state))
+            now = state_in(state)
+            refuse_another(began, now)
+            refuse_changed(began, now, error)
         raise
     outcome.unknown = False
     if answer.tag != "COMMIT":
@@ -335,21 +262,3 @@ def committing(
             "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
             "(tx.connection.begin_nested()).",
         )
-
-
-def _refuse_ended(connection: Connection, *_: object) -> None:
-    # Raised at once, before the next statement runs in a transaction of its own and perhaps is committed.
-    if driver_connection(connection).info.transaction_status is TransactionStatus.IDLE:
-        raise _ended()
-
-
-def _ended() -> CommitError:
-    return CommitError(
-        "TRANSACTION_ENDED",
-        "The batch's transaction was ended by SQL inside the function (ROLLBACK or COMMIT), so rows and offsets "
-        "would no longer be committed together.",
-        "Nothing that went through tx before was written, and the stored offsets have not moved. But what the SQL "
-        "itself has committed since then stays committed.",
-        "Remove transaction control from your SQL and from procedures it calls; use tx.connection.begin_nested() "
-        "for what may fail.",
-    )

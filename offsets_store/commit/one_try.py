@@ -59,16 +59,10 @@ from ..verdict.decide import (
 )
 from ..verdict.facts import Batch, PlannedBatch
 from ..verdict.refused_batch import refusal
-from . import one_transaction
 from .notification import notify_in_tx
-from .one_transaction import (
-    TransactionState,
-    application_name,
-    begin_again_in_tx,
-    begun_transaction,
-    committing,
-)
+from .one_transaction import application_name, begin_again_in_tx, begun_transaction, committing
 from .settings import CommitSettings
+from .transaction_state import TransactionState, as_it_began_in_tx, has_failed, refuse_when_it_ends
 from .work import Done, NameSink, Outcome, Work, named
 
 
@@ -182,7 +176,7 @@ def _publish_in_tx(
     transaction: Try, work: Work[Batch], stored: Offsets | None, outcome: Outcome
 ) -> tuple[Published, WrittenTables]:
     if work.sealed:
-        one_transaction.refuse_when_it_ends(transaction.connection)
+        refuse_when_it_ends(transaction.connection)
         with outcome.on_ledger():
             record.seal_in_tx(transaction.connection, transaction.locked, transaction.batch)
     below = None if transaction.verdict is Verdict.NEW else stored
@@ -190,7 +184,7 @@ def _publish_in_tx(
     batch = replace(transaction.batch, starts_over=over)
     published = work.publish_in_tx(transaction.connection, batch, below)
     writer, now = transaction.locked.ledger.writer, published.targets or {}
-    if writer is None and not one_transaction.has_failed(transaction.connection):
+    if writer is None and not has_failed(transaction.connection):
         replaced = {name: now.get(name) for name, how in published.written_as.items() if how.replaces_all}
         with outcome.on_ledger():
             if work.sealed:
@@ -209,18 +203,18 @@ def _refuse_rivals_in_tx(
     Judge a first batch again, with what is known only once it has written: a function's tables, or that all rows of a
     table gave way to those of the batch.
 
-    :raises CommitError: TRANSACTION_ENDED, if the function has ended the transaction.
+    :raises CommitError: TRANSACTION_ENDED, if the function has ended the transaction; SETTINGS_CHANGED.
     :raises SnapshotTooOldError: if another transaction has to take the locks of these tables first.
     """
     connection, remedies = transaction.connection, transaction.settings.remedies
-    one_transaction.refuse_another_in_tx(connection, transaction.began)
     batch = replace(transaction.batch, tables=tables, replaces_all=replaces_all)
-    isolation = one_first_contact_in_tx(connection, batch)
-    if isolation != "read committed" and not set(transaction.batch.places).issuperset(tables):
-        # A rival that was waited for would not be seen.
-        outcome.tables.update(tables)
-        raise SnapshotTooOldError
-    ledger = of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
+    with as_it_began_in_tx(connection, transaction.began):
+        isolation = one_first_contact_in_tx(connection, batch)
+        if isolation != "read committed" and not set(transaction.batch.places).issuperset(tables):
+            # A rival that was waited for would not be seen.
+            outcome.tables.update(tables)
+            raise SnapshotTooOldError
+        ledger = of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
     verdict = decide(ledger, batch, remedies)
     if verdict not in PUBLISH:
         raise refusal(verdict, ledger, batch, remedies)

@@ -20,9 +20,9 @@ import sqlalchemy.exc
 from psycopg import sql
 from sqlalchemy import Connection, func, select
 
-from pgonce.offsets_store.commit import one_transaction
-from pgonce.offsets_store.commit.one_transaction import TransactionState, begin_in_tx, session_of_a_try
+from pgonce.offsets_store.commit.one_transaction import begin_in_tx, committing, session_of_a_try
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.transaction_state import TransactionState, as_it_began_in_tx, refuse_lost_on_crash
 from pgonce.offsets_store.commit.work import Named, Outcome
 from pgonce.offsets_store.errors import UNCHANGED, LockedLedgerError, PgonceError, TargetError, UnknownOutcomeError
 from pgonce.offsets_store.postgres.connect import driver_connection, forget_users_settings
@@ -115,7 +115,7 @@ def replay_letters(
             connection = pooled.execution_options(isolation_level="READ COMMITTED")
             began = begin_in_tx(connection, _APPLICATION, settings.lock_timeout)
             if not dry_run:
-                one_transaction.refuse_lost_on_crash(began)
+                refuse_lost_on_crash(began)
             with watch.looking(began.backend_pid, may_end=False):
                 if dry_run:
                     groups = _tried_in_tx(connection, choice, outcome)
@@ -123,7 +123,7 @@ def replay_letters(
                     return groups
                 groups = _replay_in_tx(connection, choice, began, (reason, person), outcome)
             # That the letters are gone is recorded already.
-            with one_transaction.committing(url, connection, began, _WHAT, outcome):
+            with committing(url, connection, began, _WHAT, outcome):
                 pass
             # Triggers of the tables are SQL of the user as well.
             forget_users_settings(connection, began.backend_pid)
@@ -165,13 +165,13 @@ def _replay_in_tx(
     driver = driver_connection(connection)
     leave_in_tx(driver)
     done = _written_in_tx(driver, groups, tolerates=False)
-    one_transaction.refuse_another_in_tx(connection, began)
     replayed = [letter for group in done for letter in group.replayed]
-    if replayed:
-        reason, person = decided
-        why = reason.strip() if reason else None
-        with outcome.on_ledger():
-            remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why, person)
+    with as_it_began_in_tx(connection, began):
+        if replayed:
+            reason, person = decided
+            why = reason.strip() if reason else None
+            with outcome.on_ledger():
+                remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why, person)
     # What the commit finds in force is what deferred triggers of the user's tables run under.
     leave_in_tx(driver)
     return done

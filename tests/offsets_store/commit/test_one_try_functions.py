@@ -1,7 +1,8 @@
 """
 Work that runs SQL of the user: what it leaves in its session, and which tables it turns out to have written.
 
-Covers: offsets_store.commit.one_try, offsets_store.commit.one_transaction, offsets_store.ledger.writers.
+Covers: offsets_store.commit.one_try, offsets_store.commit.transaction_state, offsets_store.commit.one_transaction,
+offsets_store.ledger.writers.
 """
 
 from __future__ import annotations
