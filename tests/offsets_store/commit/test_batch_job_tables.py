@@ -1,8 +1,4 @@
-"""
-Batch jobs whose table was renamed, exchanged or dropped: a job is skipped only where the rows of its key are.
-
-Covers: offsets_store.commit.refused_job.
-"""
+"""Batch jobs whose table was renamed, exchanged or dropped: a job is skipped only where the rows of its key are."""
 
 from __future__ import annotations
 
