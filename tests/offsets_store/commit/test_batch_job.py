@@ -23,7 +23,7 @@ from support.patience import PATIENCE_SECONDS
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.errors import CommitError, PgonceError, RefusedBatch
+from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.verdict.decide import Verdict
 
@@ -103,19 +103,6 @@ def test_a_skip_whose_answer_was_lost_counts_once(admin, url, proxy):
     assert commit_job(settings(proxy.url), job(), writing(1)).verdict is JobVerdict.SKIPPED
     assert proxy.hits["cut_after_commit"] == 1
     assert skips(admin) == 1
-
-
-def test_an_outcome_that_cannot_be_asked_for_is_called_unknown(admin, url, proxy):
-    """Where the answer to COMMIT is lost and Postgres stays away, the error says so, and how to find out."""
-    ensure_ledger(proxy.url)
-    hold = proxy.hold_after_commit(touching="events")
-    lost = threading.Thread(target=lambda: (hold.wait(), proxy.stop()))
-    lost.start()
-    with pytest.raises(CommitError, match="COMMIT_UNKNOWN.*'monday'"):
-        commit_job(settings(proxy.url, retry_timeout=2), job(), writing(1))
-    lost.join()
-    assert commit_job(settings(url), job(), writing(1)).verdict in (JobVerdict.SKIPPED, JobVerdict.PUBLISHED)
-    assert ids(admin) == [1]
 
 
 CLAIM = "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('public.events', 'monday', %s)"
@@ -246,12 +233,6 @@ def test_a_stream_and_batch_jobs_write_one_table(admin, url):
     assert ids(admin) == [1, 2, 3, 4]
 
 
-def test_synchronous_commit_off_is_refused(admin, url):
-    """As for a stream: a crash would lose rows that the scheduler believes done."""
-    with pytest.raises(CommitError, match="SYNCHRONOUS_COMMIT_OFF"):
-        commit_job(settings(url_with(url, options="-csynchronous_commit=off")), job(), writing(1))
-
-
 def test_a_job_that_is_skipped_says_so_in_the_log(admin, url, caplog):
     """The key, when and by which run it was published; another number of rows is more than a skip."""
     first = job()
@@ -270,13 +251,3 @@ def test_a_job_that_is_skipped_says_so_in_the_log(admin, url, caplog):
             assert f"published into public.events at {at} with 3 rows, by run {first.attempt} (" in said
             assert ("This run has 5 rows" in said) is (has == 5)
     assert skips(admin) == 3
-
-
-def test_a_job_that_is_tried_again_has_its_name_in_the_log(admin, url, proxy, caplog):
-    """The lines say which job it is, and what became of it."""
-    ensure_ledger(url)
-    proxy.cut_after_commit(touching="events")
-    with caplog.at_level("INFO", logger="pgonce"):
-        commit_job(settings(proxy.url), replace(job(), batch_key="2026-11-20"), writing(1))
-    assert "batch job '2026-11-20': trying again in" in caplog.text
-    assert "published batch_key=2026-11-20 sink=public.events verdict=LANDED rows=1" in caplog.text

@@ -74,23 +74,6 @@ def test_a_run_whose_writer_another_run_took_is_fenced(admin, url):
     assert ids(admin) == [1, 2]
 
 
-def test_two_drivers_that_publish_the_same_batch_at_once_write_it_once(admin, url):
-    """The writer's row serialises them: one publishes, the other finds a replay."""
-    ensure_ledger(url)
-    verdicts = []
-
-    def drive(run_id):
-        verdicts.append(commit_batch(settings(url), make_batch(0, run_id=run_id), appending(1, 2, 3)))
-
-    threads = [threading.Thread(target=drive, args=[f"run {n}"]) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(verdict.name for verdict in verdicts) == ["NEW", *["REPLAY"] * 5]
-    assert ids(admin) == [1, 2, 3]
-
-
 @pytest.mark.parametrize("fault", ["cut_before_commit", "cut_after_commit", "cut_during_commit", "cut_in_copy"])
 def test_a_cut_line_leaves_the_batch_written_once(fault, admin, url, proxy):
     """Wherever the line is cut, the commit finds out by its token whether it was done, and ends as published."""

@@ -65,15 +65,6 @@ def test_names_of_their_own_do_not_hide_a_table(url):
     assert "through sink 'one'" in refused(url, first_of("new"), CLICKS, "two").what
 
 
-@pytest.mark.parametrize(("first", "second"), [("whole", "part"), ("part", "whole")])
-def test_a_table_and_its_partition_are_one_place(url, admin, first, second):
-    """Rows of a partition are rows of its table, whichever of the two a query names."""
-    admin.execute("CREATE TABLE whole (id bigint, name text, kind text) PARTITION BY RANGE (id)")
-    admin.execute("CREATE TABLE part PARTITION OF whole FOR VALUES FROM (0) TO (100)")
-    commit(url, first_of("old"), destination(first), routed())
-    assert f"through sink 'public.{first}'" in refused(url, first_of("new"), destination(second)).what
-
-
 def test_looking_for_the_other_queries_of_a_table_waits_for_none_of_its_partitions(url, admin):
     """A lock on a partition belongs to whoever works there: no new query of the table ends that session."""
     admin.execute("CREATE TABLE whole (id bigint, name text, kind text) PARTITION BY RANGE (id)")
