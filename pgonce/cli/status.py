@@ -24,7 +24,6 @@ from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.ends import Status
 from pgonce.offsets_store.status.measure import Measured
-from pgonce.offsets_store.status.spans import parse_span
 from pgonce.offsets_store.status.states import (
     ENDED,
     Finding,
@@ -33,6 +32,7 @@ from pgonce.offsets_store.status.states import (
     is_too_far_behind,
     is_too_old,
     name_of,
+    parse_span,
     read_states,
 )
 from pgonce.offsets_store.status.store import OffsetsStore

@@ -33,8 +33,7 @@ from starlette.types import ASGIApp
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.details import QueryDetails
-from pgonce.offsets_store.status.spans import parse_span
-from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
+from pgonce.offsets_store.status.states import QueryState, name_of, parse_span, tone_of
 
 from . import api, health, metrics, pages
 from .actions import POSTS, Actions, ActionSettings, shown_value

@@ -1,29 +1,24 @@
 """
 The commands that say where queries stand: one line each, pages about one, exit codes for probes.
 
-Covers: pgonce.cli.status, pgonce.cli.offsets, pgonce.cli.answers.tables, pgonce.cli.answers.figures,
-offsets_store.status.stored.
+Covers: pgonce.cli.status, pgonce.cli.offsets, pgonce.cli.answers.tables, offsets_store.status.stored.
 """
 
 from __future__ import annotations
 
-import doctest
 import json
 import re
-from datetime import datetime, timedelta, timezone
 
 import pytest
 from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay, take_over
 
 from pgonce.cli import status
-from pgonce.cli.answers import figures
 from pgonce.cli.main import ExitCode
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.status.store import OffsetsStore
 
 LONG = "a_query_whose_name_is_far_too_long_for_any_column_of_a_table"
-NOW = datetime(2026, 11, 26, 12, 0, tzinfo=timezone.utc)
 
 
 def refuse(admin, message="Postgres refused the batch.") -> None:
@@ -301,20 +296,3 @@ class TestHistory:
         assert shown.count("into public.a") == 1
         newest, oldest = json.loads(pgonce("history", QUERY, "--json").stdout)
         assert (newest["tables"], oldest["tables"]) == ({"public.a": 3, "public.b": 4}, {"public.a": 3})
-
-
-class TestFigures:
-    def test_the_examples_hold(self):
-        """The docstrings say what numbers and times look like."""
-        assert doctest.testmod(figures).failed == 0
-
-    def test_times_of_other_days_have_their_date(self):
-        """A time of today has no date, because it is read at a glance."""
-        assert figures.time_text(NOW - timedelta(minutes=2), NOW).endswith(" (2m ago)")
-        assert len(figures.time_text(NOW - timedelta(minutes=2), NOW).split()[0]) == len("11:58:00")
-        assert figures.time_text(NOW - timedelta(days=3), NOW).startswith("2026-11-23 ")
-        assert figures.time_text(None, NOW) == figures.age_text(None, NOW) == "?"
-
-    def test_a_clock_that_is_behind(self):
-        """A time that seems to lie ahead is now."""
-        assert figures.age_text(NOW + timedelta(seconds=3), NOW) == "0s"

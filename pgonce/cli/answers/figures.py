@@ -12,7 +12,7 @@ import re
 from datetime import datetime, time, timedelta
 from itertools import pairwise
 
-from pgonce.offsets_store.status.spans import seconds_of
+from pgonce.offsets_store.status.states import seconds_of
 
 UNKNOWN = "?"
 _THOUSAND = 1000

@@ -1,12 +1,37 @@
-"""Numbers in few characters."""
+"""Numbers in few characters, and times in the past, as people write and read them."""
 
 from __future__ import annotations
+
+import doctest
+import time
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgonce.cli.answers.figures import count_text
+from pgonce.cli.answers import figures
+from pgonce.cli.answers.figures import count_text, parse_since
+
+NOW = datetime(2026, 11, 26, 12, 0, tzinfo=timezone.utc)
+
+
+def test_the_examples_hold():
+    """The docstrings say what numbers and times look like."""
+    assert doctest.testmod(figures).failed == 0
+
+
+def test_times_of_other_days_have_their_date():
+    """A time of today has no date, because it is read at a glance."""
+    assert figures.time_text(NOW - timedelta(minutes=2), NOW).endswith(" (2m ago)")
+    assert len(figures.time_text(NOW - timedelta(minutes=2), NOW).split()[0]) == len("11:58:00")
+    assert figures.time_text(NOW - timedelta(days=3), NOW).startswith("2026-11-23 ")
+    assert figures.time_text(None, NOW) == figures.age_text(None, NOW) == "?"
+
+
+def test_a_clock_that_is_behind():
+    """A time that seems to lie ahead is now."""
+    assert figures.age_text(NOW + timedelta(seconds=3), NOW) == "0s"
 
 
 @pytest.mark.parametrize(
@@ -26,3 +51,46 @@ def test_a_number_goes_over_to_the_next_unit_where_it_is_rounded_up(count, shown
 def test_at_most_five_characters(count):
     """Up to hundreds of trillions."""
     assert len(count_text(count)) <= 5
+
+
+@pytest.fixture
+def in_berlin(monkeypatch):
+    """Be in Berlin, in the afternoon of the day after the clocks went back."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield datetime(2026, 10, 25, 14, 30, tzinfo=timezone(timedelta(hours=1)))
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("90s", "2026-10-25T13:28:30+00:00"),
+        ("5m", "2026-10-25T13:25:00+00:00"),
+        (" 3h ", "2026-10-25T10:30:00+00:00"),
+        ("2d", "2026-10-23T13:30:00+00:00"),
+        ("03:00", "2026-10-25T02:00:00+00:00"),
+        ("14:30", "2026-10-25T13:30:00+00:00"),
+        ("14:30:01", "2026-10-24T12:30:01+00:00"),
+        ("2026-10-24", "2026-10-23T22:00:00+00:00"),
+        ("2026-10-24 03:00", "2026-10-24T01:00:00+00:00"),
+        ("2026-10-24T03:00:00Z", "2026-10-24T03:00:00+00:00"),
+    ],
+)
+def test_what_is_meant(in_berlin, text, meant):
+    """A span counts back from now, a time of day is the last one here, and a date is one of this machine's clock."""
+    assert parse_since(text, in_berlin) == datetime.fromisoformat(meant)
+
+
+@pytest.mark.parametrize("text", ["", "3", "h", "3w", "25:00", "yesterday", "2026-13-01", "-3h", "999999999d", "٣h"])
+def test_what_is_no_time(in_berlin, text):
+    """The error names the forms that can be read."""
+    with pytest.raises(ValueError, match="is not a time. Write 90s, 5m"):
+        parse_since(text, in_berlin)
+
+
+def test_the_future(in_berlin):
+    """Nothing has been seen since then."""
+    with pytest.raises(ValueError, match="future"):
+        parse_since("2026-10-26", in_berlin)

@@ -6,6 +6,7 @@ Covers: offsets_store.status.states, and the views on which it stands.
 
 from __future__ import annotations
 
+import doctest
 import threading
 import uuid
 
@@ -14,15 +15,17 @@ import pytest
 from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay, take_over
 
 from pgonce.offsets_store.commit.one_transaction import application_name
-from pgonce.offsets_store.errors import OldLedgerError
+from pgonce.offsets_store.errors import ConfigurationError, OldLedgerError
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS
 from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.status import states
 from pgonce.offsets_store.status.ends import total_lag
 from pgonce.offsets_store.status.states import (
     STATES,
     TONES,
     MeasuredLag,
     QueryState,
+    parse_span,
     place_of,
     query_states,
     tone_of,
@@ -411,3 +414,12 @@ def test_a_state_of_a_newer_ledger_is_shown():
     assert set(TONES) == set(STATES)
     assert tone_of("dreaming") == "still"
     assert place_of("dreaming") == len(STATES) > max(map(place_of, STATES))
+
+
+def test_spans_of_time():
+    """The docstrings say which forms there are; another one is refused, and a number alone has no unit."""
+    assert doctest.testmod(states).failed == 0
+    for text in ("", "5", "m", "-5m", "5 minutes", "٣m"):
+        with pytest.raises(ConfigurationError, match="Write 90s, 5m, 2h or 1d") as refused:
+            parse_span(text)
+        assert refused.value.code == "BAD_OPTION"
