@@ -25,8 +25,8 @@ from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx,
 from ..ledger.published import Published
 from ..postgres.connect import forget_users_settings
 from ..postgres.lock_watch import LockWatch
-from .notification import notify_in_tx
 from .one_transaction import begun_transaction, committing
+from .report import notify_in_tx
 from .retrying import tried
 from .settings import CommitSettings
 from .work import Done, Named, NamedSink, Outcome, Work

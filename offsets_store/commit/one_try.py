@@ -59,8 +59,8 @@ from ..verdict.decide import (
 )
 from ..verdict.facts import Batch, PlannedBatch
 from ..verdict.refused_batch import refusal
-from .notification import notify_in_tx
 from .one_transaction import application_name, begin_again_in_tx, begun_transaction, committing
+from .report import notify_in_tx
 from .settings import CommitSettings
 from .transaction_state import TransactionState, as_it_began_in_tx, has_failed, refuse_when_it_ends
 from .work import Done, NameSink, Outcome, Work, named

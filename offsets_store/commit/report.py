@@ -1,11 +1,12 @@
 """
-Report what became of a commit: one line in the log, and a span for OpenTelemetry with how long it took.
+Report what became of a commit: one line in the log, a span for OpenTelemetry with how long it took, and a notification.
 
 Runs around all tries of one commit, in the process that commits. Invariants: a line is written when Postgres has
-answered, and nothing is asked for it. The keys of a line are stable; docs/watching.md has them. OpenTelemetry is spoken
-to only where the process has imported it; otherwise the user cannot have said where spans go, and nothing is imported
-for it. None of its errors reaches the commit. What is told are names, numbers and codes: no row, no connection string,
-and no words of an error.
+answered, and nothing is asked for it. The notification is sent by the transaction that records the batch, so Postgres
+delivers it only when that transaction is committed; a batch that is skipped sends none. The keys of a line are stable;
+docs/watching.md has them. OpenTelemetry is spoken to only where the process has imported it; otherwise the user cannot
+have said where spans go, and nothing is imported for it. None of its errors reaches the commit. What is told are names,
+numbers and codes: no row, no connection string, and no words of an error.
 
 The names of a span are those of the semantic conventions for database clients; our own begin with ``pgonce.``.
 """
@@ -22,8 +23,13 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
+from sqlalchemy import Connection
+
 from ..errors import PgonceError
+from ..ledger.published import Published
 from ..log_lines import one_line
+from ..postgres.connect import driver_connection
+from ..postgres.one_trip import Asked, Statement
 from ..postgres.translate import driver_error
 from .work import Done, Named, NotNowError, Outcome
 
@@ -183,3 +189,34 @@ def _quietly(tell: Callable[[], Any]) -> Any:
     except Exception as error:  # noqa: BLE001 (a batch is not refused for what watches it)
         _log.debug("OpenTelemetry could not be told of a commit: %r", error)
         return None
+
+
+# Postgres's own bound: NOTIFY_PAYLOAD_MAX_LENGTH, less the byte that ends the text.
+_LONGEST_PAYLOAD = 7999
+
+_NOTIFY = Statement("SELECT pg_catalog.pg_notify($1, $2)", "channel", "payload")
+
+
+def notify_in_tx(connection: Connection, channel: str | None, published: Published, **what: Any) -> None:
+    """Tell those who listen to ``channel``, if there is one, once this transaction is committed."""
+    if channel is not None:
+        said = payload({**what, "rows": published.rows, "tables": tables_of(published)})
+        Asked(driver_connection(connection), _NOTIFY, {"channel": channel, "payload": said})
+
+
+def tables_of(published: Published) -> dict[str, int | None] | None:
+    """How many rows went into each table; None if it is not known which tables these are."""
+    if published.tables is not None:
+        return dict(published.tables)
+    names = list(published.targets or ())
+    return dict.fromkeys(names, published.rows if len(names) == 1 else None) or None
+
+
+def payload(what: dict[str, Any]) -> str:
+    """JSON that Postgres takes: what makes it too long is null."""
+    text = json.dumps(what)
+    for name in ("tables", "query_name", "sink"):
+        if len(text) <= _LONGEST_PAYLOAD:
+            break
+        text = json.dumps(what := {**what, name: None})
+    return text

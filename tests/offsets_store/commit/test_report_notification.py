@@ -11,7 +11,7 @@ from support.batches import make_planned_batch
 from support.committed_rows import TABLE, appending, settings
 
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
-from pgonce.offsets_store.commit.notification import payload
+from pgonce.offsets_store.commit.report import payload
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import refuse_unfit_channel
 from pgonce.offsets_store.commit.work import Work
