@@ -248,11 +248,12 @@ def needed_parts() -> None:
 
 
 def database_of(url: str) -> str:
-    """The name of the database and its host, for people; nothing else of the connection string."""
+    """The name of the database and its host and port, for people; nothing else of the connection string."""
     found = parse_url(url)
     name = found.get("dbname") or os.environ.get("PGDATABASE") or found.get("service") or ""
-    host = str(found.get("host") or os.environ.get("PGHOST") or "")
-    where = "" if not host or host.startswith("/") else host
+    host = str(found.get("host") or found.get("hostaddr") or os.environ.get("PGHOST") or "")
+    port = f":{found['port']}" if "port" in found else ""
+    where = "" if not host or host.startswith("/") else host + port
     return " at ".join(part for part in (str(name), where) if part) or "Postgres"
 
 

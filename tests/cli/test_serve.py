@@ -198,12 +198,12 @@ def test_where_it_cannot_listen(given):
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("postgresql://me:s3cret@db.example:5432/shop?sslmode=require", "shop at db.example"),
+        ("postgresql://me:s3cret@db.example:5432/shop?sslmode=require", "shop at db.example:5432"),
         ("host=/tmp dbname=shop password=s3cret", "shop"), ("service=shop", "shop"), ("", "Postgres"),
     ],
 )  # fmt: skip
 def test_the_database_that_the_page_names(url, shown, monkeypatch):
-    """Its name and its host, and nothing else of the connection string."""
+    """Its name, host and port, and nothing else of the connection string."""
     for name in ("PGDATABASE", "PGHOST"):
         monkeypatch.delenv(name, raising=False)
     assert database_of(url) == shown

@@ -15,9 +15,9 @@ import typer
 
 from pgonce.offsets_store.errors import NotInstalledError, PgonceError
 from pgonce.offsets_store.log_lines import scrub
-from pgonce.offsets_store.postgres.connect import parse_url
 
 from ..doctor import doctor_says
+from ..serve import database_of
 from ..terms import Url
 from .lines import Marks, is_ascii_only
 from .poller import Reader
@@ -54,17 +54,9 @@ def watch(
     reader = Reader(url)
     first = reader.look()
     marks = Marks(ascii_only=ascii_only or is_ascii_only())
-    app = WatchApp(reader, first, place=_place(url), every=every, examine=partial(doctor_of, url), marks=marks)
+    app = WatchApp(reader, first, place=database_of(url), every=every, examine=partial(doctor_of, url), marks=marks)
     # Without the mouse: a person selects text with it, such as an id, as in any other program.
     app.run(mouse=False)
-
-
-def _place(url: str) -> str:
-    """Where the ledger is, as far as url says: never with a password."""
-    parameters = parse_url(url)
-    host, port = parameters.get("host") or parameters.get("hostaddr"), parameters.get("port")
-    where = f"{host}:{port}" if host and port else host
-    return f"{parameters.get('dbname') or 'the default database'}{f' at {where}' if where else ''}"
 
 
 def doctor_of(url: str, query_id: str, sink_name: str | None) -> list[str]:
