@@ -15,19 +15,17 @@ from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, repl
 from pgonce.cli import status
 from pgonce.cli.main import ExitCode
 from pgonce.offsets_store.errors import ConnectError
+from pgonce.offsets_store.ledger.failures import Failed, keep_failure
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.status.store import OffsetsStore
 
 LONG = "a_query_whose_name_is_far_too_long_for_any_column_of_a_table"
 
 
-def refuse(admin, message="Postgres refused the batch.") -> None:
+def refuse(url) -> None:
     """A failure after the last batch."""
-    admin.execute(
-        "INSERT INTO pgonce.failures (query_id, sink_name, run_id, batch_id, code, message, seen_by) "
-        "VALUES (%s, 'public.orders', %s, 4, 'NOT_NULL_VIOLATION', %s, 'commit')",
-        [QUERY, RUN, message],
-    )
+    failed = Failed(seen_by="commit", query_id=QUERY, sink_name="public.orders", run_id=RUN, batch_id=4)
+    keep_failure(url, failed, "NOT_NULL_VIOLATION", "Postgres refused the batch.")
 
 
 class TestList:
@@ -59,7 +57,7 @@ class TestList:
     def test_what_needs_attention_follows(self, url, pgonce, admin):
         """After the lines it says what is wrong, since when, and what to type."""
         publish(url, 3, KAFKA)
-        refuse(admin)
+        refuse(url)
         shown = pgonce("status").stdout
         assert "critical: orders into public.orders is refused since " in shown
         assert "NOT_NULL_VIOLATION at batch 4" in shown
@@ -127,7 +125,7 @@ class TestPage:
         counts = {"written": 7, "passed_over": 3, "not_found": 0}
         publish(url, 3, KAFKA, counts=counts, guarantee="ids")
         hear(url, {"0": {"t": {"0": 13, "1": 20}}})
-        refuse(admin)
+        refuse(url)
         shown = pgonce("status", "orders").stdout
         for text in (
             "orders into public.orders", "refused, since", "Postgres refused the batch.", "1 time since",
@@ -164,7 +162,7 @@ class TestHealth:
         one = pgonce("health", "orders")
         assert one.exit_code == ExitCode.OK
         assert re.fullmatch(r"orders into public\.orders: running, batch 3 \d+s ago, lag \?\n", one.stdout)
-        refuse(admin)
+        refuse(url)
         assert pgonce("health").exit_code == pgonce("health", "orders").exit_code == ExitCode.UNHEALTHY
         assert json.loads(pgonce("health", "--json").stdout)["healthy"] is False
 
@@ -200,7 +198,7 @@ class TestHealth:
         """What is wrong with another sink of the query is not asked for."""
         publish(url, 3, KAFKA)
         publish(url, 3, KAFKA, sink_name="public.other")
-        refuse(admin)
+        refuse(url)
         assert pgonce("health", "orders", "--sink", "public.other").exit_code == ExitCode.OK
         assert pgonce("health", "orders", "--sink", "public.orders").exit_code == ExitCode.UNHEALTHY
         admin.execute("DELETE FROM pgonce.writers WHERE sink_name = 'public.orders'")

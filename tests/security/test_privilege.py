@@ -304,6 +304,7 @@ def test_the_role_reads_and_writes_nothing_else(streamer, login):
             "DELETE FROM pgonce.writers",
             "UPDATE pgonce.schema_version SET version = 9",
             "CREATE TRIGGER t BEFORE INSERT ON pgonce.writers EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+            "CREATE FUNCTION pgonce.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
             "CREATE SCHEMA mine",
             "CREATE TABLE sales.mine (id bigint)",
             "CREATE ROLE mine",

@@ -293,22 +293,6 @@ class TestRole:
             OffsetsStore(login.url).queries()
         assert refused.value.code == "LEDGER_NOT_PERMITTED"
 
-    def test_with_the_grants_it_publishes_and_stages(self, url, login):
-        """After init for the role, it publishes, reads and creates staging tables, but cannot alter the versions."""
-        with psycopg.connect(url, autocommit=True) as connection:
-            migrate(connection)
-            for grant in grants(login.user):
-                connection.execute(grant.encode())
-        publish(login.url, 0, {"0": 1})
-        publish(login.url, 1, {"0": 2})
-        assert OffsetsStore(login.url).latest("orders").batch_id == 1
-        with psycopg.connect(login.url, autocommit=True) as connection:
-            connection.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
-            connection.execute("SELECT * FROM pgonce.current_offsets").fetchall()
-            for refused in ("DELETE FROM pgonce.schema_version", A_FUNCTION):
-                with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                    connection.execute(refused)
-
     def test_an_upgrade_takes_create_away_from_the_ledgers_schema(self, url, login, monkeypatch):
         """A role that could stage in the schema pgonce, and so could make functions there, stages elsewhere."""
         role = sql.Identifier(login.user)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, publish
 
 from pgonce.offsets_store.errors import NotFoundError, OldLedgerError, RecoveryError
@@ -18,12 +19,7 @@ SINK = "public.orders"
 def letter(url, store, admin):
     """The id of a letter of the query ``orders``."""
     publish(url, 3, KAFKA)
-    insert = (
-        "INSERT INTO pgonce.dead_letters (query_id, sink_name, batch_id, target, row_data, code, message, destination) "
-        "VALUES (%s, %s, 3, 't', '{\"name\": \"x\", \"price\": 1.10}', '22001', 'too long', '{}') "
-        "RETURNING dead_letter_id"
-    )
-    return admin.execute(insert, [QUERY, SINK]).fetchone()[0]
+    return put_aside(admin, {}, row_data='{"name": "x", "price": 1.10}')
 
 
 def choice(url, letter):

@@ -67,12 +67,8 @@ def test_failures_and_dead_letters(url, admin):
     publish(url, 0, KAFKA, sink_name="public.totals")
     fail(url, "orders")
     admin.execute("UPDATE pgonce.failures SET sink_name = NULL WHERE sink_name = 'public.totals'")
-    admin.execute(
-        "INSERT INTO pgonce.dead_letters (query_id, sink_name, batch_id, target, row_data, code, message, destination) "
-        "SELECT %s, 'public.orders', b, 'public.orders', '{}', '22003', 'out of range', '{}' "
-        "FROM generate_series(1, 3) AS b",
-        [QUERY],
-    )
+    for batch_id in (1, 2, 3):
+        put_aside(admin, {"id": 1}, batch_id=batch_id)
     found = known(url)
     assert [one.code for one in found.failures] == ["TYPE_MISMATCH"] * 2
     assert [one.batch_id for one in found.letters] == [3, 2, 1]

@@ -12,6 +12,7 @@ import uuid
 
 import psycopg
 import pytest
+from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay, take_over
 
 from pgonce.offsets_store.commit.one_transaction import application_name
@@ -348,12 +349,7 @@ class TestHealth:
     def test_finds_what_the_states_do_not_show(self, url, store, admin):
         """Dead letters, restarts, disagreements and old staging tables are findings with their own command."""
         publish(url, 3, KAFKA)
-        admin.execute(
-            "INSERT INTO pgonce.dead_letters "
-            "(query_id, sink_name, batch_id, target, row_data, code, message, destination) "
-            "VALUES (%s, 'public.orders', 3, 'public.orders', '{}', '23502', 'no', '{}')",
-            [QUERY],
-        )
+        put_aside(admin, {}, code="23502")
         admin.execute(
             "INSERT INTO pgonce.replays (writer_id, generation, batch_id, run_id, attempt) "
             "SELECT writer_id, 0, 3, 'run ' || n, gen_random_uuid() FROM pgonce.writers, generate_series(1, 6) AS n"
