@@ -137,19 +137,6 @@ class TestReader:
 
 
 class TestPoller:
-    def test_postgres_goes_away_and_comes_back(self, tcp_url, proxy):
-        """It says since when and why, for as long as it lasts, and goes on over a new connection."""
-        fill(tcp_url, 1)
-        with polling(proxy.url) as (_, told):
-            picture = first(told, Picture)
-            proxy.stop()
-            outage = first(told, Outage)
-            assert "could not be reached" in outage.why
-            assert first(told, Outage).since == outage.since
-            proxy.start()
-            assert first(told, Picture).taken_at > picture.taken_at
-            assert proxy.connections == 2
-
     def test_it_goes_on_whatever_goes_wrong(self, url, monkeypatch):
         """What nobody has thought of is said on the screen too, and the next look is made."""
         fill(url, 1)

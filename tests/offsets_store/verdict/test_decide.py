@@ -85,83 +85,76 @@ def rival(**changes):
 BESIDE_RIVAL = Ledger(rivals=(RIVAL,))
 BESIDE_DOUBT = Ledger(rivals=(replace(RIVAL, by_doubt=True),))
 
-CASES = {
-    "the first batch of a query that nobody knows": (UNKNOWN_TO_LEDGER, batch(0), NO_REMEDY, Verdict.NEW),
-    "the next batch": (ledger(6), batch(7), NO_REMEDY, Verdict.NEW),
-    "the next batch of another run, which becomes the owner": (
-        ledger(6),
-        batch(7, run_id="r9"),
-        NO_REMEDY,
-        Verdict.NEW,
-    ),
+WITHOUT_REMEDIES = {
+    "the first batch of a query that nobody knows": (UNKNOWN_TO_LEDGER, batch(0), Verdict.NEW),
+    "the next batch": (ledger(6), batch(7), Verdict.NEW),
+    "the next batch of another run, which becomes the owner": (ledger(6), batch(7, run_id="r9"), Verdict.NEW),
     "our own attempt, whose answer was lost": (
         ledger(7, recorded(7, attempt=OURS, run_id="r1")),
         batch(7),
-        NO_REMEDY,
         Verdict.LANDED,
     ),
-    "the last batch again, after a restart": (ledger(7, recorded(7)), batch(7), NO_REMEDY, Verdict.REPLAY),
-    "an older batch again": (ledger(7, recorded(5)), batch(5), NO_REMEDY, Verdict.REPLAY),
-    "a skip whose answer was lost": (ledger(7, recorded(7), skipped_by=OURS), batch(7), NO_REMEDY, Verdict.REPLAY),
+    "the last batch again, after a restart": (ledger(7, recorded(7)), batch(7), Verdict.REPLAY),
+    "an older batch again": (ledger(7, recorded(5)), batch(5), Verdict.REPLAY),
+    "a skip whose answer was lost": (ledger(7, recorded(7), skipped_by=OURS), batch(7), Verdict.REPLAY),
     "a batch that this run skipped, handed in again": (
         ledger(7, recorded(7), skipped_by=THEIRS),
         batch(7),
-        NO_REMEDY,
         Verdict.DUPLICATE,
     ),
     "a batch that this run published, handed in again": (
         ledger(7, recorded(7, run_id="r1"), was_owner=True, writer=known_writer(7, kafka(80), run_id="r1")),
         batch(7),
-        NO_REMEDY,
         Verdict.DUPLICATE,
     ),
     "the last batch planned again, with the same offsets": (
         ledger(7, recorded(7)),
         batch(7, offset_log="v1\nplanned again\n7"),
-        NO_REMEDY,
         Verdict.CHANGED,
     ),
-    "a batch whose record was pruned": (ledger(700), batch(7), NO_REMEDY, Verdict.CHANGED),
-    "a batch after one that never came": (ledger(6), batch(8), NO_REMEDY, Verdict.GAP),
+    "a batch whose record was pruned": (ledger(700), batch(7), Verdict.CHANGED),
+    "a batch after one that never came": (ledger(6), batch(8), Verdict.GAP),
     "a batch after another planning of the last one": (
         ledger(6),
         batch(7, previous_offset_log="v1\nplanned again\n6"),
-        NO_REMEDY,
         Verdict.DISJOINT,
     ),
     "without texts, a start that is not the stored end": (
         ledger(6),
         batch(7, previous_offset_log=None, start=kafka(71)),
-        NO_REMEDY,
         Verdict.DISJOINT,
     ),
-    "without texts, a start that is the stored end": (
-        ledger(6),
-        batch(7, previous_offset_log=None),
-        NO_REMEDY,
-        Verdict.NEW,
-    ),
-    "without texts, an unknown start": (
-        ledger(6),
-        batch(7, previous_offset_log=None, start=None),
-        NO_REMEDY,
-        Verdict.DISJOINT,
-    ),
-    "a range that goes back": (ledger(6), batch(7, end=kafka(5)), NO_REMEDY, Verdict.BACKWARD),
-    "a range whose partition vanished": (ledger(6), batch(7, end={"0": {"orders": {}}}), NO_REMEDY, Verdict.BACKWARD),
-    "a run that was the owner, after another run published": (
-        ledger(7, was_owner=True),
-        batch(8),
-        NO_REMEDY,
-        Verdict.FENCED,
-    ),
+    "without texts, a start that is the stored end": (ledger(6), batch(7, previous_offset_log=None), Verdict.NEW),
+    "without texts, an unknown start": (ledger(6), batch(7, previous_offset_log=None, start=None), Verdict.DISJOINT),
+    "a range that goes back": (ledger(6), batch(7, end=kafka(5)), Verdict.BACKWARD),
+    "a range whose partition vanished": (ledger(6), batch(7, end={"0": {"orders": {}}}), Verdict.BACKWARD),
+    "a run that was the owner, after another run published": (ledger(7, was_owner=True), batch(8), Verdict.FENCED),
     "a query whose place another took": (
         ledger(7, writer=known_writer(7, kafka(80), run_id="r1", replaced_by="q2")),
         batch(8),
-        NO_REMEDY,
         Verdict.FENCED,
     ),
-    "a past that the ledger did not see": (UNKNOWN_TO_LEDGER, batch(7), NO_REMEDY, Verdict.UNKNOWN),
+    "a past that the ledger did not see": (UNKNOWN_TO_LEDGER, batch(7), Verdict.UNKNOWN),
+    "batch 0 of a new query beside a rival": (BESIDE_RIVAL, batch(0), Verdict.FOREIGN),
+    "a batch 0 beside a rival by doubt alone": (BESIDE_DOUBT, batch(0), Verdict.FOREIGN),
+    "by ids alone, the last batch again": (
+        ledger(7, recorded(7, offset_log=None)),
+        batch(7, offset_log=None, start=None, end=None, guarantee="ids"),
+        Verdict.REPLAY,
+    ),
+    "by ids alone, the next batch": (
+        ledger(6, last=recorded(6, offset_log=None)),
+        batch(7, offset_log=None, previous_offset_log=None, start=None, end=None, guarantee="ids"),
+        Verdict.NEW,
+    ),
+    "by ids alone, a gap": (
+        ledger(5, last=recorded(5, offset_log=None)),
+        batch(7, offset_log=None, previous_offset_log=None, start=None, end=None, guarantee="ids"),
+        Verdict.GAP,
+    ),
+}
+
+WITH_REMEDIES = {
     "a query that starts over, though it begins where the old one did": (BESIDE_RIVAL, batch(0), OVER, Verdict.NEW),
     "a query that starts over, though the topic is another one": (
         Ledger(rivals=(rival(last=recorded(6, topic_ids={"orders": "one"})),)),
@@ -189,53 +182,56 @@ CASES = {
     ),
     "a query that starts over in place of nobody": (UNKNOWN_TO_LEDGER, batch(0), OVER, Verdict.FOREIGN),
     "a later batch of an unknown query never starts over": (BESIDE_RIVAL, batch(3), OVER, Verdict.UNKNOWN),
-    "such a past, adopted at this batch": (UNKNOWN_TO_LEDGER, batch(7), Remedies(adopt_checkpoint=7), Verdict.NEW),
-    "such a past, adopted after this batch": (
+    "a past that the ledger did not see, adopted at this batch": (
+        UNKNOWN_TO_LEDGER,
+        batch(7),
+        Remedies(adopt_checkpoint=7),
+        Verdict.NEW,
+    ),
+    "a past that the ledger did not see, adopted after this batch": (
         UNKNOWN_TO_LEDGER,
         batch(7),
         Remedies(adopt_checkpoint=8),
         Verdict.ADOPTED,
     ),
-    "such a past, adopted at another batch": (
+    "a past that the ledger did not see, adopted at another batch": (
         UNKNOWN_TO_LEDGER,
         batch(7),
         Remedies(adopt_checkpoint=5),
         Verdict.UNKNOWN,
     ),
-    "batch 0 of a new query beside a rival": (BESIDE_RIVAL, batch(0), NO_REMEDY, Verdict.FOREIGN),
-    "such a batch, said to be independent": (BESIDE_RIVAL, batch(0), Remedies(independent=True), Verdict.NEW),
-    "such a batch, said to be independent of queries of other names": (
+    "batch 0 beside a rival, said to be independent": (BESIDE_RIVAL, batch(0), Remedies(independent=True), Verdict.NEW),
+    "batch 0 beside a rival, said to be independent of queries of other names": (
         BESIDE_RIVAL,
         batch(0),
         Remedies(independent_by_name=True),
         Verdict.FOREIGN,
     ),
-    "a batch 0 beside a rival by doubt alone": (BESIDE_DOUBT, batch(0), NO_REMEDY, Verdict.FOREIGN),
-    "such a batch, of a query that is independent of other names": (
+    "batch 0 beside a rival by doubt alone, of a query that is independent of other names": (
         BESIDE_DOUBT,
         batch(0),
         Remedies(independent_by_name=True),
         Verdict.NEW,
     ),
-    "such a batch, which starts at the rival's end": (
+    "batch 0 beside a rival, which starts at the rival's end": (
         BESIDE_RIVAL,
         batch(0, start=kafka(70), end=kafka(80)),
         REPLACES,
         Verdict.NEW,
     ),
-    "such a batch, which starts at the rival's end and has a new partition": (
+    "batch 0 beside a rival, which starts at the rival's end and has a new partition": (
         BESIDE_RIVAL,
         batch(0, start={"0": {"orders": {"0": 70, "1": 0}}}, end={"0": {"orders": {"0": 80, "1": 3}}}),
         REPLACES,
         Verdict.NEW,
     ),
-    "such a batch, which leaves out the first rows of a new partition": (
+    "batch 0 beside a rival, which leaves out the first rows of a new partition": (
         BESIDE_RIVAL,
         batch(0, start={"0": {"orders": {"0": 70, "1": 2}}}, end={"0": {"orders": {"0": 80, "1": 3}}}),
         REPLACES,
         Verdict.FOREIGN,
     ),
-    "such a batch, which also reads a topic that the rival did not read, from anywhere": (
+    "batch 0 beside a rival, which also reads a topic that the rival did not read, from anywhere": (
         BESIDE_RIVAL,
         batch(
             0, start={"0": {**kafka(70)["0"], "clicks": {"0": 5}}}, end={"0": {**kafka(80)["0"], "clicks": {"0": 6}}}
@@ -243,9 +239,14 @@ CASES = {
         REPLACES,
         Verdict.NEW,
     ),
-    "such a batch, which starts elsewhere": (BESIDE_RIVAL, batch(0, start=kafka(0)), REPLACES, Verdict.FOREIGN),
-    "such a batch, whose start is unknown": (BESIDE_RIVAL, batch(0, start=None), REPLACES, Verdict.FOREIGN),
-    "such a batch, which starts at the rival's end and goes back: the topic was recreated": (
+    "batch 0 beside a rival, which starts elsewhere": (
+        BESIDE_RIVAL,
+        batch(0, start=kafka(0)),
+        REPLACES,
+        Verdict.FOREIGN,
+    ),
+    "batch 0 beside a rival, whose start is unknown": (BESIDE_RIVAL, batch(0, start=None), REPLACES, Verdict.FOREIGN),
+    "batch 0 beside a rival, which starts at the rival's end and goes back: the topic was recreated": (
         BESIDE_RIVAL,
         batch(0, start=kafka(70), end=kafka(5)),
         REPLACES,
@@ -270,25 +271,9 @@ CASES = {
         Verdict.FOREIGN,
     ),
     "a replacement of a query that never fed this sink": (UNKNOWN_TO_LEDGER, batch(0), REPLACES, Verdict.FOREIGN),
-    "by ids alone, the last batch again": (
-        ledger(7, recorded(7, offset_log=None)),
-        batch(7, offset_log=None, start=None, end=None, guarantee="ids"),
-        NO_REMEDY,
-        Verdict.REPLAY,
-    ),
-    "by ids alone, the next batch": (
-        ledger(6, last=recorded(6, offset_log=None)),
-        batch(7, offset_log=None, previous_offset_log=None, start=None, end=None, guarantee="ids"),
-        NO_REMEDY,
-        Verdict.NEW,
-    ),
-    "by ids alone, a gap": (
-        ledger(5, last=recorded(5, offset_log=None)),
-        batch(7, offset_log=None, previous_offset_log=None, start=None, end=None, guarantee="ids"),
-        NO_REMEDY,
-        Verdict.GAP,
-    ),
 }
+
+CASES = {name: (*case[:2], NO_REMEDY, case[2]) for name, case in WITHOUT_REMEDIES.items()} | WITH_REMEDIES
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -349,120 +334,98 @@ def resuming(batch_id, at, first, after, **changes):
     return batch(batch_id, **{**unwritten, "resumes_at": kafka(at), "span": spanning(first, after), **changes})
 
 
-@pytest.mark.parametrize(
-    ("situation", "known", "this", "expected"),
-    [
-        ("the next batch, from the stored end on", by_position(80), resuming(8, 80, 80, 90), Verdict.NEW),
-        (
-            "an id that comes again over a wider range",
-            by_position(100, last=9),
-            resuming(6, 20, 20, 70),
-            Verdict.OVERLAP,
+BY_POSITION = {
+    "the next batch, from the stored end on": (by_position(80), resuming(8, 80, 80, 90), Verdict.NEW),
+    "an id that comes again over a wider range": (by_position(100, last=9), resuming(6, 20, 20, 70), Verdict.OVERLAP),
+    "the next id, over rows that are stored": (by_position(100), resuming(8, 70, 70, 90), Verdict.OVERLAP),
+    "an id that comes again over rows of which none is stored": (
+        by_position(100),
+        resuming(7, 100, 100, 110),
+        Verdict.OVERLAP,
+    ),
+    "an id further on, over rows that are stored": (by_position(100), resuming(20, 70, 70, 120), Verdict.OVERLAP),
+    "a start past the stored end": (by_position(80), resuming(8, 90, 90, 99), Verdict.DISJOINT),
+    "a start past the stored end, and an id further on": (by_position(80), resuming(9, 90, 90, 99), Verdict.GAP),
+    "rows between both that were never selected": (by_position(80, end=90), resuming(8, 90, 90, 99), Verdict.NEW),
+    "such a start, after an entry that is recorded": (
+        by_position(80, previous=recorded(7)),
+        resuming(8, 90, 90, 99, previous_offset_log=recorded(7).offset_log),
+        Verdict.NEW,
+    ),
+    "such a start, after another entry than the recorded one": (
+        by_position(80, previous=recorded(7)),
+        resuming(8, 90, 90, 99, previous_offset_log="another"),
+        Verdict.DISJOINT,
+    ),
+    "a partition of which nothing is stored, not from its first row on": (
+        by_position(80),
+        resuming(8, 80, 80, 90, resumes_at={"0": {"orders": {"0": 80, "1": 5}}}),
+        Verdict.DISJOINT,
+    ),
+    "after an entry of a date that leaves out later ones, as a clock that was set back does": (
+        by_position(80),
+        resuming(10, 70, 100, 110, has_later_entries=True),
+        Verdict.GAP,
+    ),
+    "after entries of a run that has gone on, of which the ledger has lost what it published": (
+        by_position(80),
+        resuming(12, 30, 120, 130, previous_batch_id=2),
+        Verdict.GAP,
+    ),
+    "right after the entry before it": (by_position(80), resuming(8, 70, 70, 90, previous_batch_id=7), Verdict.OVERLAP),
+    "of a source that has another name now": (
+        replace(by_position(80, previous=recorded(7))),
+        resuming(
+            8,
+            80,
+            80,
+            90,
+            resumes_at={"orders_source": {"orders": {"0": 80}}},
+            previous_offset_log=recorded(7).offset_log,
         ),
-        ("the next id, over rows that are stored", by_position(100), resuming(8, 70, 70, 90), Verdict.OVERLAP),
-        (
-            "an id that comes again over rows of which none is stored",
-            by_position(100),
-            resuming(7, 100, 100, 110),
-            Verdict.OVERLAP,
-        ),
-        ("an id further on, over rows that are stored", by_position(100), resuming(20, 70, 70, 120), Verdict.OVERLAP),
-        ("a start past the stored end", by_position(80), resuming(8, 90, 90, 99), Verdict.DISJOINT),
-        ("a start past the stored end, and an id further on", by_position(80), resuming(9, 90, 90, 99), Verdict.GAP),
-        ("rows between both that were never selected", by_position(80, end=90), resuming(8, 90, 90, 99), Verdict.NEW),
-        (
-            "such a start, after an entry that is recorded",
-            by_position(80, previous=recorded(7)),
-            resuming(8, 90, 90, 99, previous_offset_log=recorded(7).offset_log),
-            Verdict.NEW,
-        ),
-        (
-            "such a start, after another entry than the recorded one",
-            by_position(80, previous=recorded(7)),
-            resuming(8, 90, 90, 99, previous_offset_log="another"),
-            Verdict.DISJOINT,
-        ),
-        (
-            "a partition of which nothing is stored, not from its first row on",
-            by_position(80),
-            resuming(8, 80, 80, 90, resumes_at={"0": {"orders": {"0": 80, "1": 5}}}),
-            Verdict.DISJOINT,
-        ),
-        (
-            "after an entry of a date that leaves out later ones, as a clock that was set back does",
-            by_position(80),
-            resuming(10, 70, 100, 110, has_later_entries=True),
-            Verdict.GAP,
-        ),
-        (
-            "after entries of a run that has gone on, of which the ledger has lost what it published",
-            by_position(80),
-            resuming(12, 30, 120, 130, previous_batch_id=2),
-            Verdict.GAP,
-        ),
-        (
-            "right after the entry before it",
-            by_position(80),
-            resuming(8, 70, 70, 90, previous_batch_id=7),
-            Verdict.OVERLAP,
-        ),
-        (
-            "of a source that has another name now",
-            replace(by_position(80, previous=recorded(7))),
-            resuming(
-                8,
-                80,
-                80,
-                90,
-                resumes_at={"orders_source": {"orders": {"0": 80}}},
-                previous_offset_log=recorded(7).offset_log,
-            ),
-            Verdict.DISJOINT,
-        ),
-        ("within a run, where no start is known", by_position(80, run_id="r1"), resuming(8, 20, 80, 90), Verdict.NEW),
-        (
-            "within a run that runs batches again",
-            by_position(100, end=70, run_id="r1"),
-            resuming(8, 20, 70, 90),
-            Verdict.OVERLAP,
-        ),
-        (
-            "within a run, rows before its own last ones",
-            by_position(80, run_id="r1"),
-            resuming(8, 20, 5, 90),
-            Verdict.BACKWARD,
-        ),
-        ("within a run, an id left out", by_position(80, run_id="r1"), resuming(9, 20, 90, 99), Verdict.GAP),
-        ("within a run, an old id", by_position(80, run_id="r1"), resuming(5, 20, 50, 60), Verdict.CHANGED),
-        (
-            "a known range that goes back",
-            by_position(80),
-            resuming(8, 80, 80, 90, start=kafka(80), end=kafka(5)),
-            Verdict.BACKWARD,
-        ),
-        (
-            "an entry of this id that may be another driver's",
-            replace(by_position(80), same_id=recorded(7)),
-            resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log),
-            Verdict.OVERLAP,
-        ),
-        (
-            "an entry of this id that is the recorded one",
-            replace(by_position(80), same_id=recorded(7)),
-            resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log, entry_is_its_own=True),
-            Verdict.REPLAY,
-        ),
-        (
-            "a writer that has published by other offsets than Kafka's",
-            Ledger(writer=known_writer(7, {"0": 5})),
-            resuming(6, 20, 20, 70),
-            Verdict.CHANGED,
-        ),
-    ],
-)
-def test_by_position(situation, known, this, expected):
+        Verdict.DISJOINT,
+    ),
+    "within a run, where no start is known": (by_position(80, run_id="r1"), resuming(8, 20, 80, 90), Verdict.NEW),
+    "within a run that runs batches again": (
+        by_position(100, end=70, run_id="r1"),
+        resuming(8, 20, 70, 90),
+        Verdict.OVERLAP,
+    ),
+    "within a run, rows before its own last ones": (
+        by_position(80, run_id="r1"),
+        resuming(8, 20, 5, 90),
+        Verdict.BACKWARD,
+    ),
+    "within a run, an id left out": (by_position(80, run_id="r1"), resuming(9, 20, 90, 99), Verdict.GAP),
+    "within a run, an old id": (by_position(80, run_id="r1"), resuming(5, 20, 50, 60), Verdict.CHANGED),
+    "a known range that goes back": (
+        by_position(80),
+        resuming(8, 80, 80, 90, start=kafka(80), end=kafka(5)),
+        Verdict.BACKWARD,
+    ),
+    "an entry of this id that may be another driver's": (
+        replace(by_position(80), same_id=recorded(7)),
+        resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log),
+        Verdict.OVERLAP,
+    ),
+    "an entry of this id that is the recorded one": (
+        replace(by_position(80), same_id=recorded(7)),
+        resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log, entry_is_its_own=True),
+        Verdict.REPLAY,
+    ),
+    "a writer that has published by other offsets than Kafka's": (
+        Ledger(writer=known_writer(7, {"0": 5})),
+        resuming(6, 20, 20, 70),
+        Verdict.CHANGED,
+    ),
+}
+
+
+@pytest.mark.parametrize("situation", BY_POSITION)
+def test_by_position(situation):
     """Where rows carry their positions, a range that overlaps is published in part; one that leaves out is refused."""
-    assert decide(known, this, NO_REMEDY) is expected, situation
+    known, this, expected = BY_POSITION[situation]
+    assert decide(known, this, NO_REMEDY) is expected
 
 
 @pytest.mark.parametrize(("start", "expected"), [(0, Verdict.OVERLAP), (70, Verdict.NEW), (71, Verdict.FOREIGN)])
