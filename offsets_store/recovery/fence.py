@@ -75,13 +75,22 @@ def take_over(
     stopped: StoppedQuery, kind: str, stands_at: int | None, details: dict[str, Any], entry: str | None = None
 ) -> str:
     """
-    Make sure that the query does not run, and that no run continues from what was read; return the new owner's id.
+    Make sure that the query does not run, take its living sinks from the runs that own them, and note why.
+
+    No run continues from what was read: each is refused at its next batch. The answer is the new owner's id.
 
     :param entry: the text of ``offsets/`` to record with each sink's newest batch, where none is recorded.
-    :raises RecoveryError: RECOVERY_RUNNING.
+    :raises RecoveryError: RECOVERY_RUNNING, also if a sink or the checkpoint has moved since it was read.
     """
     refuse_running(stopped)
-    owner = fence(stopped.url, stopped.living, kind, stands_at, details, entry)
+    recovery = f"{RECOVERY}{uuid4()}"
+    with holding(stopped.url, stopped.living) as connection:
+        for sink in stopped.living:
+            _keep_positions(connection, sink.writer_id, recovery)
+            connection.execute(update(writers).where(writers.c.writer_id == sink.writer_id).values(run_id=recovery))
+            note(connection, sink.writer_id, kind, batch_id=stands_at, details={**details, "recovery": recovery})
+            if entry is not None:
+                _record_entry(connection, sink, entry)
     # After the fence: from here on no batch can be published, but one may have been planned until now.
     if stopped.has_changed():
         raise _moved(
@@ -89,31 +98,6 @@ def take_over(
             "No file was changed. But in the ledger, the query no longer belongs to its run, whose next batch is "
             "refused.",
         )
-    return owner
-
-
-def fence(
-    url: str,
-    sinks: Sequence[SinkFacts],
-    kind: str,
-    stands_at: int | None,
-    details: dict[str, Any],
-    entry: str | None = None,
-) -> str:
-    """
-    Take the sinks from the runs that own them, and note why; the new owner's id.
-
-    :param entry: the text of ``offsets/`` to record with each sink's newest batch, where none is recorded.
-    :raises RecoveryError: RECOVERY_RUNNING, if a sink has moved since it was read.
-    """
-    recovery = f"{RECOVERY}{uuid4()}"
-    with holding(url, sinks) as connection:
-        for sink in sinks:
-            _keep_positions(connection, sink.writer_id, recovery)
-            connection.execute(update(writers).where(writers.c.writer_id == sink.writer_id).values(run_id=recovery))
-            note(connection, sink.writer_id, kind, batch_id=stands_at, details={**details, "recovery": recovery})
-            if entry is not None:
-                _record_entry(connection, sink, entry)
     return recovery
 
 
