@@ -225,8 +225,10 @@ def ledger_gone(what: str) -> LedgerError:
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether an error of Postgres, or ours for a connection that could not be made, may be gone at the next try."""
+    """Whether an error of Postgres, or ours for it or for a failed connection, may be gone at the next try."""
     if isinstance(error, ConnectError):
         return error.may_pass
+    if isinstance(error, LedgerError):
+        error = error.__cause__
     cause = None if error is None else driver_error(error)
     return cause is not None and is_transient(cause)

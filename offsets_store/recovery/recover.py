@@ -22,7 +22,6 @@ from ..checkpoint.reader import Checkpoint
 from ..checkpoint.writer import CheckpointWriter
 from ..commit.settings import RETRY_SECONDS
 from ..errors import (
-    LedgerError,
     OldLedgerError,
     PgonceError,
     RunningQueryError,
@@ -31,7 +30,7 @@ from ..errors import (
 from ..ledger.failures import Failed, keep_failure, kept_words
 from ..ledger.migrations import ensure_ledger
 from ..postgres.backoff import patiently
-from ..postgres.translate import driver_error, ledger_error, passes
+from ..postgres.translate import driver_error, ledger_error
 from .backup import Kept, has_run_since, keep_aside, kept_folder, mark_undone, newest_kept, undoing
 from .fence import QUIET_SECONDS, RECOVERY, StoppedQuery, take_over
 from .plan import plan_recovery
@@ -225,11 +224,7 @@ def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:
     :raises PgonceError: what ``work`` raised in the last try.
     """
     trying = f"recovery of {what}: trying again"
-    return patiently(work, seconds, log=_log, trying=trying, failed=_failed, may_pass=_may_pass)
-
-
-def _may_pass(error: Exception) -> bool:
-    return passes(error.__cause__ if isinstance(error, LedgerError) else error)
+    return patiently(work, seconds, log=_log, trying=trying, failed=_failed)
 
 
 def _failed(error: Exception, _: bool) -> Exception:

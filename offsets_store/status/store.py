@@ -228,7 +228,7 @@ class OffsetsStore:
                 with reading(self._url) as connection:
                     found = living_writers(writers_of(connection, query, sink), query)
             except (ConnectError, LedgerError) as error:
-                if is_over or not passes(error.__cause__ if isinstance(error, LedgerError) else error):
+                if is_over or not passes(error):
                     raise
             else:
                 if has_reached(found, records):

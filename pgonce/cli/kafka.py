@@ -19,7 +19,6 @@ import typer
 from pgonce.offsets_store.errors import (
     UNCHANGED,
     GroupInUseError,
-    LockedLedgerError,
     NotInstalledError,
     PgonceError,
     UnreachableBrokersError,
@@ -138,7 +137,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 # Errors that may be gone at the next look.
-_PASSING = (UnreachableBrokersError, GroupInUseError, LockedLedgerError)
+_PASSING = (UnreachableBrokersError, GroupInUseError)
 
 
 def export(
