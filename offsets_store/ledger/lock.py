@@ -77,6 +77,15 @@ def close_acceptances_in_tx(connection: Connection, writer_id: int, *, needed: b
     send_once(connection, used)
 
 
+def revoke_acceptance_in_tx(connection: Connection, writer_id: int, batch_id: int, by: Mapping[str, str]) -> None:
+    """Mark the acceptance of a batch as used before that batch has come; ``by`` says who took it back, and why."""
+    details = func.coalesce(interventions.c.details, literal({}, postgresql.JSONB)).op("||")(
+        literal({NEEDED: False, "revoked": dict(by)}, postgresql.JSONB)
+    )
+    gone = update(interventions).where(is_open(writer_id), interventions.c.batch_id == batch_id)
+    connection.execute(gone.values(used_at=func.clock_timestamp(), details=details))
+
+
 NEEDED = "needed"
 """In the details of an acceptance that was used: whether the batch would have been refused without it."""
 

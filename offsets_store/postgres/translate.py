@@ -11,7 +11,7 @@ import re
 
 import psycopg
 
-from ..errors import NOTHING, ConnectError, LedgerError, LockedLedgerError, PgonceError
+from ..errors import ConnectError, LedgerError, LockedLedgerError, PgonceError
 from ..log_lines import scrub
 
 # What passes by itself. Source: appendix A of Postgres's manual, "PostgreSQL Error Codes".
@@ -215,12 +215,13 @@ def ledger_gone(what: str) -> LedgerError:
         "LEDGER_GONE",
         f"{' '.join(what.split()).rstrip('.')}. The ledger was dropped, or the database was restored without it, or it "
         "fell back to an earlier time.",
-        NOTHING,
+        "Nothing was written by this try.",
         "Restore the schema pgonce as it was at the same moment as the target tables, in place of an empty one that a "
-        "start may have made since. If it is lost for good, start each query with adoptCheckpoint=<the first batch "
-        "whose rows are not in its table>: that is the batch that has just failed, if the tables have lost nothing. If "
-        "the database fell back to a time before the first batch of this query, its rows are gone too: start it on a "
-        "new, empty checkpoint that begins where this one did.",
+        "start may have made since. If it is lost for good, and the tables have lost nothing, start each query with "
+        "adoptCheckpoint=<the first batch whose rows are not in its table>. Look for that batch: the one that has "
+        "just failed may have been written by an earlier try, and then it is the batch after it (`pgonce explain "
+        "replace-your-foreachbatch` tells how to find out). If the database fell back to a time before the first batch "
+        "of this query, its rows are gone too: start it on a new, empty checkpoint that begins where this one did.",
     )
 
 

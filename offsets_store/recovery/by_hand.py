@@ -16,7 +16,7 @@ from sqlalchemy import Connection, func, select, update
 
 from ..checkpoint.files import open_location, open_recorded
 from ..errors import CheckpointError, ConfigurationError, RecoveryError
-from ..ledger.lock import is_accepted_in_tx
+from ..ledger.lock import is_accepted_in_tx, revoke_acceptance_in_tx
 from ..ledger.session import reading
 from ..ledger.tables import writers
 from ..ledger.writers import COUNTS_AS_FEEDER, writers_in_tx
@@ -49,8 +49,18 @@ class Acceptance:
             f"Query {self.query_id}, sink {self.sink.sink_name}: stands at batch {stands_at}, end {end}.",
             f"Batch {self.batch_id} would be refused as {self.verdict.name}: {self.verdict.value}.",
             "Once it is accepted, all its rows are published without a check, and the stored offsets move to "
-            "its end. Nothing proves that no row is lost or doubled.",
+            f"its end. {self._besides}Nothing proves that no row is lost or doubled.",
         ]
+
+    @property
+    def _besides(self) -> str:
+        """What it does about other batches, as a sentence."""
+        last, number = self.sink.last_batch_id, self.batch_id
+        if number < last:
+            return f"Batches {number + 1} to {last} are then run and published again as well. "
+        if number > last + 1:
+            return f"The rows of batches {last + 1} to {number - 1}, if they have any, are left out. "
+        return ""
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,32 @@ def accept(url: str, sink: SinkFacts, batch_id: int, reason: str, person: str | 
         note(connection, sink.writer_id, "accept", batch_id=batch_id, reason=reason.strip(), person=person)
 
 
+def revoke_acceptance(
+    query: str, batch_id: int, url: str = "", *, reason: str, sink: str | None = None, person: str | None = None
+) -> SinkFacts:
+    """
+    Take back that a batch may follow, as long as it has not come.
+
+    :raises ConfigurationError: NO_REASON.
+    :raises RecoveryError: NOT_ACCEPTED; RECOVERY_RUNNING, if the sink has moved since it was read.
+    :raises OffsetsError: if no query or sink, or several, have that name.
+    """
+    refuse_no_reason(reason)
+    _, _, chosen = _chosen_sink(url, query, sink)
+    with holding(url, [chosen]) as connection:
+        if not is_accepted_in_tx(connection, chosen.writer_id, batch_id):
+            raise RecoveryError(
+                "NOT_ACCEPTED",
+                f"Batch {batch_id} of sink {chosen.sink_name!r} is not accepted, or it has come.",
+                NOTHING_CHANGED,
+                "`pgonce status QUERY` shows what was decided.",
+            )
+        role = connection.execute(select(func.current_user())).scalar_one()
+        by = {"made_by": role, "reason": reason.strip(), **({"person": person} if person else {})}
+        revoke_acceptance_in_tx(connection, chosen.writer_id, batch_id, by)
+    return chosen
+
+
 def _accepted_already(connection: Connection, sink: SinkFacts, batch_id: int) -> RecoveryError:
     found = [one for one in decisions_on(connection, sink.writer_id, ["accept"]) if one.batch_id == batch_id]
     return RecoveryError(
@@ -124,7 +160,7 @@ def _accepted_already(connection: Connection, sink: SinkFacts, batch_id: int) ->
         f"Batch {batch_id} of sink {sink.sink_name!r} has been accepted already, and Spark has not run it yet."
         + (f" It was {found[-1].says}." if found else ""),
         NOTHING_CHANGED,
-        "Start the query.",
+        "Start the query; or take it back with `pgonce accept --revoke`.",
     )
 
 

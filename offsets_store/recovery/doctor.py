@@ -209,7 +209,7 @@ def _standing(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) ->
         return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, Verdict.NEW, says)
     verdict = verdict_on(checkpoint, sink, start)
     says = verdict.value
-    if not start.runs_again and not sink.drops_by_position:
+    if not start.runs_again and not sink.drops_by_position and verdict is not Verdict.ACCEPTED:
         says += f" (it must be batch {sink.last_batch_id + 1}, and begin where the recorded batch before it ends)"
     if verdict is Verdict.REPLAY and not goes_on(checkpoint, sink, start):
         says += f", but batch {start.batch_id + 1}, which was published too, is then planned again and refused"
@@ -224,6 +224,11 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
         remarks.append(
             f'The offset log is sparse (asynchronous progress tracking): a synchronous start fails with "batch '
             f"{start.lacks} doesn't exist\"."
+        )
+    if checkpoint.damaged:
+        remarks.append(
+            f"{', '.join(sorted(checkpoint.damaged))} cannot be read: empty or cut short, as after a loss of power. "
+            "Spark fails if it has to read them."
         )
     if checkpoint.orphans:
         remarks.append(

@@ -22,7 +22,6 @@ from ..verdict.decide import stored_end
 from ..verdict.refused_batch import EMPTY_STATE
 from .fence import QUIET_SECONDS, StoppedQuery, take_over
 from .next_start import goes_on, next_start
-from .plan import FIRST_COMMIT, METADATA_LINE
 from .read_stopped_query import read_sinks
 from .recover import recovered
 from .stopped_query import (
@@ -37,6 +36,7 @@ from .stopped_query import (
     refuse_ids_alone,
     unproven,
 )
+from .target import FIRST_COMMIT, METADATA_LINE
 
 # Where a writer's rows carry positions, the newest recorded text may be some batches old.
 _LOOK_BACK = 1000

@@ -11,19 +11,19 @@ those that the ledger has recorded, byte for byte: only they prove that the next
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..checkpoint.log_entries import parse_offset_log
+from ..errors import RecoveryError
 from ..offsets import tells_which_rows
 from ..verdict.decide import Verdict
 from .next_start import NextStart, goes_on, next_start, verdict_on
-from .stateful_query import entry_to_put_back, without_whole_state
+from .stateful_query import entry_to_put_back, lacking_batch, without_whole_state
 from .stopped_query import (
     Change,
     CheckpointFacts,
     SinkFacts,
-    checksum_of,
     living_sinks,
     newest_of,
     no_checkpoint,
@@ -33,6 +33,7 @@ from .stopped_query import (
     topic_recreated,
     unproven,
 )
+from .target import Target, changes_for, fit_for_micro_batches
 
 MAY_DOUBLE = (
     "Spark has done batches that the ledger does not have, and runs them again. If the database was restored, or lost "
@@ -74,24 +75,61 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     living = living_sinks(checkpoint, sinks)
     start = next_start(checkpoint)
     if _all_go_on(checkpoint, living, start) and start.lacks is None:
-        changes = tuple(Change(name, None) for name in checkpoint.orphans)
-        does = "removes checksums whose files are gone" if changes else _agreed(checkpoint, living, start)
+        changes = tuple(Change(name, None) for name in checkpoint.useless)
+        does = f"removes {_named(checkpoint)}" if changes else _agreed(checkpoint, living, start)
         return Plan(changes, checkpoint.newest, does)
-    if checkpoint.is_stateful or any(sink.stateful for sink in living):
-        return _last_batch_again(checkpoint, living, start)
-    if any(verdict_on(checkpoint, sink, start) is Verdict.BACKWARD for sink in living):
-        raise topic_recreated(start.batch_id)
-    return _proven(checkpoint, living, _target(checkpoint, living, start))
+    goes_back = any(verdict_on(checkpoint, sink, start) is Verdict.BACKWARD for sink in living)
+    try:
+        if checkpoint.is_stateful or any(sink.stateful for sink in living):
+            return _last_batch_again(checkpoint, living, start)
+        if goes_back:
+            raise topic_recreated(start.batch_id)
+        return _proven(checkpoint, living, _target(checkpoint, living, start))
+    except RecoveryError:
+        if goes_back or (plan := _as_before_its_commit(checkpoint, living)) is None:
+            raise
+        return plan
+
+
+def _as_before_its_commit(checkpoint: CheckpointFacts, living: Sequence[SinkFacts]) -> Plan | None:
+    """
+    The plan for a database that lacks the last batch, for sources and states that can be moved nowhere else.
+
+    Spark runs the batch again, as it does if a driver is killed before ``commits/N``: the entry, the lists of files and
+    the state after the batch before it are there.
+    """
+    number = lacking_batch(checkpoint, living)
+    if number is None:
+        return None
+    does = f"leaves batch {number} to be run again, which Spark has done and the ledger does not have"
+    target = Target({}, number, is_committed=False, does=does, may_double=True)
+    try:
+        return _proven(checkpoint, living, target, without_whole_state(checkpoint))
+    except RecoveryError:
+        return None
+
+
+def _named(checkpoint: CheckpointFacts) -> str:
+    """What is in the checkpoint and of no use."""
+    damaged = f"what cannot be read ({', '.join(sorted(checkpoint.damaged))})" if checkpoint.damaged else ""
+    rest = "checksums whose files are gone" if checkpoint.orphans else ""
+    return " and ".join(filter(None, (damaged, rest)))
 
 
 def _agreed(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> str:
     if any(verdict_on(checkpoint, sink, start) is Verdict.ACCEPTED for sink in living):
-        return f"changes nothing: batch {start.batch_id} would be refused, but was accepted by hand (pgonce accept)"
+        return (
+            f"changes nothing: batch {start.batch_id} would be refused, but was accepted by hand (`pgonce accept "
+            "--revoke` takes that back)"
+        )
     return "changes nothing: checkpoint and ledger agree"
 
 
 def _before_the_first_batch(checkpoint: CheckpointFacts) -> Plan:
     """No row has moved yet. But without a first entry Spark starts a query only if ``offsets/`` is empty."""
+    if checkpoint.damaged:
+        changes = tuple(Change(name, None) for name in checkpoint.useless)
+        return Plan(changes, checkpoint.newest, f"removes {_named(checkpoint)}")
     if checkpoint.newest is not None or not checkpoint.unfinished:
         return Plan((), checkpoint.newest, "changes nothing: the query's first batch is still to come")
     if checkpoint.is_stateful:
@@ -162,7 +200,10 @@ def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> T
     if behind:
         before = {newest - 1: proven_text(behind, newest - 1)}
         missing = ", ".join(sink.sink_name for sink in behind)
-        does = f"leaves batch {newest} to be run again: {missing} has not published it yet, and the others skip it"
+        does = (
+            f"leaves batch {newest} to be run again: {missing} has not published it yet, and the others skip it (if "
+            f"the query does not write {missing} any more, run `pgonce retire` for that sink instead)"
+        )
     else:
         before = _entry_before(checkpoint, sinks, newest, done=entry)
         does = f"puts the checkpoint at batch {newest}, where the ledger is"
@@ -249,82 +290,3 @@ def refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], 
 def _is_of_one_past(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> bool:
     newest = checkpoint.newest
     return newest is not None and any(sink.text_of(newest) == checkpoint.offsets[newest].text for sink in sinks)
-
-
-FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
-"""``commits/N`` of a stateless query, where there is none to copy; found to be enough on Spark 4.3."""
-
-METADATA_LINE = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
-"""
-What Spark writes into ``offsets/N`` for a query without a watermark.
-
-Settings that are not named here are taken from the session.
-"""
-
-
-@dataclass(frozen=True)
-class Target:
-    """
-    The entries to write, the newest one that stays, whether it stays committed, and the text for all this.
-
-    ``may_double`` is that of the :class:`Plan`.
-    """
-
-    entries: Mapping[int, str]
-    newest: int
-    is_committed: bool
-    does: str
-    may_double: bool = False
-
-
-def changes_for(checkpoint: CheckpointFacts, target: Target) -> Iterator[Change]:
-    """
-    The changes, in such an order that any first part of them leaves a checkpoint that can be repaired again.
-
-    A commit is removed before the entry that it names, and written after it. A checksum is removed before its file: a
-    checksum without a file makes Spark's next write of that file fail, and a stale one makes Spark refuse the new file.
-    """
-    for name in checkpoint.orphans:
-        yield Change(name, None)
-    first_to_go = target.newest + 1 if target.is_committed else target.newest
-    for number in sorted((n for n in checkpoint.commits if n >= first_to_go), reverse=True):
-        yield from _replaced(checkpoint, f"commits/{number}", None)
-    for number in sorted((n for n in checkpoint.offsets if n > target.newest), reverse=True):
-        yield from _replaced(checkpoint, f"offsets/{number}", None)
-    for number, text in sorted(target.entries.items()):
-        there = checkpoint.offsets.get(number)
-        if there is None or there.text != text:
-            yield from _replaced(checkpoint, f"offsets/{number}", text)
-    if target.is_committed and target.newest not in checkpoint.commits:
-        yield from _replaced(checkpoint, f"commits/{target.newest}", _commit_text(checkpoint))
-
-
-def _replaced(checkpoint: CheckpointFacts, name: str, text: str | None) -> Iterator[Change]:
-    checksum = checksum_of(name)
-    if checksum in checkpoint.checksums and checksum not in checkpoint.orphans:
-        yield Change(checksum, None)
-    yield Change(name, text)
-
-
-def _commit_text(checkpoint: CheckpointFacts) -> str:
-    """A copy of Spark's newest note: Spark refuses a note of another version than the one that it writes."""
-    newest = checkpoint.newest_commit
-    return FIRST_COMMIT if newest is None else checkpoint.commits[newest].text
-
-
-def fit_for_micro_batches(checkpoint: CheckpointFacts) -> Target:
-    """The newest two entries, with their metadata line: Spark reads no others at a start."""
-    newest = checkpoint.newest
-    assert newest is not None  # noqa: S101 (narrows the type)
-    entries = {
-        number: checkpoint.offsets[number].text.replace("\n\n", f"\n{METADATA_LINE}\n", 1)
-        for number in (newest - 1, newest)
-        if number in checkpoint.offsets and checkpoint.offsets[number].is_continuous
-    }
-    return Target(
-        entries,
-        newest,
-        is_committed=newest in checkpoint.commits,
-        does="puts in the metadata lines without which a micro-batch query cannot go on from a continuous one's "
-        "checkpoint",
-    )

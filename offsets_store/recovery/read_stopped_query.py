@@ -1,19 +1,21 @@
 """
 Read what is known of a stopped query, from its checkpoint and from the ledger.
 
-Runs on the driver before a start, and in the command ``pgonce``. Invariant: it only reads. A file that cannot be
-understood raises a CheckpointError; it is never left out.
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: it only reads. An entry that cannot be
+understood is named as damaged, and another file raises a CheckpointError; none is left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, replace
+from typing import TypeVar
 
 from sqlalchemy import Connection, or_, select
 
 from ..checkpoint.files import CheckpointFiles, open_location
+from ..checkpoint.log_entries import MalformedFileError
 from ..checkpoint.reader import REAL_TIME_RUNS, Checkpoint, state_files
 from ..errors import CheckpointError, NoCheckpointError, NoLedgerError
 from ..ledger.lock import is_open
@@ -22,8 +24,10 @@ from ..ledger.tables import batches, interventions, writers
 from ..ledger.writers import IS_LIVING, records_in_tx, task_positions, writers_in_tx
 from ..offsets import furthest
 from ..verdict.facts import Writer
-from .stateful_query import last_batch
+from .stateful_query import lacking_batch, last_batch
 from .stopped_query import CheckpointFacts, SideLog, SinkFacts
+
+_Entry = TypeVar("_Entry")
 
 _CHECKSUM = re.compile(r"\.[0-9]+\.crc", re.ASCII)
 _UNFINISHED = re.compile(r"\.{1,2}0\.[0-9a-f-]{36}\.tmp(\.crc)?", re.ASCII)
@@ -33,17 +37,17 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
     """
     Everything that ``offsets/``, ``commits/`` and ``sources/`` say. Spark keeps a hundred entries of each.
 
-    :raises CheckpointError: if a file cannot be read, or not be understood.
+    :raises CheckpointError: if a file cannot be read; or not be understood, except for entries.
     """
     checkpoint = Checkpoint(files)
     planned, done = checkpoint.batch_ids()
-    offsets = {number: checkpoint.find_offset_log(number) for number in planned}
-    commits = {number: checkpoint.commit_log(number) for number in done}
+    offsets, bad_offsets = _entries("offsets", planned, checkpoint.find_offset_log)
+    commits, bad_commits = _entries("commits", done, checkpoint.commit_log)
     return CheckpointFacts(
         location=checkpoint.location,
         query_id=_query_id(checkpoint),
-        offsets={number: entry for number, entry in offsets.items() if entry is not None},
-        commits={number: entry for number, entry in commits.items() if entry is not None},
+        offsets=offsets,
+        commits=commits,
         checksums=frozenset(
             f"{folder}/{name}"
             for folder in ("offsets", "commits")
@@ -55,12 +59,30 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
         is_stateful=checkpoint.is_stateful(),
         unfinished=frozenset(f"offsets/{name}" for name in files.names("offsets") if _UNFINISHED.fullmatch(name)),
         has_real_time_runs=bool(files.names(REAL_TIME_RUNS)),
+        damaged=bad_offsets | bad_commits,
     )
+
+
+def _entries(
+    folder: str, numbers: Sequence[int], read: Callable[[int], _Entry | None]
+) -> tuple[dict[int, _Entry], frozenset[str]]:
+    """The entries of a folder that can be read, and the names of the others."""
+    found, damaged = {}, set()
+    for number in numbers:
+        try:
+            entry = read(number)
+        except MalformedFileError:
+            damaged.add(f"{folder}/{number}")
+            continue
+        if entry is not None:
+            found[number] = entry
+    return found, frozenset(damaged)
 
 
 def with_state(files: CheckpointFiles, checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> CheckpointFacts:
     """The same with the files in ``state/``, if a plan may depend on them: they are in many folders."""
-    if last_batch(checkpoint, sinks) is None or checkpoint.newest_commit is None:
+    may_depend = checkpoint.is_stateful and lacking_batch(checkpoint, sinks) is not None
+    if checkpoint.newest_commit is None or not (may_depend or last_batch(checkpoint, sinks) is not None):
         return checkpoint
     return replace(checkpoint, state_since=state_files(files, above=checkpoint.newest_commit + 1))
 

@@ -43,6 +43,20 @@ def last_batch(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> int |
     return number if planned_last and _is_recorded(checkpoint, sinks, number - 1) else None
 
 
+def lacking_batch(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> int | None:
+    """
+    The last batch that Spark has done, if only that is missing in the ledger, of some sink; else None.
+
+    The batch after it may have been planned, and refused.
+    """
+    number = checkpoint.newest_commit
+    lasts = {sink.last_batch_id for sink in sinks if sink.is_living}
+    if not number or number - 1 not in lasts or not lasts <= {number - 1, number}:
+        return None
+    is_last = number in checkpoint.offsets and checkpoint.newest in (number, number + 1)
+    return number if is_last and number - 1 in checkpoint.commits else None
+
+
 def entry_to_put_back(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> dict[int, str]:
     """
     The last batch's number and its recorded entry.
@@ -84,9 +98,9 @@ def without_whole_state(checkpoint: CheckpointFacts) -> list[Change]:
     """
     Remove the whole states that are newer than the newest commit, their checksums first.
 
-    The batch that was planned again and refused may have made them, from other rows. When the batch is run again, Spark
-    writes the changes of that version again, but a snapshot of it only at times. It would read the old one at a later
-    start.
+    A batch that was refused, and is planned again, may have made them, from other rows. When the batch is run again,
+    Spark writes the changes of that version again, but a snapshot of it only at times. It would read the old one at a
+    later start.
     """
     files = sorted(file.name for file in checkpoint.state_since or () if file.is_whole and not file.is_named_in_commit)
     return [Change(name, None) for name in files]

@@ -53,7 +53,9 @@ class CheckpointFacts:
     ``checksums`` are the names of Hadoop's ``.N.crc`` files (on local disks only), and ``initial`` is where batch 0
     began. ``unfinished`` are the files that a driver leaves in ``offsets/`` if it is killed while it writes the first
     entry. ``state_since`` are the files in ``state/`` of versions later than that of the newest commit; None if they
-    were not read. ``has_real_time_runs`` is whether start_real_time has made checkpoints of its runs inside this one.
+    were not read. ``damaged`` are the entries that are there and cannot be read, such as those that a host left empty
+    when it lost power; they are none of the others. ``has_real_time_runs`` is whether start_real_time has made
+    checkpoints of its runs inside this one.
     """
 
     location: str
@@ -67,6 +69,7 @@ class CheckpointFacts:
     unfinished: frozenset[str] = frozenset()
     state_since: frozenset[StateFile] | None = None
     has_real_time_runs: bool = False
+    damaged: frozenset[str] = frozenset()
 
     @property
     def newest(self) -> int | None:
@@ -101,6 +104,11 @@ class CheckpointFacts:
         }
         return tuple(sorted(self.checksums - there))
 
+    @property
+    def useless(self) -> tuple[str, ...]:
+        """What is to be removed in any case, in this order: a checksum before its file."""
+        return (*self.orphans, *sorted(self.damaged))
+
     def entry_before(self, batch_id: int) -> int | None:
         """The newest entry of ``offsets/`` below ``batch_id``."""
         return max((number for number in self.offsets if number < batch_id), default=None)
@@ -128,6 +136,7 @@ class CheckpointFacts:
             commits=commits,
             checksums=frozenset(checksums),
             unfinished=self.unfinished - gone,
+            damaged=self.damaged - gone,
             state_since=self.state_since and frozenset(file for file in self.state_since if file.name not in gone),
         )
 
@@ -190,7 +199,7 @@ def no_checkpoint(checkpoint: CheckpointFacts) -> NoCheckpointError:
         + (f", though offsets/ ends with batch {checkpoint.newest}." if checkpoint.offsets else "."),
         NOTHING_CHANGED,
         "Give the location that the query itself uses. If only the file is lost, write it again: "
-        '{"id":"<query id>"}, with the id that `pgonce status` shows for this location.',
+        '{"id":"<query id>"}, with the id that `pgonce status QUERY` shows together with this location.',
     )
 
 

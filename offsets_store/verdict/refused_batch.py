@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from ..errors import NOTHING, RefusedBatch
 from ..offsets import says_which_rows, tells_which_rows
 from .decide import Verdict, backwards, begun_late, recreated
-from .facts import Batch, Ledger, Remedies, Rival
+from .facts import Batch, Ledger, Remedies, Rival, Writer
 
 
 def refusal(verdict: Verdict, ledger: Ledger, batch: Batch, remedies: Remedies) -> RefusedBatch:
@@ -45,7 +45,7 @@ def _repair(ledger: Ledger, batch: Batch) -> str:
 
 
 def _from_stored(ledger: Ledger, batch: Batch) -> str:
-    """How a new checkpoint begins where the stored rows end."""
+    """How a new checkpoint begins where the stored rows end, or how to go on without one."""
     query, end = shlex.quote(batch.query_id), ledger.writer.stored_to if ledger.writer else None
     # For batches that are judged by their ids alone, this is not known.
     state = f" ({EMPTY_STATE})" if batch.stateful else ""
@@ -54,9 +54,13 @@ def _from_stored(ledger: Ledger, batch: Batch) -> str:
             "start a new checkpoint at the stored offsets: `pgonce offsets "
             f"{query} --starting-offsets`, with replaces={batch.query_id}{state}"
         )
-    return (
-        f"write it again with `pgonce new-checkpoint {query} PATH`, if its source allows that, and start there{state}"
-    )
+    if batch.stateful:
+        # Its state cannot be written again, and such a source cannot be told where to begin.
+        return (
+            f"let this batch through without proof (`pgonce accept {query} --batch {batch.batch_id} --reason ... "
+            "--yes`), or load the table again on a new checkpoint (startOver=truncate)"
+        )
+    return f"write it again with `pgonce new-checkpoint {query} PATH`, if its source allows that, and start there"
 
 
 EMPTY_STATE = "a stateful query then begins with empty state, and rows that its state held are lost"
@@ -93,7 +97,20 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
     )
 
 
+def _still_to_write(batch: Batch, writer: Writer) -> int:
+    """The first batch that a writer has not published, if this one is its last one, run again."""
+    return batch.batch_id + (batch.batch_id <= writer.last_batch_id)
+
+
 def _under_another_name(own: Rival, batch: Batch) -> tuple[str, str]:
+    if own.writer.retired_at:
+        next_id = _still_to_write(batch, own.writer)
+        return (
+            f"This is batch {batch.batch_id} of {_writer(batch)}, but an earlier run of this query has written it into "
+            f"the same table, as sink {own.other_sink!r}, which was retired or forgotten since.",
+            "Leave this query stopped, or, if that was a mistake and the table still has all rows of the batches "
+            f"before batch {next_id}, set adoptCheckpoint={next_id}.",
+        )
     return (
         f"This is batch {batch.batch_id} of {_writer(batch)}, but an earlier run of this query has written it into the "
         f"same table, as sink {own.other_sink!r}. The table was renamed, or sinkName was changed, before Spark had "
@@ -213,7 +230,8 @@ def _unknown(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
         f"{batch.batch_id} has NOT been written to the target by other means, set adoptCheckpoint={batch.batch_id}: it "
         "and all later ones are published. If it HAS been written already, set "
         f"adoptCheckpoint={batch.batch_id + 1}: batch {batch.batch_id} is recorded as done and skipped. "
-        "`pgonce explain replace-your-foreachbatch` tells how to find out.",
+        "`pgonce explain replace-your-foreachbatch` tells how to find out. (If `pgonce status` shows this query with "
+        "another sink, whose table was renamed, set sinkName to that sink instead.)",
     )
 
 
@@ -224,8 +242,8 @@ def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
             f"The {_writer(batch)} was retired or forgotten by hand (`pgonce retire`, `pgonce forget`), so it may "
             "not publish any more.",
             "Leave this query stopped, or take the sink out of it. If that was a mistake, and the table has all rows "
-            f"of the batches before batch {batch.batch_id}, give the writer another sinkName (`name=` for a "
-            f"transactional function), and set adoptCheckpoint={batch.batch_id}.",
+            f"of the batches before batch {_still_to_write(batch, writer)}, give the writer another sinkName (`name=` "
+            f"for a transactional function), and set adoptCheckpoint={_still_to_write(batch, writer)}.",
         )
     if writer and writer.replaced_by:
         return (

@@ -89,8 +89,10 @@ def doctor(
 
 
 def is_location(text: str) -> bool:
-    """Whether this is the place of a checkpoint: it has a slash, or is there. A query goes by its name or its id."""
-    return "/" in text or Path(text).exists()
+    """
+    Whether this is the place of a checkpoint: it has a slash, or a checkpoint is there. A query goes by its name or id.
+    """
+    return "/" in text or (Path(text) / "metadata").exists()
 
 
 def doctor_says(query: str, url: str, sink: str | None = None) -> list[str]:
@@ -154,7 +156,8 @@ class Looked:
     One table of a sink, as the next commit will find it.
 
     ``refused`` is the error that the commit would raise, and ``unknown`` says why that could not be found out; both are
-    None if it would raise none. ``changed`` is a sentence if this is not the table that earlier batches went into.
+    None if it would raise none. ``changed`` is a sentence if this is not the table that earlier batches went into. Not
+    ``is_there`` means that the commit would create it.
     """
 
     sink_name: str
@@ -163,6 +166,7 @@ class Looked:
     refused: PgonceError | None = None
     unknown: str | None = None
     changed: str | None = None
+    is_there: bool = True
 
     @property
     def code(self) -> str | None:
@@ -176,6 +180,8 @@ class Looked:
             return self.refused.what
         if self.unknown:
             return f"not checked: {self.unknown}"
+        if not self.is_there:
+            return "it is not there, and the next batch creates it, without the rows of earlier batches (createTable)"
         takes = f"it can take rows with the columns of batch {self.batch_id}"
         if self.changed:
             return f"{takes}. {self.changed} With pinTable, the next batch is refused"
@@ -212,7 +218,7 @@ def look_again(url: str, sinks: Sequence[LastWritten], *, of_this_role: bool) ->
             connection.rollback()
         now = {table.qualified_name: table.oid} if table else {}
         changed = changed_targets(sink.oids, now, is_one_table=False).get(name)
-        return Looked(sink.sink_name, name, sink.batch_id, changed=changed)
+        return Looked(sink.sink_name, name, sink.batch_id, changed=changed, is_there=table is not None)
 
     found = []
     if any(sink.tables for sink in sinks):

@@ -18,7 +18,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.checkpoint.files import open_location, without_credentials
 from pgonce.offsets_store.rebuild.swap import LOCK_SECONDS, Allowed, Swap, swap_tables
-from pgonce.offsets_store.recovery.by_hand import accept_batch, retire_sink
+from pgonce.offsets_store.recovery.by_hand import accept_batch, retire_sink, revoke_acceptance
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.forget import Forgetting, forget_query
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
@@ -104,9 +104,14 @@ def accept(
     checkpoint: Annotated[
         str | None, typer.Option(help="The query's checkpoint, if it is not where the ledger says.")
     ] = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take it back, if the batch has not come yet.")] = False,
     yes: Yes = False,
 ) -> None:
     """Publish once a batch that is refused for its offsets, such as GAP. Rows may be lost or doubled."""
+    if revoke:
+        taken = revoke_acceptance(query, batch, url, reason=reason, sink=sink)
+        print_lines([f"Batch {batch} into {taken.sink_name} is not accepted any more."])
+        return
     found = accept_batch(query, batch, url, reason=reason, sink=sink, checkpoint_location=checkpoint, dry_run=not yes)
     print_lines([*found.says, "Accepted, once: start the query." if yes else NOT_DONE])
 

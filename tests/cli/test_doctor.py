@@ -119,6 +119,23 @@ def test_a_table_that_was_made_again(url, admin, doctor, check):
     assert (holds, "not the table that earlier batches" in says) == ("holds", True)
 
 
+def test_a_table_that_the_next_batch_would_create(url, admin, doctor):
+    """Then it has nothing of the earlier batches."""
+    publish(url, destination("events", create_table=True))
+    admin.execute("ALTER TABLE events RENAME TO older")
+    assert "table public.events: it is not there, and the next batch creates it, without the rows" in doctor().stdout
+
+
+def test_a_folder_of_the_querys_name(url, doctor, admin, tmp_path, monkeypatch):
+    """It is no checkpoint, and so the query is meant."""
+    publish(url, destination("events"))
+    admin.execute("UPDATE pgonce.writers SET checkpoint_location = %s", [str(tmp_path / "ckpt")])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "orders").mkdir()
+    shown = CliRunner().invoke(app, ["doctor", "orders", "--url", url])
+    assert (shown.exit_code, shown.stdout) == (doctor().exit_code, doctor().stdout)
+
+
 def test_the_last_failure(url, admin, doctor):
     """It is told with its batch and code until the sink publishes a batch; a failure before that is over."""
     publish(url, destination("events"))

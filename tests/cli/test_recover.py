@@ -34,7 +34,7 @@ class TestCommands:
         (behind / "commits/9").unlink()
         (behind / "offsets/9").write_text(entry(9, planned=1))
         assert pgonce("doctor", behind).exit_code == ExitCode.NEEDS_PERSON
-        (behind / "offsets/9").write_text("v1")
+        (behind / "offsets/9").write_text("v99\n{}\n1")
         assert pgonce("doctor", behind).exit_code == ExitCode.UNREADABLE
         assert pgonce("doctor", tmp_path / "elsewhere").exit_code == ExitCode.UNREADABLE
 

@@ -13,8 +13,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from support.audit import query_id, wrong_ledger
+from support.audit import query_id, wrong_ledger, wrong_rows
 from support.fixtures.driver import wait_until
+from support.inbox import Inbox, create_events, events
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish
 
@@ -106,6 +107,55 @@ def test_back_to_a_restored_database(query, observer):
     query.run(4)
     assert values(observer) == list(range(70))
     assert wrong_ledger(observer, query.checkpoint) == []
+
+
+@pytest.mark.parametrize("provider", ["HDFSBacked", "RocksDB"])
+def test_a_stateful_query_whose_last_batch_a_failover_lost(provider, query, spark, observer):
+    """State cannot be moved, and need not: Spark runs that batch again, from the state before it."""
+    name = f"org.apache.spark.sql.execution.streaming.state.{provider}StateStoreProvider"
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", name)
+    try:
+        for _ in range(4):
+            finish(query.stream(distinct=True))
+        query.restore(2)
+        assert_refused(query.stream(distinct=True), "GAP")
+        recovered = query.recover()
+        assert (recovered.stands_at, recovered.may_double) == (3, True)
+        for _ in range(2):
+            finish(query.stream(distinct=True))
+    finally:
+        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    assert len(values(observer)) >= 50
+    assert values(observer) == list(range(len(values(observer))))
+    assert wrong_ledger(observer, query.checkpoint) == []
+
+
+@pytest.mark.parametrize("is_refused_first", [False, True])
+def test_files_whose_last_batch_a_failover_lost(is_refused_first, spark, url, checkpoint, observer, tmp_path):
+    """Their list cannot be moved, and need not: that batch reads them again, and the refused one is planned again."""
+    inbox = Inbox(tmp_path / "inbox")
+    create_events(url, "events", keyed=False)
+    writer = PostgresBatchWriter(url, table="events", retry_timeout=0)
+    stream = events(spark, inbox.folder).writeStream.foreachBatch(writer).option("checkpointLocation", checkpoint)
+    for _ in range(4):
+        inbox.add(5)
+        finish(stream)
+    with psycopg.connect(url) as connection:
+        connection.execute("DELETE FROM events WHERE id >= 15")
+        connection.execute(
+            "UPDATE pgonce.writers AS w SET last_batch_id = 2, end_offsets = b.end_offsets, run_id = b.run_id "
+            "FROM pgonce.batches AS b WHERE b.batch_id = 2"
+        )
+        connection.execute("DELETE FROM pgonce.batches WHERE batch_id > 2")
+    if is_refused_first:
+        inbox.add(5)
+        assert_refused(stream, "GAP")
+    recovered = recover_checkpoint(checkpoint, url, quiet_seconds=0)
+    assert (recovered.stands_at, recovered.may_double) == (3, True)
+    inbox.add(5)
+    finish(stream)
+    assert wrong_rows(observer, "events", inbox.rows) == []
+    assert wrong_ledger(observer, checkpoint) == []
 
 
 def test_a_lost_checkpoint(query, observer, tmp_path):

@@ -42,6 +42,21 @@ class TestAccept:
         assert (found.finding, found.sinks[0].verdict) == (Finding.AGREE, Verdict.ACCEPTED)
         assert "batch 9 would be refused, but was accepted by hand" in found.advice
 
+    def test_it_may_be_taken_back(self, pgonce, stuck, observer, url):
+        """Until the batch has come; then recover plans without it again."""
+        assert "[NOT_ACCEPTED]" in self.accept(pgonce, stuck, "--revoke").stderr
+        self.accept(pgonce, stuck, "--yes")
+        assert self.accept(pgonce, stuck, "--revoke", reason="by mistake").exit_code == ExitCode.OK
+        assert examine(str(stuck), url).sinks[0].verdict is Verdict.GAP
+        why = observer.execute("SELECT details -> 'revoked' ->> 'reason' FROM pgonce.interventions").fetchone()
+        assert why == ("by mistake",)
+        assert self.accept(pgonce, stuck, "--yes").exit_code == ExitCode.OK
+
+    def test_what_it_means_for_other_batches(self, pgonce, ahead):
+        """Batches that are left out are named."""
+        (ahead / "state").mkdir()
+        assert "The rows of batch" in self.accept(pgonce, ahead).stdout
+
     def test_refused(self, pgonce, stuck, observer, url):
         """Not twice, not without a reason, not another batch, not another query's checkpoint."""
         for code, given in [

@@ -19,9 +19,10 @@ from pgonce.offsets_store.checkpoint.reader import StateFile
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError, UnknownQueryError
 from pgonce.offsets_store.offsets import tells_which_rows
 from pgonce.offsets_store.recovery.next_start import goes_on, next_start, verdict_on
-from pgonce.offsets_store.recovery.plan import FIRST_COMMIT, plan_recovery
+from pgonce.offsets_store.recovery.plan import plan_recovery
 from pgonce.offsets_store.recovery.stateful_query import last_batch
 from pgonce.offsets_store.recovery.stopped_query import Change, SideLog
+from pgonce.offsets_store.recovery.target import FIRST_COMMIT
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.refused_batch import ANOTHER_TOPIC
 
@@ -324,6 +325,75 @@ class TestLastBatchOfAStatefulQuery:
             refused("RECOVERY_UNPROVEN", facts, [published_to(5, texts)])
 
 
+class TestLastBatchThatTheLedgerLacks:
+    """A failover lost it: Spark runs it again, as after a kill before its commit, whatever the query keeps."""
+
+    def test_a_stateful_query(self):
+        """Its state after the batch before is there, and its entry."""
+        facts = keeps_state(entries(2, 3, 4), (2, 3, 4), checksums=frozenset({"commits/.4.crc"}))
+        plan = plan_recovery(facts, [published_to(3, stateful=True)])
+        assert plan.changes == (Change("commits/.4.crc", None), Change("commits/4", None))
+        assert (plan.stands_at, plan.may_double) == (4, True)
+        repaired = facts.after(plan.changes)
+        assert verdict_on(repaired, published_to(3), next_start(repaired)) is Verdict.NEW
+
+    @pytest.mark.parametrize(
+        ("offsets", "commits", "last"),
+        [
+            (entries(2, 3, 4), (2, 3, 4), 2),
+            (entries(2, 3, 4), (2, 4), 3),
+            ({**entries(2, 4), 3: entry(3, planned=1)}, (2, 3, 4), 3),
+        ],
+        ids=["two are missing", "the commit before is gone", "the entry before is another"],
+    )
+    def test_not_otherwise(self, offsets, commits, last):
+        """Then nothing shows that the batch would follow, or Spark would not run it."""
+        refused("RECOVERY_STATEFUL", keeps_state(offsets, commits), [published_to(last, stateful=True)])
+
+    def test_a_sink_that_has_it_skips_it(self):
+        """One of two sinks may have published the batch before the database of the other went back."""
+        facts = keeps_state(entries(2, 3, 4), (2, 3, 4))
+        other = published_to(4, writer_id=2, sink_name="public.others", stateful=True)
+        plan = plan_recovery(facts, [published_to(3, stateful=True), other])
+        assert plan.changes == (Change("commits/4", None),)
+
+
+class TestDamagedEntries:
+    """Power was lost, and a file is empty or cut short."""
+
+    def test_the_newest_entry_was_not_published(self):
+        """It goes, with its checksum, and Spark plans the batch."""
+        facts = checkpoint(
+            entries(2, 3), (2, 3), checksums=frozenset({"offsets/.4.crc"}), damaged=frozenset({"offsets/4"})
+        )
+        plan = plan_recovery(facts, [published_to(3)])
+        assert plan.changes == (Change("offsets/.4.crc", None), Change("offsets/4", None))
+        assert facts.after(plan.changes).damaged == frozenset()
+
+    def test_it_was_published(self):
+        """Its recorded text takes its place, and it is done."""
+        facts = checkpoint(entries(2, 3), (2, 3), damaged=frozenset({"offsets/4"}))
+        plan = plan_recovery(facts, [published_to(4)])
+        assert plan.changes[0] == Change("offsets/4", None)
+        assert Change("offsets/4", entry(4)) in plan.changes
+        assert stands(facts.after(plan.changes))[0] == entries(2, 3, 4)
+
+    def test_a_commit(self):
+        """The batch runs again, as a proven replay."""
+        facts = keeps_state(entries(3, 4), (3,), damaged=frozenset({"commits/4"}))
+        assert plan_recovery(facts, [published_to(4, stateful=True)]).changes == (Change("commits/4", None),)
+
+    def test_an_old_one(self):
+        """Spark never reads it; it goes all the same."""
+        facts = checkpoint(entries(3, 4), (3, 4), damaged=frozenset({"offsets/0"}))
+        assert plan_recovery(facts, [published_to(4)]).changes == (Change("offsets/0", None),)
+
+    def test_of_a_query_that_nobody_knows(self):
+        """No batch of it was published."""
+        facts = checkpoint({}, damaged=frozenset({"offsets/0"}))
+        assert plan_recovery(facts, []).changes == (Change("offsets/0", None),)
+
+
 class TestFiles:
     def test_forward_where_the_list_reaches(self):
         """Files are moved forward over a list that holds the entry, single or compacted."""
@@ -339,10 +409,11 @@ class TestFiles:
         assert "sources/0" in refused("RECOVERY_UNPROVEN", facts, [published_to(5, texts)]).what
 
     def test_not_back(self):
-        """Files that the list holds count as read."""
+        """Files that the list holds count as read; only the last batch can be run again, as it was planned."""
         texts = {number: files(number) for number in range(4)}
         facts = checkpoint(texts, range(4), side_logs=FILES)
-        refused("RECOVERY_UNPROVEN", facts, [published_to(2, texts)])
+        refused("RECOVERY_UNPROVEN", facts, [published_to(1, texts)])
+        assert plan_recovery(facts, [published_to(2, texts)]).changes == (Change("commits/3", None),)
 
     def test_not_over_the_list_of_another_past(self):
         """An older copy that was advanced elsewhere has a list of its own."""

@@ -149,6 +149,18 @@ class TestRecover:
         (failure,) = OffsetsStore(url).failures()
         assert (failure.seen_by, failure.code, failure.query_name) == ("recovery", refused.value.code, "orders")
 
+    @pytest.mark.parametrize("cut", ["offsets/9", "commits/5", "offsets/2"])
+    def test_an_entry_without_a_byte(self, cut, url, tmp_path):
+        """A host lost power while it wrote one; it is taken aside, and what Spark needs is there again."""
+        history(url, 9)
+        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(*range(2, 10)), range(2, 10))
+        (checkpoint / cut).write_text("")
+        found = examine(str(checkpoint), url)
+        assert found.finding is Finding.RECOVERABLE
+        assert f"{cut} cannot be read" in found.remarks[0]
+        assert recover_at_once(checkpoint, url).is_done
+        assert examine(str(checkpoint), url).finding is Finding.AGREE
+
     def test_a_first_entry_half_written(self, url, tmp_path, observer):
         """What is left of it is taken aside, from a query that nobody knows yet; undone, it is back."""
         checkpoint = write_checkpoint(tmp_path / "ckpt", {})

@@ -70,6 +70,16 @@ def test_a_source_whose_offsets_no_start_takes_gets_its_checkpoint_written_again
     assert "--starting-offsets" not in said
 
 
+@pytest.mark.parametrize("verdict", [Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT])
+def test_state_from_a_source_that_no_start_can_be_given_cannot_be_written_again(verdict):
+    """`new-checkpoint` refuses stateful queries, and `offsets` refuses such sources: neither is named."""
+    known = Ledger(writer=replace(OLD, end_offsets={"0": 3000}))
+    said = help_for(verdict, known, make_batch(9, stateful=True))
+    assert "`pgonce accept q1 --batch 9 --reason ... --yes`" in said
+    assert "new-checkpoint" not in said
+    assert "--starting-offsets" not in said
+
+
 def test_batches_that_were_left_out_because_they_were_empty_are_accepted():
     """A function that returns before it calls the writer has lost nothing, and nothing can be recovered."""
     said = help_for(Verdict.GAP, Ledger(writer=OLD), make_batch(9))
@@ -81,6 +91,18 @@ def test_a_retired_query_goes_on_as_another_sink():
     said = help_for(Verdict.FENCED, Ledger(writer=replace(OLD, retired_at=OLD.updated_at)), make_batch(9))
     assert "the table has all rows of the batches before batch 9, give the writer another sinkName" in said
     assert said.endswith("and set adoptCheckpoint=9.")
+
+
+def test_the_last_batch_of_a_retired_query_is_not_written_again():
+    """Its rows are there, whichever way the query goes on: under the other name that it was told, too."""
+    retired = replace(OLD, query_id="q1", retired_at=OLD.updated_at)
+    said = help_for(Verdict.FENCED, Ledger(writer=retired), make_batch(6))
+    assert said.endswith("and set adoptCheckpoint=7.")
+    own = Ledger(rivals=(Rival(retired, "the same query", other_sink="public.events"),))
+    said = refusal(Verdict.UNKNOWN, own, make_batch(6), NO_REMEDY)
+    assert "which was retired or forgotten since" in said.what
+    assert "set adoptCheckpoint=7" in said.remedy
+    assert "sinkName" not in said.remedy
 
 
 def test_a_batch_to_adopt_that_is_another_one_is_named():
