@@ -93,6 +93,9 @@ def last_failure(url: str, query_id: str) -> StoredFailure | None:
     )
     try:
         with reading(url) as connection:
+            # A ledger of the first release does not have them.
+            if connection.execute(select(func.to_regclass(str(failures)))).scalar() is None:
+                return None
             found = connection.execute(failures_of(query_id, None, 1).where(~is_over)).mappings().first()
     except NoLedgerError:
         return None

@@ -2,7 +2,7 @@
 Which files make a checkpoint agree with the ledger, from facts alone: each rule, and every place to be cut short.
 
 Covers: offsets_store.recovery.plan, offsets_store.recovery.stateful_query,
-offsets_store.recovery.stopped_query.
+offsets_store.recovery.stopped_query, offsets_store.recovery.target.
 """
 
 from __future__ import annotations
