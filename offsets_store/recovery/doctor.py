@@ -249,7 +249,8 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
             f"{', '.join(sorted(checkpoint.unfinished))} exist: a driver was killed while it wrote the first entry. "
             "Spark refuses to start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY)."
         )
-    if checkpoint.newest_commit is not None and (checkpoint.newest or -1) < checkpoint.newest_commit:
+    newest = -1 if checkpoint.newest is None else checkpoint.newest
+    if checkpoint.newest_commit is not None and newest < checkpoint.newest_commit:
         remarks.append(
             f"commits/ ends with batch {checkpoint.newest_commit}, after offsets/: files were removed by hand."
         )

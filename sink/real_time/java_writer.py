@@ -41,6 +41,22 @@ _REMEDIES = {
         "Look at what has changed since this run began: a column of the table, or a function that a trigger calls.",
     ),
     **REMEDIES,
+    "23505": ("UNIQUE_VIOLATION", "Filter such records in rows, or drop the constraint."),
+    "23503": ("FOREIGN_KEY_VIOLATION", "First load the rows that these rows refer to, or drop the constraint."),
+    "25P02": ("TARGET_FAILED", "Look the SQLSTATE up in Postgres's manual and remove its cause."),
+    "28": (
+        "CONNECT_REFUSED",
+        "Postgres refused the login of an executor. A start reads the password again: check user, password and "
+        "pg_hba.conf.",
+    ),
+    "55P03": (
+        "LOCKED",
+        "Another session has held a lock on the table, or on the ledger, for longer than lock_timeout: end it or wait.",
+    ),
+    "P0001": (
+        "TARGET_FAILED",
+        "A trigger or a function in the database raised this error: remove its cause, which Postgres's log has.",
+    ),
 }
 # As ArrayText.java has them. What else there is has a text that Postgres reads.
 _WRITTEN = frozenset({
@@ -57,7 +73,9 @@ def refuse_other_types(columns: Sequence[EncodedColumn]) -> None:
                 f"Column {column.name!r} is {column.spark_type}, which is not written in real-time and continuous "
                 "mode.",
                 NOTHING,
-                "Cast it to string in a form that the table's column reads, such as to_json(column) for jsonb.",
+                "Make it a string that the table's column reads: for jsonb, to_json(column, options) with the options "
+                "in docs/real-time.md, or fractions of seconds are cut. There is none for an array or a time: write "
+                "those in micro-batches.",
             )
 
 

@@ -19,6 +19,7 @@ from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
 from pgonce.offsets_store.postgres.bounds import KEEPALIVES, has_transaction_timeout, server_settings
 from pgonce.offsets_store.postgres.connect import connect, parse_url
+from pgonce.offsets_store.postgres.passwords import resolved
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
 # libpq's parameter: the JDBC driver's, which takes the same values.
@@ -30,7 +31,8 @@ _SAME = {
     "sslpassword": "sslpassword",
     "options": "options",
     "channel_binding": "channelBinding",
-    "connect_timeout": "connectTimeout",
+    "gssencmode": "gssEncMode",
+    "sslnegotiation": "sslNegotiation",
 }
 # As in a commit, what a role or a database has set for its sessions must not end a flush, nor make the text NULL of a
 # NULL in an array of values. And a flush that has waited for a lock must see what has changed meanwhile.
@@ -48,8 +50,8 @@ _TARGET_SESSION = {"any": "any", "read-write": "primary", "primary": "primary"}
 _NOT_NEEDED = frozenset({
     *("host", "hostaddr", "port", "dbname", "password", "passfile", "service", "servicefile"),
     *("application_name", "target_session_attrs", "load_balance_hosts"),
-    *("client_encoding", "fallback_application_name", "keepalives", *KEEPALIVES, "tcp_user_timeout", "gssencmode"),
-    *("krbsrvname", "sslcompression", "sslsni", "sslnegotiation", "sslcertmode"),
+    *("client_encoding", "fallback_application_name", "keepalives", *KEEPALIVES, "tcp_user_timeout", "connect_timeout"),
+    *("krbsrvname", "sslcompression", "sslsni"),
     *("min_protocol_version", "max_protocol_version"),
 })  # fmt: skip
 
@@ -77,6 +79,11 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
             "Put the password into ~/.pgpass or PGPASSWORD on the driver, or into url. A token that expires would "
             "end the query when a new connection is made.",
         )
+    if resolved(parse_url(url)).get("sslrootcert") == "system":
+        raise _refused(
+            "sslrootcert=system is libpq's: Postgres's JDBC driver would look for a file of that name.",
+            "Name a file with the certificate of the authority, which every executor has.",
+        )
     with connect(url) as connection:
         info = connection.info
         given, hosts, database = info.get_parameters(), _hosts(url, info), info.dbname
@@ -89,12 +96,18 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
         "ApplicationName": application_name(run_id),
         "tcpKeepAlive": "true",
         "socketTimeout": str(_silence(parse_url(url), lock_timeout)),
-        "connectTimeout": "15",
+        # Nothing, and less than nothing, is for ever.
+        "connectTimeout": str(max(0, int(given.get("connect_timeout", "15")))),
     }
+    if "sslkey" in given:
+        raise _refused(
+            "The connection string sets sslkey, and Postgres's JDBC driver reads another form of keys than libpq.",
+            "Leave it out: let executors log in with a password.",
+        )
     for name, value in given.items():
         if name in _SAME:
             properties[_SAME[name]] = value
-        elif name == "ssl_min_protocol_version" and value in _TLS:
+        elif (name == "ssl_min_protocol_version" and value in _TLS) or (name == "sslcertmode" and value == "allow"):
             continue
         elif name not in _NOT_NEEDED:
             raise _refused(
@@ -141,7 +154,8 @@ def _target_of(wanted: str) -> str:
 
 def _hosts(url: str, info: psycopg.ConnectionInfo) -> str:
     # psycopg tries several hosts one by one, so the connection knows only the one that answered.
-    given = parse_url(url)
+    parameters = parse_url(url)
+    given = {**resolved(parameters), "sslmode": parameters.get("sslmode")}
     if given.get("hostaddr") and given.get("host") and given.get("sslmode") == "verify-full":
         raise _refused(
             "The connection string sets host and hostaddr, and Postgres's JDBC driver would compare the server's "

@@ -33,6 +33,7 @@ from pgonce.offsets_store.verdict.refused_batch import OTHER_TOPICS
 
 _BROKERS_SECONDS = 10
 _LATEST = -1
+_UNCOMMITTED = "read_uncommitted"
 _WORDS = {"earliest": EARLIEST, "latest": _LATEST}
 
 
@@ -63,7 +64,7 @@ class KafkaSource:
                 )
         login = {n: v for n, v in plain.items() if n.startswith(PREFIX) and n != f"{PREFIX}bootstrap.servers"}
         self.brokers: Brokers = brokers(servers, _of_the_login(login)) or Brokers(servers)
-        self._isolation = plain.get(f"{PREFIX}isolation.level", "read_uncommitted")
+        self._isolation = plain.get(f"{PREFIX}isolation.level", _UNCOMMITTED)
         self._starting = plain.get("startingoffsets", "latest")
         self._may_lose = plain.get("failondataloss", "true").lower() == "false"
 
@@ -91,9 +92,9 @@ class KafkaSource:
             )
         return {SOURCE: found}
 
-    def _ends(self) -> dict[TopicPartition, tuple[int | None, int]]:
+    def _ends(self, isolation: str | None = None) -> dict[TopicPartition, tuple[int | None, int]]:
         # Spark's source reads transactions that are open, unless it is told not to; librdkafka would end before them.
-        settings = *self.brokers.settings, ("isolation.level", self._isolation)
+        settings = *self.brokers.settings, ("isolation.level", isolation or self._isolation)
         brokers_asked = replace(self.brokers, settings=settings)
         until = time.monotonic() + _BROKERS_SECONDS
         while True:
@@ -136,6 +137,16 @@ class KafkaSource:
         return {EARLIEST: earliest, _LATEST: end}.get(word, word)
 
     def _checked(self, topic: str, partition: int, at: int, earliest: int, end: int) -> int:
+        is_committed_only = self._isolation == "read_committed"
+        if at > end and is_committed_only and at <= self._ends(_UNCOMMITTED)[topic, partition][1]:
+            raise OffsetsError(
+                "TRANSACTION_OPEN",
+                f"Partition {partition} of topic {topic} is to be read from {at}, and a transaction has been open "
+                f"there since {end}: with read_committed, nothing after that can be read.",
+                NOTHING,
+                "Start the query again when its producer has ended the transaction, or leave kafka.isolation.level as "
+                "it was.",
+            )
         if at > end:
             raise OffsetsError(
                 "TOPIC_RECREATED",
@@ -148,10 +159,12 @@ class KafkaSource:
         if at < earliest and not self._may_lose:
             raise OffsetsError(
                 "RECORDS_GONE",
-                f"Records {at} to {earliest - 1} of partition {partition} of topic {topic} were not read, and Kafka "
-                "has deleted them.",
+                f"Kafka has deleted records {at} to {earliest - 1} of partition {partition} of topic {topic}, and no "
+                "row of them is stored. They were not read, or they were filtered out, or they are Kafka's marks of "
+                "transactions: nothing tells which.",
                 NOTHING,
-                'To go on without them, set "failOnDataLoss": "false" in kafka. Give the topic a longer retention.',
+                'To go on without them, start the query once with "failOnDataLoss": "false" in kafka, and then without '
+                "it again. Give the topic a longer retention.",
             )
         return max(at, earliest)
 

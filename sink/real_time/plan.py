@@ -8,19 +8,19 @@ is not known to be so is refused, because a later Spark may have other steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from pgonce.offsets_store.errors import NOTHING
+from pgonce.offsets_store.errors import NOTHING, bad_option
 
 from ..errors import SparkError
 from ..options.position_columns import PositionColumns
 
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
-_ONE_FOR_ONE = frozenset({"Project", "Filter", "SubqueryAlias", "EventTimeWatermark", "View"})
+_ONE_FOR_ONE = frozenset({"Project", "Filter", "SubqueryAlias", "EventTimeWatermark", "View", "PipeOperator"})
 # One record becomes several rows, next to each other.
 _SEVERAL = frozenset({"Generate"})
 
@@ -40,7 +40,8 @@ def refuse_other_plans(frame: DataFrame, records: DataFrame, positions: Position
         raise _refused(
             f"The query has a step {unknown[0]}, and only steps that keep each Kafka record in its place can be proven "
             "to lose and double nothing here: select, where, withColumn, explode, withWatermark.",
-            "Leave that step out, and do it in a view of Postgres; or run the query in micro-batches.",
+            "Leave that step out, and do it in a view of Postgres; write WITH as a temporary view of Spark; or run the "
+            "query in micro-batches.",
         )
     if plan.subqueriesAll().length():
         raise _refused(
@@ -63,6 +64,47 @@ def refuse_other_plans(frame: DataFrame, records: DataFrame, positions: Position
                 "Select topic, partition and offset unchanged, under any names, and give these in position_columns.",
             )
     return not any(kind in _SEVERAL for kind in kinds)
+
+
+def refuse_not_real_time(spark: SparkSession, frame: DataFrame, options: Mapping[str, str], real_time: str) -> None:
+    """
+    Refuse what Spark refuses in real time: it would do so only when the older run had lost the table.
+
+    :param options: those of Kafka's source.
+    :param real_time: how long a batch is.
+    :raises SparkError: REAL_TIME_PLAN.
+    :raises ConfigurationError: BAD_OPTION.
+    """
+    for name in options:
+        if name.lower() in _NOT_IN_REAL_TIME:
+            raise bad_option("BAD_OPTION", f"Spark refuses {name} in real time.", "Leave it out of kafka.")
+    jvm: Any = spark._jvm
+    milliseconds = jvm.org.apache.spark.sql.streaming.Trigger.RealTime(real_time).batchDurationMs()
+    least = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(spark.conf.get(_LEAST_BATCH, "5000"))
+    if milliseconds < least:
+        raise bad_option(
+            "BAD_OPTION",
+            f"real_time={real_time!r} is shorter than {least} ms, the least that Spark allows ({_LEAST_BATCH}).",
+            'Write a longer time, such as "1 minute": rows do not wait for its end.',
+        )
+    if any(_has_python(expression) for node in _nodes(_analyzed(frame)) for expression in _each(node.expressions())):
+        raise _refused(
+            "The query calls a Python UDF, which Spark refuses in real time.",
+            "Use Spark's own functions, or give continuous, not real_time.",
+        )
+
+
+_NOT_IN_REAL_TIME = frozenset({"minpartitions", "maxoffsetspertrigger"})
+_LEAST_BATCH = "spark.sql.streaming.realTimeMode.minBatchDuration"
+
+
+def _has_python(expression: Any) -> bool:
+    is_python = expression.getClass().getSimpleName().startswith("Python")
+    return is_python or any(map(_has_python, _each(expression.children())))
+
+
+def _analyzed(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
 
 
 def refuse_not_continuous(spark: SparkSession, frame: DataFrame) -> None:

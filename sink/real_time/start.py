@@ -46,7 +46,7 @@ from ..writing.write_batch import named_sink
 from .java_writer import java_writer, load_classes, refuse_other_types, sent, writer_settings
 from .jdbc import jdbc_url
 from .offsets import KafkaSource, stored_positions
-from .plan import refuse_not_continuous, refuse_other_plans
+from .plan import refuse_not_continuous, refuse_not_real_time, refuse_other_plans
 from .recorder import Recorder
 from .run import Run
 from .statements import flush_statement
@@ -98,12 +98,15 @@ def start_real_time(
     source = KafkaSource({**_SOON, **kafka} if continuous else kafka)
     records = _records(spark, source.options)
     planned = _planned(rows(records), records, given)
-    if continuous:
+    if real_time is not None:
+        refuse_not_real_time(spark, planned.frame, source.options, real_time)
+    else:
         refuse_not_continuous(spark, planned.frame)
     load_classes(spark)
     run = _new_run(planned, given)
-    # Spark refuses a trigger that it cannot read, here and not when the run has begun.
-    _triggered(planned.frame, real_time, continuous)
+    # Spark refuses a trigger that it cannot read, and columns that it cannot tell apart, here and not when the run has
+    # begun.
+    _triggered(sent(planned.frame, planned.positions, run.columns), real_time, continuous)
     _refuse_active(spark, run.query_name)
     jdbc = jdbc_url(given["executor_url"] or run.settings.url, run.run_id, run.settings.lock_timeout)
     with failures_kept(run.settings.url, run.failed("planner")):

@@ -91,8 +91,8 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) CAST(? AS pg_catalog.int8)
 
 # The driver may have moved the position past records that were filtered, but never past the first of these rows. The
 # table may have been exchanged for another one of the same name. It may have been made unlogged: then a crash would
-# empty it, and leave the position. It may have got a rule, which puts rows elsewhere. Or a column has another type:
-# then values that were compared with the type that it had would be rounded or cut.
+# empty it, and leave the position. It may have got a rule, which puts rows elsewhere. Or a column has another type, or
+# has given its name to another one: then values that were compared with the type that it had would be rounded or cut.
 _MOVED = """
 UPDATE pgonce.positions AS p
 SET next_offset = CAST(? AS pg_catalog.int8), rows = p.rows OPERATOR(pg_catalog.+) CAST(? AS pg_catalog.int4),
@@ -108,11 +108,12 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) CAST(? AS pg_catalog.int8)
         AND c.relpersistence OPERATOR(pg_catalog.=) 'p')
     AND NOT EXISTS (SELECT FROM pg_catalog.pg_rewrite AS r
         WHERE r.ev_class OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid)
-    AND (SELECT pg_catalog.count(*) FROM ROWS FROM (pg_catalog.unnest({numbers}), pg_catalog.unnest({types}),
-            pg_catalog.unnest({modifiers})) AS t (number, type, modifier)
+    AND (SELECT pg_catalog.count(*) FROM ROWS FROM (pg_catalog.unnest({numbers}), pg_catalog.unnest({names}),
+            pg_catalog.unnest({types}), pg_catalog.unnest({modifiers})) AS t (number, name, type, modifier)
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid
-        AND a.attnum OPERATOR(pg_catalog.=) t.number AND a.atttypid OPERATOR(pg_catalog.=) t.type
-        AND a.atttypmod OPERATOR(pg_catalog.=) t.modifier) OPERATOR(pg_catalog.=) {columns}{partitions}
+        AND a.attnum OPERATOR(pg_catalog.=) t.number AND a.attname OPERATOR(pg_catalog.=) t.name
+        AND a.atttypid OPERATOR(pg_catalog.=) t.type AND a.atttypmod OPERATOR(pg_catalog.=) t.modifier
+    ) OPERATOR(pg_catalog.=) {columns}{partitions}
 RETURNING p.next_offset
 """
 
@@ -135,12 +136,14 @@ def flush_statement(table: TargetTable, columns: Sequence[EncodedColumn], plan: 
     source = sql.Identifier("pgonce rows")
     oid = sql.Literal(table.oid)
     written = {column.target for column in plan}
-    declared = (column.declared for column in table.columns if column.column_name in written and column.declared)
-    numbers, types, modifiers = zip(*declared, strict=True)
+    declared = [(column.column_name, column.declared) for column in table.columns if column.declared]
+    names = [name for name, _ in declared if name in written]
+    numbers, types, modifiers = zip(*(found for name, found in declared if name in written), strict=True)
     moved = sql.SQL(_MOVED).format(
         name=sql.Literal(table.identifier.as_string(None)),
         oid=oid,
         numbers=_constant("int2", numbers),
+        names=sql.SQL("CAST(ARRAY[{}] AS pg_catalog.name[])").format(sql.SQL(", ").join(map(sql.Literal, names))),
         types=_constant("oid", types),
         modifiers=_constant("int4", modifiers),
         columns=sql.Literal(len(written)),

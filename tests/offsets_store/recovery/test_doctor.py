@@ -26,6 +26,12 @@ class TestDoctor:
         assert found.begins == {"0": kafka(60)}
         assert [(sink.last_batch_id, sink.verdict) for sink in found.sinks] == [(5, Verdict.NEW)]
 
+    def test_the_first_batch(self, url, tmp_path):
+        """Number 0 is a number: nothing was removed."""
+        history(url, 0)
+        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(0), (0,))
+        assert examine(str(checkpoint), url).remarks == ()
+
     def test_an_orphaned_checksum(self, url, tmp_path):
         """A checksum without its file is noticed, and taken away by recover."""
         history(url, 5)

@@ -81,6 +81,23 @@ def test_several_hosts(postgres_server, database):
     assert jdbc_url(url, "run-1", 30).url == f"jdbc:postgresql://127.0.0.1:1,127.0.0.1:{port}/{database}"
 
 
+def test_several_hosts_of_the_environment(postgres_server, database, monkeypatch):
+    """Executors know the others too, for the time after a failover."""
+    port, user = postgres_server.tcp["port"], postgres_server.tcp["user"]
+    monkeypatch.setenv("PGHOST", "127.0.0.1,localhost")
+    monkeypatch.setenv("PGPORT", str(port))
+    found = jdbc_url(f"dbname={database} user={user}", "run-1", 30).url
+    assert found == f"jdbc:postgresql://127.0.0.1:{port},localhost:{port}/{database}"
+
+
+def test_encryption_and_waiting_for_ever(monkeypatch):
+    """The driver has all of it, under other names or in other words."""
+    monkeypatch.setattr(jdbc, "connect", lambda url: nullcontext(Told(url)))
+    given = "host=h port=1 dbname=d gssencmode=require sslnegotiation=direct connect_timeout=-1"
+    found = jdbc_url(given, "run-1", 30).properties
+    assert (found["gssEncMode"], found["sslNegotiation"], found["connectTimeout"]) == ("require", "direct", "0")
+
+
 def test_a_password_is_in_the_properties_alone(login):
     """Neither the URL nor the text of the object shows it, wherever libpq has it from."""
     found = jdbc_url(login.url, "run-1", 30)
@@ -100,6 +117,7 @@ def test_a_password_of_the_environment(login, tcp_url, monkeypatch):
         ({"target_session_attrs": "any", "requirepeer": "postgres"}, "requirepeer"),
         ({"ssl_max_protocol_version": "TLSv1.3"}, "ssl_max_protocol_version"),
         ({"ssl_min_protocol_version": "TLSv1.3"}, "ssl_min_protocol_version"),
+        ({"sslrootcert": "system", "sslmode": "verify-full"}, "sslrootcert=system"),
     ],
 )
 def test_what_the_driver_does_not_have_is_refused(tcp_url, parameters, why):

@@ -68,17 +68,33 @@ class TestKnownQuery:
         with pytest.raises(PgonceError, match="TOPIC_RECREATED"):
             make().start({(name, 0): 9})
 
+    def test_behind_an_open_transaction(self, source, kafka):
+        """With read_committed the partition seems to end there; the topic is the same, and nothing may be doubled."""
+        name, make = source
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(name, "open", partition=0)
+        producer.flush(30)
+        known = {(name, 0): 6, (name, 1): 0}
+        try:
+            assert make().start(known)
+            with pytest.raises(PgonceError, match="TRANSACTION_OPEN"):
+                make(**{"kafka.isolation.level": "read_committed"}).start(known)
+        finally:
+            producer.abort_transaction(30)
+
     def test_records_that_kafka_has_deleted(self, source, kafka):
         """They are named, unless the user has said that they may be lost."""
         name, make = source
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         for future in admin.delete_records([TopicPartition(name, 0, 3)]).values():
             future.result(30)
-        with pytest.raises(PgonceError, match="RECORDS_GONE.*Records 1 to 2"):
+        with pytest.raises(PgonceError, match="RECORDS_GONE.*records 1 to 2"):
             make().start({(name, 0): 1})
         assert make(failOnDataLoss="false").start({(name, 0): 1}) == {"0": {name: {"0": 3, "1": 0}}}
         # Nobody knows whether a partition without a position was read before.
-        with pytest.raises(PgonceError, match="RECORDS_GONE.*Records 0 to 2"):
+        with pytest.raises(PgonceError, match="RECORDS_GONE.*records 0 to 2"):
             make().start({(name, 1): 0})
         # A topic that is read from now on has no record that was to be read before.
         assert make().start({("another", 0): 7}) == {"0": {name: {"0": 3, "1": 0}}}

@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
+from pyspark.sql.types import LongType
 from support.fixtures.driver import wait_until
 from support.real_time_job import source_of
 
@@ -47,6 +48,12 @@ def as_rows(records):
     return records.select("topic", "partition", "offset", value.alias("v")).select(
         "topic", "partition", "offset", "v.id", "v.body"
     )
+
+
+@f.udf(LongType())
+def plus_one(number):
+    """Python, which Spark runs in a worker."""
+    return number + 1
 
 
 def other_stream(records):
@@ -355,6 +362,21 @@ class TestRefused:
         """Spark says so when it starts the query, and by then an older run would no longer write."""
         with pytest.raises(PgonceError, match=f"REAL_TIME_PLAN.*{why}"):
             begin(topic(1), "continuous", rows=rows)
+        assert observer.execute("SELECT to_regclass('orders')").fetchone() == (None,)
+
+    @pytest.mark.parametrize(
+        ("given", "why"),
+        [
+            ({"rows": lambda r: as_rows(r).withColumn("id", plus_one("id"))}, "REAL_TIME_PLAN.*Python UDF"),
+            ({"real_time": "1 second"}, "BAD_OPTION.*shorter than 5000 ms"),
+            ({"source": {"maxOffsetsPerTrigger": 5}}, "BAD_OPTION.*maxOffsetsPerTrigger"),
+        ],
+        ids=["a Python UDF", "a short batch", "an option of Kafka"],
+    )
+    def test_what_spark_refuses_in_real_time(self, begin, topic, given, why, observer):
+        """As in continuous mode."""
+        with pytest.raises(PgonceError, match=why):
+            begin(topic(1), **given)
         assert observer.execute("SELECT to_regclass('orders')").fetchone() == (None,)
 
     def test_too_few_cores(self, begin, topic):

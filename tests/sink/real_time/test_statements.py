@@ -158,6 +158,15 @@ def test_a_foreign_table_that_becomes_a_partition(url, admin, orders):
     assert orders() == [0, 1]
 
 
+def test_a_column_that_gives_its_name_to_another(url, admin, orders):
+    """As online migrations do it: values that were compared with the old one's type would be rounded."""
+    task = Task(url, begun(url))
+    task.claims()
+    assert task.flushes(0)
+    admin.execute("ALTER TABLE orders RENAME id TO id_old; ALTER TABLE orders ADD id real")
+    assert not task.flushes(16777217)
+
+
 @pytest.mark.parametrize("change", ["ALTER name TYPE varchar(2)", "ALTER id TYPE real", "ALTER name TYPE short"])
 def test_a_column_that_gets_another_type(url, admin, orders, change):
     """A start refuses values that the new type would cut or round, so nothing goes into the table before one."""
