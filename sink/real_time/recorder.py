@@ -18,7 +18,9 @@ from pyspark import SparkContext, StatusTracker
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pgonce.offsets_store.errors import PgonceError, RefusedBatch, said_in
+from pgonce.offsets_store.errors import BrokersError, PgonceError, RefusedBatch, said_in
+from pgonce.offsets_store.kafka.broker import topic_ids
+from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept, keep_failure
 from pgonce.offsets_store.ledger.positions import SOURCE
 from pgonce.offsets_store.offsets import Offsets, TopicPartition, is_kafka, parse_offset
@@ -33,6 +35,8 @@ _RECORD_SECONDS = 5.0
 # Tasks start within a second; and how often it is said that some do not.
 _WAITING_SECONDS = 10.0
 _SAID_SECONDS = 60.0
+# How often brokers are asked whether topics are still those with which the run began.
+_TOPICS_SECONDS = 60.0
 # How long a query that is refused waits for rows.
 _TASKS_SECONDS = 20
 # When the query has ended: what is not recorded then is counted by the next start.
@@ -45,9 +49,10 @@ class Recorder(threading.Thread):
 
     :param query: the query, which has been started.
     :param writer: the driver's object of the writer in Java, to which tasks report; None if they do not.
+    :param kafka: the brokers of its topics.
     """
 
-    def __init__(self, query: StreamingQuery, run: Run, writer: Any, context: SparkContext) -> None:
+    def __init__(self, query: StreamingQuery, run: Run, writer: Any, context: SparkContext, kafka: Brokers) -> None:
         super().__init__(daemon=True, name=f"pgonce records {run.query_id}")
         self._query = query
         self._run = run
@@ -56,6 +61,8 @@ class Recorder(threading.Thread):
         # By stage: each batch in real time has one, whose tasks wait for a moment when it begins.
         self._waiting_since: dict[int, float] = {}
         self._said_at = float("-inf")
+        self._kafka = kafka
+        self._topics_at = time.monotonic()
 
     def run(self) -> None:
         """The thread."""
@@ -67,6 +74,7 @@ class Recorder(threading.Thread):
                     due = time.monotonic() + _RECORD_SECONDS
                     self._record()
                     self.look_at_tasks(time.monotonic())
+                    self._look_at_topics(time.monotonic())
                 if not is_active:
                     self._keep_failure()
                     return
@@ -119,6 +127,19 @@ class Recorder(threading.Thread):
                 self._run.query_id,
                 left,
             )
+
+    def _look_at_topics(self, now: float) -> None:
+        """Stop the query if a topic was created again: Spark may read the new one from where the old one ended."""
+        if now - self._topics_at < _TOPICS_SECONDS:
+            return
+        self._topics_at = now
+        try:
+            found = topic_ids(self._run.topic_ids, self._kafka)
+        except BrokersError as error:
+            _log.info("topics of query %s are not looked at now: %s", self._run.query_id, error)
+            return
+        with failures_kept(self._run.settings.url, self._failed()):
+            self._run.refuse_recreated(found)
 
     def _reported(self) -> dict[TopicPartition, int]:
         # Without reports, a position in the database that went back could not be told from one that stayed.

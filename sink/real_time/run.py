@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.ledger.failures import Failed, SeenBy
 from pgonce.offsets_store.ledger.positions import (
@@ -32,6 +32,7 @@ from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.offsets import Offsets, Span, TopicPartition, by_partition, furthest, least_common, only
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
+from pgonce.offsets_store.verdict.refused_batch import ANOTHER_TOPIC
 
 from ..encoding.encoded_types import EncodedColumn
 from ..identity.planned_batch import with_topic_ids
@@ -47,7 +48,8 @@ class Run:
     """
     One run: its identity, and the number of the last batch that it has recorded.
 
-    ``table_oid`` is the table that it has found, and ``tried`` what its last record, which failed, would have said.
+    ``table_oid`` is the table that it has found, ``tried`` what its last record, which failed, would have said, and
+    ``topic_ids`` are Kafka's ids of the topics with which it began.
     """
 
     settings: CommitSettings
@@ -63,6 +65,7 @@ class Run:
     stored: RunPositions = field(default_factory=lambda: RunPositions(0, {}, 0))
     table_oid: int | None = None
     tried: tuple[RunPositions, Offsets] | None = None
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def writer_id(self) -> int:
@@ -92,6 +95,7 @@ class Run:
         # Its span begins at what was known, so that what a query that is replaced has stored since is found.
         batch = replace(self._batch(known, start), span=Span(known, start))
         batch = with_topic_ids(batch, kafka, self.settings.url)
+        self.topic_ids = batch.topic_ids or {}
         commit_batch(self.settings, batch, self._work(set_positions))
         while not found:
             # A driver that started at the same time has recorded this batch. This run is the later one, and takes over.
@@ -138,6 +142,22 @@ class Run:
             self.tried = now, end
             raise
         self.stored, self.ends = now, end
+
+    def refuse_recreated(self, found: Mapping[str, str]) -> None:
+        """
+        Refuse to go on if a topic has another id than when the run began.
+
+        :raises RefusedBatch: RECREATED.
+        """
+        others = [topic for topic, known in self.topic_ids.items() if found.get(topic, known) != known]
+        if others:
+            raise RefusedBatch(
+                "RECREATED",
+                f"Query {self.query_id} reads {', '.join(sorted(others))}, which was deleted and created again while "
+                "it ran: records of the new topic below the old one's end were left out.",
+                "Rows that are stored stay, and those of the new topic may be among them.",
+                f"Find the new topic's rows in the table, by their positions or by hand. {ANOTHER_TOPIC}",
+            )
 
     def _find_tried(self, connection: psycopg.Connection) -> bool:
         """

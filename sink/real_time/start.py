@@ -131,7 +131,7 @@ def start_real_time(
     wrapped: Any = stream
     wrapped._jwrite.foreach(writer)
     query = stream.start()
-    Recorder(query, run, writer if real_time is not None else None, spark.sparkContext).start()
+    Recorder(query, run, writer if real_time is not None else None, spark.sparkContext, source.brokers).start()
     remove_older(spark, run.checkpoint_location, checkpoint)
     return query
 

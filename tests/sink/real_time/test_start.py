@@ -11,7 +11,7 @@ import time
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 from pyspark.sql.types import LongType
@@ -20,6 +20,7 @@ from support.real_time_job import source_of
 
 import pgonce
 from pgonce import OffsetsStore, PgonceError, PostgresBatchWriter
+from pgonce.sink.real_time import recorder
 from pgonce.sink.real_time.recorder import ends_of, reported
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
@@ -124,6 +125,23 @@ def test_what_a_continuous_query_has_stored_is_recorded(begin, topic, produce, i
     assert sum(batch.rows for batch in store.history("orders")) == 10
     query.stop()
     assert store.latest("orders").batch_id == 1
+
+
+def test_a_topic_that_is_created_again(begin, topic, produce, ids, kafka, tcp_url, monkeypatch):
+    """Spark goes on in the new topic where the old one ended; the query is stopped, and says why."""
+    monkeypatch.setattr(recorder, "_TOPICS_SECONDS", 1.0)
+    monkeypatch.setattr(recorder, "_TASKS_SECONDS", 1)
+    name = topic(1)
+    query = begin(name, "continuous")
+    produce(name, range(5))
+    assert ids(5, query) == list(range(5))
+    brokers = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    brokers.delete_topics([name])[name].result(30)
+    wait_until(lambda: name not in brokers.list_topics(timeout=30).topics)
+    brokers.create_topics([NewTopic(name, num_partitions=1)])[name].result(30)
+    produce(name, range(100, 110))
+    wait_until(lambda: not query.isActive)
+    assert OffsetsStore(tcp_url).failures()[0].code == "RECREATED"
 
 
 def test_a_topic_that_gets_a_partition(begin, topic, ids, kafka):

@@ -272,7 +272,7 @@ class TestRecovery:
     def test_only_a_stage_that_waits_for_long_has_no_core(self, stages, said, url, orders, monkeypatch, caplog):
         """The tasks of each batch wait for a moment when it begins, and a look may come just then, again and again."""
         query = SimpleNamespace(runId="run")
-        recorder = Recorder(query, begun(url), None, SimpleNamespace(statusTracker=lambda: None))
+        recorder = Recorder(query, begun(url), None, SimpleNamespace(statusTracker=lambda: None), None)
         for second, stage in zip(range(0, 20, 5), stages, strict=True):
             monkeypatch.setattr(recorder_module, "waiting_tasks", lambda *_, stage=stage: {stage: 2})
             recorder.look_at_tasks(second)
