@@ -3,7 +3,7 @@ Hide pgonce's own frames from the tracebacks that a user sees, so that the error
 
 Runs where Spark calls us: in the planner's worker, in tasks, in the commit worker and on the driver. Invariant: an
 error's text stays as it is, and so do the frames of the user's own code and those of unexpected errors; our frames go
-to the log, at DEBUG.
+to the log, at DEBUG. (Python 3.10 shows them all the same, because its bare raise brings them back.)
 
 Spark puts the whole traceback into the text of its own error, and PySpark shows it twice more. On the driver it also
 has frames of py4j and PySpark, which are added only after an error has left us; but the cause of an error is printed

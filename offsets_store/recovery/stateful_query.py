@@ -47,11 +47,13 @@ def lacking_batch(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> in
     """
     The last batch that Spark has done, if only that is missing in the ledger, of some sink; else None.
 
-    The batch after it may have been planned, and refused.
+    The batch after it may have been planned, and refused. Of a sink that is judged by ids alone, nothing is proven.
     """
-    number = checkpoint.newest_commit
-    lasts = {sink.last_batch_id for sink in sinks if sink.is_living}
+    number, living = checkpoint.newest_commit, [sink for sink in sinks if sink.is_living]
+    lasts = {sink.last_batch_id for sink in living}
     if not number or number - 1 not in lasts or not lasts <= {number - 1, number}:
+        return None
+    if any(sink.guarantee == "ids" for sink in living):
         return None
     is_last = number in checkpoint.offsets and checkpoint.newest in (number, number + 1)
     return number if is_last and number - 1 in checkpoint.commits else None
