@@ -74,8 +74,8 @@ def refuse_other_types(columns: Sequence[EncodedColumn]) -> None:
                 "mode.",
                 NOTHING,
                 "Make it a string that the table's column reads: for jsonb, to_json(column, options) with the options "
-                "in docs/real-time.md, or fractions of seconds are cut. There is none for an array or a time: write "
-                "those in micro-batches.",
+                "in `pgonce explain real-time`, or fractions of seconds are cut. There is none for an array or a time: "
+                "write those in micro-batches.",
             )
 
 
