@@ -185,6 +185,7 @@ def _malformed(where: str, what: str, cause: Exception | None = None) -> NoRetur
         "CHECKPOINT_MALFORMED",
         f"{where} {what}",
         "Nothing was written.",
-        "The file was cut short or changed by something other than Spark. Restore the checkpoint, or, if the query "
-        "keeps no state, start it on a new checkpoint from the stored offsets.",
+        "The file was cut short or changed by something other than Spark. If it is in offsets/ or commits/, run "
+        "`pgonce doctor` and `pgonce recover`. Otherwise restore the checkpoint, or, if the query keeps no state, "
+        "start it on a new checkpoint from the stored offsets.",
     ) from cause

@@ -56,8 +56,9 @@ class Acceptance:
     def _besides(self) -> str:
         """What it does about other batches, as a sentence."""
         last, number = self.sink.last_batch_id, self.batch_id
-        if number < last:
-            return f"Batches {number + 1} to {last} are then run and published again as well. "
+        if number <= last:
+            again = f", and so are batches {number + 1} to {last} after it" if number < last else ""
+            return f"It was published already, and is published again{again}. "
         if number > last + 1:
             return f"The rows of batches {last + 1} to {number - 1}, if they have any, are left out. "
         return ""
@@ -128,7 +129,14 @@ def accept(url: str, sink: SinkFacts, batch_id: int, reason: str, person: str | 
 
 
 def revoke_acceptance(
-    query: str, batch_id: int, url: str = "", *, reason: str, sink: str | None = None, person: str | None = None
+    query: str,
+    batch_id: int,
+    url: str = "",
+    *,
+    reason: str,
+    sink: str | None = None,
+    person: str | None = None,
+    dry_run: bool = False,
 ) -> SinkFacts:
     """
     Take back that a batch may follow, as long as it has not come.
@@ -147,6 +155,8 @@ def revoke_acceptance(
                 NOTHING_CHANGED,
                 "`pgonce status QUERY` shows what was decided.",
             )
+        if dry_run:
+            return chosen
         role = connection.execute(select(func.current_user())).scalar_one()
         by = {"made_by": role, "reason": reason.strip(), **({"person": person} if person else {})}
         revoke_acceptance_in_tx(connection, chosen.writer_id, batch_id, by)

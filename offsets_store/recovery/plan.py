@@ -67,15 +67,15 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
         raise no_checkpoint(checkpoint)
     if checkpoint.is_real_time:
         return Plan((), None, "changes nothing: the query runs in real time, and each start goes on where its rows end")
-    if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits:
+    if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits and checkpoint.damaged <= {"offsets/0"}:
         return _before_the_first_batch(checkpoint)
     if not sinks and checkpoint.is_continuous:
         target = fit_for_micro_batches(checkpoint)
         return Plan(tuple(changes_for(checkpoint, target)), target.newest, target.does)
     living = living_sinks(checkpoint, sinks)
     start = next_start(checkpoint)
-    if _all_go_on(checkpoint, living, start) and start.lacks is None:
-        changes = tuple(Change(name, None) for name in checkpoint.useless)
+    if _all_go_on(checkpoint, living, start) and start.lacks is None and not _commits_lead(checkpoint):
+        changes = (*_state_of_damaged(checkpoint), *(Change(name, None) for name in checkpoint.useless))
         does = f"removes {_named(checkpoint)}" if changes else _agreed(checkpoint, living, start)
         return Plan(changes, checkpoint.newest, does)
     goes_back = any(verdict_on(checkpoint, sink, start) is Verdict.BACKWARD for sink in living)
@@ -109,6 +109,19 @@ def _as_before_its_commit(checkpoint: CheckpointFacts, living: Sequence[SinkFact
         return None
 
 
+def _commits_lead(checkpoint: CheckpointFacts) -> bool:
+    """Whether Spark has done a batch whose entry is gone, or cannot be read."""
+    newest = -1 if checkpoint.newest is None else checkpoint.newest
+    return any(number > newest for number in checkpoint.commits)
+
+
+def _state_of_damaged(checkpoint: CheckpointFacts) -> Sequence[Change]:
+    """Whole states of a batch whose entry is removed, and which is planned again with other rows."""
+    newest = -1 if checkpoint.newest is None else checkpoint.newest
+    later = (name for name in checkpoint.damaged if name.startswith("offsets/"))
+    return without_whole_state(checkpoint) if any(int(name.partition("/")[2]) > newest for name in later) else ()
+
+
 def _named(checkpoint: CheckpointFacts) -> str:
     """What is in the checkpoint and of no use."""
     damaged = f"what cannot be read ({', '.join(sorted(checkpoint.damaged))})" if checkpoint.damaged else ""
@@ -127,18 +140,16 @@ def _agreed(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: Nex
 
 def _before_the_first_batch(checkpoint: CheckpointFacts) -> Plan:
     """No row has moved yet. But without a first entry Spark starts a query only if ``offsets/`` is empty."""
-    if checkpoint.damaged:
-        changes = tuple(Change(name, None) for name in checkpoint.useless)
-        return Plan(changes, checkpoint.newest, f"removes {_named(checkpoint)}")
-    if checkpoint.newest is not None or not checkpoint.unfinished:
+    cut_short = checkpoint.unfinished | checkpoint.damaged
+    if checkpoint.newest is not None or not cut_short:
         return Plan((), checkpoint.newest, "changes nothing: the query's first batch is still to come")
     if checkpoint.is_stateful:
         raise unproven(
-            f"{', '.join(sorted(checkpoint.unfinished))} are in {checkpoint.location}, offsets/ has no entry, and "
+            f"{', '.join(sorted(cut_short))} are in {checkpoint.location}, offsets/ has no entry, and "
             "there is a folder state/: that cannot come from a driver that was killed in its first batch.",
             "Give the query a new checkpoint.",
         )
-    leavings = sorted(checkpoint.unfinished.union(checkpoint.orphans))
+    leavings = [*sorted(checkpoint.unfinished.union(checkpoint.orphans)), *sorted(checkpoint.damaged)]
     does = "removes the incomplete first entry: the driver was killed while it wrote it, before any row was written"
     return Plan(tuple(Change(name, None) for name in leavings), None, does)
 
@@ -170,7 +181,7 @@ def _all_go_on(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: N
 
 
 def _target(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> Target:
-    if _all_go_on(checkpoint, living, start):
+    if _all_go_on(checkpoint, living, start) and not _commits_lead(checkpoint):
         # By ids alone, a batch goes on from any entry: from an older one, with rows that are published already.
         refuse_ids_alone(living)
         return _dense(checkpoint, living, start)

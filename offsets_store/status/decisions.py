@@ -36,7 +36,7 @@ class Decision:
     One row of ``pgonce.interventions``.
 
     ``person`` is who was signed in at ``pgonce serve``, and ``made_by`` the database role. ``ids`` are the dead letters
-    that it was about.
+    that it was about. ``taken_back`` says who has taken an acceptance back, and why.
     """
 
     kind: str
@@ -46,6 +46,7 @@ class Decision:
     made_by: str
     made_at: datetime
     ids: tuple[int, ...]
+    taken_back: str = ""
 
     @property
     def who(self) -> str:
@@ -62,7 +63,8 @@ class Decision:
         'retired by ann at 2026-11-26 00:00:00 UTC: moved'
         """
         why = f": {one_line(self.reason.strip().rstrip('.'))}" if self.reason and self.reason.strip() else ""
-        return f"{_WORDS.get(self.kind, self.kind)} by {self.who} at {self.made_at:%Y-%m-%d %H:%M:%S %Z}{why}"
+        back = f"; taken back by {one_line(self.taken_back)}" if self.taken_back else ""
+        return f"{_WORDS.get(self.kind, self.kind)} by {self.who} at {self.made_at:%Y-%m-%d %H:%M:%S %Z}{why}{back}"
 
     @property
     def about(self) -> str:
@@ -76,6 +78,8 @@ class Decision:
 # As JSON, because a ledger that lacks a migration has no column "person".
 _READ = """
 SELECT i.kind, i.batch_id, i.reason, to_jsonb(i) ->> 'person' AS person, i.made_by, i.made_at AT TIME ZONE 'UTC' AS at,
+       concat_ws(': ', coalesce(i.details -> 'revoked' ->> 'person', 'role ' || (i.details -> 'revoked' ->> 'made_by')),
+                 i.details -> 'revoked' ->> 'reason') AS taken_back,
        CASE jsonb_typeof(i.details -> 'ids') WHEN 'array' THEN i.details -> 'ids' END AS ids
 FROM pgonce.interventions AS i JOIN pgonce.writers AS w USING (writer_id)
 """
@@ -122,7 +126,7 @@ def _if_permitted(connection: Connection, statement: Any, asked: dict[str, Any])
 def _decision(row: Any) -> Decision:
     ids = tuple(one for one in row.ids or () if isinstance(one, int))
     at = row.at.replace(tzinfo=timezone.utc)
-    return Decision(row.kind, row.batch_id, row.reason, row.person, row.made_by, at, ids)
+    return Decision(row.kind, row.batch_id, row.reason, row.person, row.made_by, at, ids, row.taken_back)
 
 
 def begun_again_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> dict[Key, str]:

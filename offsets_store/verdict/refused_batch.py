@@ -58,7 +58,8 @@ def _from_stored(ledger: Ledger, batch: Batch) -> str:
         # Its state cannot be written again, and such a source cannot be told where to begin.
         return (
             f"let this batch through without proof (`pgonce accept {query} --batch {batch.batch_id} --reason ... "
-            "--yes`), or load the table again on a new checkpoint (startOver=truncate)"
+            "--yes`), though rows of batches that were published before may then be in the table twice; or load the "
+            "table again on a new checkpoint (startOver=truncate)"
         )
     return f"write it again with `pgonce new-checkpoint {query} PATH`, if its source allows that, and start there"
 
@@ -97,19 +98,24 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
     )
 
 
-def _still_to_write(batch: Batch, writer: Writer) -> int:
-    """The first batch that a writer has not published, if this one is its last one, run again."""
-    return batch.batch_id + (batch.batch_id <= writer.last_batch_id)
+def _taken_in_again(batch: Batch, writer: Writer, first: str = "") -> str:
+    """How the rows of a retired writer are gone on from, as the end of a sentence; ``first`` is to be done before."""
+    last = writer.last_batch_id
+    if batch.batch_id < last:
+        return (
+            f"the table has its batches up to {last}, and this checkpoint is an older copy: bring back its newest one "
+            "first."
+        )
+    number = last + 1 if batch.batch_id == last else batch.batch_id
+    return f"and the table has all rows of the batches before batch {number}, {first}set adoptCheckpoint={number}."
 
 
 def _under_another_name(own: Rival, batch: Batch) -> tuple[str, str]:
     if own.writer.retired_at:
-        next_id = _still_to_write(batch, own.writer)
         return (
             f"This is batch {batch.batch_id} of {_writer(batch)}, but an earlier run of this query has written it into "
             f"the same table, as sink {own.other_sink!r}, which was retired or forgotten since.",
-            "Leave this query stopped, or, if that was a mistake and the table still has all rows of the batches "
-            f"before batch {next_id}, set adoptCheckpoint={next_id}.",
+            f"Leave this query stopped. If that was a mistake, {_taken_in_again(batch, own.writer)}",
         )
     return (
         f"This is batch {batch.batch_id} of {_writer(batch)}, but an earlier run of this query has written it into the "
@@ -241,9 +247,10 @@ def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         return (
             f"The {_writer(batch)} was retired or forgotten by hand (`pgonce retire`, `pgonce forget`), so it may "
             "not publish any more.",
-            "Leave this query stopped, or take the sink out of it. If that was a mistake, and the table has all rows "
-            f"of the batches before batch {_still_to_write(batch, writer)}, give the writer another sinkName (`name=` "
-            f"for a transactional function), and set adoptCheckpoint={_still_to_write(batch, writer)}.",
+            "Leave this query stopped, or take the sink out of it. If that was a mistake, "
+            + _taken_in_again(
+                batch, writer, "give the writer another sinkName (`name=` for a transactional function), and "
+            ),
         )
     if writer and writer.replaced_by:
         return (

@@ -109,8 +109,8 @@ def accept(
 ) -> None:
     """Publish once a batch that is refused for its offsets, such as GAP. Rows may be lost or doubled."""
     if revoke:
-        taken = revoke_acceptance(query, batch, url, reason=reason, sink=sink)
-        print_lines([f"Batch {batch} into {taken.sink_name} is not accepted any more."])
+        taken = revoke_acceptance(query, batch, url, reason=reason, sink=sink, dry_run=not yes)
+        print_lines([f"Batch {batch} into {taken.sink_name} is accepted.", "Taken back." if yes else NOT_DONE])
         return
     found = accept_batch(query, batch, url, reason=reason, sink=sink, checkpoint_location=checkpoint, dry_run=not yes)
     print_lines([*found.says, "Accepted, once: start the query." if yes else NOT_DONE])

@@ -17,6 +17,7 @@ from typing import Any
 from psycopg.pq import TransactionStatus
 from pyspark.sql import DataFrame
 from sqlalchemy import Connection, CursorResult, event
+from sqlalchemy.sql.elements import RollbackToSavepointClause, SavepointClause
 from typing_extensions import Unpack
 
 from pgonce.offsets_store.errors import CommitError
@@ -46,12 +47,10 @@ class Steps:
         self._turn = threading.RLock()
         self._is_over = False
         self._written: list[Published] = []
-        # How much was written when each savepoint was made that is still open.
-        self._at_savepoints: list[int] = []
+        # How much was written when each savepoint was made.
+        self._at_savepoints: dict[str, int] = {}
         self._has_gone_back = False
-        event.listen(connection, "savepoint", self._begin_nested)
-        event.listen(connection, "release_savepoint", self._end_nested)
-        event.listen(connection, "rollback_savepoint", self._go_back)
+        event.listen(connection, "after_execute", self._follow)
 
     @property
     def rows(self) -> int:
@@ -80,21 +79,20 @@ class Steps:
         """Note what a call has written."""
         self._written.append(published)
 
-    def _begin_nested(self, *_: object) -> None:
-        self._at_savepoints.append(len(self._written))
-
-    def _end_nested(self, *_: object) -> None:
-        self._at_savepoints.pop()
-
-    def _go_back(self, *_: object) -> None:
-        del self._written[self._at_savepoints.pop() :]
-        self._has_gone_back = True
+    def _follow(self, _: Connection, statement: object, *__: object) -> None:
+        """Keep up with the savepoints of ``begin_nested``. (Those of raw SQL are not seen.)"""
+        if isinstance(statement, SavepointClause):
+            self._at_savepoints[statement.ident] = len(self._written)
+        elif isinstance(statement, RollbackToSavepointClause):
+            del self._written[self._at_savepoints[statement.ident] :]
+            self._has_gone_back = True
 
     def may_have_raised(self) -> bool:
         """Whether an error of Postgres that the function raises may be one of this transaction."""
-        status = driver_connection(self._connection).info.transaction_status
-        # After a savepoint was rolled back, nothing tells any more.
-        return self._has_gone_back or status is not TransactionStatus.INTRANS
+        # After a savepoint was rolled back, or the connection was lost, nothing tells any more.
+        if self._has_gone_back or self._connection.invalidated or self._connection.closed:
+            return True
+        return driver_connection(self._connection).info.transaction_status is not TransactionStatus.INTRANS
 
     def close(self) -> None:
         """Wait until the calls of other threads have ended, and let no more begin."""

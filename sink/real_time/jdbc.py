@@ -79,11 +79,6 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
             "Put the password into ~/.pgpass or PGPASSWORD on the driver, or into url. A token that expires would "
             "end the query when a new connection is made.",
         )
-    if resolved(parse_url(url)).get("sslrootcert") == "system":
-        raise _refused(
-            "sslrootcert=system is libpq's: Postgres's JDBC driver would look for a file of that name.",
-            "Name a file with the certificate of the authority, which every executor has.",
-        )
     with connect(url) as connection:
         info = connection.info
         given, hosts, database = info.get_parameters(), _hosts(url, info), info.dbname
@@ -99,6 +94,11 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
         # Nothing, and less than nothing, is for ever.
         "connectTimeout": str(max(0, int(given.get("connect_timeout", "15")))),
     }
+    if given.get("sslrootcert") == "system":
+        raise _refused(
+            "sslrootcert=system is libpq's: Postgres's JDBC driver would look for a file of that name.",
+            "Name a file with the certificate of the authority, which every executor has.",
+        )
     if "sslkey" in given:
         raise _refused(
             "The connection string sets sslkey, and Postgres's JDBC driver reads another form of keys than libpq.",
@@ -154,8 +154,7 @@ def _target_of(wanted: str) -> str:
 
 def _hosts(url: str, info: psycopg.ConnectionInfo) -> str:
     # psycopg tries several hosts one by one, so the connection knows only the one that answered.
-    parameters = parse_url(url)
-    given = {**resolved(parameters), "sslmode": parameters.get("sslmode")}
+    given = {**resolved(parse_url(url)), "sslmode": info.get_parameters().get("sslmode")}
     if given.get("hostaddr") and given.get("host") and given.get("sslmode") == "verify-full":
         raise _refused(
             "The connection string sets host and hostaddr, and Postgres's JDBC driver would compare the server's "

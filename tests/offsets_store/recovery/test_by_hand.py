@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from support.ledger_history import OTHER
+from support.ledger_history import OTHER, QUERY
 from support.recoveries import history, noted, recover_at_once, verdict
 from support.stopped_query import entries, write_checkpoint
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import RecoveryError
+from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.offsets_store.status.decisions import newest_decisions
 from pgonce.offsets_store.verdict.decide import Verdict
 
 
@@ -44,12 +46,17 @@ class TestAccept:
 
     def test_it_may_be_taken_back(self, pgonce, stuck, observer, url):
         """Until the batch has come; then recover plans without it again."""
-        assert "[NOT_ACCEPTED]" in self.accept(pgonce, stuck, "--revoke").stderr
+        assert "[NOT_ACCEPTED]" in self.accept(pgonce, stuck, "--revoke", "--yes").stderr
         self.accept(pgonce, stuck, "--yes")
-        assert self.accept(pgonce, stuck, "--revoke", reason="by mistake").exit_code == ExitCode.OK
+        assert "--yes" in self.accept(pgonce, stuck, "--revoke").stdout
+        assert examine(str(stuck), url).sinks[0].verdict is Verdict.ACCEPTED
+        assert self.accept(pgonce, stuck, "--revoke", "--yes", reason="by mistake").exit_code == ExitCode.OK
         assert examine(str(stuck), url).sinks[0].verdict is Verdict.GAP
         why = observer.execute("SELECT details -> 'revoked' ->> 'reason' FROM pgonce.interventions").fetchone()
         assert why == ("by mistake",)
+        with reading(url) as connection:
+            (decision,) = newest_decisions(connection, QUERY, "public.orders", 5)
+        assert "; taken back by role" in decision.says
         assert self.accept(pgonce, stuck, "--yes").exit_code == ExitCode.OK
 
     def test_what_it_means_for_other_batches(self, pgonce, ahead):

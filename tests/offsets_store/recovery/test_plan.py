@@ -389,9 +389,28 @@ class TestDamagedEntries:
         assert plan_recovery(facts, [published_to(4)]).changes == (Change("offsets/0", None),)
 
     def test_of_a_query_that_nobody_knows(self):
-        """No batch of it was published."""
+        """Only its first entry may go: of later batches, nobody knows whether they are written."""
         facts = checkpoint({}, damaged=frozenset({"offsets/0"}))
         assert plan_recovery(facts, []).changes == (Change("offsets/0", None),)
+        for damaged in ({"offsets/0", "commits/0"}, {"offsets/5", "commits/4"}):
+            refused("RECOVERY_UNKNOWN_QUERY", checkpoint({}, damaged=frozenset(damaged)), [])
+
+    def test_a_batch_that_spark_has_done(self):
+        """The ledger lacks it: its commit goes too, and that is said."""
+        facts = checkpoint(entries(5, 6), (5, 6, 7), damaged=frozenset({"offsets/7"}))
+        plan = plan_recovery(facts, [published_to(6)])
+        assert plan.may_double
+        repaired = facts.after(plan.changes)
+        assert stands(repaired) == (entries(5, 6), [5, 6])
+        refused("RECOVERY_STATEFUL", replace(facts, is_stateful=True), [published_to(6, stateful=True)])
+
+    def test_the_state_of_a_batch_that_is_planned_again(self):
+        """What it has written whole would be read at a later start."""
+        zipped = state(8, "0/0/{}.zip")
+        damaged = frozenset({"offsets/7"})
+        facts = keeps_state(entries(5, 6), (5, 6), damaged=damaged, state_since=frozenset({zipped}))
+        plan = plan_recovery(facts, [published_to(6, stateful=True)])
+        assert plan.changes == (Change(zipped.name, None), Change("offsets/7", None))
 
 
 class TestFiles:

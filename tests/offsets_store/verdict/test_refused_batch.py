@@ -103,6 +103,8 @@ def test_the_last_batch_of_a_retired_query_is_not_written_again():
     assert "which was retired or forgotten since" in said.what
     assert "set adoptCheckpoint=7" in said.remedy
     assert "sinkName" not in said.remedy
+    # An older copy would publish all that is between once more.
+    assert "adoptCheckpoint" not in help_for(Verdict.FENCED, Ledger(writer=retired), make_batch(4))
 
 
 def test_a_batch_to_adopt_that_is_another_one_is_named():

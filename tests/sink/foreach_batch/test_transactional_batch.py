@@ -190,6 +190,21 @@ def test_what_a_savepoint_took_back_was_not_published(bench, observer, admin, sp
     assert observer.execute("SELECT count(*) FROM tried").fetchone() == (15,)
 
 
+def test_a_connection_that_is_lost_in_the_functions_own_sql(bench, observer):
+    """The batch is tried again, as wherever else the line may break."""
+    calls = []
+
+    def function(batch, tx):
+        calls.append(tx.batch_id)
+        tx.append(batch, "events")
+        if len(calls) == 1:
+            tx.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    finish(bench.stream(function))
+    assert calls == [0, 0, 1]
+    assert bench.what_is_wrong(observer) == []
+
+
 async def coroutine(batch, tx):
     """A call makes a coroutine, which nothing runs."""
     tx.append(batch, "events")

@@ -98,6 +98,13 @@ def test_encryption_and_waiting_for_ever(monkeypatch):
     assert (found["gssEncMode"], found["sslNegotiation"], found["connectTimeout"]) == ("require", "direct", "0")
 
 
+def test_the_authorities_of_the_system(monkeypatch):
+    """The driver would look for a file that is called so."""
+    monkeypatch.setattr(jdbc, "connect", lambda url: nullcontext(Told(url)))
+    with pytest.raises(PgonceError, match="JDBC_CONNECTION.*sslrootcert=system"):
+        jdbc_url("host=h port=1 dbname=d sslmode=verify-full sslrootcert=system", "run-1", 30)
+
+
 def test_a_password_is_in_the_properties_alone(login):
     """Neither the URL nor the text of the object shows it, wherever libpq has it from."""
     found = jdbc_url(login.url, "run-1", 30)
@@ -117,7 +124,6 @@ def test_a_password_of_the_environment(login, tcp_url, monkeypatch):
         ({"target_session_attrs": "any", "requirepeer": "postgres"}, "requirepeer"),
         ({"ssl_max_protocol_version": "TLSv1.3"}, "ssl_max_protocol_version"),
         ({"ssl_min_protocol_version": "TLSv1.3"}, "ssl_min_protocol_version"),
-        ({"sslrootcert": "system", "sslmode": "verify-full"}, "sslrootcert=system"),
     ],
 )
 def test_what_the_driver_does_not_have_is_refused(tcp_url, parameters, why):
