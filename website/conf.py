@@ -16,7 +16,10 @@ version = release = installed("pgonce")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "site_pages"]
 nitpicky = True
 # Types of other packages, whose documentation is on other hosts; and what only pgonce itself makes.
-nitpick_ignore_regex = [("py:.*", r"(?!pgonce\.).*"), ("py:class", r"pgonce\.offsets_store\.verdict\..*")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!pgonce\.).*"),
+    ("py:class", r"pgonce\.offsets_store\.verdict\..*|pgonce\.sink\.foreach_batch\.batch_transaction\.Steps"),
+]
 
 # SQL whose parameters have names ($writer) is not quite SQL.
 suppress_warnings = ["misc.highlighting_failure"]
