@@ -1,8 +1,8 @@
 """
 The transaction that a user's function gets for one batch: it writes frames into any tables, and runs any SQL.
 
-Runs on the driver, while the function does. Invariants: one call at a time uses the connection, whichever thread makes
-it; what a call could not do, or a savepoint has taken back, is not committed as if it had been done.
+Runs on the driver, while the function does. Invariants: only one call at a time uses the connection, from any thread;
+what a call could not do, or a savepoint has taken back, is not committed as if it had been done.
 """
 
 from __future__ import annotations
