@@ -157,7 +157,7 @@ def revoke_acceptance(
             )
         if dry_run:
             return chosen
-        role = connection.execute(select(func.current_user())).scalar_one()
+        role = connection.execute(select(func.session_user())).scalar_one()
         by = {"made_by": role, "reason": reason.strip(), **({"person": person} if person else {})}
         revoke_acceptance_in_tx(connection, chosen.writer_id, batch_id, by)
     return chosen

@@ -249,10 +249,10 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
             f"{', '.join(sorted(checkpoint.unfinished))} exist: a driver was killed while it wrote the first entry. "
             "Spark refuses to start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY)."
         )
-    newest = -1 if checkpoint.newest is None else checkpoint.newest
-    if checkpoint.newest_commit is not None and newest < checkpoint.newest_commit:
+    if checkpoint.commits_lead:
         remarks.append(
-            f"commits/ ends with batch {checkpoint.newest_commit}, after offsets/: files were removed by hand."
+            f"commits/ ends with batch {checkpoint.newest_commit}, after offsets/: files were removed by hand, or "
+            "cannot be read."
         )
     return remarks
 

@@ -74,7 +74,7 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
         return Plan(tuple(changes_for(checkpoint, target)), target.newest, target.does)
     living = living_sinks(checkpoint, sinks)
     start = next_start(checkpoint)
-    if _all_go_on(checkpoint, living, start) and start.lacks is None and not _commits_lead(checkpoint):
+    if _all_go_on(checkpoint, living, start) and start.lacks is None and not checkpoint.commits_lead:
         changes = (*_state_of_damaged(checkpoint), *(Change(name, None) for name in checkpoint.useless))
         does = f"removes {_named(checkpoint)}" if changes else _agreed(checkpoint, living, start)
         return Plan(changes, checkpoint.newest, does)
@@ -107,12 +107,6 @@ def _as_before_its_commit(checkpoint: CheckpointFacts, living: Sequence[SinkFact
         return _proven(checkpoint, living, target, without_whole_state(checkpoint))
     except RecoveryError:
         return None
-
-
-def _commits_lead(checkpoint: CheckpointFacts) -> bool:
-    """Whether Spark has done a batch whose entry is gone, or cannot be read."""
-    newest = -1 if checkpoint.newest is None else checkpoint.newest
-    return any(number > newest for number in checkpoint.commits)
 
 
 def _state_of_damaged(checkpoint: CheckpointFacts) -> Sequence[Change]:
@@ -181,7 +175,7 @@ def _all_go_on(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: N
 
 
 def _target(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> Target:
-    if _all_go_on(checkpoint, living, start) and not _commits_lead(checkpoint):
+    if _all_go_on(checkpoint, living, start) and not checkpoint.commits_lead:
         # By ids alone, a batch goes on from any entry: from an older one, with rows that are published already.
         refuse_ids_alone(living)
         return _dense(checkpoint, living, start)

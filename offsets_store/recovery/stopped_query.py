@@ -82,6 +82,11 @@ class CheckpointFacts:
         return max(self.commits, default=None)
 
     @property
+    def commits_lead(self) -> bool:
+        """Whether Spark has done a batch whose entry is gone, or cannot be read."""
+        return self.newest_commit is not None and (self.newest is None or self.newest < self.newest_commit)
+
+    @property
     def is_continuous(self) -> bool:
         """Whether a continuous query has written the newest entry."""
         return self.newest is not None and self.offsets[self.newest].is_continuous

@@ -41,6 +41,7 @@ _REMEDIES = {
         "Look at what has changed since this run began: a column of the table, or a function that a trigger calls.",
     ),
     **REMEDIES,
+    # What those say of these speaks of upserts, of functions and of messages, none of which are here.
     "23505": ("UNIQUE_VIOLATION", "Filter such records in rows, or drop the constraint."),
     "23503": ("FOREIGN_KEY_VIOLATION", "First load the rows that these rows refer to, or drop the constraint."),
     "25P02": ("TARGET_FAILED", "Look the SQLSTATE up in Postgres's manual and remove its cause."),
