@@ -13,10 +13,8 @@ import urllib.request
 
 from free_ports import free_port
 from jvm import Jvm
-from maven import MissingTool, unpacked_artifact
+from maven import unpacked_artifact
 from typing_extensions import Self
-
-__all__ = ["MissingTool", "SchemaRegistry"]
 
 _REGISTRY = "io.apicurio:apicurio-registry-app:3.0.9:tar.gz:all"
 _READY_SECONDS = 60.0

@@ -15,7 +15,7 @@ from maven import ROOT, MissingTool, jar_of_artifact
 from psycopg.conninfo import make_conninfo
 from schema_registry import SchemaRegistry
 from support.fixtures.postgres import PLAIN_DATABASE, made_database
-from support.fixtures.skips import unavailable
+from support.fixtures.skips import available, unavailable
 from support.page_reader import blocks_of
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
@@ -167,11 +167,7 @@ def record_schema(*fields: Mapping[str, str]) -> str:
 @pytest.fixture
 def registry() -> Iterator[SchemaRegistry]:
     """A registry in which no schema is registered yet."""
-    try:
-        found = SchemaRegistry()
-    except MissingTool as missing:
-        unavailable(str(missing))
-    with found:
+    with available(SchemaRegistry) as found:
         yield found
 
 
