@@ -32,7 +32,7 @@ def refuse_other_plans(frame: DataFrame, records: DataFrame, positions: Position
     :param records: the source's frame, of which ``frame`` was made.
     :raises SparkError: REAL_TIME_PLAN.
     """
-    plan: Any = frame._jdf.queryExecution().analyzed()
+    plan = _analyzed(frame)
     nodes = list(_nodes(plan))
     kinds = [node.getClass().getSimpleName() for node in nodes]
     unknown = [kind for kind in kinds if kind not in _SOURCES | _ONE_FOR_ONE | _SEVERAL]
@@ -52,7 +52,7 @@ def refuse_other_plans(frame: DataFrame, records: DataFrame, positions: Position
     if len(sources) != 1 or "kafka" not in sources[0].toString().lower():
         raise _refused("The query does not read exactly one Kafka source.", "Use only the frame that rows is given.")
     of_source = {attribute.exprId(): attribute.name() for attribute in _each(sources[0].output())}
-    if of_source != {a.exprId(): a.name() for a in _each(records._jdf.queryExecution().analyzed().output())}:
+    if of_source != {a.exprId(): a.name() for a in _each(_analyzed(records).output())}:
         raise _refused(
             "The rows do not come from the frame that rows was given.",
             "Make them of that frame: only there, Spark begins to read where the table ends.",
@@ -103,10 +103,6 @@ def _has_python(expression: Any) -> bool:
     return is_python or any(map(_has_python, _each(expression.children())))
 
 
-def _analyzed(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
-
-
 def refuse_not_continuous(spark: SparkSession, frame: DataFrame) -> None:
     """
     Refuse what Spark refuses in continuous mode: it would do so only when the older run had lost the table.
@@ -119,15 +115,17 @@ def refuse_not_continuous(spark: SparkSession, frame: DataFrame) -> None:
     jvm: Any = spark._jvm
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:
-        checker.checkForContinuous(
-            frame._jdf.queryExecution().analyzed(), jvm.org.apache.spark.sql.streaming.OutputMode.Append()
-        )
+        checker.checkForContinuous(_analyzed(frame), jvm.org.apache.spark.sql.streaming.OutputMode.Append())
     except AnalysisException as error:
         what, _, _ = str(error).partition(";")
         raise _refused(
             f"Spark refuses it: {what.strip().rstrip('.')}.",
             "Leave that out, or give real_time, not continuous.",
         ) from None
+
+
+def _analyzed(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
 
 
 def _origin(plan: Any, name: str) -> Any:

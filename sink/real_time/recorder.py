@@ -74,9 +74,10 @@ class Recorder(threading.Thread):
                     due = time.monotonic() + _RECORD_SECONDS
                     self._record()
                     self.look_at_tasks(time.monotonic())
-                    self._look_at_topics(time.monotonic())
+                    if time.monotonic() - self._topics_at >= _TOPICS_SECONDS:
+                        self._look_at_topics()
                 if not is_active:
-                    self._keep_failure()
+                    self._look_at_failure()
                     return
             except RefusedBatch as refused:
                 _log.error("query %s stops: %s", self._run.query_id, refused)
@@ -128,11 +129,9 @@ class Recorder(threading.Thread):
                 left,
             )
 
-    def _look_at_topics(self, now: float) -> None:
-        """Stop the query if a topic was created again: Spark may read the new one from where the old one ended."""
-        if now - self._topics_at < _TOPICS_SECONDS:
-            return
-        self._topics_at = now
+    def _look_at_topics(self) -> None:
+        """Refuse topics that were created again: Spark may read a new one from where the old one ended."""
+        self._topics_at = time.monotonic()
         try:
             found = topic_ids(self._run.topic_ids, self._kafka)
         except BrokersError as error:
@@ -145,11 +144,17 @@ class Recorder(threading.Thread):
         # Without reports, a position in the database that went back could not be told from one that stayed.
         return reported(self._writer.known()) if self._writer is not None else {}
 
-    def _keep_failure(self) -> None:
+    def _look_at_failure(self) -> None:
+        """Keep the error with which the query has ended, if it has one."""
         error = self._query.exception()
-        said = said_in(str(error)) if error is not None else None
+        if error is None:
+            return
+        said = said_in(str(error))
         if said is not None:
             keep_failure(self._run.settings.url, self._failed(), said.code, said.sentences)
+        else:
+            # Spark may have been first: where the old topic ended, the new one may have no record yet.
+            self._look_at_topics()
 
     def _failed(self) -> Failed:
         return self._run.failed("commit", self._run.batch_id + 1)
