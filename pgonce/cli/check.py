@@ -23,6 +23,7 @@ from pgonce.offsets_store.preflight.check import check_server
 from pgonce.offsets_store.status.read_stored import last_written
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import find_writers
+from pgonce.sink.options.definitions import BY_KEY
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
 from pgonce.sink.writing.table.lock import lock_table
@@ -173,8 +174,9 @@ def _writable(connection: psycopg.Connection, table: TargetTable) -> Answer:
     if always:
         notes.append(f"rows must not have the column {', '.join(always)}, which Postgres fills itself")
     if not keys:
+        by_key = " and ".join(f"mode={mode}" for mode in BY_KEY)
         notes.append(
-            "it has no primary key: mode=upsert needs the option keys, and a unique index on exactly these columns"
+            f"it has no primary key: {by_key} need the option keys, and a unique index on exactly these columns"
         )
     notes.append("only the table was checked, not the columns of a query (--query checks these)")
     return Answer(Holds.YES, "; ".join([says, *notes]))

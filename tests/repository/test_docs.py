@@ -6,12 +6,15 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from support.named_tests import is_there
 
 import pgonce
 from pgonce.cli.main import app
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict
+from pgonce.sink.options.definitions import BY_KEY
+from pgonce.sink.options.option import Mode
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
@@ -117,6 +120,22 @@ def test_every_verdict_stands_in_the_guarantees():
     """docs/guarantees.md has a row for each verdict, and for no other."""
     rows = re.findall(r"^\| `([A-Z]+)` \|", (ROOT / "docs/guarantees.md").read_text(), re.MULTILINE)
     assert set(rows) == {verdict.name for verdict in Verdict}
+
+
+def test_every_write_mode_stands_in_the_pages():
+    """Where the modes are listed: docs/writing.md, docs/batch-jobs.md, and for those by key the error NO_KEYS."""
+    writing, jobs, errors = ((ROOT / f"docs/{name}.md").read_text() for name in ("writing", "batch-jobs", "errors"))
+    modes_of_jobs = re.search(r"^\| Spark's mode \|.*?\n\n", jobs, re.MULTILINE | re.DOTALL)
+    no_keys = re.search(r"^\| `NO_KEYS` \|.*$", errors, re.MULTILINE)
+    assert modes_of_jobs is not None
+    assert no_keys is not None
+    modes = get_args(Mode)
+    # What Spark has a word for is written with that.
+    in_streams = {"complete": 'outputMode("complete")'}
+    in_jobs = {"append": '`.mode("append")`', "complete": '`.mode("overwrite")`'}
+    assert [mode for mode in modes if in_streams.get(mode, f"`mode={mode}`") not in writing] == []
+    assert [mode for mode in modes if in_jobs.get(mode, f"`{mode}`") not in modes_of_jobs[0]] == []
+    assert [mode for mode in modes if f"`mode={mode}`" in no_keys[0]] == list(BY_KEY)
 
 
 def anchors_of(text: str) -> set[str]:

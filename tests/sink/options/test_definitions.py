@@ -9,6 +9,7 @@ from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.sink.options.definitions import (
     OPTIONS,
     FunctionOptions,
+    RealTimeOptions,
     RouteOptions,
     RowOptions,
     TableOptions,
@@ -25,6 +26,7 @@ ROWS = {"mode", "keys", "order_by"}
     [
         (WriterOptions, Way.WRITER, {"url"}),
         (FunctionOptions, Way.FUNCTION, {"url"}),
+        (RealTimeOptions, Way.REAL_TIME, {"url"}),
         (TableOptions, Way.TABLE, {"table"} | ROWS),
         (RowOptions, Way.TABLE, {"table"}),
         (RouteOptions, Way.ENTRY, set()),
