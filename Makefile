@@ -177,7 +177,7 @@ docs: setup ## write what is made from the code (options, manual page, list of w
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.manual_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.tables_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.public_interface
-	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.watch_picture
+	@TZ=UTC PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.watch_picture
 	@$(BIN)/python website/draw.py
 
 site: setup ## build the documentation's site into .build/site, and check its links
