@@ -143,7 +143,7 @@ def _unsafe(letters: Sequence[StoredLetter], why: str, remedy: str) -> RecoveryE
 
 _NO_EFFECT = {
     "passed_over": "the table has a row with its key that is newer or has the same orderBy, or such a delete is "
-    "remembered (onlyNewer)",
+    "remembered (onlyNewer); with keepWhere, this row may have a value that the newer one did not bring again",
     "not_found": "it deletes a row, and the table has no row with its key",
     "ignored": "it deletes a row, and deletes=ignore is set",
 }

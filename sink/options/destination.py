@@ -81,6 +81,10 @@ class Existing:
     update_columns: tuple[str, ...] = ()
     keep_where: str | None = None
 
+    def reads_stored(self, *, has_order: bool) -> bool:
+        """Whether rows are first compared with stored ones, or with each other, because they do more than replace."""
+        return self.only_newer or self.keep_where is not None or (bool(self.update_columns) and has_order)
+
 
 @dataclass(frozen=True)
 class DeadLetters:
@@ -123,8 +127,13 @@ class Destination:
 
     @property
     def not_of_the_row(self) -> frozenset[str]:
-        """Columns of the rows that say what is to be done with a row; a table that is created does not get them."""
-        return self.aside | (self.changes.about_changes if self.changes else frozenset())
+        """
+        Columns of the rows that say what is to be done with a row; a table that is created does not get them.
+
+        With ``onlyNewer``, ``orderBy`` is compared with the stored one, and so it is a column of the row.
+        """
+        order = self.order_column if self.existing.only_newer else None
+        return (self.aside | (self.changes.about_changes if self.changes else frozenset())) - {order}
 
     def is_only_if_there(self, name: str) -> bool:
         """Whether the rows' column of this name is written only if the table has it; ``orderBy`` means any case."""

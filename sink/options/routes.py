@@ -54,8 +54,10 @@ class Route:
         if not self.columns:
             return tuple(encoded)
         where = self.destination
-        needed = {*self.columns, where.order_column, *(where.changes.about_changes if where.changes else ())}
-        return tuple(column for column in encoded if column.name in needed)
+        needed = {*self.columns, *(where.changes.about_changes if where.changes else ())}
+        # orderBy means any case, as in a stream for one table.
+        order = (where.order_column or "").lower()
+        return tuple(column for column in encoded if column.name in needed or column.name.lower() == order)
 
 
 @dataclass(frozen=True)

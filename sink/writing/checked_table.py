@@ -15,8 +15,6 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.text import qualified_name
 
 from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY
@@ -28,6 +26,7 @@ from .table.catalogue import TargetColumn, TargetTable
 from .table.fit import Fit, Fitting
 from .table.fit_column import fit_column
 from .table.lock import lock_table, nothing_more
+from .table.new_table import create_table
 from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
 
 _log = logging.getLogger("pgonce")
@@ -74,6 +73,34 @@ def check_table(table: TargetTable, destination: Destination) -> None:
             "whether they apply.",
             NOTHING,
             "Replace the rules with triggers, which both obey.",
+        )
+    _refuse_redirected(table, destination)
+
+
+def _refuse_redirected(table: TargetTable, destination: Destination) -> None:
+    """Refuse to look for stored rows in a table that may have none itself, because they are in others."""
+    mode, existing = destination.mode, destination.existing
+    if not table.redirected or mode == "append":
+        return
+    if table.redirected == "trigger":
+        raise TargetError(
+            "ROWS_IN_CHILDREN",
+            f"{table.qualified_name} has tables that inherit from it, and a trigger BEFORE INSERT, which may put rows "
+            f"into these. mode={mode} looks for stored rows in {table.qualified_name} alone, so a row could be there "
+            "twice, or stay although it is deleted or replaced.",
+            NOTHING,
+            "Use a partitioned table (PARTITION BY), whose partitions every mode knows; or mode=append.",
+        )
+    # ON CONFLICT is what TimescaleDB looks up in the chunks.
+    if mode != "upsert" or existing.reads_stored(has_order=destination.order_by is not None):
+        raise TargetError(
+            "ROWS_IN_CHILDREN",
+            f"{table.qualified_name} is a hypertable of TimescaleDB, whose rows are in other tables, its chunks. This "
+            "write would look for stored rows in the hypertable alone, so a row could be there twice, or stay although "
+            "it is deleted or replaced.",
+            NOTHING,
+            "Use mode=append, or mode=upsert without onlyNewer, keepWhere, and updateColumns with orderBy; or a "
+            "partitioned table.",
         )
 
 
@@ -197,59 +224,6 @@ def _altered(table: TargetTable, change: Change) -> str:
     return alter_statement(table.identifier, [change]).as_string(None)
 
 
-def nested_key(name: str, column: EncodedColumn) -> TargetError:
-    """
-    The error for a key whose values would be compared as JSON.
-
-    JSON calls values equal that differ in Spark (the numbers 1 and 1.0), and such a primary key is never intended.
-    """
-    parts = [f"{column.name}.{field.name}" for field in getattr(column.data_type, "fields", ())]
-    columns = ", ".join(f'col("{part}").alias("{part.replace(".", "_")}")' for part in parts)
-    put_apart = (
-        f"Make columns of its fields in Spark, such as {columns}, and name those in keys instead."
-        if parts
-        else "In Spark, make columns, or one string, of the values that tell rows apart, and name these in keys."
-    )
-    return TargetError(
-        "NESTED_KEY",
-        f"Column {column.name!r} is {column.spark_type} in Spark, and one of the keys of {name}; in Postgres it "
-        "would be JSON, which compares values differently from Spark.",
-        NOTHING,
-        f"{put_apart} (A struct can be a key if the table's column has a composite type.)",
-    )
-
-
-def refuse_nested_keys(name: str, encoded: Sequence[EncodedColumn], keys: Sequence[str]) -> None:
-    """:raises TargetError: NESTED_KEY, if a table that is to be created would have such a primary key."""
-    for column in encoded:
-        if column.name in keys and column.postgres_type == "jsonb":
-            raise nested_key(name, column)
-
-
-def create_table(
-    connection: psycopg.Connection, schema: str, name: str, encoded: Sequence[EncodedColumn], keys: Sequence[str]
-) -> None:
-    """
-    Create the table that fits the rows, with ``keys`` as its primary key.
-
-    :raises TargetError: NESTED_KEY.
-    :raises psycopg.errors.SerializationFailure: if another session has created it meanwhile.
-    """
-    refuse_nested_keys(qualified_name(schema, name), encoded, keys)
-    parts = [sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.ddl_type)) for c in encoded]
-    if keys:
-        parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, keys))))
-    create = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})")
-    try:
-        search_path.execute_in_tx(connection, create.format(sql.Identifier(schema, name), sql.SQL(", ").join(parts)))
-    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable) as error:
-        if error.diag.schema_name not in (None, "pg_catalog"):
-            raise
-        # Postgres has looked for the name before the other session's COMMIT, and fails when it takes the name.
-        what = f"{qualified_name(schema, name)} was created by another session meanwhile"
-        raise psycopg.errors.SerializationFailure(what) from error
-
-
 # The tables of this process, and what it has said of them.
 _said: set[tuple[int, str]] = set()
 
@@ -291,9 +265,7 @@ def target_for(
     if table is None:
         refuse_missing_schema(connection, found.schema)
     if table is None and destination.create_table:
-        # The order is among them, as in an upsert of any other new table.
-        of_rows = [column for column in encoded if column.name not in destination.not_of_the_row]
-        create_table(connection, found.schema, found.name, of_rows, destination.keys)
+        create_table(connection, found, encoded, destination)
         found, table = lock(None)
     if table is None:
         raise missing_table(connection, found)

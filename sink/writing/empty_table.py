@@ -59,6 +59,30 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
     raise TargetError("ROWS_NOT_WRITTEN", what, NOTHING, remedy)
 
 
+def refuse_reaching_others(connection: psycopg.Connection, replaced: Sequence[TargetTable]) -> None:
+    """
+    Refuse to replace all rows of tables if that would delete or change rows of others, which nothing writes again.
+
+    :param replaced: all tables whose rows the batch replaces.
+    :raises TargetError: DELETE_ACTION.
+    """
+    roots = {table.root for table in replaced}
+    for table in replaced:
+        others = sorted(set(table.deletes_reach) - roots)
+        if others:
+            name = sql.SQL("SELECT {}::oid::regclass::text").format(sql.Literal(others[0]))
+            row = search_path.execute_in_tx(connection, name).fetchone()
+            raise TargetError(
+                "DELETE_ACTION",
+                f"All rows of {table.qualified_name} are to be replaced, and deleting them deletes or changes rows of "
+                f"{row[0] if row else others[0]}, by a foreign key with ON DELETE CASCADE, SET NULL or SET DEFAULT. "
+                "Nothing would write these rows again.",
+                NOTHING,
+                "Let the foreign key have no action (ON DELETE NO ACTION DEFERRABLE INITIALLY DEFERRED): the keys that "
+                "come again are there when it is checked. Or write with mode=upsert.",
+            )
+
+
 def _delete_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: int) -> tuple[int, _Kept | None]:
     """How many rows were deleted, and what kept others from it, if anything did."""
     cursor = connection.cursor()
@@ -192,6 +216,8 @@ def _fed_by_jobs(jobs: int) -> str:
 def _unfit_to_start_over(connection: psycopg.Connection, table: TargetTable) -> str:
     if table.row_security:
         return "row-level security hides rows from this role, and these rows would stay in the table"
+    if table.redirected:
+        return "its rows may be in tables that inherit from it, which would keep them"
     statement = sql.SQL(_UNFIT_TO_START_OVER).format(oid=sql.Literal(table.oid))
     isolation, children = search_path.execute_in_tx(connection, statement).fetchone() or (None, None)
     if isolation != "read committed":

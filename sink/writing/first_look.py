@@ -38,17 +38,18 @@ from ..options.routes import Routes
 from .alter import refuse_what_stands_in_the_way
 from .bad_rows.letters import checked_letters_table
 from .by_key.keys import Upsert, plan_upsert, refuse_actions_between
-from .checked_table import ColumnPlan, check_table, plan_columns, refuse_nested_keys
+from .checked_table import ColumnPlan, check_table, plan_columns
+from .empty_table import refuse_reaching_others
 from .new_columns import as_altered, changes_for, without_extra
 from .routes import listed_tables
 from .table.catalogue import TargetTable, look_up_table
+from .table.new_table import keys_of_new
 from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
 from .write_batch import named_sink
 
 _log = logging.getLogger("pgonce")
 
-# Spark waits for a look before the rows, so it must be short.
-_CONNECT_SECONDS = 5
+_CONNECT_SECONDS = 5  # Spark waits for a look before the rows.
 _WHEN_MADE_SECONDS = 10
 _BOUNDS = (
     "SELECT pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '1s', true)"
@@ -90,10 +91,7 @@ def look_once(
     try:
         with looking(url) as connection:
             connection.execute(_BOUNDS)
-            if isinstance(where, Routes):
-                _look_at_all(connection, where, columns)
-            else:
-                look_at_table(connection, where, columns)
+            _look(connection, where, columns)
     except ConnectError as error:
         if at_the_door and not error.may_pass:
             raise
@@ -160,13 +158,16 @@ def _found(connection: psycopg.Connection, destination: Destination) -> tuple[Re
     return found, None
 
 
-def _look_at_all(connection: psycopg.Connection, routes: Routes, columns: Sequence[EncodedColumn]) -> None:
-    listed_tables(connection, routes)
-    _look_at_letters(connection, routes.dead_letters)
-    seen = [
-        (look_at_table(connection, route.destination, route.written(columns)), route.destination) for route in routes
-    ]
-    refuse_actions_between([(table, destination.changes) for table, destination in seen if table is not None])
+def _look(connection: psycopg.Connection, where: Destination | Routes, columns: Sequence[EncodedColumn]) -> None:
+    if isinstance(where, Routes):
+        listed_tables(connection, where)
+        _look_at_letters(connection, where.dead_letters)
+        given = [(route.destination, route.written(columns)) for route in where]
+    else:
+        given = [(where, tuple(columns))]
+    there = [(table, one) for one, written in given if (table := look_at_table(connection, one, written)) is not None]
+    refuse_actions_between([(table, one.changes) for table, one in there])
+    refuse_reaching_others(connection, [table for table, one in there if one.mode == "complete"])
 
 
 def _look_at_letters(connection: psycopg.Connection, letters: DeadLetters | None) -> None:
@@ -191,7 +192,7 @@ def look_at_table(
     """
     found, table = _found(connection, destination)
     if table is None:
-        refuse_nested_keys(found.qualified_name, columns, destination.keys)
+        keys_of_new(found, columns, destination)
         return None
     changes = changes_for(table, columns, destination)
     if changes:

@@ -41,7 +41,8 @@ def _forms(text: str, postgres_type: str) -> list[object]:
         "jsonb": [json.dumps(text), as_map],
         "text[]": [[text], [str(made)]],
         "bytea[]": [[as_bytes]],
-        "int4[]": [list(as_bytes)],
-        "int8[]": [list(as_bytes)],
+        # An array without elements is a value, and no placeholder.
+        "int4[]": [list(as_bytes)] if text else [],
+        "int8[]": [list(as_bytes)] if text else [],
     }
     return forms.get(postgres_type, [])

@@ -40,7 +40,7 @@ from .bad_rows.letters import COUNTED, Letters
 from .bad_rows.recorded_destination import recorded
 from .by_key.apply import WRITTEN
 from .by_key.keys import refuse_actions_between
-from .empty_table import StartOver
+from .empty_table import StartOver, refuse_reaching_others
 from .routes import (
     RowsByRoute,
     ask_for_listed_tables,
@@ -155,6 +155,9 @@ def write_batch_in_tx(
             counts.update(one.counts)
         changes = [part.destination.changes for part in plan.parts]
         refuse_actions_between(list(zip((one.table for one in outcomes), changes, strict=True)))
+        written = zip(plan.parts, outcomes, strict=True)
+        replaced = [one.table for part, one in written if part.destination.mode == "complete"]
+        refuse_reaching_others(connection, replaced)
         _refuse_bad_batch(where, outcomes, counts, plan.unrouted)
     return _published(where, rows, plan, outcomes, counts)
 

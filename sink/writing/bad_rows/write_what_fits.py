@@ -146,13 +146,14 @@ def _written_without(
 def _put_aside(search: Search, aside: _Aside, error: Exception, gathered: GatheredRows) -> None:
     """Add the rows that caused ``error``."""
     found = search.bad_rows(error, gathered)
+    of_rows = error.error if isinstance(error, RowsRefusedError) else error
     if any(row.place in aside.returned for row in found):
         # It can follow the others, but they cannot follow it: an older change of a key is passed over once the newer
         # one is there, and yet gives the inserted row its values. So the search writes them in turn until one fails.
-        found = [replace(row, is_proven=row.place in aside.returned) for row in search.first_refused(error, gathered)]
+        found = [replace(row, is_proven=row.place in aside.returned) for row in search.first_refused(of_rows, gathered)]
     if not found:
         # No row was found.
-        raise error.error if isinstance(error, RowsRefusedError) else error
+        raise of_rows
     for place, row in aside.rows.items():
         if row.code in (UNIQUE, EXCLUSION):
             # It may have been refused because of a row that is put aside now.

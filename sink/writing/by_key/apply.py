@@ -66,9 +66,7 @@ _counter = itertools.count()
 
 def needs_changes(upsert: Upsert, changes: Changes | None) -> bool:
     """Whether rows must be reduced before they are written, because they do more than replace a stored row."""
-    existing = upsert.existing
-    has_first_values = bool(existing.update_columns) and upsert.order_by is not None
-    return changes is not None or existing.only_newer or existing.keep_where is not None or has_first_values
+    return changes is not None or upsert.existing.reads_stored(has_order=upsert.order_by is not None)
 
 
 def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Written) -> dict[str, int]:

@@ -189,8 +189,9 @@ class ChangeTable:
         comparison = self.upsert.comparisons.get(name)
         collation = comparison.collation if comparison else None
         collate = sql.SQL(" COLLATE {}").format(collation) if collation else sql.SQL("")
-        return sql.SQL("target.{0} {1} {2}.{0}{3}").format(
-            sql.Identifier(name), self.upsert.equal(name), sql.Identifier(change), collate
+        cast = next((column.compared_as for column in self.target.columns if column.column_name == name), sql.SQL(""))
+        return sql.SQL("target.{0}{4} {1} {2}.{0}{3}").format(
+            sql.Identifier(name), self.upsert.equal(name), sql.Identifier(change), collate, cast
         )
 
     def _value(self, column: ColumnPlan) -> sql.Composable:

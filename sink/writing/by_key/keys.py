@@ -22,9 +22,10 @@ from ...encoding.encoded_types import EncodedColumn
 from ...options.definitions import BY_KEY
 from ...options.destination import Changes, Destination, Existing
 from ...options.position_columns import PositionColumns
-from ..checked_table import ColumnPlan, nested_key
+from ..checked_table import ColumnPlan
 from ..table.catalogue import TargetTable
 from ..table.fit import Fit, Fitting
+from ..table.new_table import key_unknown, nested_key
 
 EQUAL = sql.SQL("OPERATOR(pg_catalog.=)")
 
@@ -178,12 +179,7 @@ def find_column(name: str, plan: Sequence[ColumnPlan], option: str = "keys or or
     exact = [column for column in plan if name in (column.source, column.target)]
     found = exact or [column for column in plan if column.source.lower() == name.lower()]
     if len(found) != 1:
-        raise TargetError(
-            "KEY_UNKNOWN",
-            f"{option} names a column {name!r}, which the rows do not have.",
-            NOTHING,
-            f"The rows have {', '.join(column.source for column in plan)}.",
-        )
+        raise key_unknown(name, [column.source for column in plan], option)
     return found[0]
 
 

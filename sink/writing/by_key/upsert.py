@@ -170,7 +170,8 @@ def is_large(row_count: int) -> bool:
 
 def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence[ColumnPlan], upsert: Upsert) -> bool:
     """Whether MERGE has the same effects as ON CONFLICT, if an index calls keys equal exactly if ``=`` does."""
-    if connection.info.server_version < _FIRST_VERSION or table.row_security:
+    # MERGE INTO ONLY would not find the rows of a hypertable, which ON CONFLICT does.
+    if connection.info.server_version < _FIRST_VERSION or table.row_security or table.redirected:
         return False
     # ON CONFLICT also checks values of columns that no update sets.
     if upsert.existing.on_conflict == "ignore" or upsert.existing.update_columns:

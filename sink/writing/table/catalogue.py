@@ -52,6 +52,12 @@ class TargetColumn:
         return self.declared is not None and self.declared[1] != self.type_oid
 
     @property
+    def compared_as(self) -> sql.Composable:
+        """The cast without which Postgres has no operators for the column: that of a domain over an enum."""
+        is_enum = self.is_domain and self.user_type is not None and self.user_type.kind == "e"
+        return sql.SQL(f"::{self.base_type}" if is_enum else "")
+
+    @property
     def required(self) -> bool:
         """Whether the rows must bring a value."""
         return self.not_null and not self.has_default
@@ -64,7 +70,8 @@ class TargetTable(QualifiedName):
 
     ``root`` is the oid of the partitioned table at the top, or its own. ``deletes_reach`` are the roots of the tables
     whose rows change when rows of this one are deleted, by ``ON DELETE CASCADE``, ``SET NULL`` or ``SET DEFAULT``.
-    ``triggers`` is whether it, or one of its partitions, has a trigger of the user.
+    ``triggers`` is whether it, or one of its partitions, has a trigger of the user. ``redirected`` says what may put
+    inserted rows into tables that inherit from it: a ``trigger``, or because it is a ``hypertable`` of TimescaleDB.
     """
 
     oid: int
@@ -80,6 +87,7 @@ class TargetTable(QualifiedName):
     root: int = 0
     deletes_reach: Sequence[int] = ()
     triggers: bool = False
+    redirected: str = ""
     note: str = ""
 
     @property
@@ -172,6 +180,19 @@ CASE WHEN c.relhastriggers THEN ARRAY(
 ) ELSE '{{}}'::oid[] END
 """
 
+# Chunks of a hypertable inherit from it. A row trigger (1) before (2) an insert (4) may insert the row elsewhere.
+_REDIRECTED = """
+CASE WHEN c.relkind <> 'r' OR NOT c.relhassubclass THEN ''
+WHEN EXISTS (
+    SELECT FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS h ON h.oid = i.inhrelid
+    JOIN pg_catalog.pg_namespace AS s ON s.oid = h.relnamespace
+    WHERE i.inhparent = c.oid AND s.nspname = '_timescaledb_internal') THEN 'hypertable'
+WHEN EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = c.oid) AND EXISTS (
+    SELECT FROM pg_catalog.pg_trigger AS t
+    WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 7 = 7) THEN 'trigger'
+ELSE '' END
+"""
+
 # Domains are resolved to their base types, however deep: a domain has its base type's binary form (and COPY runs its
 # checks), while an explicit cast to a domain would cut text.
 _DESCRIBE = f"""
@@ -201,6 +222,7 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
            SELECT FROM pg_catalog.pg_partition_tree(c.oid) AS p JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = p.relid
            WHERE NOT t.tgisinternal
        )) AS triggers,
+       {_REDIRECTED} AS redirected,
        a.attname::text AS column_name,
        pg_catalog.format_type(r.type_oid, NULL) AS base_type,
        pg_catalog.format_type(r.type_oid, r.typmod) AS full_type,

@@ -119,3 +119,66 @@ def test_a_trigger_that_puts_a_row_back_is_the_users_business(each, url, admin):
     else:
         assert stored(admin) == [(2, "new")]
         assert admin.execute("SELECT * FROM heard").fetchall() == [("DELETE",)]
+
+
+@pytest.mark.parametrize("action", ["CASCADE", "SET NULL", "SET DEFAULT"])
+def test_rows_of_other_tables_do_not_go_with_the_old_ones(action, url, admin):
+    """Nothing would write these again. Without an action, the key that comes again is there when it is checked."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text)")
+    admin.execute(f"CREATE TABLE notes (id bigint CONSTRAINT of REFERENCES events ON DELETE {action})".encode())
+    admin.execute("INSERT INTO events VALUES (1, 'old'); INSERT INTO notes VALUES (1)")
+    with pytest.raises(TargetError, match=r"rows of public\.notes, by a foreign key") as refused:
+        replace_all(url, (1, "new"))
+    assert refused.value.code == "DELETE_ACTION"
+    assert stored(admin) == [(1, "old")]
+    admin.execute(
+        "ALTER TABLE notes DROP CONSTRAINT of, ADD FOREIGN KEY (id) REFERENCES events DEFERRABLE INITIALLY DEFERRED"
+    )
+    replace_all(url, (1, "new"))
+    assert stored(admin) == [(1, "new")]
+    assert admin.execute("TABLE notes").fetchall() == [(1,)]
+
+
+REDIRECTS = (
+    "CREATE FUNCTION redirect() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+    "INSERT INTO part VALUES (NEW.*); RETURN NULL; END $$; "
+    "CREATE TRIGGER redirect BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION redirect()"
+)
+
+
+@pytest.mark.parametrize("mode", ["complete", "upsert", "apply"])
+def test_rows_that_a_trigger_puts_into_tables_that_inherit(mode, url, admin):
+    """Partitions of before Postgres had them: stored rows would not be found, and new ones come a second time."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text); CREATE TABLE part () INHERITS (events)")
+    admin.execute("INSERT INTO events VALUES (1, 'a')")
+    admin.execute(REDIRECTS)
+    with pytest.raises(TargetError, match="a trigger BEFORE INSERT, which may put rows into these") as refused:
+        publish(url, "inline", STRUCT, [(1, "b")], mode=mode, **of_mode(mode))
+    assert refused.value.code == "ROWS_IN_CHILDREN"
+    publish(url, "inline", STRUCT, [(2, "appended")])
+    assert admin.execute("SELECT tableoid::regclass::text, * FROM events ORDER BY id").fetchall() == [
+        ("events", 1, "a"),
+        ("part", 2, "appended"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "how", "is_refused"),
+    [("upsert", {}, False), ("upsert", {"only_newer": True}, True), ("apply", {}, True), ("complete", {}, True)],
+)
+def test_chunks_are_known_by_their_schema(mode, how, is_refused, url, admin):
+    """Tables as TimescaleDB's catalogue has them, without TimescaleDB: a hypertable's rows are in its chunks."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text); CREATE SCHEMA _timescaledb_internal")
+    admin.execute("CREATE TABLE _timescaledb_internal._hyper_1_1_chunk () INHERITS (events)")
+    order = {"order_by": "name"} if how else {}
+    if not is_refused:
+        publish(url, "inline", STRUCT, [(1, "a")], mode=mode, **of_mode(mode), **how, **order)
+        return
+    with pytest.raises(TargetError, match="a hypertable of TimescaleDB") as refused:
+        publish(url, "inline", STRUCT, [(1, "a")], mode=mode, **of_mode(mode), **how, **order)
+    assert refused.value.code == "ROWS_IN_CHILDREN"
+
+
+def of_mode(mode):
+    """What the mode needs besides."""
+    return {"complete": {}, "upsert": {"keys": ["id"]}, "apply": {"keys": ["id"], "delete_when": "gone"}}[mode]

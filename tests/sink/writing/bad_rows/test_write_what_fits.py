@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import types as t
 from support.bad_rows import COLUMNS, before_insert, committed, letters, stored, unfit_row
 from support.batches import make_batch
-from support.typed_rows import typed_rows
+from support.typed_rows import commit_typed, typed_rows
 
 from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -248,3 +248,26 @@ def test_they_go_into_a_table_of_the_users(url, admin):
     assert admin.execute("SELECT row_data, target, batch_id FROM rejected").fetchall() == [
         ({"id": 9, "name": "long", "amount": 1}, "public.events", 0)
     ]
+
+
+@pytest.mark.parametrize("when", ["", "DEFERRABLE INITIALLY DEFERRED"])
+@pytest.mark.parametrize("constraint", ["UNIQUE (name)", "EXCLUDE (name WITH =)"])
+@pytest.mark.parametrize("mode", ["upsert", "apply"])
+def test_a_value_that_moves_beside_another_bad_row(mode, constraint, when, url, admin):
+    """The row that cannot follow is put aside, also if a row is refused only when constraints are checked."""
+    admin.execute(
+        "CREATE TABLE parents (id bigint PRIMARY KEY); CREATE TABLE events (id bigint PRIMARY KEY, name text, "
+        f"parent bigint REFERENCES parents {when}, seq bigint, {constraint}); "
+        "INSERT INTO events VALUES (1, 'c'), (3, 'b')".encode()
+    )
+    columns = {"id": t.LongType(), "name": t.StringType(), "parent": t.LongType(), "seq": t.LongType()}
+    rows = [(1, "b", None, 10), (3, "a", None, 11), (4, "z", 9, 12)]
+    how = {}
+    if mode == "apply":
+        columns, rows, how = {**columns, "gone": t.BooleanType()}, [(*row, False) for row in rows], {"only_newer": True}
+        how["delete_when"] = "gone"
+    commit_typed(url, 0, destination("events", mode, ["id"], "seq", dead_letters=True, **how), columns, rows)
+    assert admin.execute("SELECT id, name FROM events ORDER BY id").fetchall() == [(1, "c"), (3, "a")]
+    code = "23505" if constraint.startswith("UNIQUE") else "23P01"
+    found = admin.execute("SELECT (row_data ->> 'id')::int, code FROM pgonce.dead_letters ORDER BY 1").fetchall()
+    assert found == [(1, code), (4, "23503")]

@@ -164,3 +164,17 @@ def test_rows_that_only_delete_bring_no_value_for_the_other_columns(url, admin):
     assert counts is not None
     assert (counts["deleted"], counts["not_found"]) == (1, 1)
     assert stored(admin) == [(2, "b")]
+
+
+@pytest.mark.parametrize("mode", ["apply", "upsert"])
+def test_a_domain_over_an_enum_is_a_key(mode, url, admin):
+    """Postgres has no operator for such a domain, but one for its enum."""
+    admin.execute("CREATE TYPE mood AS ENUM ('calm', 'wild'); CREATE DOMAIN felt AS mood; CREATE DOMAIN deep AS felt")
+    admin.execute("CREATE TABLE events (id deep PRIMARY KEY, name text, seq bigint)")
+    how = {"struct": changes(id=t.StringType(), name=t.StringType(), seq=t.LongType()), "mode": mode}
+    if mode == "upsert":
+        how |= {"delete_when": None, "keep_where": "?", "schema_evolution": "ignoreExtra"}
+    apply(url, ("calm", "a", 1, WRITE), ("wild", "b", 1, WRITE), **how)
+    apply(url, ("calm", "c", 2, WRITE), ("wild", "?", 2, DELETE if mode == "apply" else WRITE), **how)
+    left = [("calm", "c", 2)] if mode == "apply" else [("calm", "c", 2), ("wild", "b", 2)]
+    assert stored(admin) == left

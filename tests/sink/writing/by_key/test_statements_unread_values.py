@@ -68,3 +68,14 @@ def test_uuids_are_made_as_java_makes_them(url, admin):
     # MD5 of "hello" is 5d41402abc4b2a76b9719d911017c592; a UUID of version 3 has some bits of its own.
     apply(url, (1, ["5d41402a-bc4b-3a76-b971-9d911017c592"], 2, WRITE), **how)
     assert admin.execute("TABLE events").fetchall() == [(1, [kept], 2)]
+
+
+def test_an_array_without_elements_is_a_value(url, admin):
+    """Also where the placeholder is the empty string, whose bytes are none."""
+    ensure_ledger(url)
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, few int[], many bigint[], name text, seq bigint)")
+    arrays = {"few": t.ArrayType(t.IntegerType()), "many": t.ArrayType(t.LongType())}
+    how = {"struct": changes(id=t.LongType(), **arrays, name=t.StringType(), seq=t.LongType()), "keep_where": ""}
+    apply(url, (1, [1], [2], "kept", 1, WRITE), **how)
+    apply(url, (1, [], [], "", 2, WRITE), **how)
+    assert admin.execute("SELECT few, many, name FROM events").fetchall() == [([], [], "kept")]
