@@ -67,8 +67,10 @@ def test_four_thousand_tasks_and_a_thousand_partitions(admin, url, tmp_path):
 def wide(columns):
     """A frame's type and a table that fit, with so many columns."""
     struct = t.StructType([t.StructField(f"c{n}", t.IntegerType()) for n in range(columns)])
-    named = [TargetColumn(f"c{n}", "integer", "integer", 23, -1, False, False, None) for n in range(columns)]
-    table = TargetTable(1, "public", "events", "r", "p", False, False, None, True, tuple(named))
+    of_each = {"not_null": False, "has_default": False, "generated": "", "primary_key": None}
+    named = tuple(TargetColumn(f"c{n}", "integer", "integer", 23, -1, **of_each) for n in range(columns))
+    of_table = {"rules": False, "row_security": False, "unsafe_partition": None, "is_current": True}
+    table = TargetTable(1, "public", "events", "r", "p", **of_table, columns=named)
     return encoded_columns(struct), table
 
 
