@@ -70,8 +70,8 @@ class TargetTable(QualifiedName):
 
     ``root`` is the oid of the partitioned table at the top, or its own. ``deletes_reach`` are the roots of the tables
     whose rows change when rows of this one are deleted, by ``ON DELETE CASCADE``, ``SET NULL`` or ``SET DEFAULT``.
-    ``triggers`` is whether it, or one of its partitions, has a trigger of the user. ``redirected`` says what may put
-    inserted rows into tables that inherit from it: a ``trigger``, or because it is a ``hypertable`` of TimescaleDB.
+    ``triggers`` is whether it, or one of its partitions, has a trigger of the user. ``redirected`` is ``trigger`` if a
+    trigger may put inserted rows into tables that inherit from it, ``hypertable`` if TimescaleDB does, and else empty.
     """
 
     oid: int

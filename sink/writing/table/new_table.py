@@ -52,7 +52,7 @@ def create_table(
     :raises psycopg.errors.SerializationFailure: if another session has created it meanwhile.
     """
     keys = keys_of_new(new, encoded, destination)
-    # The order is among them, as in an upsert of any other new table.
+    # An orderBy column is among them, even if it only says which row of a key is the last one of a batch.
     of_rows = [c for c in encoded if c.name not in destination.not_of_the_row or c.name in keys]
     parts = [sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.ddl_type)) for c in of_rows]
     if keys:
@@ -87,7 +87,7 @@ def keys_of_new(new: QualifiedName, encoded: Sequence[EncodedColumn], destinatio
 
 
 def key_unknown(key: str, names: Sequence[str], option: str = "keys or orderBy") -> TargetError:
-    """The error for a key that the rows do not have, whose columns are ``names``."""
+    """The error for an option that names a column which is not among ``names``, those that are written."""
     return TargetError(
         "KEY_UNKNOWN",
         f"{option} names a column {key!r}, which is not among those that are written.",
