@@ -170,7 +170,7 @@ CROSS JOIN LATERAL (
 WHERE letter.dead_letter_id = ANY ({ids})
   AND (value IS NULL OR CASE known.kind
        WHEN 'bytea' THEN jsonb_typeof(value) = 'object' AND NOT (is_that AND value ? 'base64')
-       WHEN 'jsonb' THEN is_that IS TRUE AND letter.code = ANY ({codes})
+       WHEN 'jsonb' THEN is_that IS TRUE AND NOT value ? 'base64' AND letter.code = ANY ({codes})
        WHEN 'deletes' THEN jsonb_typeof(value) IN ('object', 'array', 'null')
        WHEN 'array' THEN jsonb_path_exists(value, 'strict $.** ? (@.type() == "object")', '{{}}', true)
        ELSE jsonb_typeof(value) IN ('object', 'array') END)
@@ -178,7 +178,8 @@ ORDER BY letter.dead_letter_id, known.number
 """
 """
 For our search_path. A key can be taken out of an object only: from another value, that is an error. Only a row that
-could not be encoded has such an object in the place of a value; in others it may be the value itself.
+could not be encoded has such an object in the place of a value; in others it may be the value itself. A text alone is
+replaced by its bytes, so ``base64`` in JSON is always the value itself.
 """
 
 

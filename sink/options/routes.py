@@ -155,7 +155,9 @@ def where_of(given: Given) -> Destination | Routes:
     found = Routes(column, each, given["unknown_routes"], letters)
     # A column that chooses the table, or says which rows of other tables delete, is written only if the table has it.
     aside = frozenset({column, *found.delete_columns})
-    return replace(found, each=tuple(replace(r, destination=replace(r.destination, aside=aside)) for r in each))
+    # What an entry lists is for its table, even the column that chooses the table.
+    own = [replace(r, destination=replace(r.destination, aside=aside - {*r.columns})) for r in each]
+    return replace(found, each=tuple(own))
 
 
 def _route(value: object, entry: object, outside: Given) -> Route:

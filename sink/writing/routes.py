@@ -169,8 +169,9 @@ def rows_by_table(
     found = []
     for route in due:
         chosen = source.of(route.value)
-        own = replace(of_all, columns=route.written(rows.columns), count=partial(int, chosen.count))
-        gathering = Gathering(connection, own, chosen)
+        whole = replace(of_all, count=partial(int, chosen.count))
+        gathering = Gathering(connection, whole, chosen)
+        own = replace(whole, columns=route.written(rows.columns))
         found.append(RowsForTable(route.destination, own, gathering, listed[route.value], route.value, is_emptied=True))
     return found
 

@@ -102,6 +102,11 @@ class Gathering:
         return self._table is not None
 
     @property
+    def columns(self) -> tuple[EncodedColumn, ...]:
+        """The columns of that table, also those that the rows' target does not get."""
+        return self._rows.columns
+
+    @property
     def wanted(self) -> sql.Composable:
         """The condition that picks the wanted rows of that table."""
         if self._with_others is not None:

@@ -288,6 +288,6 @@ def _with_dead_letters(
     letters = Letters(settings, batch, table.qualified_name, recorded(named, rows.columns, table.oid))
     letters.write_unfit_in_tx(connection, unfit)
     if gathered is not None:
-        letters.write_refused_in_tx(connection, gathered, bad, rows.columns, rows.positions)
+        letters.write_refused_in_tx(connection, gathered, bad, part.gathering.columns, rows.positions)
     counts = {**outcome.counts, COUNTED: len(aside)}
     return replace(outcome, counts=counts, too_early=sum(row.code == VALUE_NOT_READ for row in bad), why=why)

@@ -54,15 +54,22 @@ def refuse_soft_column(table: TargetTable, changes: Changes | None, upsert: Upse
             "Name a column that says only whether, or when, the row was deleted.",
         )
     found = next((c for c in table.columns if c.column_name == changes.soft_column), None)
-    if found is None or found.base_type not in _SOFT_TYPES:
-        raise TargetError(
-            "SOFT_COLUMN",
-            f"deletes=soft:{changes.soft_column} names "
-            + (f"a column of type {found.full_type}" if found else "a column that the table does not have")
-            + f" ({table.qualified_name}).",
-            NOTHING,
-            "Name a column of type boolean, timestamp or timestamptz.",
-        )
+    if found is None:
+        what = "a column that the table does not have"
+    elif found.base_type not in _SOFT_TYPES:
+        what = f"a column of type {found.full_type}"
+    elif found.generated:
+        what = "a column whose values Postgres generates"
+    elif found.not_null and found.base_type != "boolean":
+        what = "a column that is NOT NULL, but a row that is not deleted has no time of deletion"
+    else:
+        return
+    raise TargetError(
+        "SOFT_COLUMN",
+        f"deletes=soft:{changes.soft_column} names {what} ({table.qualified_name}).",
+        NOTHING,
+        "Name a column of type boolean, or one of type timestamp or timestamptz that may be null.",
+    )
 
 
 def count_deletes_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:

@@ -10,17 +10,19 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.meanwhile import meanwhile
-from support.routed_rows import TABLES, commit, routed, routes
+from support.routed_rows import TABLES, TYPES, commit, routed, routes
 from support.typed_rows import typed_rows
 
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.options.position_columns import position_columns
 from pgonce.sink.writing import routes as by_route
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
@@ -355,3 +357,22 @@ def test_an_order_in_another_case_counts_where_a_table_gets_some_columns(admin, 
     where = routes({"orders": {"mode": "upsert", "columns": ["id", "name"], "order_by": "KIND"}, "clicks": {}})
     commit(url, make_planned_batch(0), where, routed(("orders", 1, "a"), ("orders", 1, "b")))
     assert contents(admin)[0] in ([(1, "a")], [(1, "b")])
+
+
+def test_a_table_that_is_created_gets_the_column_that_chooses_it_if_its_entry_lists_that(admin, url):
+    where = routes({"fresh": {"columns": ["id", "kind"]}, "plain": {}}, create_table=True)
+    commit(url, make_planned_batch(0), where, routed(("fresh", 1, "a"), ("plain", 2, "b")))
+    assert admin.execute("SELECT id, kind FROM fresh").fetchall() == [(1, "fresh")]
+    assert admin.execute("SELECT to_jsonb(plain) FROM plain").fetchone() == ({"id": 2, "name": "b"},)
+
+
+def test_a_dead_letter_says_where_its_row_comes_from_though_its_table_gets_some_columns(admin, url):
+    """And it keeps the values that the table does not get, as they were."""
+    admin.execute("ALTER TABLE orders ALTER name TYPE varchar(3)")
+    given = {"topic": t.StringType(), "partition": t.IntegerType(), "offset": t.LongType(), "x": t.DoubleType()}
+    rows = typed_rows({**TYPES, **given}, [("orders", 1, "long", "o", 0, 7, -0.0), ("orders", 2, "abc", "o", 0, 8, 1.0)])
+    rows = replace(rows, positions=position_columns(("topic", "partition", "offset"), written=True))
+    where = routes({"orders": {"columns": ["id", "name"]}}, dead_letters=True)
+    commit(url, make_planned_batch(0), where, rows)
+    (letter,) = admin.execute("SELECT position, row_data -> 'x' FROM pgonce.dead_letters").fetchall()
+    assert letter == ({"topic": "o", "partition": 0, "offset": 7}, "-0")

@@ -149,6 +149,14 @@ def test_a_soft_delete_leaves_keys_and_order_alone(keys, url, admin):
         apply(url, (1, "a", NOW, DELETE), struct=struct, keys=keys, order_by=order_by, deletes="soft:seq")
 
 
+@pytest.mark.parametrize("column", ["timestamptz NOT NULL", "timestamp GENERATED ALWAYS AS (seen) STORED"])
+def test_a_soft_delete_needs_a_column_that_also_says_that_a_row_is_there(column, url, admin):
+    """A time of deletion is null then, and it is set by the batch alone."""
+    admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, seen timestamp, left_at {column})")
+    with pytest.raises(TargetError, match="SOFT_COLUMN"):
+        apply(url, (1, "a", 1, WRITE), deletes="soft:left_at")
+
+
 def test_rows_that_only_delete_bring_no_value_for_the_other_columns(url, admin):
     """A column that must have a value, or a key that Postgres generates, stands in the way of writes alone."""
     admin.execute(
