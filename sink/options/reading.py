@@ -36,7 +36,7 @@ _OF_OTHER_WRITERS = {
     **dict.fromkeys(("user", "username", "host", "port", "dbname", "database", "sslmode"), _IN_URL),
     **dict.fromkeys(("driver", "batchsize", "isolationlevel", "numpartitions", "stringtype"), _NOT_NEEDED),
     "password": _LOGIN,
-    "savemode": "Set mode to append, upsert or complete.",
+    "savemode": "Set mode to one of " + ", ".join(OPTIONS["mode"].words) + ".",
     "primarykey": "Set keys.",
     "trigger": "A trigger is not an option: call .trigger(...) on the writer.",
     "processingtime": "A trigger is not an option: call .trigger(processingTime=...) on the writer.",

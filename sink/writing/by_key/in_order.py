@@ -15,9 +15,9 @@ Three batches need this:
 
 The rows are numbered in the order of ``orderBy`` and written in parts, each as a batch is. A part that is refused is
 halved, down to the row that is refused in its turn. A row that a foreign key refuses is left out if a later change of
-its key replaces all of it: the parent of records that are read again may be gone by now. Rows without an order stay in one part, and the batch is refused if
-a value may have moved among them. Where no value can have moved, the rows that a query finds are written one by one
-after the others, because halving takes a dozen tries for each of them.
+its key replaces all of it: the parent of records that are read again may be gone by now. Rows without an order stay in
+one part, and the batch is refused if a value may have moved among them. Where no value can have moved, the rows that a
+query finds are written one by one after the others, because halving takes a dozen tries for each of them.
 """
 
 from __future__ import annotations

@@ -360,17 +360,27 @@ def test_an_order_in_another_case_counts_where_a_table_gets_some_columns(admin, 
 
 
 def test_a_table_that_is_created_gets_the_column_that_chooses_it_if_its_entry_lists_that(admin, url):
+    """Without columns in the entry, it is only what chooses, and not a column of the table."""
     where = routes({"fresh": {"columns": ["id", "kind"]}, "plain": {}}, create_table=True)
     commit(url, make_planned_batch(0), where, routed(("fresh", 1, "a"), ("plain", 2, "b")))
     assert admin.execute("SELECT id, kind FROM fresh").fetchall() == [(1, "fresh")]
     assert admin.execute("SELECT to_jsonb(plain) FROM plain").fetchone() == ({"id": 2, "name": "b"},)
 
 
+def test_a_table_must_have_the_column_that_chooses_it_if_its_entry_lists_that(admin, url):
+    """Otherwise that column is left out where a table lacks it."""
+    where = routes({"orders": {"columns": ["id", "kind"]}})
+    with pytest.raises(TargetError, match="COLUMN_UNKNOWN"):
+        commit(url, make_planned_batch(0), where, routed(("orders", 1, "a")))
+
+
 def test_a_dead_letter_says_where_its_row_comes_from_though_its_table_gets_some_columns(admin, url):
     """And it keeps the values that the table does not get, as they were."""
     admin.execute("ALTER TABLE orders ALTER name TYPE varchar(3)")
     given = {"topic": t.StringType(), "partition": t.IntegerType(), "offset": t.LongType(), "x": t.DoubleType()}
-    rows = typed_rows({**TYPES, **given}, [("orders", 1, "long", "o", 0, 7, -0.0), ("orders", 2, "abc", "o", 0, 8, 1.0)])
+    rows = typed_rows(
+        {**TYPES, **given}, [("orders", 1, "long", "o", 0, 7, -0.0), ("orders", 2, "abc", "o", 0, 8, 1.0)]
+    )
     rows = replace(rows, positions=position_columns(("topic", "partition", "offset"), written=True))
     where = routes({"orders": {"columns": ["id", "name"]}}, dead_letters=True)
     commit(url, make_planned_batch(0), where, rows)

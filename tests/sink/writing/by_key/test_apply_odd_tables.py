@@ -152,7 +152,8 @@ def test_a_soft_delete_leaves_keys_and_order_alone(keys, url, admin):
 @pytest.mark.parametrize("column", ["timestamptz NOT NULL", "timestamp GENERATED ALWAYS AS (seen) STORED"])
 def test_a_soft_delete_needs_a_column_that_also_says_that_a_row_is_there(column, url, admin):
     """A time of deletion is null then, and it is set by the batch alone."""
-    admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, seen timestamp, left_at {column})")
+    columns = f"id bigint PRIMARY KEY, name text, seq bigint, seen timestamp, left_at {column}"
+    admin.execute(f"CREATE TABLE events ({columns})")
     with pytest.raises(TargetError, match="SOFT_COLUMN"):
         apply(url, (1, "a", 1, WRITE), deletes="soft:left_at")
 
