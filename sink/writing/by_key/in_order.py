@@ -303,8 +303,7 @@ def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written, u
     """
     The statement that numbers the rows.
 
-    ``before`` is the turn in which the row's key comes before; ``is_replaced`` says whether a later change of the key
-    leaves nothing of this one.
+    ``before`` is the turn in which the row's key comes before; ``is_replaced`` says whether it comes in a later one.
     """
     order = value_as_assigned(upsert.order_by, upsert) if upsert.order_by else sql.SQL("1")
     keys = sql.SQL(", ").join(
@@ -316,22 +315,17 @@ def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written, u
     # A version of a table that deletes a row and inserts it again has replaced it.
     has_versions = written.changes is not None and written.changes.has_versions
     in_order = sql.SQL("turn, deletes DESC, place" if has_versions else "turn, place")
-    # Another delete keeps the row as the write before it has left it.
-    deletes_remove = written.changes is None or written.changes.deletes == "hard"
-    replaces = sql.SQL("true" if deletes_remove else "NOT deletes")
     return sql.SQL(
         "CREATE TEMPORARY TABLE {table} ON COMMIT DROP AS SELECT *, "
         "pg_catalog.row_number() OVER (ORDER BY {in_order}) AS number, "
         "pg_catalog.lag(turn) OVER (PARTITION BY {names} ORDER BY {in_order}) AS before, "
-        "coalesce(turn OPERATOR(pg_catalog.<) pg_catalog.max(turn) FILTER (WHERE {replaces}) "
-        "OVER (PARTITION BY {names}), false) AS is_replaced FROM ("
+        "turn OPERATOR(pg_catalog.<) pg_catalog.max(turn) OVER (PARTITION BY {names}) AS is_replaced FROM ("
         "SELECT ctid AS place, pg_catalog.dense_rank() OVER (ORDER BY {order} NULLS FIRST) AS turn, "
         "{deletes} AS deletes, {keys} FROM {source} WHERE {wanted}) AS s; "
         "CREATE INDEX ON {table} (number); CREATE INDEX ON {table} (place)"
     ).format(
         table=table,
         in_order=in_order,
-        replaces=replaces,
         names=names,
         order=order,
         deletes=deletes,

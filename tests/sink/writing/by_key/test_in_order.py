@@ -389,21 +389,6 @@ class TestReferences:
             apply(url, *rows, struct=NODES, table="nodes", order_by=order_by)
         assert len(stored(admin, "nodes")) == 5
 
-    @pytest.mark.parametrize("deletes", ["soft:gone_at", "ignore"])
-    def test_a_write_is_not_replaced_by_a_delete_that_keeps_the_row(self, deletes, url, admin):
-        """The row has to be there afterwards, so it needs its parent."""
-        admin.execute("ALTER TABLE nodes ADD gone_at boolean, ADD UNIQUE (name); UPDATE nodes SET name = id")
-        moves = [(1, None, "2", 2, WRITE), (2, None, "free", 1, WRITE)]
-        with pytest.raises(ForeignKeyViolation):
-            apply(
-                url,
-                *[*moves, (6, 7, "no parent", 3, WRITE), (6, None, None, 4, DELETE)],
-                struct=NODES,
-                table="nodes",
-                deletes=deletes,
-            )
-        assert [row[2] for row in stored(admin, "nodes")] == ["1", "2", "3", "4", "5"]
-
 
 FOREST = changes(id=t.LongType(), parent=t.LongType(), u=t.LongType(), name=t.StringType(), seq=t.LongType())
 FOREST_TABLE = """
