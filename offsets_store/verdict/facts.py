@@ -249,10 +249,12 @@ def rivals_of(
 
     The first is the one that is most probably this query with its old checkpoint. If a query is replaced, doubt alone
     makes none of the others a rival, because they have worked at the same time as the replaced one and can do so with
-    this one. For a query that starts over, every other query is a rival, because the rows of all of them would be
-    deleted.
+    this one. They cannot if each batch of this query, and none of the replaced one, replaces all rows of the table. For
+    a query that starts over, every other query is a rival, because the rows of all of them would be deleted.
     """
     found = []
+    # Of a query that is replaced, the others have worked at the same time as that one.
+    others_lose = batch.replaces_all and not any(w.query_id == replaces and w.replaces_all for w in neighbours)
     for other in neighbours:
         sink = None if other.sink_name == batch.sink_name else other.sink_name
         # A replaced query may have fed one table by several sinks. With startOver, other queries that feed the table
@@ -264,8 +266,7 @@ def rivals_of(
             shares = "named by replaces"
         if start_over and not shares:
             shares = "the same sink"
-        # If a query is replaced, the others have worked at the same time as that one.
-        if replaces is None and shares in ("", _DOUBT) and (batch.replaces_all or other.replaces_all):
+        if shares in ("", _DOUBT) and (others_lose or (replaces is None and other.replaces_all)):
             shares = "each batch of one of them replaces all rows of the table, also those of the other"
         if shares:
             found.append(Rival(other, shares, other_sink=sink, by_doubt=shares == _DOUBT))

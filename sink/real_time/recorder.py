@@ -102,12 +102,11 @@ class Recorder(threading.Thread):
 
     def _record(self) -> None:
         # First what Spark has done, and then what tasks have reached: the other way round, it could be less.
-        progress = self._query.lastProgress if self._writer is not None else None
-        ends = ends_of(progress) if progress is not None else None
         # A continuous query has no progress, and its tasks report nothing.
-        if self._writer is None or (ends is not None and ends != self._run.ends):
-            with failures_kept(self._run.settings.url, self._failed()):
-                self._run.record(self._reported(), ends)
+        ends = None if self._writer is None else ends_of(self._query.lastProgress or {}) or self._run.ends
+        # Also if no batch has ended since: where no records come, no task finds out what has happened to the ledger.
+        with failures_kept(self._run.settings.url, self._failed()):
+            self._run.record(self._reported(), ends)
 
     def look_at_tasks(self, now: float) -> None:
         """
@@ -175,7 +174,7 @@ def waiting_tasks(tracker: StatusTracker, run_id: str) -> dict[int, int]:
 
 def ends_of(progress: Mapping[str, Any]) -> Offsets | None:
     """Where Spark's last batch has ended, by an event of the query's progress; None if it does not say."""
-    sources = progress["sources"]
+    sources = progress.get("sources")
     end = sources[0]["endOffset"] if sources else None
     if isinstance(end, str):
         end = parse_offset(end)

@@ -114,7 +114,7 @@ class Run:
 
         :param known: where the tasks have left each partition, as far as they have reported it.
         :param ends: where Spark's last batch has ended. None in continuous mode, where Spark does not say it: then as
-            far as rows are stored, and nothing is recorded if no row has come.
+            far as rows are stored. If that is recorded already, nothing is, and the ledger is only looked at.
         :raises PgonceError: as a commit does; FENCED if another run has taken over; POSITION_WENT_BACK.
         """
         with writing(self.settings.url) as connection:
@@ -123,7 +123,8 @@ class Run:
             before = self.stored
             # What has taken over may have taken the positions away; then the commit says so.
             now = before if is_taken_over else advance(driver, self.run_id, before, known, ends or {})
-        if ends is None and not is_taken_over and now.rows == before.rows:
+        has_news = now.rows != before.rows if ends is None else ends != self.ends
+        if not (has_news or is_taken_over):
             return
         reached = self._of_topics_read(now.positions) if ends is None else least_common(ends, now.positions)
         end = furthest(self.ends, reached)

@@ -14,10 +14,9 @@ Three batches need this:
   row that has moved away from its parent would go with it.
 
 The rows are numbered in the order of ``orderBy`` and written in parts, each as a batch is. A part that is refused is
-halved, down to the row that is refused in its turn. A row that a foreign key refuses is left out if a later change of
-its key replaces all of it: the parent of records that are read again may be gone by now. Rows without an order stay in
-one part, and the batch is refused if a value may have moved among them. Where no value can have moved, the rows that a
-query finds are written one by one after the others, because halving takes a dozen tries for each of them.
+halved, down to the row that is refused in its turn. Rows without an order stay in one part, and the batch is refused if
+a value may have moved among them. Where no value can have moved, the rows that a query finds are written one by one
+after the others, because halving takes a dozen tries for each of them.
 """
 
 from __future__ import annotations
@@ -181,7 +180,6 @@ class _InOrder:
         """Write the parts one after the other; what became of their rows."""
         counts: Counts = None
         bad: list[tuple[psycopg.Error, BadRow]] = []
-        left_out = 0
         waiting = list(reversed(parts))
         while waiting and len(bad) < self._written.most_bad:
             part = waiting.pop()
@@ -195,32 +193,11 @@ class _InOrder:
                     bad.append((error, refused_by(error, self._place(part[0]), is_proven=True)))
                 else:
                     waiting += reversed(self._smaller(part, error))
-            except StillReferredToError:
-                raise
-            except psycopg.errors.ForeignKeyViolation:
-                needed = self._without_replaced(part)
-                if len(needed) == len(part):
-                    raise
-                left_out += len(part) - len(needed)
-                waiting += [needed] if needed else []
             else:
                 counts = of_part if counts is None else {**counts, **_added(counts, of_part or {})}
         if bad:
             raise RowsRefusedError(bad[0][0], [row for _, row in bad])
-        return {**counts, **_added(counts, {"superseded": left_out})} if counts and left_out else counts
-
-    def _without_replaced(self, part: _Part) -> _Part:
-        """The part without the writes that leave nothing, because a later change of their key replaces the row."""
-        existing = self._written.by_key.existing
-        if existing.on_conflict != "update" or existing.update_columns or existing.keep_where is not None:
-            return part
-        found = self._connection.execute(
-            sql.SQL("SELECT number FROM {} WHERE {} AND NOT deletes AND is_replaced").format(
-                self._table, _numbers(part)
-            )
-        )
-        replaced = {number - 1 for (number,) in found}
-        return array("q", (n for n in part if n not in replaced)) if replaced else part
+        return counts
 
     def _smaller(self, part: _Part, error: psycopg.Error) -> list[_Part]:
         """
@@ -300,11 +277,7 @@ def _added(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]
 
 
 def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written, upsert: ComparedUpsert) -> sql.Composed:
-    """
-    The statement that numbers the rows.
-
-    ``before`` is the turn in which the row's key comes before; ``is_replaced`` says whether it comes in a later one.
-    """
+    """The statement that numbers the rows; ``before`` is the turn in which the row's key comes before."""
     order = value_as_assigned(upsert.order_by, upsert) if upsert.order_by else sql.SQL("1")
     keys = sql.SQL(", ").join(
         sql.SQL("{} AS {}").format(value_as_assigned(key, upsert), sql.Identifier(f"key_{n}"))
@@ -318,8 +291,7 @@ def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written, u
     return sql.SQL(
         "CREATE TEMPORARY TABLE {table} ON COMMIT DROP AS SELECT *, "
         "pg_catalog.row_number() OVER (ORDER BY {in_order}) AS number, "
-        "pg_catalog.lag(turn) OVER (PARTITION BY {names} ORDER BY {in_order}) AS before, "
-        "turn OPERATOR(pg_catalog.<) pg_catalog.max(turn) OVER (PARTITION BY {names}) AS is_replaced FROM ("
+        "pg_catalog.lag(turn) OVER (PARTITION BY {names} ORDER BY {in_order}) AS before FROM ("
         "SELECT ctid AS place, pg_catalog.dense_rank() OVER (ORDER BY {order} NULLS FIRST) AS turn, "
         "{deletes} AS deletes, {keys} FROM {source} WHERE {wanted}) AS s; "
         "CREATE INDEX ON {table} (number); CREATE INDEX ON {table} (place)"

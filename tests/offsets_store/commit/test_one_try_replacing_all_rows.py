@@ -88,6 +88,16 @@ def test_a_query_that_takes_the_place_of_another(url, admin):
     assert commit_batch(instead, batch("new", **CONTINUED), replacing(3)) is Verdict.NEW
 
 
+def test_a_query_that_takes_the_place_of_one_that_only_appended(url, admin):
+    """The rows of a third query, which also appends, would go with those of the replaced one."""
+    commit_batch(settings(url), batch("appends"), appending(1))
+    commit_batch(settings(url), batch("third", **ELSEWHERE), appending(2))
+    with pytest.raises(PgonceError, match="replaces all rows of the table") as error:
+        commit_batch(settings(url, remedies=Remedies(replaces="appends")), batch("new", **CONTINUED), replacing(3))
+    assert error.value.code == "FOREIGN"
+    assert ids(admin) == [1, 2]
+
+
 def test_a_partition_of_the_table(url, admin):
     """Its rows are rows of the whole table."""
     admin.execute(

@@ -315,6 +315,23 @@ def test_a_database_that_went_back_ends_the_query_with_that_error(begin, topic, 
     query.stop()
 
 
+def test_a_database_that_goes_back_is_noticed_though_no_record_comes(begin, topic, produce, admin, ids, tcp_url):
+    """The batch that has brought the rows is recorded, and none has ended since that says more."""
+    name = topic(1)
+    query = begin(name)
+    produce(name, range(10))
+    assert ids(10, query) == list(range(10)), query.exception()
+    recorded = b"SELECT sum(rows) FROM pgonce.batches"
+    assert wait_until(lambda: admin.execute(recorded).fetchone() == (10,), 60)
+    with admin.transaction():
+        admin.execute("DELETE FROM orders")
+        admin.execute("UPDATE pgonce.positions SET next_offset = 0, rows = 0")
+    assert wait_until(OffsetsStore(tcp_url).failures, 30)
+    (failure,) = OffsetsStore(tcp_url).failures()
+    assert failure.code == "POSITION_WENT_BACK"
+    query.stop()
+
+
 def test_micro_batches_go_on_from_real_time_and_back(begin, spark, kafka, topic, produce, ids, tcp_url, tmp_path):
     """The same query, checkpoint and table change their mode, and each record stays there once."""
     name = topic(1)

@@ -251,26 +251,6 @@ class TestActions:
         assert stored(admin, "items") == ([] if action == "CASCADE" else [(2, "an item")])
 
     @CASCADING
-    @pytest.mark.parametrize("dead_letters", [None, True])
-    def test_a_write_that_a_later_one_replaces_needs_no_parent(self, dead_letters, action, url, admin):
-        """With onlyNewer, a parent that was deleted later stays away when records of its time come again."""
-        how = {"struct": NODES, "table": "nodes", "only_newer": True, "dead_letters": dead_letters}
-        apply(url, (4, None, "parent", 4, WRITE), (4, None, None, 8, DELETE), **how)
-        counts = apply(url, (5, 4, "late", 5, WRITE), (5, 3, "later", 6, WRITE), **how)
-        assert stored(admin, "nodes")[-1] == (5, 3, "later", 6, None)
-        assert (counts["written"], counts["superseded"]) == (1, 1)
-        assert letters(admin) == []
-
-    @CASCADING
-    @pytest.mark.parametrize("how", [{"update_columns": ["name"]}, {"keep_where": "?"}])
-    def test_a_write_of_which_something_stays_needs_its_parent(self, how, action, url, admin):
-        """A later change takes values from it, so leaving it out would lose them."""
-        rows = [(5, 4, "late", 5, WRITE), (5, 3, "later", 6, WRITE)]
-        with pytest.raises(ForeignKeyViolation):
-            apply(url, *rows, struct=NODES, table="nodes", **how)
-        assert [row[0] for row in stored(admin, "nodes")] == [1, 2, 3]
-
-    @CASCADING
     def test_without_an_order_such_a_table_is_refused(self, action, url, admin):
         """Before the first row, and in the commit."""
         for dead_letters in (None, True):
