@@ -53,6 +53,7 @@ from ..verdict.decide import (
     SKIP,
     Verdict,
     accepted_positions,
+    beside_rivals,
     decide,
     starts_over,
     stored_positions,
@@ -184,7 +185,9 @@ def _publish_in_tx(
     batch = replace(transaction.batch, starts_over=over)
     published = work.publish_in_tx(transaction.connection, batch, below)
     writer, now = transaction.locked.ledger.writer, published.targets or {}
-    if writer is None and not has_failed(transaction.connection):
+    # The batches of a function may have written to no table so far.
+    is_first = writer is None or (work.sealed and not writer.targets and bool(now))
+    if is_first and not has_failed(transaction.connection):
         replaced = {name: now.get(name) for name, how in published.written_as.items() if how.replaces_all}
         with outcome.on_ledger():
             if work.sealed:
@@ -200,13 +203,17 @@ def _refuse_rivals_in_tx(
     transaction: Try, tables: Mapping[str, int | None], outcome: Outcome, *, replaces_all: bool = False
 ) -> None:
     """
-    Judge a first batch again, with what is known only once it has written: a function's tables, or that all rows of a
-    table gave way to those of the batch.
+    Judge the first batch that writes again, with what is known only once it has written: a function's tables, or that
+    all rows of a table gave way to those of the batch.
 
     :raises CommitError: TRANSACTION_ENDED, if the function has ended the transaction; SETTINGS_CHANGED.
     :raises SnapshotTooOldError: if another transaction has to take the locks of these tables first.
     """
     connection, remedies = transaction.connection, transaction.settings.remedies
+    is_known = transaction.locked.ledger.writer is not None
+    if is_known:
+        # An earlier batch has taken the place of that query.
+        remedies = replace(remedies, replaces=None, start_over=False)
     batch = replace(transaction.batch, tables=tables, replaces_all=replaces_all)
     with as_it_began_in_tx(connection, transaction.began):
         isolation = one_first_contact_in_tx(connection, batch)
@@ -215,7 +222,7 @@ def _refuse_rivals_in_tx(
             outcome.tables.update(tables)
             raise SnapshotTooOldError
         ledger = of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
-    verdict = decide(ledger, batch, remedies)
+    verdict = (beside_rivals if is_known else decide)(ledger, batch, remedies)
     if verdict not in PUBLISH:
         raise refusal(verdict, ledger, batch, remedies)
     leave_in_tx(driver_connection(connection))
@@ -229,7 +236,7 @@ def _record_in_tx(transaction: Try, published: Published, tables: WrittenTables,
         needed = transaction.verdict is Verdict.ACCEPTED
         close_acceptances_in_tx(connection, locked.writer_id, needed=needed)
     if locked.ledger.writer is None and replaces:
-        record.replace_writer_in_tx(connection, locked, batch, replaces)
+        record.replace_writer_in_tx(connection, locked, batch, replaces, keeps_rows=published.emptied is None)
         if published.emptied is not None:
             record.note_start_over_in_tx(connection, locked, published.emptied, replaces)
     _notify_in_tx(transaction, published)

@@ -33,6 +33,7 @@ from sqlalchemy.dialects import postgresql
 from ..offsets import Offsets, furthest
 from ..postgres.connect import driver_connection
 from ..postgres.one_trip import Asked
+from ..verdict.decide import without_gone
 from ..verdict.facts import Batch
 from ..verdict.reads import Reads, reads_of, together
 from .compiled import Compiled, send_once
@@ -198,7 +199,8 @@ def _end(locked: LockedWriter, batch: Batch) -> Offsets | None:
     is_first_of_run = owner is None or owner.run_id != batch.run_id
     reached = last.end if last and not is_first_of_run else None
     # Within a run, the entry before this batch may be older than what the run has reached since.
-    return furthest(reached, batch.start, batch.resumes_at, batch.span.next)
+    begins = (without_gone(furthest(known), batch) for known in (batch.start, batch.resumes_at) if known)
+    return furthest(reached, *begins, batch.span.next)
 
 
 def _note_reads_in_tx(connection: Connection, locked: LockedWriter, now: Reads | None) -> None:
@@ -225,15 +227,27 @@ def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
     )
 
 
-def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Batch, replaces: str) -> None:
-    """Let this query take the place of query ``replaces``, which may publish no more."""
+def replace_writer_in_tx(
+    connection: Connection, locked: LockedWriter, batch: Batch, replaces: str, *, keeps_rows: bool
+) -> None:
+    """
+    Let this query take the place of query ``replaces``, which may publish no more.
+
+    :param keeps_rows: whether the rows of that query stay in the table.
+    """
     send_once(
         connection,
         update(writers)
         .where(writers.c.query_id == replaces, writers.c.sink_name == batch.sink_name)
         .values(replaced_by=batch.query_id),
     )
-    send_once(connection, update(writers).where(writers.c.writer_id == locked.writer_id).values(replaces=replaces))
+    took: dict[str, Any] = {"replaces": replaces}
+    replaced = locked.ledger.rival(replaces)
+    if keeps_rows and replaced is not None:
+        # The table has rows of all that either has read.
+        known = together(replaced.writer.reads, reads_of(_end(locked, batch), batch.folders))
+        took["sources"] = known and known.record()
+    send_once(connection, update(writers).where(writers.c.writer_id == locked.writer_id).values(**took))
 
 
 def note_start_over_in_tx(connection: Connection, locked: LockedWriter, emptied: int, replaces: str) -> None:

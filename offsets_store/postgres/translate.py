@@ -221,7 +221,7 @@ def ledger_gone(what: str) -> LedgerError:
         "adoptCheckpoint=<the first batch whose rows are not in its table>. Look for that batch: the one that has "
         "just failed may have been written by an earlier try, and then it is the batch after it (`pgonce explain "
         "replace-your-foreachbatch` tells how to find out). If the database fell back to a time before the first batch "
-        "of this query, its rows are gone too: start it on a new, empty checkpoint that begins where this one did.",
+        "of this query, its rows are gone too: start it on a new, empty checkpoint that begins with the first of them.",
     )
 
 

@@ -17,7 +17,7 @@ from ..checkpoint.files import open_recorded
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import CheckpointError
 from ..ledger.session import reading
-from ..ledger.tables import batch_jobs, tombstone_sets
+from ..ledger.tables import batch_jobs
 from ..ledger.writers import COUNTS_AS_FEEDER, feeds, writers_in_tx
 from ..postgres.text import QUALIFIED_NAME
 from ..status.store import OffsetsStore
@@ -36,7 +36,9 @@ class Forgetting:
 
     ``tables`` has the tables that each sink has written to, as SQL names them; none if they are unknown. ``others``
     has the writers that are not forgotten and whose rows are in these tables as well, and ``jobs`` counts the batch
-    jobs that have written to them. ``with_deletes`` are those tables whose deletes are remembered (``onlyNewer``).
+    jobs that have written to them. ``with_deletes`` are the names under which deletes from them are remembered
+    (``onlyNewer``): for a table that was renamed since, its former name; for a partition, perhaps that of the whole
+    table.
     """
 
     query_id: str
@@ -114,17 +116,37 @@ def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
 
 def _with_deletes(connection: Connection, names: Sequence[str]) -> tuple[str, ...]:
     """
-    Those of these tables for which there are tombstones: older rows of a new query would be passed over.
+    The names under which there are tombstones of these tables: older rows of a new query would be passed over.
 
     A role that only looks may not read tombstones, and is told of none.
     """
     may_read = select(func.has_table_privilege("pgonce.tombstone_sets", "SELECT"))
     if not connection.execute(may_read).scalar_one():
         return ()
-    sets = select(tombstone_sets.c.target_name).where(
-        tombstone_sets.c.target_name.in_(names), tombstone_sets.c.expires_at > func.clock_timestamp()
-    )
-    return tuple(connection.execute(sets.distinct().order_by(tombstone_sets.c.target_name)).scalars())
+    return tuple(connection.execute(_DELETES, {"names": list(names)}).scalars())
+
+
+# As a commit finds them: those of the table, of its partitions and of the tables that it is a partition of, by oid. By
+# name, as after a restore, in which oids are others. The name in the ledger is the one that the table had at its last
+# batch.
+_DELETES = text(
+    f"""
+WITH RECURSIVE named AS (
+    SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE {QUALIFIED_NAME} = ANY(:names)
+), above AS (
+    SELECT oid FROM named UNION
+    SELECT i.inhparent FROM above JOIN pg_catalog.pg_class AS c ON c.oid = above.oid AND c.relispartition
+    JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = c.oid
+), related AS (
+    SELECT oid FROM above UNION
+    SELECT t.relid FROM named, pg_catalog.pg_partition_tree(named.oid::pg_catalog.regclass) AS t
+)
+SELECT DISTINCT s.target_name FROM pgonce.tombstone_sets AS s
+WHERE s.expires_at > pg_catalog.clock_timestamp()
+  AND (s.target IN (SELECT oid FROM related) OR s.target_name = ANY(:names)) ORDER BY 1
+"""
+)
 
 
 def _fed(sink: SinkFacts) -> dict[str, int | None]:

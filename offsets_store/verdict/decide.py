@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ..offsets import Offsets, Span, below, furthest, goes_back, left_out, places, same, says_which_rows
-from .facts import Batch, Ledger, Recorded, Remedies, Writer
+from .facts import Batch, Ledger, Recorded, Remedies, Rival, Writer
 
 
 class Verdict(Enum):
@@ -153,13 +153,16 @@ def stored_positions(ledger: Ledger, remedies: Remedies | None = None) -> Offset
 
 def accepted_positions(ledger: Ledger, batch: Batch) -> Offsets | None:
     """What is stored, for a batch that a person let through: of a topic whose range goes back, nothing counts."""
+    return None if batch.span is None else without_gone(furthest(stored_positions(ledger)), batch)
+
+
+def without_gone(offsets: Offsets, batch: Batch) -> Offsets:
+    """These offsets of Kafka, without topics whose range goes back in this batch: there is another topic now."""
     starts, ends = places(batch.start or batch.resumes_at), places(batch.end or batch.planned_end)
     gone = {place[:2] for place, start in starts.items() if ends and ends.get(place, -1) < start}
-    if batch.span is None:
-        return None
     return {
         source_id: {topic: partitions for topic, partitions in topics.items() if (source_id, topic) not in gone}
-        for source_id, topics in furthest(stored_positions(ledger)).items()
+        for source_id, topics in offsets.items()
     }
 
 
@@ -180,6 +183,11 @@ def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
         return Verdict.UNKNOWN
     if remedies.adopt_checkpoint == 1 and not ledger.rivals:
         return Verdict.ADOPTED
+    return beside_rivals(ledger, batch, remedies)
+
+
+def beside_rivals(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    """Whether a query may write for the first time where others write; NEW or OVERLAP if so."""
     if remedies.independent:
         return Verdict.NEW
     if remedies.start_over:
@@ -187,7 +195,7 @@ def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
     open_rivals = [
         rival
         for rival in ledger.rivals
-        if rival.query_id != remedies.replaces and not (rival.by_doubt and remedies.independent_by_name)
+        if rival.query_id != remedies.replaces and not (rival.by_doubt and _are_told_apart(rival, batch, remedies))
     ]
     if open_rivals or not takes_over(ledger, batch, remedies):
         return Verdict.FOREIGN
@@ -195,6 +203,11 @@ def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
         return Verdict.RECREATED
     overlaps = batch.span is not None and below(batch.span.first, stored_positions(ledger, remedies))
     return Verdict.OVERLAP if overlaps else Verdict.NEW
+
+
+def _are_told_apart(rival: Rival, batch: Batch, remedies: Remedies) -> bool:
+    """Whether the user says that names tell queries apart, and both have one."""
+    return remedies.independent_by_name and bool(batch.query_name and rival.writer.query_name)
 
 
 def may_start_over(ledger: Ledger, remedies: Remedies) -> bool:

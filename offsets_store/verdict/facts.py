@@ -105,7 +105,8 @@ class Remedies:
     What the user has allowed by hand for a query that the ledger does not know.
 
     With ``start_over``, the rows of the query that it ``replaces`` are deleted by this query's batch 0. With
-    ``independent_by_name``, doubt alone makes no other query a rival; its own name, place or partitions still do.
+    ``independent_by_name``, doubt alone makes no other query a rival if both have names; a common name, place or
+    partition still does.
     """
 
     adopt_checkpoint: int | None = None

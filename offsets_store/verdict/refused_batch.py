@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import NOTHING, RefusedBatch
 from ..offsets import says_which_rows, tells_which_rows
-from .decide import Verdict, backwards, begun_late, recreated
+from .decide import Verdict, backwards, begun_late, recreated, takes_over
 from .facts import Batch, Ledger, Remedies, Rival, Writer
 
 
@@ -80,6 +80,13 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
                 f"If this query is to go on where that one ended, set replaces={replaced_by}, and start at its stored "
                 "offsets. If the rows of both are gone, and this query is to write all of them again, remove replaces.",
             )
+        others = [rival for rival in ledger.rivals if rival.query_id != remedies.replaces]
+        if others and takes_over(ledger, batch, remedies):
+            return (
+                f"replaces={remedies.replaces} was given for {_writer(batch)}, and it goes on where that query ended, "
+                f"but other queries feed the same {_place(ledger)} as well: {'; '.join(map(_named, others))}.",
+                f"{_ways_on(others[0], batch)} {_BOTH}",
+            )
         late = begun_late(replaced.writer.stored_to, batch.start) if replaced else []
         added = f", and leaves out the first rows of {', '.join(late)}, which it has not read" if late else ""
         return (
@@ -90,10 +97,14 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
     if own := ledger.rival(batch.query_id):
         what, way = _under_another_name(own, batch)
         return what, f"{way} If the query is to write its rows twice, set independent=true."
+    nameless = ""
+    if remedies.independent_by_name and not (batch.query_name and all(one.writer.query_name for one in ledger.rivals)):
+        nameless = " independent=byName is set, but not all of these queries have a name (queryName)."
+    unknown = "which has written to no table so far" if batch.batch_id else "which the ledger does not know"
     return (
-        f"This is batch 0 of {_writer(batch)}, which the ledger does not know, but another query already feeds the "
-        f"same {_place(ledger)}: {rivals}. If both read the same rows (a checkpoint that was lost or moved, a full "
-        "refresh), these would be written a second time.",
+        f"This is batch {batch.batch_id} of {_writer(batch)}, {unknown}, but another query already feeds the same "
+        f"{_place(ledger)}: {rivals}. If both read the same rows (a checkpoint that was lost or moved, a full "
+        f"refresh), these would be written a second time.{nameless}",
         f"If it was started by mistake, leave it stopped. {_ways_on(ledger.rivals[0], batch)} {_BOTH}",
     )
 
@@ -232,7 +243,7 @@ def _unknown(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
         f"dropped or restored since).{other}",
         f"Does the table have all rows of the batches before batch {batch.batch_id}? If this database or the table was "
         "restored, or lost commits in a failover, restore both of one moment; or start the query on a new, empty "
-        "checkpoint that begins where this one did. Only if it has them, go on here: if batch "
+        "checkpoint that begins with the first record whose row is lost. Only if it has them, go on here: if batch "
         f"{batch.batch_id} has NOT been written to the target by other means, set adoptCheckpoint={batch.batch_id}: it "
         "and all later ones are published. If it HAS been written already, set "
         f"adoptCheckpoint={batch.batch_id + 1}: batch {batch.batch_id} is recorded as done and skipped. "

@@ -165,6 +165,13 @@ def _forget_lines(found: Forgetting) -> list[str]:
         f"  DELETE FROM pgonce.tombstone_sets WHERE target_name = {sql.Literal(name).as_string(None)};"
         for name in found.with_deletes
     ]
+    named = {name for names in found.tables.values() for name in names}
+    lines += [
+        f"  ({name} is the name that the table had at its last batch; or it is the whole table, and these are the "
+        "deletes from all of its partitions)"
+        for name in found.with_deletes
+        if name not in named
+    ]
     lines += [
         f"  (and the tables of sink {name}, whose names are not recorded)"
         for name, tables in found.tables.items()

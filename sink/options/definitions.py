@@ -168,8 +168,8 @@ class QueryOptions(TypedDict, total=False):
         _STREAMS, "`true` says that this query brings other rows than the others that feed the table. Needed for a "
         "second query of a table, unless both are [proven to read different places](guarantees.md#the-verdicts) and "
         "neither replaces all of its rows. "
-        "`byName` says this only of queries with another name, so that a lost checkpoint or a refreshed "
-        "[pipeline](clusters.md#declarative-pipelines) is still refused.", False,
+        "`byName` says this only of queries with another name, if both have one, so that a lost checkpoint or a "
+        "refreshed [pipeline](clusters.md#declarative-pipelines) is still refused.", False,
     )]
     lock_timeout: Annotated[float, Option(
         _ALL, "Seconds to wait for a lock before looking who holds it. Keep it well below `retryTimeout`.",

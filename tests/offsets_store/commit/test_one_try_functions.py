@@ -165,6 +165,21 @@ class TestRivals:
         assert ids(admin) == [1]
 
     @pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+    def test_a_function_that_wrote_nothing_at_first(self, isolation, url, admin):
+        """Its first batch was empty, and so the first one that writes is judged as the first."""
+        its_url = url_with(url, options=f"-cdefault_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}")
+        commit_batch(settings(url), make_batch(), appending(1))
+        assert commit_batch(settings(its_url), by_function(), function()) is Verdict.NEW
+        with pytest.raises(PgonceError, match="batch 1 of") as refused:
+            commit_batch(settings(its_url), by_function(1), self.writes)
+        assert refused.value.code == "FOREIGN"
+        assert ids(admin) == [1]
+        says = settings(its_url, remedies=Remedies(independent=True))
+        assert commit_batch(says, by_function(1), self.writes) is Verdict.NEW
+        # Then it is known as one that feeds the table.
+        assert commit_batch(settings(its_url), by_function(2), self.writes) is Verdict.NEW
+
+    @pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
     def test_functions_that_begin_at_the_same_moment(self, isolation, url, admin):
         """Both have written before either is recorded; the second one waits for the first, and is refused."""
         both_wrote = threading.Barrier(2, timeout=30)

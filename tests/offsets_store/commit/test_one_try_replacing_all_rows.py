@@ -72,10 +72,10 @@ def test_tables_that_only_share_a_sinks_name(url, admin):
 def test_a_doubt_does_not_hide_it(url, admin):
     """Nothing proves that they read something else, and by its name the query is another one."""
     unknown = {"start": {"0": 0}, "end": {"0": 1}}
-    commit_batch(settings(url), batch("appends", **unknown), appending(1))
+    commit_batch(settings(url), batch("appends", query_name="appends", **unknown), appending(1))
     says = settings(url, remedies=Remedies(independent_by_name=True))
     with pytest.raises(PgonceError, match="replaces all rows of the table"):
-        commit_batch(says, batch("replaces", **unknown), replacing(2))
+        commit_batch(says, batch("replaces", query_name="replaces", **unknown), replacing(2))
     assert ids(admin) == [1]
 
 
@@ -95,6 +95,7 @@ def test_a_query_that_takes_the_place_of_one_that_only_appended(url, admin):
     with pytest.raises(PgonceError, match="replaces all rows of the table") as error:
         commit_batch(settings(url, remedies=Remedies(replaces="appends")), batch("new", **CONTINUED), replacing(3))
     assert error.value.code == "FOREIGN"
+    assert "it goes on where that query ended, but other queries feed the same" in str(error.value)
     assert ids(admin) == [1, 2]
 
 

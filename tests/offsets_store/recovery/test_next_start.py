@@ -265,6 +265,26 @@ class TestForget:
         # The name means the new query now.
         assert json.loads(pgonce("offsets", "orders", "--json").stdout)[0]["query_id"] == again
 
+    @pytest.mark.parametrize(
+        "since",
+        [
+            "ALTER TABLE events RENAME TO shop_events",
+            "CREATE TABLE whole (LIKE events) PARTITION BY RANGE (id); "
+            "ALTER TABLE whole ATTACH PARTITION events DEFAULT; "
+            "UPDATE pgonce.tombstone_sets SET target = 'whole'::regclass, target_name = 'public.whole'",
+        ],
+    )
+    def test_deletes_that_are_remembered_under_another_name(self, since, url, target, tmp_path, pgonce, admin):
+        """Of a table that was renamed since, and of a partition, whose deletes are those of the whole table."""
+        fed(url, tmp_path / "ckpt", FILES, name="orders")
+        put_tombstone(admin, "events", "[3]", "100")
+        admin.execute(since.encode())
+        shown = pgonce("forget", "orders", "--reason", "full refresh").stdout
+        (forgets,) = re.findall(r"DELETE FROM pgonce\.tombstone_sets .*;", shown)
+        assert "the name that the table had at its last batch" in " ".join(shown.split())
+        admin.execute(forgets.encode())
+        assert admin.execute("SELECT count(*) FROM pgonce.tombstone_sets").fetchone() == (0,)
+
     def test_a_query_that_runs(self, url, target, tmp_path, pgonce):
         """A query that has just been heard of is not forgotten."""
         old = fed(url, tmp_path / "ckpt", FILES)

@@ -17,7 +17,7 @@ from support.batches import make_batch, make_writer
 
 from pgonce.offsets_store.errors import RefusedBatch
 from pgonce.offsets_store.offsets import Span
-from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict, decide
+from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict, decide, without_gone
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies, Rival
 from pgonce.offsets_store.verdict.refused_batch import refusal
 
@@ -83,7 +83,7 @@ def rival(**changes):
 
 
 BESIDE_RIVAL = Ledger(rivals=(RIVAL,))
-BESIDE_DOUBT = Ledger(rivals=(replace(RIVAL, by_doubt=True),))
+BESIDE_DOUBT = Ledger(rivals=(replace(RIVAL, by_doubt=True, writer=replace(RIVAL.writer, query_name="another")),))
 
 WITHOUT_REMEDIES = {
     "the first batch of a query that nobody knows": (UNKNOWN_TO_LEDGER, batch(0), Verdict.NEW),
@@ -209,9 +209,21 @@ WITH_REMEDIES = {
     ),
     "batch 0 beside a rival by doubt alone, of a query that is independent of other names": (
         BESIDE_DOUBT,
-        batch(0),
+        batch(0, query_name="one"),
         Remedies(independent_by_name=True),
         Verdict.NEW,
+    ),
+    "a query without a name, which may be the other one after its checkpoint was lost": (
+        BESIDE_DOUBT,
+        batch(0, query_name=None),
+        Remedies(independent_by_name=True),
+        Verdict.FOREIGN,
+    ),
+    "a query beside one without a name": (
+        Ledger(rivals=(replace(RIVAL, by_doubt=True, writer=replace(RIVAL.writer, query_name=None)),)),
+        batch(0, query_name="one"),
+        Remedies(independent_by_name=True),
+        Verdict.FOREIGN,
     ),
     "batch 0 beside a rival, which starts at the rival's end": (
         BESIDE_RIVAL,
@@ -569,3 +581,11 @@ def test_every_refusal_can_be_said(world):
     verdict = decide(known, this, NO_REMEDY)
     if verdict not in PUBLISH | SKIP:
         assert str(refusal(verdict, known, this, NO_REMEDY)).startswith(f"[{verdict.name}]")
+
+
+def test_of_a_topic_that_was_created_again_nothing_counts():
+    """Its range goes back; the other topic's offsets stay."""
+    known = {"0": {"old": {"0": 1000}, "other": {"0": 7}}}
+    again = batch(7, start=known, end={"0": {"old": {"0": 50}, "other": {"0": 9}}})
+    assert without_gone(known, again) == {"0": {"other": {"0": 7}}}
+    assert without_gone(known, batch(7, start=known, end=known)) == known
