@@ -393,7 +393,10 @@ def test_which_commands_a_role_that_only_looks_can_run(looked_at):
     # It has read all that it asks for: the batch would not be refused.
     assert "[ACCEPT_NOT_NEEDED]" in failed[SHOWS[1]]
     assert ["NOT_PERMITTED" in run(command).stderr for command in LETTERS] == [True] * len(LETTERS)
+    # The page of one query has its newest dead letters.
+    assert "NOT_PERMITTED" in run("status orders").stderr
     viewer.grant([of_letters])
+    assert run("status orders").exit_code == ExitCode.OK
     shown, tried, discarded = map(run, LETTERS)
     assert (shown.exit_code, discarded.exit_code) == (ExitCode.OK, ExitCode.OK)
     assert tried.exit_code == ExitCode.FAILED
