@@ -160,12 +160,12 @@ def _forget_lines(found: Forgetting) -> list[str]:
         "The rows stay in the tables, and a new query that reads the same source would write them again. Before you "
         f"start such a query, empty the tables{deletes}:"
     )
-    lines += [f"  TRUNCATE {name};" for name in sorted({name for names in found.tables.values() for name in names})]
+    named = sorted({name for names in found.tables.values() for name in names})
+    lines += [f"  TRUNCATE {name};" for name in named]
     lines += [
         f"  DELETE FROM pgonce.tombstone_sets WHERE target_name = {sql.Literal(name).as_string(None)};"
         for name in found.with_deletes
     ]
-    named = {name for names in found.tables.values() for name in names}
     lines += [
         f"  ({name} is the name that the table had at its last batch; or it is the whole table, and these are the "
         "deletes from all of its partitions)"
