@@ -105,7 +105,7 @@ RELEASE = PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/relea
 
 release-check: setup ## all that a release needs and that takes minutes; it lists what takes hours
 	@failed=0; PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --check || failed=1; \
-	for one in release-quick package release-files workflows sbom; do $(MAKE) --no-print-directory $$one || failed=1; done; \
+	for one in release-quick package release-files workflows sbom conda; do $(MAKE) --no-print-directory $$one || failed=1; done; \
 	$(RELEASE) long || failed=1; exit $$failed
 
 release-quick: setup ## do versions agree, is every public change in CHANGELOG.md, are licences allowed, has nothing grown too large?
@@ -129,6 +129,13 @@ sbom: $(TOOLS) setup ## write .build/pgonce.cdx.json: what pgonce and its extras
 	@$(UV) pip install --quiet --python .build/sbom/bin/python "$$(ls .build/wheel/*.whl)[$(EXTRAS)]"
 	@$(TOOLS_BIN)/cyclonedx-py environment .build/sbom/bin/python --pyproject pyproject.toml --mc-type library --output-reproducible \
 	--output-format JSON --output-file .build/pgonce.cdx.json
+
+conda: $(TOOLS) setup ## build the conda package from dist/, and run its tests; CHANNEL=conda-forge takes real packages of the others
+	@$(UV) venv --quiet --clear --seed --python $(BIN)/python .build/conda/python
+	@$(UV) pip install --quiet --python .build/conda/python/bin/python hatchling --requirements pyproject.toml
+	@rm -rf .build/conda/built .build/conda/channel
+	@$(TOOLS_BIN)/python tests/release/conda/build.py .build/conda \
+	$(if $(CHANNEL),--channel $(CHANNEL),--python .build/conda/python/bin/python)
 
 workflows: $(TOOLS) ## actionlint and zizmor on what is in .github
 	@test -x .build/bin/actionlint || GOBIN=$(CURDIR)/.build/bin go install $(ACTIONLINT)

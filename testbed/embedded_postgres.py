@@ -164,7 +164,7 @@ class EmbeddedPostgres:
 
     @property
     def major(self) -> int:
-        """14 to 18."""
+        """14 to 19."""
         return int((self.data / "PG_VERSION").read_text())
 
     def uri(self, database: str = "postgres", user: str = "postgres", password: str = "") -> str:

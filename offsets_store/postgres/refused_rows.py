@@ -55,6 +55,9 @@ REMEDIES = {
     "22": ("VALUE_NOT_STORABLE", "Repair the value in Spark, or widen the column (`pgonce explain types`)."),
 }  # fmt: skip
 
+UPDATES_A_ROW_TWICE = ("ExecOnConflictUpdate", "ExecOnConflictLockRow")
+"""Which function of Postgres refuses two rows with one key in an upsert: the one of releases up to 18, and of 19."""
+
 # What an SQLSTATE means if this function of Postgres raised it. (Its message may be in any language.)
 _REMEDIES_BY_ORIGIN = {
     ("23514", "ExecFindPartition"): (
@@ -69,8 +72,8 @@ _REMEDIES_BY_ORIGIN = {
         "and deletes from the publication."),
     ("55000", "ExecCheckIndexConstraints"): (
         "NO_UNIQUE_KEY", "Make the constraint NOT DEFERRABLE: ON CONFLICT cannot use a deferrable one."),
-    ("21000", "ExecOnConflictUpdate"): (
-        "DOUBLED_KEYS", "Set orderBy to the column that tells the newest row of a key, or deduplicate in Spark."),
+    **dict.fromkeys((("21000", function) for function in UPDATES_A_ROW_TWICE), (
+        "DOUBLED_KEYS", "Set orderBy to the column that tells the newest row of a key, or deduplicate in Spark.")),
 }  # fmt: skip
 _LONGEST_MESSAGE = 1000
 _UNKNOWN = ("TARGET_FAILED", "Look the SQLSTATE up in Postgres's manual and remove its cause.")

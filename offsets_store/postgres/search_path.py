@@ -12,7 +12,7 @@ To qualify functions is not enough: an operator such as ``=``, and a type such a
 search_path too. And an unqualified function whose argument types fit better wins even if ``pg_catalog`` comes first.
 
 A role, a database or ``url`` may set any of the settings that ``SELECT name FROM pg_settings WHERE context = 'user'``
-lists. All were looked at, those of Postgres 14 to 18. What is not named here or below changes plans, resources or logs.
+lists. All were looked at, those of Postgres 14 to 19. What is not named here or below changes plans, resources or logs.
 
 - Set where it matters, or asked for: ``synchronous_commit`` (a commit refuses ``off``), ``lock_timeout``,
   ``statement_timeout``, ``transaction_timeout``, ``idle_in_transaction_session_timeout``, ``application_name``,

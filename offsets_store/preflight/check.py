@@ -79,7 +79,7 @@ class _Asking:
         )
 
 
-_OLDEST, _NEWEST = 14, 18
+_OLDEST, _NEWEST = 14, 19
 # Databases that speak Postgres's protocol call themselves Postgres, and give their own name in the same text.
 _OTHERS = {
     "CockroachDB": re.compile(r"CockroachDB"),
@@ -88,9 +88,7 @@ _OTHERS = {
     "Greenplum": re.compile(r"Greenplum|Cloudberry"),
     "Materialize": re.compile(r"Materialize"),
 }
-_EXTENSIONS = (
-    "SELECT extname || ' ' || extversion FROM pg_extension WHERE extname IN ('citus', 'timescaledb') ORDER BY 1"
-)
+_EXTENSIONS = "SELECT extname || ' ' || extversion FROM pg_extension WHERE extname = 'citus'"
 _STORAGES = {
     "Neon": "SELECT pg_catalog.current_setting('neon.tenant_id', true) IS NOT NULL",
     "Aurora": "SELECT EXISTS (SELECT FROM pg_catalog.pg_proc WHERE proname = 'aurora_version')",

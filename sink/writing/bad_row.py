@@ -168,19 +168,35 @@ def may_be_a_rows(error: BaseException) -> bool:
 
 
 def is_of_target(connection: psycopg.Connection, table: TargetTable, error: psycopg.Error) -> bool:
-    """Whether the table that an error names is the target, or one of its partitions."""
+    """Whether the table that an error names is the target, one of its partitions, or a chunk of the hypertable."""
     named = error.diag.schema_name, error.diag.table_name
     if named == (table.schema, table.name):
         return True
-    if table.kind != "p":
-        return False
-    is_partition = sql.SQL(_IS_PARTITION).format(table.oid, *map(sql.Literal, named))
-    return search_path.execute_in_tx(connection, is_partition).fetchone() is not None
+
+    def is_true(question: str, *of: object) -> bool:
+        asked = sql.SQL(question).format(*map(sql.Literal, of))
+        return search_path.execute_in_tx(connection, asked).fetchone() is not None
+
+    if table.kind == "p":
+        return is_true(_IS_PARTITION, table.oid, *named)
+    return is_true(_HAS_HYPERTABLES) and is_true(_IS_CHUNK, table.schema, table.name, *named)
 
 
 _IS_PARTITION = """
 SELECT FROM pg_partition_tree({}) AS p JOIN pg_class AS c ON c.oid = p.relid
 WHERE c.relnamespace::regnamespace::text = quote_ident({}) AND c.relname = {}
+"""
+# A table that is TimescaleDB's own, not one that somebody has made under its name.
+_HAS_HYPERTABLES = """
+SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
+WHERE d.classid = 'pg_class'::regclass AND d.objid = to_regclass('_timescaledb_catalog.hypertable')
+    AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'timescaledb'
+"""
+# By its name: if the refused rows were the first of a chunk, it has gone with them.
+_IS_CHUNK = """
+SELECT FROM _timescaledb_catalog.hypertable
+WHERE schema_name = {} AND table_name = {}
+    AND associated_schema_name = {} AND starts_with({}, associated_table_prefix || '_')
 """
 
 

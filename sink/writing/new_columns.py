@@ -2,7 +2,7 @@
 Find what must be altered about a table that lacks columns of the rows, or is too narrow for them.
 
 Pure; runs before Spark's job and in the commit. Invariant: a table is altered only where its batch would be refused
-otherwise, and only in ways in which no Postgres from 14 to 18 rewrites it or its indexes.
+otherwise, and only in ways in which no Postgres from 14 to 19 rewrites it or its indexes.
 """
 
 from __future__ import annotations

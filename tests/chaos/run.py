@@ -69,7 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fault", help="only faults whose names have this text, in one round")
     parser.add_argument("--only", choices=get_args(Only), help="only rounds of queries of this kind")
     parser.add_argument("--resume", action="store_true", help="go on after the last round that came to its end")
-    parser.add_argument("--postgres", type=int, default=DEFAULT_MAJOR, help="major version, 14 to 18")
+    parser.add_argument("--postgres", type=int, default=DEFAULT_MAJOR, help="major version, 14 to 19")
     parser.add_argument("--directory", type=Path, default=Path(".build/chaos"), help="for outcomes and evidence")
     parser.add_argument("--report", type=Path, nargs="+", help="no faults: one table of these files of outcomes")
     parser.add_argument("--check", action="store_true", help="no faults: is the table in the docs about this product?")

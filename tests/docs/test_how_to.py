@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 
 import psycopg
 import pytest
@@ -12,9 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_broker import spark_connector_jars
 from maven import ROOT, MissingTool, jar_of_artifact
-from psycopg.conninfo import make_conninfo
 from schema_registry import SchemaRegistry
-from support.fixtures.postgres import PLAIN_DATABASE, made_database
 from support.fixtures.skips import available, unavailable
 from support.page_reader import blocks_of
 
@@ -39,18 +36,6 @@ def rows(url: str, query: str) -> list[tuple[object, ...]]:
     """What a query gives."""
     with psycopg.connect(url) as connection:
         return connection.execute(query).fetchall()
-
-
-@pytest.fixture
-def bare_url(server_with):
-    """``bare_url("vector")``: an empty database of a server that can create this extension."""
-    with ExitStack() as stack:
-
-        def make(extension: str) -> str:
-            server = server_with(extension)
-            return make_conninfo(server, dbname=stack.enter_context(made_database(server, PLAIN_DATABASE)))
-
-        yield make
 
 
 @pytest.fixture
@@ -111,6 +96,15 @@ def test_partitions_and_retention(start_reader, url):
     start_reader(PGONCE_URL=url).follow("how-to/partitions-and-retention.md")
     found = rows(url, "SELECT tableoid::regclass::text, value FROM readings ORDER BY at")
     assert found == [("readings_2026_11", 2.0), ("readings_2026_12", 3.0)]
+
+
+def test_hypertables_timescaledb(start_reader, bare_url):
+    """A corrected row replaces the one in its chunk, a refused one is put aside, and a dropped chunk stays away."""
+    url = bare_url("timescaledb")
+    printed = start_reader(PGONCE_URL=url).follow("how-to/hypertables-timescaledb.md")
+    assert [words[-1] for words in as_words(printed) if words[:2] == ["a", "|"]] == ["2", "3"]
+    assert rows(url, "SELECT value FROM readings") == [(3.0,)]
+    assert rows(url, "SELECT row_data->>'sensor' FROM pgonce.dead_letters") == [("b",)]
 
 
 def test_backfill(start_reader, url):

@@ -1,5 +1,6 @@
 """
-Compare what names a version: pyproject.toml, CHANGELOG.md, CITATION.cff and the tag; and the list of what is public.
+Compare what names a version: pyproject.toml, CHANGELOG.md, CITATION.cff, the recipe for conda and the tag; and the list
+of what is public.
 
 Pure, but for `Repository`, which asks git. Invariant: what is returned is a list of sentences, and is empty if all
 agree.
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from release.changelog import Section, newer_than, releases
 
+RECIPE = "tests/release/conda/recipe.yaml"
 INTERFACE = "tests/repository/public_interface.txt"
 # Who may sign a release, in the form of ssh-keygen(1), "ALLOWED SIGNERS".
 SIGNERS = ".github/allowed_signers"
@@ -49,18 +51,17 @@ class Repository:
 
 
 def version_in(pyproject: str) -> str:
-    """The version in the text of pyproject.toml, or in that of CITATION.cff."""
-    found = re.search(r'^version(?: = |: )"?([^"\n]+)"?$', pyproject, re.MULTILINE)
+    """The version in the text of pyproject.toml, CITATION.cff or the recipe for conda."""
+    found = re.search(r'^ *version(?: = |: )"?([^"\n]+)"?$', pyproject, re.MULTILINE)
     if found is None:
         raise LookupError("There is no version.")
     return found[1]
 
 
-def disagreements(version: str, cited: str, changelog: list[Section], tags: list[str]) -> list[str]:
+def disagreements(version: str, others: dict[str, str], changelog: list[Section], tags: list[str]) -> list[str]:
     """What does not agree with pyproject.toml's ``version``; a commit with a tag also needs a date."""
-    wrong = []
-    if cited != version:
-        wrong.append(f"CITATION.cff has version {cited}, and pyproject.toml {version}.")
+    wrong = [f"{file} has version {other}, and pyproject.toml {version}." for file, other in others.items()
+             if other != version]  # fmt: skip
     newest = changelog[0] if changelog else Section("none", "", "")
     if newest.version != version:
         wrong.append(f"The newest release in CHANGELOG.md is {newest.version}, and pyproject.toml has {version}.")
@@ -72,11 +73,14 @@ def disagreements(version: str, cited: str, changelog: list[Section], tags: list
 
 def versions(repository: Repository) -> list[str]:
     """What disagrees in a clone."""
-    text = {name: (repository.root / name).read_text() for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md")}
+
+    def text(name: str) -> str:
+        return (repository.root / name).read_text()
+
     return disagreements(
-        version_in(text["pyproject.toml"]),
-        version_in(text["CITATION.cff"]),
-        releases(text["CHANGELOG.md"]),
+        version_in(text("pyproject.toml")),
+        {name: version_in(text(name)) for name in ("CITATION.cff", RECIPE)},
+        releases(text("CHANGELOG.md")),
         repository.tags_here(),
     )
 

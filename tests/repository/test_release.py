@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 from email.message import Message
+from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 from release.changelog import Section, notes, releases
 from release.dependencies import is_allowed, licence_of, needed, refused
-from release.versions import INTERFACE, SIGNERS, Repository, disagreements, interface, undeclared, versions
+from release.versions import INTERFACE, RECIPE, SIGNERS, Repository, disagreements, interface, undeclared, versions
 
 CHANGELOG = """\
 # Changelog
@@ -50,13 +54,20 @@ class TestVersions:
     )
     def test_what_disagrees_is_named(self, version, cited, tags, says):
         """pyproject.toml, the newest release in the changelog, the citation and each tag name one version."""
-        wrong = disagreements(version, cited, releases(CHANGELOG), tags)
+        wrong = disagreements(version, {"CITATION.cff": cited}, releases(CHANGELOG), tags)
         assert len(wrong) == len(says)
         assert all(part in sentence for part, sentence in zip(says, wrong, strict=True))
 
+    def test_the_recipe_for_conda_has_the_same_version(self, clone):
+        """It is a file of its own, which nothing else would keep up to date."""
+        assert versions(Repository(clone)) == []
+        (clone / RECIPE).write_text('context:\n  version: "0.0.9"\n')
+        [wrong] = versions(Repository(clone))
+        assert RECIPE in wrong
+
     def test_a_tag_needs_a_date(self):
         """What has a tag is released, so the changelog has to say when."""
-        [wrong] = disagreements("0.1.0", "0.1.0", releases(CHANGELOG)[1:], ["v0.1.0"])
+        [wrong] = disagreements("0.1.0", {}, releases(CHANGELOG)[1:], ["v0.1.0"])
         assert "no date" in wrong
 
 
@@ -65,6 +76,8 @@ def clone(tmp_path):
     """A repository with a release, 0.1.0, and a commit after it."""
     (tmp_path / "tests" / "repository").mkdir(parents=True)
     (tmp_path / ".github").mkdir()
+    (tmp_path / RECIPE).parent.mkdir(parents=True)
+    (tmp_path / RECIPE).write_text('context:\n  version: "0.1.0"\n')
     (tmp_path / "pyproject.toml").write_text('version = "0.1.0"\n')
     (tmp_path / "CITATION.cff").write_text("version: 0.1.0\n")
     (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [0.1.0] - 2026-12-01\n\nThe first.\n")
@@ -167,6 +180,17 @@ class TestDependencies:
         assert {"pgonce", "psycopg", "psycopg-binary", "pyarrow", "pgpq", "typer"} <= set(plain)
         assert not {"pytest", "uvicorn", "pyspark"} & set(plain)
         assert set(needed(["serve", "spark"])) - set(plain) >= {"uvicorn", "pyspark", "py4j"}
+
+    def test_conda_installs_the_same(self):
+        """The recipe has the bounds of each dependency, and those of Spark, which it does not bring."""
+        wanted = {"python": ">=3.10"}
+        for each in map(Requirement, requires("pgonce") or ()):
+            if each.marker is None or each.marker.evaluate({"extra": "spark"}):
+                names = [each.name, "psycopg-c"] if each.name == "psycopg" else [each.name]
+                wanted |= dict.fromkeys(names, str(each.specifier))
+        recipe = yaml.safe_load((Path(__file__).parents[2] / RECIPE).read_text())["requirements"]
+        lines = [line.replace("_", "-").split() for line in [*recipe["run"], *recipe["run_constraints"]]]
+        assert {name: ",".join(sorted(bounds.split(","))) for name, bounds in lines} == wanted
 
     @pytest.mark.parametrize(
         ("field", "value", "licence", "allowed"),

@@ -259,9 +259,10 @@ class World:
 
     def rivals(self, batch: HandIn) -> set[str]:
         """The other queries that feed this sink and are not proven to do it with other rows."""
-        # The rest of what a query would have read is to the others what it was before; and byName answers a doubt.
+        # The rest of what a query would have read is to the others what it was before; and byName answers a doubt about
+        # a query that has a name, too.
         remedies = batch.folder.remedies
-        doubt_counts = "replaces" not in remedies and not remedies.get("independent_by_name")
+        goes_by_name = bool(remedies.get("independent_by_name") and batch.folder.name)
         return {
             query_id
             for query_id, writer in self.writers.items()
@@ -273,7 +274,7 @@ class World:
                 or (writer.name and writer.name == batch.folder.name)
                 or writer.shares_partitions(batch)
                 or writer.shares_folder(batch)
-                or (doubt_counts and not writer.is_apart(batch))
+                or not ("replaces" in remedies or (goes_by_name and writer.name) or writer.is_apart(batch))
             )
         }
 

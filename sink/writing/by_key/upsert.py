@@ -23,7 +23,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, NullKeyError, TargetError
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.refused_rows import add_note
+from pgonce.offsets_store.postgres.refused_rows import UPDATES_A_ROW_TWICE, add_note
 
 from ..checked_table import ColumnPlan
 from ..rows import BACK, RELEASE, SAVEPOINT, GatheredRows, fail_in_tx
@@ -133,7 +133,7 @@ def write_by_key_in_tx(
     except psycopg.errors.CardinalityViolation as error:
         # A user's trigger may raise it too.
         is_single = upsert.order_by is not None or upsert.is_one_each
-        if error.diag.source_function != "ExecOnConflictUpdate":
+        if error.diag.source_function not in UPDATES_A_ROW_TWICE:
             raise
         if not is_single:
             note_doubled(connection, error, rows, upsert)
