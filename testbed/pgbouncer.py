@@ -95,7 +95,8 @@ class PgBouncer:
 
     def stop(self) -> None:
         """Stop at once: clients and sessions of the server are cut off."""
-        self._end(signal.SIGTERM)
+        # From 1.23 on, SIGTERM waits for the clients to leave. Older ones have no handler of SIGQUIT, and end by it.
+        self._end(signal.SIGQUIT)
 
     def kill(self) -> None:
         """SIGKILL, until :meth:`start`: the server notices only that its clients are gone."""

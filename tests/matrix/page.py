@@ -6,6 +6,7 @@ Pure. Invariant: there is a row for every combination; a row changes only if its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from matrix.combinations import Combination, combinations
@@ -33,26 +34,23 @@ def rows(table: str) -> dict[Combination, list[str]]:
     lines = [line for line in table.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     found = [row for row in cells if row[0] != _HEAD[0] and not row[0].startswith("-")]
-    return {Combination(*(_major(version) for version in row[:3])): row for row in found}
+    return {Combination(*map(_major, _VERSIONS, row)): row for row in found}
 
 
-def _major(version: str) -> str:
-    """4.3.0 is of 4.3, 18.4 of 18, and 3.11.7 of 3.11."""
-    parts = version.split(".")
-    return ".".join(parts[:-1]) if len(parts) > 1 and version not in _MAJORS else version
-
-
-_MAJORS = {part for one in combinations() for part in one}
+def _major(name: str, version: str) -> str:
+    """4.3.0 is of 4.3, 3.11.7 of 3.11, and of Postgres and Java 18.4 is of 18, 19rc1 of 19."""
+    found = re.match(r"\d+" if name in ("postgres", "java") else r"\d+\.\d+", version)
+    return found[0] if found else version
 
 
 def _row(outcome: Outcome) -> list[str]:
-    asked = {**outcome.combination._asdict(), "java": ""}
+    asked = outcome.combination._asdict()
     versions = [outcome.versions.get(name, asked[name]) for name in _VERSIONS]
     return [*versions, outcome.in_words().replace("|", "/"), outcome.commit]
 
 
 def _empty(combination: Combination) -> list[str]:
-    return [*combination, "", NOT_YET, ""]
+    return [*combination, NOT_YET, ""]
 
 
 def _line(cells: Iterable[str]) -> str:

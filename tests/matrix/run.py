@@ -17,7 +17,7 @@ from pathlib import Path
 
 from chaos.fingerprint import fingerprint
 from matrix.combinations import Combination, combinations, only
-from matrix.environment import FOLDER, ROOT, MissingVersionError, environment
+from matrix.environment import FOLDER, ROOT, MissingVersionError, environment, java_home
 from matrix.outcome import Outcome, kept
 from matrix.page import with_outcomes
 
@@ -65,7 +65,7 @@ def _run(one: Combination, suite: str) -> Outcome:
     outcome = Outcome(*one, commit=_commit(), suite=suite)
     began = time.monotonic()
     try:
-        python = environment(one)
+        python, java = environment(one), java_home(one.java)
     except MissingVersionError as missing:
         outcome.missing = str(missing)
         return outcome
@@ -78,6 +78,7 @@ def _run(one: Combination, suite: str) -> Outcome:
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "PGONCE_TEST_POSTGRES": one.postgres,
         "PYTHONSAFEPATH": "1",
+        "JAVA_HOME": str(java),
         # An archive for each environment costs more than a few tests gain by it.
         **({} if suite == "whole" else {"PGONCE_TEST_CLASSES": "off"}),
         "PYSPARK_PYTHON": str(python),
@@ -93,7 +94,7 @@ def _run(one: Combination, suite: str) -> Outcome:
             check=False,
         )
     outcome.seconds = round(time.monotonic() - began)
-    outcome.versions = _versions(python, log)
+    outcome.versions = _versions(python, java, log)
     if not report.exists():
         outcome.missing = f"pytest ended without a report; {log.relative_to(ROOT)} says why"
         return outcome
@@ -101,15 +102,15 @@ def _run(one: Combination, suite: str) -> Outcome:
     return outcome
 
 
-def _versions(python: Path, log: Path) -> dict[str, str]:
+def _versions(python: Path, java: Path, log: Path) -> dict[str, str]:
     said = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=True).stdout
     found = dict(line.split() for line in said.splitlines())
-    home = os.environ.get("JAVA_HOME")
-    java = f"{home}/bin/java" if home else "java"
-    version = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+    version = subprocess.run([java / "bin" / "java", "-version"], capture_output=True, text=True, check=True).stderr
     if number := re.search(r'version "([^"]+)"', version):
         found["java"] = number[1]
-    if server := re.search(r"^Postgres: .*?, ([0-9.]+)", log.read_text(encoding="utf-8"), re.MULTILINE):
+    if server := re.search(
+        r"^Postgres: .*?, ([0-9.]+(?:rc\d+|beta\d+)?)", log.read_text(encoding="utf-8"), re.MULTILINE
+    ):
         found["postgres"] = server[1]
     return found
 

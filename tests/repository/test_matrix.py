@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from matrix.combinations import NEWEST_SPARK, POSTGRES, PYTHONS, Combination, combinations, only
+from matrix.combinations import JAVAS, NEWEST_SPARK, POSTGRES, PYTHONS, Combination, combinations, only
 from matrix.page import BEGIN, END, rows
 
 ROOT = Path(__file__).parents[2]
@@ -16,17 +16,18 @@ OLDEST = Combination("3.5", "14", "3.10")
 
 class TestCombinations:
     def test_every_version_is_run(self):
-        """Each PySpark and each Postgres at least once, and each Python on one PySpark."""
+        """Each PySpark and each Postgres at least once, and each Python and each Java on one PySpark."""
         run = combinations()
         assert {one.pyspark for one in run} == set(PYTHONS)
         assert {one.postgres for one in run} == set(POSTGRES)
         assert {one.python for one in run} == {python for pythons in PYTHONS.values() for python in pythons}
+        assert {one.java for one in run} == {"17", *(java for javas in JAVAS.values() for java in javas)}
 
     def test_pieces(self):
-        """ONLY names any of the three; a name or a version that is not there is refused with what there is."""
+        """ONLY names any of the four; a name or a version that is not there is refused with what there is."""
         assert only("pyspark=3.5 postgres=14") == [OLDEST]
-        assert {one.postgres for one in only("pyspark=4.3 python=3.11")} == set(POSTGRES)
-        with pytest.raises(ValueError, match="can name pyspark, postgres, python"):
+        assert {one.postgres for one in only("pyspark=4.3 python=3.11 java=17")} == set(POSTGRES)
+        with pytest.raises(ValueError, match="can name pyspark, postgres, python, java"):
             only("spark=3.5")
         with pytest.raises(ValueError, match="pyspark=4.3 postgres=14"):
             only("pyspark=2.4")
