@@ -34,6 +34,7 @@ _TEST_SETTINGS: Mapping[str, str] = {
     # How soon to try again after a server was away; the default is 15 seconds.
     "server_login_retry": "1",
 }
+_GONE_SECONDS = 0.5
 _READY_SECONDS = 60.0
 
 
@@ -95,8 +96,7 @@ class PgBouncer:
 
     def stop(self) -> None:
         """Stop at once: clients and sessions of the server are cut off."""
-        # From 1.23 on, SIGTERM waits for the clients to leave. Older ones have no handler of SIGQUIT, and end by it.
-        self._end(signal.SIGQUIT)
+        self._end(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL, until :meth:`start`: the server notices only that its clients are gone."""
@@ -158,7 +158,12 @@ class PgBouncer:
         if self._process:
             with suppress(ProcessLookupError):
                 self._process.send_signal(how)
-            self._process.wait()
+            try:
+                self._process.wait(_GONE_SECONDS)
+            except subprocess.TimeoutExpired:
+                # From 1.23 on, SIGTERM waits for the clients to leave.
+                self._process.kill()
+                self._process.wait()
             self._process = None
         if self._net:
             self._net.release()

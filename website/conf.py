@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from importlib.metadata import metadata
 from importlib.metadata import version as installed
+from pathlib import Path
 
 project = "pgonce"
 author = "the authors of pgonce"
 version = release = installed("pgonce")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "site_pages"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "site_pages"]
 nitpicky = True
 # Types of other packages, whose documentation is on other hosts; and what only pgonce itself makes.
 nitpick_ignore_regex = [
@@ -43,9 +44,11 @@ html_theme_options = {
 html_title = f"pgonce {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_favicon = "static/icon.svg"
 html_copy_source = False
 # Found pages are shown by their titles alone: their text would be fetched, which a browser refuses for files.
 html_show_search_summary = False
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_show_copyright = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"

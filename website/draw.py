@@ -31,8 +31,8 @@ _LINE = 16
 # A little more than the mean letter of the widest usual typeface at 13 pixels.
 _LETTER = 7.0
 _STYLE = """\
-.drawn { color: #1f2328; background: #fff; font: 13px system-ui, sans-serif }
-@media (prefers-color-scheme: dark) { .drawn { color: #e6edf3; background: #0d1117 } }
+.drawn { color: #1f2328; background: #fff; font: 13px system-ui, sans-serif; --paper: #fff }
+@media (prefers-color-scheme: dark) { .drawn { color: #e6edf3; background: #0d1117; --paper: #0d1117 } }
 .drawn text { fill: currentColor; text-anchor: middle }
 .drawn .left { text-anchor: start }
 .drawn .strong { font-weight: 600 }
@@ -40,6 +40,7 @@ _STYLE = """\
 .drawn .lane { stroke-opacity: .2 }
 .drawn .head { fill: currentColor }
 .drawn rect { fill: #8886; fill-opacity: .25; stroke: currentColor; stroke-opacity: .5 }
+.drawn .paper { fill: var(--paper); fill-opacity: 1; stroke: none }
 .drawn .good { fill: #2da44e; stroke: #2da44e; stroke-opacity: 1 }
 .drawn .bad { fill: #cf222e; stroke: #cf222e; stroke-opacity: 1; stroke-dasharray: 4 3 }
 .drawn .frame { fill: #218bff; fill-opacity: .08; stroke: #218bff; stroke-opacity: 1 }"""
@@ -72,7 +73,8 @@ class Picture:
         self.text((left + right) / 2, lines)
         self.y += 5
         shape = f'<rect x="{left:g}" y="{top:g}" width="{right - left:g}" height="{self.y - top:g}" rx="4"'
-        self.drawn.insert(len(self.drawn) - len(lines), f"{shape}{kind and f' class={chr(34)}{kind}{chr(34)}'}/>")
+        at = len(self.drawn) - len(lines)
+        self.drawn[at:at] = [f'{shape} class="paper"/>', f"{shape}{kind and f' class={chr(34)}{kind}{chr(34)}'}/>"]
 
     def arrow(self, start: float, end: float, text: str) -> None:
         """Draw an arrow below its text."""
@@ -101,6 +103,9 @@ class Picture:
         elif word == "frame":
             self.frames.append(self.y)
             self.y += 2
+            # The lanes run behind it.
+            size = f'width="{len(rest) * (_LETTER + 1):g}" height="{_LINE}"'
+            self.drawn.append(f'<rect class="paper" x="{_MARGIN + 4}" y="{self.y + 1:g}" {size}/>')
             self.text(_MARGIN + 6, [rest], "left strong")
             self.y += 4
         elif word == "end":

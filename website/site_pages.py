@@ -18,6 +18,7 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.directives.other import TocTree
+from sphinx.transforms import SphinxTransform
 from sphinx.util import docname_join
 from sphinx.util.nodes import explicit_title_re, make_refnode
 from sphinx.writers.text import TextTranslator
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
     from sphinx.environment import BuildEnvironment
 
-_SENTENCE = re.compile(r"(.+?)(?:\.(?=\s|$)|:?$)")
+_SENTENCE = re.compile(r"(?:(?:Context|Decision|Status)\. )?(.+?)(?:\.(?=\s|$)|:?$)")
+_PLACE = re.compile(r'<span id="(\w+)">')
+# What a program may leave out first: llms.txt has a word for it.
+_SECTIONS = {"start": "Start", "how-to": "How-to", "reference": "Reference", "why": "Why", "optional": "Optional"}
+_OPTIONAL = ("adr/", "benchmarks", "contributing", "crashes", "testbed")
 
 
 class PageList(nodes.General, nodes.Element):
@@ -53,6 +58,20 @@ class Pages(TocTree):
         found = super().run()
         (tree,) = (node for one in found for node in one.findall(addnodes.toctree))
         return [*found, PageList("", pages=tree["entries"])]
+
+
+class NamedPlaces(SphinxTransform):
+    """Lets the search and the index find what has a place of its own in a page, such as an error's code."""
+
+    # Before Sphinx collects what the index has.
+    default_priority = 840
+
+    def apply(self, **_: Any) -> None:
+        """Name each such place."""
+        for raw in list(self.document.findall(nodes.raw)):
+            if found := _PLACE.fullmatch(raw.astext()):
+                entry = ("single", found[1], found[1], "main", None)
+                raw.parent.insert(raw.parent.index(raw), addnodes.index(entries=[entry]))
 
 
 def _said(env: BuildEnvironment) -> dict[str, str]:
@@ -98,15 +117,31 @@ def _write_texts(app: Sphinx, failed: Exception | None) -> None:
     if failed or app.builder.name != "html":
         return
     shown = [name for name in _in_order(app.env) if "orphan" not in app.env.metadata[name]]
+    sections: dict[str, list[str]] = {section: [] for section in ("", *_SECTIONS)}
+    section = ""
+    for name in shown:
+        section = name.partition("/")[0] if name.endswith("/index") and name[:-6] in _SECTIONS else section
+        line = f"- [{app.env.titles[name].astext()}]({app.builder.get_target_uri(name)}): {line_of(app.env, name)}"
+        sections["optional" if name.startswith(_OPTIONAL) else section].append(line)
     lines = [
-        f"- [{app.env.titles[name].astext()}]({app.builder.get_target_uri(name)}): {line_of(app.env, name)}"
-        for name in shown
+        line for section, of_it in sections.items() for line in [*_heading(section), *of_it]
     ]
     head = f"# pgonce {app.config.release}\n\n> {metadata('pgonce')['Summary']}.\n"
     out = Path(app.outdir)
     (out / "llms.txt").write_text("\n".join([head, *lines, ""]))
     texts = (f"<!-- {app.builder.get_target_uri(name)} -->\n\n{_text_of(app, name).strip()}\n" for name in shown)
     (out / "llms-full.txt").write_text("\n".join([head, *texts]))
+
+
+def _heading(section: str) -> list[str]:
+    return ["", f"## {_SECTIONS[section]}", ""] if section else []
+
+
+def _describe(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Tell search engines what a page is about."""
+    del template
+    if doctree is not None and (line := line_of(app.env, name)):
+        context["metatags"] += f'<meta name="description" content="{escape(line)}">'
 
 
 def _in_order(env: BuildEnvironment) -> list[str]:
@@ -153,7 +188,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
     _name_modules()
     app.add_node(PageList)
     app.add_directive("pages", Pages)
+    app.add_transform(NamedPlaces)
     app.connect("missing-reference", _link_types)
+    app.connect("html-page-context", _describe)
     app.connect("doctree-resolved", _fill_lists)
     app.connect("doctree-resolved", _draw_pictures)
     app.connect("build-finished", _write_texts)

@@ -35,8 +35,19 @@ ELSEWHERE = {
 _FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _LANGUAGES = {".json": "json", ".py": "python", ".sql": "sql", ".svg": "xml", ".yml": "yaml"}
-# What stands below the title of each page of the reference; what comes later says so in its own entry.
+# What stands at the end of each page of the reference; what comes later says so in its own entry.
 _SINCE = "```{versionadded} 0.1.0\nEverything on this page, if its entry names no later version.\n```"
+# Titles that are shorter in the site's menu, or that another page has already.
+_TITLES = {
+    "readme.md": "Overview",
+    "crashes.md": "Crashes and their tests",
+    "testbed.md": "The testbed",
+    "python.md": "Python, by purpose",
+    "types.md": "Types",
+}
+# On GitHub a link: the site shows the brackets. A section without lines says nothing.
+_VERSION = re.compile(r"^## \[([^]]+)\]", re.MULTILINE)
+_EMPTY_SECTION = re.compile(r"^## \[Unreleased\]\n+(?=## )", re.MULTILINE)
 _REFERENCE = {"errors.md", "ledger.md", "options.md", "python.md", "tables.md", "types.md"}
 # The first cell of a row that is not empty: an error's code, an option, or an argument.
 _NAMED_ROW = re.compile(r"^(\| (?: \| )?)`(\w+)` \|", re.MULTILINE)
@@ -77,6 +88,10 @@ class Staged:
         if path.name == "README.md" and path.is_relative_to(DOCS):
             inner = sorted(path.parent.glob("*/README.md"))
             text += _OTHERS % "".join(f"{readme.parent.name}/index\n" for readme in inner)
+        if place in _TITLES:
+            text = f"# {_TITLES[place]}\n{text.partition(chr(10))[2]}"
+        if place == "changelog.md":
+            text = _VERSION.sub(r"## \1", _EMPTY_SECTION.sub("", text))
         if place in _NAMED_ROWS:
             text = _NAMED_ROW.sub(r'\1<span id="\2"></span>`\2` |', text)
         return _with_version(text) if place in _REFERENCE else text
@@ -117,8 +132,7 @@ class Staged:
 
 
 def _with_version(text: str) -> str:
-    title, rest = text.split("\n", 1)
-    return f"{title}\n\n{_SINCE}\n{rest}"
+    return f"{text.rstrip()}\n\n{_SINCE}\n"
 
 
 def _shown_file(path: Path) -> str:

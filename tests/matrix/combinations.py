@@ -39,7 +39,7 @@ class Combination(NamedTuple):
 
 
 def combinations() -> list[Combination]:
-    """What ``make matrix`` runs: first each PySpark, then each Postgres, Python and Java, and the ends that are left."""
+    """What ``make matrix`` runs: each PySpark, then each Postgres, Python and Java, and the ends that are left."""
     crossed = [
         *(Combination(spark, NEWEST_POSTGRES, _USUAL_PYTHON) for spark in reversed(PYTHONS)),
         *(Combination(NEWEST_SPARK, postgres, _USUAL_PYTHON) for postgres in POSTGRES),
