@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from sphinx.environment import BuildEnvironment
 
 _SENTENCE = re.compile(r"(?:(?:Context|Decision|Status)\. )?(.+?)(?:\.(?=\s|$)|:?$)")
+# Links between pages, and what only Sphinx understands.
+_MARKDOWN_LINK = re.compile(r"(?<=\]\()([^):]+)\.md(?=[)#])")
+_DIRECTIVE = re.compile(r"^```\{\w+\}.*?^```\n", re.MULTILINE | re.DOTALL)
 _PLACE = re.compile(r'<span id="(\w+)">')
 # What a program may leave out first: llms.txt has a word for it.
 _SECTIONS = {"start": "Start", "how-to": "How-to", "reference": "Reference", "why": "Why", "optional": "Optional"}
@@ -123,9 +126,7 @@ def _write_texts(app: Sphinx, failed: Exception | None) -> None:
         section = name.partition("/")[0] if name.endswith("/index") and name[:-6] in _SECTIONS else section
         line = f"- [{app.env.titles[name].astext()}]({app.builder.get_target_uri(name)}): {line_of(app.env, name)}"
         sections["optional" if name.startswith(_OPTIONAL) else section].append(line)
-    lines = [
-        line for section, of_it in sections.items() for line in [*_heading(section), *of_it]
-    ]
+    lines = [line for section, of_it in sections.items() for line in [*_heading(section), *of_it]]
     head = f"# pgonce {app.config.release}\n\n> {metadata('pgonce')['Summary']}.\n"
     out = Path(app.outdir)
     (out / "llms.txt").write_text("\n".join([head, *lines, ""]))
@@ -160,7 +161,7 @@ def _text_of(app: Sphinx, name: str) -> str:
     """A page as Markdown; as plain text, if most of it is made from docstrings."""
     text = Path(app.env.doc2path(name)).read_text()
     if "```{eval-rst}" not in text:
-        return text
+        return _MARKDOWN_LINK.sub(r"\1.html", _DIRECTIVE.sub("", text))
     translator = TextTranslator(app.env.get_and_resolve_doctree(name, app.builder), app.builder)
     translator.document.walkabout(translator)
     return translator.body

@@ -11,9 +11,10 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from release.changelog import Section, notes, releases
-from release.dependencies import is_allowed, licence_of, needed, refused
+from release.dependencies import MOST_MEGABYTES, MOST_PACKAGES, is_allowed, licence_of, needed, refused
 from release.versions import INTERFACE, RECIPE, SIGNERS, Repository, disagreements, interface, undeclared, versions
 
+ROOT = Path(__file__).parents[2]
 CHANGELOG = """\
 # Changelog
 
@@ -181,6 +182,11 @@ class TestDependencies:
         assert not {"pytest", "uvicorn", "pyspark"} & set(plain)
         assert set(needed(["serve", "spark"])) - set(plain) >= {"uvicorn", "pyspark", "py4j"}
 
+    def test_the_page_for_platform_teams_has_the_limits(self):
+        """What it promises is what the release check allows."""
+        page = (ROOT / "docs/start/for-a-platform-team.md").read_text()
+        assert f"At most {MOST_PACKAGES} packages and {MOST_MEGABYTES} MB" in page
+
     def test_conda_installs_the_same(self):
         """The recipe has the bounds of each dependency, and those of Spark, which it does not bring."""
         wanted = {"python": ">=3.10"}
@@ -188,7 +194,7 @@ class TestDependencies:
             if each.marker is None or each.marker.evaluate({"extra": "spark"}):
                 names = [each.name, "psycopg-c"] if each.name == "psycopg" else [each.name]
                 wanted |= dict.fromkeys(names, str(each.specifier))
-        recipe = yaml.safe_load((Path(__file__).parents[2] / RECIPE).read_text())["requirements"]
+        recipe = yaml.safe_load((ROOT / RECIPE).read_text())["requirements"]
         lines = [line.replace("_", "-").split() for line in [*recipe["run"], *recipe["run_constraints"]]]
         assert {name: ",".join(sorted(bounds.split(","))) for name, bounds in lines} == wanted
 

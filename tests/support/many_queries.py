@@ -64,7 +64,8 @@ _HEARTBEATS = """
 INSERT INTO pgonce.heartbeats (query_id, run_id, query_name, listener, started_at, heard_at, idle_since, ended_at)
 SELECT w.query_id, w.run_id, w.query_name, 'driver.example pid 4711', w.created_at,
        now() - CASE mod(w.writer_id, 29) WHEN 8 THEN interval '7 minutes' ELSE interval '3 seconds' END,
-       CASE mod(w.writer_id, 7) WHEN 4 THEN now() - interval '40 seconds' END,
+       CASE WHEN mod(w.writer_id, 11) = 9 THEN w.updated_at + interval '30 seconds'
+            WHEN mod(w.writer_id, 7) = 4 THEN now() - interval '40 seconds' END,
        CASE mod(w.writer_id, 31) WHEN 12 THEN now() - interval '2 seconds' END
 FROM pgonce.writers AS w WHERE mod(w.writer_id, 5) <> 3
 """
@@ -92,7 +93,7 @@ INSERT INTO pgonce.dead_letters
 SELECT w.query_id, w.sink_name, w.last_batch_id, w.sink_name,
        jsonb_build_object('id', 4711 + n, 'customer', 'Åsa <b>Öberg</b>', 'amount', 12.5 * n,
                           'note', repeat('long ', 3 + n)),
-       'note', CASE WHEN n < 9 THEN '22001' ELSE '23514' END,
+       'note', CASE WHEN n < 9 THEN 'VALUE_NOT_STORABLE' ELSE 'CHECK_VIOLATION' END,
        'value too long for type character varying(20)', '{}', now() - make_interval(mins => n)
 FROM pgonce.writers AS w CROSS JOIN generate_series(1, 12) AS n WHERE mod(w.writer_id, 37) = 1
 """

@@ -79,7 +79,7 @@ def draw() -> None:
     picture = Picture(now, states, findings, hours)
     app = WatchApp(Reader(""), picture, place="orders at db1:5432", every=2, examine=lambda *_: (), marks=Marks())
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="standard")
-    for line in app.all_lines(WIDTH, HEIGHT):
+    for line in app.all_lines(WIDTH, HEIGHT, now):
         console.print(Text.assemble(*((text, STYLES[role]) for text, role in line)), no_wrap=True, crop=True)
     svg = console.export_svg(title="pgonce watch", unique_id="watch")
     # The fonts of whoever looks at it: a picture loads nothing from elsewhere.

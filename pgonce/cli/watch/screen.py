@@ -184,7 +184,7 @@ class WatchApp(App[None]):
     def _draw(self) -> None:
         """Make all lines, and have those painted that are not on the screen yet."""
         width, height = self.size
-        lines = self.all_lines(width, height)
+        lines = self.all_lines(width, height, datetime.now(timezone.utc))
         lines = (lines + [()] * height)[:height]
         old, self.lines = self.lines, lines
         canvas = self.query_one(_Canvas)
@@ -195,11 +195,11 @@ class WatchApp(App[None]):
         if changed:
             canvas.refresh(*changed)
 
-    def all_lines(self, width: int, height: int) -> list[Line]:
+    def all_lines(self, width: int, height: int, shown_at: datetime) -> list[Line]:
         """The whole screen, if it has this size."""
         now = self.picture.taken_at
         self._rows = listed(self.picture.queries, self.view)
-        top = [self._first_line(width), *self._outage_lines(width)]
+        top = [self._first_line(width), *self._outage_lines(width, shown_at)]
         if self.view.page is Page.LIST:
             living = listed(self.picture.queries, View())
             columns = columns_for(living, width, self._marks)
@@ -236,8 +236,7 @@ class WatchApp(App[None]):
             (f"  {clock}", "dim"),
         )
 
-    def _outage_lines(self, width: int) -> list[Line]:
-        now = datetime.now(timezone.utc)
+    def _outage_lines(self, width: int, now: datetime) -> list[Line]:
         old = (now - self.picture.taken_at).total_seconds()
         why = ""
         if self.outage is not None:
