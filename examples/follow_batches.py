@@ -18,7 +18,7 @@ SELECT w.query_name, w.sink_name, b.batch_id, b.rows, b.writer_id, b.generation
 FROM pgonce.batches AS b JOIN pgonce.writers AS w USING (writer_id)
 WHERE (b.generation, b.batch_id) > (coalesce((%(seen)s::jsonb -> b.writer_id::text ->> 0)::int, -1),
                                     coalesce((%(seen)s::jsonb -> b.writer_id::text ->> 1)::bigint, -1))
-ORDER BY b.committed_at, b.batch_id
+ORDER BY b.writer_id, b.generation, b.batch_id
 """
 url, channel = sys.argv[1], (sys.argv[2:] or ["batches"])[0]
 seen: dict[str, list[int]] = {}  # By writer, the newest batch; keep it in a file to go on after a restart.

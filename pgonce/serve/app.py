@@ -251,7 +251,8 @@ class _Site:
         asked = request.query_params
         state = self._state(request.path_params["query_id"], asked.get("sink"))
         if state is None:
-            return api.answer({"error": "No query has this id or name in the ledger."}, 404)
+            said = "One query in the ledger has to have this id or name; none has, or several have the name."
+            return api.answer({"error": said, "code": "QUERY_NOT_FOUND", "help": "Look it up in /api/queries."}, 404)
         found = self._read(state, asked.get("code") or None)
         return api.answer(api.one_query(self._reader.snapshot, state, found, with_rows=self._settings.with_rows))
 

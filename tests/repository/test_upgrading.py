@@ -23,7 +23,7 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
 
-SECTION = sections((DOCS / "running.md").read_text(), 2)["Upgrading and removing"]
+SECTION = sections((DOCS / "running.md").read_text(), 2)["Upgrade, roll back, uninstall"]
 ORDERS = destination("public.orders", "append", (), None)
 
 

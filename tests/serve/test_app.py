@@ -248,10 +248,10 @@ class TestJson:
         assert one["batches"][0]["rows"] == 10
 
     def test_an_unknown_query(self, url, store):
-        """It is a 404 with a sentence."""
+        """It is a 404 with what every error has."""
         with served(url) as site:
             told = site.get("/api/queries/nothing")
-        assert (told.status, list(told.json)) == (404, ["error"])
+        assert (told.status, list(told.json)) == (404, ["error", "code", "help"])
 
 
 def test_browsers_hear_that_there_is_something_new(url, store):
