@@ -327,9 +327,9 @@ def _async_interval(raw: Mapping[str, str], given: Given) -> int | None:
     if given["offsets_from"] == "listener" or (interval > 0 and not given["position_columns"]):
         raise bad_option(
             "ASYNC_PROGRESS",
-            "Asynchronous progress tracking is on, with an interval or with offsetsFrom=listener: Spark then writes the "
-            "offset log only for some batches, or what it writes cannot be read. So a batch that is run again may have "
-            "another range, and pgonce cannot tell which of its rows are stored already.",
+            "Asynchronous progress tracking is on, with an interval or with offsetsFrom=listener: Spark then writes "
+            "the offset log only for some batches, or what it writes cannot be read. So a batch that is run again "
+            "may have another range, and pgonce cannot tell which of its rows are stored already.",
             "Remove asyncProgressTrackingEnabled. Or, unless offsetsFrom=listener is set, name the columns that hold "
             "Kafka's topic, partition and offset (positionColumns), so that rows that are stored already are dropped; "
             "or set asyncProgressTrackingCheckpointIntervalMs=0, so that every entry is written.",
