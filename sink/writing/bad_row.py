@@ -186,7 +186,7 @@ _IS_PARTITION = """
 SELECT FROM pg_partition_tree({}) AS p JOIN pg_class AS c ON c.oid = p.relid
 WHERE c.relnamespace::regnamespace::text = quote_ident({}) AND c.relname = {}
 """
-# A table that is TimescaleDB's own, not one that somebody has made under its name.
+# A table that is TimescaleDB's own, not one that a user has made under its name.
 _HAS_HYPERTABLES = """
 SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
 WHERE d.classid = 'pg_class'::regclass AND d.objid = to_regclass('_timescaledb_catalog.hypertable')
