@@ -88,7 +88,7 @@ _OTHERS = {
     "Greenplum": re.compile(r"Greenplum|Cloudberry"),
     "Materialize": re.compile(r"Materialize"),
 }
-_EXTENSIONS = "SELECT extname || ' ' || extversion FROM pg_extension WHERE extname = 'citus'"
+_CITUS = "SELECT extname || ' ' || extversion FROM pg_extension WHERE extname = 'citus'"
 _STORAGES = {
     "Neon": "SELECT pg_catalog.current_setting('neon.tenant_id', true) IS NOT NULL",
     "Aurora": "SELECT EXISTS (SELECT FROM pg_catalog.pg_proc WHERE proname = 'aurora_version')",
@@ -115,7 +115,7 @@ def _version(connection: psycopg.Connection) -> Answer:
             "Read `pgonce explain databases`, and try pgonce with test data first.",
         )
     number = connection.info.server_version
-    added = [name for (name,) in connection.execute(_EXTENSIONS.encode()).fetchall()]
+    added = [name for (name,) in connection.execute(_CITUS.encode()).fetchall()]
     if name := _storage_of_its_own(connection):
         added.append(name)
     if number // 10000 < _OLDEST:

@@ -196,7 +196,7 @@ class WatchApp(App[None]):
             canvas.refresh(*changed)
 
     def all_lines(self, width: int, height: int, shown_at: datetime) -> list[Line]:
-        """The whole screen, if it has this size."""
+        """The whole screen, if it has this size and is shown at this time."""
         now = self.picture.taken_at
         self._rows = listed(self.picture.queries, self.view)
         top = [self._first_line(width), *self._outage_lines(width, shown_at)]
