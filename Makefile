@@ -49,7 +49,7 @@ TOOLS := .build/tools/.stamp
 TOOLS_BIN := .build/tools/bin
 UV := $(TOOLS_BIN)/uv
 ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
-EXTRAS := aws_rds,azure,databricks,google,kafka,otel,serve,watch
+EXTRAS := aws_rds,azure,databricks,google,kafka,otel,serve
 # The files of a release have the time of its commit.
 COMMITTED_AT = $(shell git log -1 --format=%ct 2>/dev/null)
 
@@ -184,7 +184,6 @@ docs: setup ## write what is made from the code (options, manual page, list of w
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.manual_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.tables_page
 	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.public_interface
-	@TZ=UTC PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.watch_picture
 	@$(BIN)/python website/draw.py
 
 site: setup ## build the documentation's site into .build/site, and check its links

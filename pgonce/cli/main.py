@@ -33,7 +33,6 @@ from .errors import errors
 from .explain import explanation, headings, nearest, page_list, pages, under_heading
 from .serve import serve
 from .terms import EXIT_CODES, Application, ExitCode, Json, Url
-from .watch.command import watch
 
 app = Application(
     help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
@@ -152,7 +151,6 @@ app.command()(check)
 app.command()(doctor)
 app.command()(errors)
 app.command("dead-letters")(dead_letters)
-app.command()(watch)
 app.command()(serve)
 
 

@@ -12,11 +12,21 @@ from contextlib import closing
 import psycopg
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, hear, publish, replay
-from support.watched import fail
 
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.status import in_json
 from pgonce.offsets_store.status.details import query_details
+
+
+def fail(url, name):
+    """Write that the next batch of this query was refused."""
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "INSERT INTO pgonce.failures (query_id, query_name, sink_name, run_id, batch_id, code, message, seen_by) "
+            "SELECT query_id, query_name, sink_name, run_id, last_batch_id + 1, 'TYPE_MISMATCH', 'Column amount is "
+            "text.', 'commit' FROM pgonce.writers WHERE query_name = %s",
+            [name],
+        )
 
 
 def known(url, query_id=QUERY, sink_name="public.orders", **others):
