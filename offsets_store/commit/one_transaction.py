@@ -7,9 +7,10 @@ a session of its own, with a ledger to lock; one that failed is never used again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, Literal, TypeVar
 
 import psycopg
@@ -20,7 +21,7 @@ from sqlalchemy import Connection
 from ..errors import NOTHING, CommitError
 from ..ledger.lock import PLACES_IN_ORDER
 from ..ledger.migrations import ensure_ledger, forget_ledger
-from ..postgres.bounds import has_transaction_timeout, outlast_locks, server_settings
+from ..postgres.bounds import outlast_locks, server_settings, time_limits
 from ..postgres.connect import checked_out, driver_connection
 from ..postgres.one_trip import Asked, Statement, keep_prepared, one_trip
 from ..postgres.search_path import LEAVE, leave_in_tx
@@ -33,6 +34,7 @@ from .transaction_state import (
     STATE_COLUMNS,
     TransactionState,
     has_failed,
+    is_at_work,
     refuse_another,
     refuse_changed,
     refuse_lost_on_crash,
@@ -43,10 +45,6 @@ from .work import Named, NamedSink, NameSink, Outcome, asked_sink
 _T = TypeVar("_T")
 
 
-_FOR_A_TRY = {
-    "statement_timeout": "'0'",
-    "idle_in_transaction_session_timeout": "'0'",
-}
 _GIVEN = (
     "lock_timeout",
     "application_name",
@@ -57,14 +55,13 @@ _GIVEN = (
 )
 
 
-def _to_begin(values: Mapping[str, str]) -> Statement:
-    given = {name: f"${number}" for number, name in enumerate(_GIVEN, 1)}
-    to_set = (f"pg_catalog.set_config('{name}', {value}, true)" for name, value in {**values, **given}.items())
+@cache
+def _to_begin(lifted: tuple[str, ...]) -> Statement:
+    values = dict.fromkeys(lifted, "'0'") | {name: f"${number}" for number, name in enumerate(_GIVEN, 1)}
+    to_set = (f"pg_catalog.set_config('{name}', {value}, true)" for name, value in values.items())
     return Statement(", ".join([STATE_COLUMNS, *to_set]), *_GIVEN)
 
 
-_BEGIN = _to_begin(_FOR_A_TRY)
-_BEGIN_17 = _to_begin({**_FOR_A_TRY, "transaction_timeout": "'0'"})
 # The last one before COMMIT: deferred triggers of the user's tables run at COMMIT, under the user's search_path. It
 # fails in a transaction that is not the one that began, and so COMMIT does nothing.
 _LEAVE = Statement(
@@ -75,6 +72,26 @@ _LEAVE = Statement(
 )
 # There is nothing to plan.
 _COMMIT = Statement("COMMIT", is_prepared=False)
+# Behind COMMIT, because the pool gives the session to another query next: what SQL of the user leaves in a session (and
+# every DEFAULT, CHECK and event trigger is such SQL) would lead the rows of that query into another table. RESET ALL
+# leaves the role as it is.
+_FORGET = [
+    Statement(text)
+    for text in (
+        "RESET SESSION AUTHORIZATION",
+        "RESET ROLE",
+        "RESET ALL",
+        "DISCARD TEMP",
+        "UNLISTEN *",
+        "CLOSE ALL",
+        "SELECT pg_catalog.pg_advisory_unlock_all()",
+    )
+]
+# Statements that the user has prepared stay, and what a trigger sets at the login is gone.
+_IS_ANOTHER = Statement(
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_statements AS p WHERE p.from_sql) OR EXISTS ("
+    "SELECT FROM pg_catalog.pg_event_trigger AS e WHERE e.evtevent OPERATOR(pg_catalog.=) 'login')"
+)
 
 
 def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
@@ -96,7 +113,7 @@ def ask_to_begin(connection: Connection, application: str, lock_timeout_seconds:
         "lock_timeout": f"{int(lock_timeout_seconds * 1000)}",
         **server_settings(driver),
     }
-    return Asked(driver, _BEGIN_17 if has_transaction_timeout(driver) else _BEGIN, settings)
+    return Asked(driver, _to_begin(time_limits(driver)), settings)
 
 
 def begin_again_in_tx(
@@ -207,9 +224,13 @@ def _discarded_on_error(connection: Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # An explicit rollback, because a server notices a closed connection late and would keep the locks until then.
+        # An explicit end, because a server notices a closed connection late and would keep the locks until then.
         with suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
-            driver_connection(connection).rollback()
+            if is_at_work(connection):
+                # psycopg's stream holds a lock until it is closed, for which a rollback would wait.
+                driver_connection(connection).cancel_safe()
+            else:
+                driver_connection(connection).rollback()
         connection.invalidate()
         raise
 
@@ -221,6 +242,9 @@ def committing(
     """
     Run the block, which records what was written, and COMMIT, in one round trip; Postgres has answered COMMIT then.
 
+    The same trip makes the session what it was when it was opened, or it is not used again. Behind a pooler the session
+    is another client's after COMMIT, and what the pooler has set there for this one has to stay.
+
     :param outcome: is unknown from the time when COMMIT is sent until its answer is there.
     :raises CommitError: TRANSACTION_ENDED, if it is not the transaction that ``began``; SETTINGS_CHANGED, if SQL
         of the user keeps it from being recorded; ROLLED_BACK.
@@ -230,7 +254,8 @@ def committing(
     if has_failed(connection):
         # Raises that it has failed: an error was swallowed, and it was not one of the ledger's.
         leave_in_tx(driver)
-    state = left = answer = None
+    state = left = answer = is_another = None
+    is_reusable = True
     try:
         with saying_why_it_waits(url, began.backend_pid, what.full), outcome.on_ledger(), one_trip(driver):
             # This sets our search_path again.
@@ -238,20 +263,27 @@ def committing(
             yield
             left = Asked(driver, _LEAVE, {"xid": began.xid})
             answer = Asked(driver, _COMMIT)
+            # What libpq knows of a pooler's session is made up.
+            if driver.info.backend_pid == began.backend_pid:
+                for statement in _FORGET:
+                    Asked(driver, statement)
+                is_another = Asked(driver, _IS_ANOTHER)
             # It is sent when the block ends.
             outcome.unknown = True
     except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
-        # An error of a statement before COMMIT, and of COMMIT itself, say alike that nothing is committed.
-        cause = driver_error(error)
-        outcome.unknown = outcome.unknown and (cause is None or leaves_commit_unknown(cause))
-        # Constraints of the user's tables may be checked at COMMIT.
-        outcome.in_ledger = left is None or not left.is_answered
-        if not outcome.unknown and state is not None and state.is_answered:
-            # In another transaction, the record may also refer to what was rolled back.
-            now = state_in(state)
-            refuse_another(began, now)
-            refuse_changed(began, now, error)
-        raise
+        if answer is None or not answer.is_answered:
+            # An error of a statement before COMMIT, and of COMMIT itself, say alike that nothing is committed.
+            cause = driver_error(error)
+            outcome.unknown = outcome.unknown and (cause is None or leaves_commit_unknown(cause))
+            # Constraints of the user's tables may be checked at COMMIT.
+            outcome.in_ledger = left is None or not left.is_answered
+            if not outcome.unknown and state is not None and state.is_answered:
+                # In another transaction, the record may also refer to what was rolled back.
+                now = state_in(state)
+                refuse_another(began, now)
+                refuse_changed(began, now, error)
+            raise
+        is_reusable = False
     outcome.unknown = False
     if answer.tag != "COMMIT":
         raise CommitError(
@@ -262,3 +294,5 @@ def committing(
             "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
             "(tx.connection.begin_nested()).",
         )
+    if not is_reusable or (is_another is not None and is_another.rows() != [(False,)]):
+        connection.invalidate()

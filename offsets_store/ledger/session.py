@@ -20,7 +20,7 @@ import sqlalchemy.exc
 from sqlalchemy import Connection
 
 from ..postgres.bounds import LOCK_SECONDS, enter_in_tx
-from ..postgres.connect import checked_out, driver_connection
+from ..postgres.connect import checked_out, driver_connection, lone
 from ..postgres.translate import driver_error, ledger_error
 from .migrations import require_ledger
 from .restored import follow_restore_in_tx
@@ -62,8 +62,9 @@ def _opened(
     url: str, doing: str, lock_seconds: float, options: dict[str, Any], *, whole: bool = False
 ) -> Iterator[Connection]:
     try:
-        with checked_out(url) as pooled:
-            connection = pooled.execution_options(**options)
+        # What changes tables may fire event triggers, and these may leave something in the session.
+        with (checked_out if options.get("postgresql_readonly") else lone)(url) as session:
+            connection = session.execution_options(**options)
             with connection.begin():
                 enter_in_tx(driver_connection(connection), lock_seconds)
                 require_ledger(driver_connection(connection), whole=whole)

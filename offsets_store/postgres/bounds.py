@@ -83,17 +83,25 @@ def server_settings(connection: psycopg.Connection) -> dict[str, str]:
 
 def enter_in_tx(connection: psycopg.Connection, lock_seconds: float = LOCK_SECONDS) -> int:
     """
-    Begin a transaction of ours: set our search_path, a bound for each lock, and the server's bounds for the connection.
+    Begin a transaction of ours: set our search_path, a bound for each lock, and the server's bounds for the connection;
+    and lift the role's own limits.
 
     :return: the pid of the server's process. The pid that the client library knows may be made up by a pooler.
     """
-    settings = {"lock_timeout": f"{int(lock_seconds * 1000)}", **server_settings(connection)}
-    limits = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]
-    cursor = connection.execute("; ".join([SET_OURS, *limits, "SELECT pg_catalog.pg_backend_pid()"]).encode())
+    lifted = dict.fromkeys(time_limits(connection), "0")
+    settings = {**lifted, "lock_timeout": f"{int(lock_seconds * 1000)}", **server_settings(connection)}
+    to_set = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]
+    cursor = connection.execute("; ".join([SET_OURS, *to_set, "SELECT pg_catalog.pg_backend_pid()"]).encode())
     while cursor.nextset():
         pass
     pid = cursor.fetchone()
     return int(pid[0]) if pid else 0
+
+
+def time_limits(connection: psycopg.Connection) -> tuple[str, ...]:
+    """The settings by which a role, or a database, ends what takes long."""
+    limits = ("statement_timeout", "idle_in_transaction_session_timeout")
+    return (*limits, "transaction_timeout") if has_transaction_timeout(connection) else limits
 
 
 def has_transaction_timeout(connection: psycopg.Connection) -> bool:

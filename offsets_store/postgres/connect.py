@@ -191,41 +191,6 @@ def checked_out(url: str) -> Iterator[Connection]:
         yield connection
 
 
-# One text, and so one round trip and one transaction of its own. RESET ALL leaves the role as it is.
-_FORGET = (
-    "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; UNLISTEN *; CLOSE ALL; "
-    "SELECT pg_catalog.pg_advisory_unlock_all(); "
-    "SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_statements AS p WHERE p.from_sql)"
-)
-
-
-def forget_users_settings(connection: Connection, backend_pid: int) -> None:
-    """
-    Take from a pooled session what SQL of the user has left in it beyond COMMIT, because another query gets it next.
-
-    That is SET without LOCAL (a search_path would lead rows into another table), temporary tables, locks and cursors. A
-    session with statements that the user has prepared is not used again.
-
-    :param backend_pid: the process of the server that has run the transaction. Behind a pooler it is not the one that
-        libpq knows; then the session may be another client's by now, and the pooler keeps this one's settings for it.
-    """
-    driver = driver_connection(connection)
-    if driver.info.backend_pid != backend_pid:
-        return
-    try:
-        driver.autocommit = True
-        answers = driver.execute(_FORGET)
-        while answers.nextset():
-            pass
-        has_prepared = answers.fetchone() != (False,)
-        driver.autocommit = False
-    except psycopg.Error:
-        # The batch is committed, whatever becomes of the session.
-        has_prepared = True
-    if has_prepared:
-        connection.invalidate()
-
-
 @contextmanager
 def lone(url: str, **overrides: Any) -> Iterator[Connection]:
     """
