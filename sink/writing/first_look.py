@@ -287,14 +287,14 @@ def refuse_first_batch(
             first = batch.into(named.name, named.tables)
             has_past = settings.remedies.replaces is not None or concern_in_tx(connection, first)
         # Most queries find nothing of the kind, and then nothing imports SQLAlchemy before the commit does.
-        ledger = _what_is_known(settings, first) if has_past else Ledger()
+        known = _what_is_known(settings, first) if has_past else (Ledger(), settings.remedies)
     except ConnectError as error:
         _log.info("the commit will check the ledger: %s", error)
     except psycopg.Error as error:
         _log.info("the commit will check the ledger: %s", type(error).__name__)
     else:
-        if ledger is not None:
-            _refuse_rivals(ledger, settings.remedies, first)
+        if known is not None:
+            _refuse_rivals(*known, first)
     return None
 
 
@@ -321,21 +321,20 @@ def _enter(connection: psycopg.Connection) -> None:
     connection.execute("SET LOCAL statement_timeout = '5s'")
 
 
-def _what_is_known(settings: CommitSettings, batch: Batch) -> Ledger | None:
-    """What the ledger says of the query and its rivals; None if the query is not new, or that cannot be read now."""
+def _what_is_known(settings: CommitSettings, batch: Batch) -> tuple[Ledger, Remedies] | None:
+    """As :func:`unknown_writer_in_tx`; None also if the ledger cannot be read now."""
     import sqlalchemy.exc
 
     from pgonce.offsets_store.ledger.lock import unknown_writer_in_tx
 
-    remedies = settings.remedies
     try:
         with lone(settings.url, connect_timeout=_CONNECT_SECONDS) as connection:
             driver = driver_connection(connection)
             driver.read_only, driver.deferrable = True, False
             _enter(driver)
-            ledger = unknown_writer_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
+            known = unknown_writer_in_tx(connection, batch, settings.remedies)
             driver.rollback()
-            return ledger
+            return known
     except sqlalchemy.exc.SQLAlchemyError as error:
         _log.info("the commit will check the ledger: %s", type(error).__name__)
         return None
