@@ -237,7 +237,7 @@ def refuse_missing_privileges(
         missing += _lacking("INSERT", [column.target for column in plan], insertable, there)
     if destination.mode in BY_KEY and upsert is not None:
         missing += _lacking("SELECT", [key.target for key in upsert.keys], readable, there)
-        if destination.mode == "upsert" and upsert.existing.on_conflict == "update":
+        if destination.mode == "upsert" and not upsert.existing.stored_stays:
             missing += _lacking("UPDATE", upsert.changed(plan), updatable, there)
     if destination.mode == "complete" and not may_delete:
         missing.append("DELETE")
