@@ -31,8 +31,6 @@ from .log_entries import (
 REAL_TIME_RUNS = "pgonce-real-time"
 """The folder in which each run in real time makes a checkpoint of its own."""
 
-# Spark's numbers are 64-bit integers, and so are those of the ledger.
-_MOST_BATCHES = 2**63 - 1
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
 # Of a query that keeps state, Spark 4 writes one of these before the tasks of its first batch. Operators are counted
@@ -182,7 +180,8 @@ class Checkpoint:
     def _numbers(self, folder: str) -> list[int]:
         # The folder also has .N.crc, .N.<uuid>.tmp and, in other logs, N.compact.
         found = [int(name) for name in self._files.names(folder) if name.isdecimal() and name.isascii()]
-        if max(found, default=0) >= _MOST_BATCHES:
+        # Spark's numbers are 64-bit integers, and so are those of the ledger.
+        if max(found, default=0) >= 2**63 - 1:
             raise CheckpointError(
                 "CHECKPOINT_MALFORMED",
                 f"{self._called(f'{folder}/{max(found)}')} has a number that no batch of Spark has.",

@@ -16,12 +16,13 @@ from typing import Generic, Literal, TypeVar
 import psycopg
 import sqlalchemy.exc
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
 
 from ..errors import NOTHING, CommitError
 from ..ledger.lock import PLACES_IN_ORDER
 from ..ledger.migrations import ensure_ledger, forget_ledger
-from ..postgres.bounds import outlast_locks, server_settings, time_limits
+from ..postgres.bounds import KEEPALIVES, outlast_locks, server_settings, time_limits
 from ..postgres.connect import checked_out, driver_connection
 from ..postgres.one_trip import Asked, Statement, keep_prepared, one_trip
 from ..postgres.search_path import LEAVE, leave_in_tx
@@ -34,7 +35,6 @@ from .transaction_state import (
     STATE_COLUMNS,
     TransactionState,
     has_failed,
-    is_at_work,
     refuse_another,
     refuse_changed,
     refuse_lost_on_crash,
@@ -44,15 +44,7 @@ from .work import Named, NamedSink, NameSink, Outcome, asked_sink
 
 _T = TypeVar("_T")
 
-
-_GIVEN = (
-    "lock_timeout",
-    "application_name",
-    "tcp_user_timeout",
-    "tcp_keepalives_idle",
-    "tcp_keepalives_interval",
-    "tcp_keepalives_count",
-)
+_GIVEN = ("lock_timeout", "application_name", "tcp_user_timeout", *(f"tcp_{name}" for name in KEEPALIVES))
 
 
 @cache
@@ -75,18 +67,10 @@ _COMMIT = Statement("COMMIT", is_prepared=False)
 # Behind COMMIT, because the pool gives the session to another query next: what SQL of the user leaves in a session (and
 # every DEFAULT, CHECK and event trigger is such SQL) would lead the rows of that query into another table. RESET ALL
 # leaves the role as it is.
-_FORGET = [
-    Statement(text)
-    for text in (
-        "RESET SESSION AUTHORIZATION",
-        "RESET ROLE",
-        "RESET ALL",
-        "DISCARD TEMP",
-        "UNLISTEN *",
-        "CLOSE ALL",
-        "SELECT pg_catalog.pg_advisory_unlock_all()",
-    )
-]
+_FORGET = (
+    *map(Statement, ("RESET SESSION AUTHORIZATION", "RESET ROLE", "RESET ALL", "DISCARD TEMP", "UNLISTEN *")),
+    *map(Statement, ("CLOSE ALL", "SELECT pg_catalog.pg_advisory_unlock_all()")),
+)
 # Statements that the user has prepared stay, and what a trigger sets at the login is gone.
 _IS_ANOTHER = Statement(
     "SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_statements AS p WHERE p.from_sql) OR EXISTS ("
@@ -207,32 +191,26 @@ def begun_transaction(
 @contextmanager
 def session_of_a_try(settings: CommitSettings) -> Iterator[Connection]:
     """A session whose database has a ledger; what the block has not committed is rolled back."""
-    with checked_out(settings.url) as connection, _discarded_on_error(connection):
-        outlast_locks(driver_connection(connection), settings.url, settings.lock_timeout)
-        # SQLAlchemy keeps ``info`` as long as the session: a new one may have found the ledger of a restored database.
-        if connection.info.setdefault("pgonce_new", True):
-            forget_ledger(settings.url)
-        ensure_ledger(settings.url, driver_connection(connection))
-        connection.info["pgonce_new"] = False
-        yield connection
-
-
-@contextmanager
-def _discarded_on_error(connection: Connection) -> Iterator[None]:
-    # The next try gets a new session. This one may be dead (SQLAlchemy does not see errors of psycopg's own COPY), or
-    # have settings that an administrator has corrected since.
-    try:
-        yield
-    except BaseException:
-        # An explicit end, because a server notices a closed connection late and would keep the locks until then.
-        with suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
-            if is_at_work(connection):
-                # psycopg's stream holds a lock until it is closed, for which a rollback would wait.
-                driver_connection(connection).cancel_safe()
-            else:
-                driver_connection(connection).rollback()
-        connection.invalidate()
-        raise
+    with checked_out(settings.url) as connection:
+        try:
+            outlast_locks(driver_connection(connection), settings.url, settings.lock_timeout)
+            # SQLAlchemy keeps ``info`` as long as the session: a new one may have found a restored database's ledger.
+            if connection.info.setdefault("pgonce_new", True):
+                forget_ledger(settings.url)
+            ensure_ledger(settings.url, driver_connection(connection))
+            connection.info["pgonce_new"] = False
+            yield connection
+        except BaseException:
+            # An explicit end, because a server notices a closed connection late and would keep the locks until then.
+            # psycopg's stream holds a lock until it is closed, for which a rollback would wait.
+            with suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
+                driver = driver_connection(connection)
+                is_at_work = driver.info.transaction_status is TransactionStatus.ACTIVE
+                (driver.cancel_safe if is_at_work else driver.rollback)()
+            # The next try gets a new session. This one may be dead (SQLAlchemy does not see errors of psycopg's own
+            # COPY), or have settings that an administrator has corrected since.
+            connection.invalidate()
+            raise
 
 
 @contextmanager
@@ -255,7 +233,6 @@ def committing(
         # Raises that it has failed: an error was swallowed, and it was not one of the ledger's.
         leave_in_tx(driver)
     state = left = answer = is_another = None
-    is_reusable = True
     try:
         with saying_why_it_waits(url, began.backend_pid, what.full), outcome.on_ledger(), one_trip(driver):
             # This sets our search_path again.
@@ -283,7 +260,6 @@ def committing(
                 refuse_another(began, now)
                 refuse_changed(began, now, error)
             raise
-        is_reusable = False
     outcome.unknown = False
     if answer.tag != "COMMIT":
         raise CommitError(
@@ -294,5 +270,5 @@ def committing(
             "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
             "(tx.connection.begin_nested()).",
         )
-    if not is_reusable or (is_another is not None and is_another.rows() != [(False,)]):
+    if driver.closed or (is_another is not None and is_another.rows() != [(False,)]):
         connection.invalidate()

@@ -82,7 +82,8 @@ def refuse_open(connection: Connection, *_: object) -> None:
     """:raises CommitError: STATEMENT_FAILED, if the function has not read all that a statement of its own answers."""
     driver = driver_connection(connection)
     # psycopg's stream holds the connection's lock until it is closed, and so the next statement would wait for ever.
-    if is_at_work(connection) and driver.pgconn.pipeline_status == PipelineStatus.OFF:
+    is_at_work = driver.info.transaction_status is TransactionStatus.ACTIVE
+    if is_at_work and driver.pgconn.pipeline_status == PipelineStatus.OFF:
         raise CommitError(
             "STATEMENT_FAILED",
             "A stream (or a COPY) of psycopg was left open in the function's connection, which can run no other "
@@ -91,11 +92,6 @@ def refuse_open(connection: Connection, *_: object) -> None:
             "Read it to its end, or close it before the next statement, and before the function returns: "
             "`with contextlib.closing(cursor.stream(...)) as rows`.",
         )
-
-
-def is_at_work(connection: Connection) -> bool:
-    """Whether Postgres has not answered a statement yet, or not all of its answer was read."""
-    return driver_connection(connection).info.transaction_status is TransactionStatus.ACTIVE
 
 
 def has_failed(connection: Connection) -> bool:

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import selectors
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import Lock
@@ -133,23 +133,28 @@ def engine_for(url: str) -> Engine:
 @lru_cache(maxsize=32)
 def _engine(url: str, _pid: int) -> Engine:
     # The process id is part of the key because a connection must not be shared with a forked worker.
-    from sqlalchemy import create_engine, event
+    from sqlalchemy import event
 
     parse_url(url)
     most = _max_connections()
-    # Python's own json, both ways: what exact_json admits comes back from jsonb the same, as a test shows.
-    engine = create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: _connect_quietly(url),
+    engine = _engine_of(
+        lambda: _connect_quietly(url),
         pool_size=min(KEPT_CONNECTIONS, most),
         max_overflow=max(0, most - KEPT_CONNECTIONS),
         pool_use_lifo=True,
         pool_timeout=FREE_CONNECTION_SECONDS,
-        hide_parameters=True,
     )
+    event.listen(engine, "checkout", _refuse_closed)
+    return engine
+
+
+def _engine_of(creator: Callable[[], psycopg.Connection], **pool: Any) -> Engine:
+    from sqlalchemy import create_engine, event
+
+    # Python's own json, both ways: what exact_json admits comes back from jsonb the same, as a test shows.
+    engine = create_engine("postgresql+psycopg://", creator=creator, hide_parameters=True, **pool)
     # Ends the transaction of SQLAlchemy's own questions to a new connection.
     event.listen(engine, "connect", lambda connection, _: connection.rollback())
-    event.listen(engine, "checkout", _refuse_closed)
     return engine
 
 
@@ -198,16 +203,9 @@ def lone(url: str, **overrides: Any) -> Iterator[Connection]:
 
     :raises ConnectError: if none can be made.
     """
-    from sqlalchemy import NullPool, create_engine, event
+    from sqlalchemy import NullPool
 
-    engine = create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: _connect_quietly(url, **overrides),
-        poolclass=NullPool,
-        hide_parameters=True,
-    )
-    event.listen(engine, "connect", lambda connection, _: connection.rollback())
-    with engine.connect() as connection:
+    with _engine_of(lambda: _connect_quietly(url, **overrides), poolclass=NullPool).connect() as connection:
         yield connection
 
 

@@ -54,7 +54,8 @@ def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now
     if existing.stored_stays:
         raise _unsafe(
             letters,
-            f"onConflict={existing.on_conflict} does not remember deletes, so the replay could bring back a row that was deleted since",
+            f"onConflict={existing.on_conflict} does not remember deletes, so the replay could bring back a row that "
+            "was deleted since",
             _BY_HAND,
         )
     if not existing.only_newer:

@@ -280,7 +280,7 @@ def refuse_first_batch(
     try:
         with looking(settings.url) as connection:
             named = NamedSink(sink_name or "") if where is None else named_sink(connection, sink_name, where)
-            _enter(connection)
+            enter_in_tx(connection, lock_seconds=1, statement_seconds=5)
             may_be_recorded = _may_be_recorded(connection, OF_ANY_BATCH if batch else OF_ANY_JOB)
             if batch is None or not may_be_recorded:
                 return None if batch else named.name
@@ -316,11 +316,6 @@ def _not_permitted(what: str) -> LedgerError:
     return LedgerError("LEDGER_NOT_PERMITTED", f"The role may not {what}.", NOTHING, GRANTS_NEEDED)
 
 
-def _enter(connection: psycopg.Connection) -> None:
-    enter_in_tx(connection, lock_seconds=1.0)
-    connection.execute("SET LOCAL statement_timeout = '5s'")
-
-
 def _what_is_known(settings: CommitSettings, batch: Batch) -> tuple[Ledger, Remedies] | None:
     """As :func:`unknown_writer_in_tx`; None also if the ledger cannot be read now."""
     import sqlalchemy.exc
@@ -331,7 +326,7 @@ def _what_is_known(settings: CommitSettings, batch: Batch) -> tuple[Ledger, Reme
         with lone(settings.url, connect_timeout=_CONNECT_SECONDS) as connection:
             driver = driver_connection(connection)
             driver.read_only, driver.deferrable = True, False
-            _enter(driver)
+            enter_in_tx(driver, lock_seconds=1, statement_seconds=5)
             known = unknown_writer_in_tx(connection, batch, settings.remedies)
             driver.rollback()
             return known

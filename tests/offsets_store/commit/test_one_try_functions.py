@@ -214,7 +214,7 @@ class TestSessions:
     def test_a_session_that_is_lost_meanwhile(self, url, admin, monkeypatch):
         """The batch is committed whatever becomes of its session, and the next one gets another."""
         ends = Statement("SELECT pg_terminate_backend(pg_backend_pid())")
-        monkeypatch.setattr(one_transaction, "_FORGET", [ends])
+        monkeypatch.setattr(one_transaction, "_FORGET", (ends,))
         for batch_id in range(2):
             writes = function(f"INSERT INTO events VALUES ({batch_id}, 'one')")
             assert commit_batch(settings(url), by_function(batch_id), writes) is Verdict.NEW
