@@ -180,6 +180,14 @@ class Checkpoint:
     def _numbers(self, folder: str) -> list[int]:
         # The folder also has .N.crc, .N.<uuid>.tmp and, in other logs, N.compact.
         found = [int(name) for name in self._files.names(folder) if name.isdecimal() and name.isascii()]
+        # Spark's numbers are 64-bit integers, and so are those of the ledger.
+        if max(found, default=0) >= 2**63 - 1:
+            raise CheckpointError(
+                "CHECKPOINT_MALFORMED",
+                f"{self._called(f'{folder}/{max(found)}')} has a number that no batch of Spark has.",
+                "Nothing was written.",
+                "Remove that file: neither Spark nor pgonce has made it.",
+            )
         if self._files.lists_late:
             # Some object stores list a new file later than they let it be read. Spark's numbers have no holes.
             number = max(found, default=-1) + 1

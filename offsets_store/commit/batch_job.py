@@ -23,7 +23,6 @@ from psycopg import sql
 from ..errors import NOTHING_OF_JOB, RefusedBatch, said_of_a_job
 from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx, record_skip_in_tx
 from ..ledger.published import Published
-from ..postgres.connect import forget_users_settings
 from ..postgres.lock_watch import LockWatch
 from .one_transaction import begun_transaction, committing
 from .report import notify_in_tx
@@ -96,8 +95,6 @@ def _publish_or_skip(
                     record_job_in_tx(connection, sink_name, job, published)
                     channel = settings.notify_channel
                     notify_in_tx(connection, channel, published, sink=sink_name, batch_key=job.batch_key)
-            if published.ran_triggers:
-                forget_users_settings(connection, began.backend_pid)
             return _noted(JobVerdict.PUBLISHED, sink_name, outcome)
         if recorded.attempt == job.attempt:
             return _noted(JobVerdict.LANDED, recorded.sink_name, outcome)

@@ -7,20 +7,22 @@ a session of its own, with a ledger to lock; one that failed is never used again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, Literal, TypeVar
 
 import psycopg
 import sqlalchemy.exc
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
 
 from ..errors import NOTHING, CommitError
 from ..ledger.lock import PLACES_IN_ORDER
 from ..ledger.migrations import ensure_ledger, forget_ledger
-from ..postgres.bounds import has_transaction_timeout, outlast_locks, server_settings
+from ..postgres.bounds import KEEPALIVES, outlast_locks, server_settings, time_limits
 from ..postgres.connect import checked_out, driver_connection
 from ..postgres.one_trip import Asked, Statement, keep_prepared, one_trip
 from ..postgres.search_path import LEAVE, leave_in_tx
@@ -42,29 +44,16 @@ from .work import Named, NamedSink, NameSink, Outcome, asked_sink
 
 _T = TypeVar("_T")
 
-
-_FOR_A_TRY = {
-    "statement_timeout": "'0'",
-    "idle_in_transaction_session_timeout": "'0'",
-}
-_GIVEN = (
-    "lock_timeout",
-    "application_name",
-    "tcp_user_timeout",
-    "tcp_keepalives_idle",
-    "tcp_keepalives_interval",
-    "tcp_keepalives_count",
-)
+_GIVEN = ("lock_timeout", "application_name", "tcp_user_timeout", *(f"tcp_{name}" for name in KEEPALIVES))
 
 
-def _to_begin(values: Mapping[str, str]) -> Statement:
-    given = {name: f"${number}" for number, name in enumerate(_GIVEN, 1)}
-    to_set = (f"pg_catalog.set_config('{name}', {value}, true)" for name, value in {**values, **given}.items())
+@cache
+def _to_begin(lifted: tuple[str, ...]) -> Statement:
+    values = dict.fromkeys(lifted, "'0'") | {name: f"${number}" for number, name in enumerate(_GIVEN, 1)}
+    to_set = (f"pg_catalog.set_config('{name}', {value}, true)" for name, value in values.items())
     return Statement(", ".join([STATE_COLUMNS, *to_set]), *_GIVEN)
 
 
-_BEGIN = _to_begin(_FOR_A_TRY)
-_BEGIN_17 = _to_begin({**_FOR_A_TRY, "transaction_timeout": "'0'"})
 # The last one before COMMIT: deferred triggers of the user's tables run at COMMIT, under the user's search_path. It
 # fails in a transaction that is not the one that began, and so COMMIT does nothing.
 _LEAVE = Statement(
@@ -75,6 +64,18 @@ _LEAVE = Statement(
 )
 # There is nothing to plan.
 _COMMIT = Statement("COMMIT", is_prepared=False)
+# Behind COMMIT, because the pool gives the session to another query next: what SQL of the user leaves in a session (and
+# every DEFAULT, CHECK and event trigger is such SQL) would lead the rows of that query into another table. RESET ALL
+# leaves the role as it is.
+_FORGET = (
+    *map(Statement, ("RESET SESSION AUTHORIZATION", "RESET ROLE", "RESET ALL", "DISCARD TEMP", "UNLISTEN *")),
+    *map(Statement, ("CLOSE ALL", "SELECT pg_catalog.pg_advisory_unlock_all()")),
+)
+# Statements that the user has prepared stay, and what a trigger sets at the login is gone.
+_IS_ANOTHER = Statement(
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_statements AS p WHERE p.from_sql) OR EXISTS ("
+    "SELECT FROM pg_catalog.pg_event_trigger AS e WHERE e.evtevent OPERATOR(pg_catalog.=) 'login')"
+)
 
 
 def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
@@ -96,7 +97,7 @@ def ask_to_begin(connection: Connection, application: str, lock_timeout_seconds:
         "lock_timeout": f"{int(lock_timeout_seconds * 1000)}",
         **server_settings(driver),
     }
-    return Asked(driver, _BEGIN_17 if has_transaction_timeout(driver) else _BEGIN, settings)
+    return Asked(driver, _to_begin(time_limits(driver)), settings)
 
 
 def begin_again_in_tx(
@@ -190,28 +191,26 @@ def begun_transaction(
 @contextmanager
 def session_of_a_try(settings: CommitSettings) -> Iterator[Connection]:
     """A session whose database has a ledger; what the block has not committed is rolled back."""
-    with checked_out(settings.url) as connection, _discarded_on_error(connection):
-        outlast_locks(driver_connection(connection), settings.url, settings.lock_timeout)
-        # SQLAlchemy keeps ``info`` as long as the session: a new one may have found the ledger of a restored database.
-        if connection.info.setdefault("pgonce_new", True):
-            forget_ledger(settings.url)
-        ensure_ledger(settings.url, driver_connection(connection))
-        connection.info["pgonce_new"] = False
-        yield connection
-
-
-@contextmanager
-def _discarded_on_error(connection: Connection) -> Iterator[None]:
-    # The next try gets a new session. This one may be dead (SQLAlchemy does not see errors of psycopg's own COPY), or
-    # have settings that an administrator has corrected since.
-    try:
-        yield
-    except BaseException:
-        # An explicit rollback, because a server notices a closed connection late and would keep the locks until then.
-        with suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
-            driver_connection(connection).rollback()
-        connection.invalidate()
-        raise
+    with checked_out(settings.url) as connection:
+        try:
+            outlast_locks(driver_connection(connection), settings.url, settings.lock_timeout)
+            # SQLAlchemy keeps ``info`` as long as the session: a new one may have found a restored database's ledger.
+            if connection.info.setdefault("pgonce_new", True):
+                forget_ledger(settings.url)
+            ensure_ledger(settings.url, driver_connection(connection))
+            connection.info["pgonce_new"] = False
+            yield connection
+        except BaseException:
+            # An explicit end, because a server notices a closed connection late and would keep the locks until then.
+            # psycopg's stream holds a lock until it is closed, for which a rollback would wait.
+            with suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
+                driver = driver_connection(connection)
+                is_at_work = driver.info.transaction_status is TransactionStatus.ACTIVE
+                (driver.cancel_safe if is_at_work else driver.rollback)()
+            # The next try gets a new session. This one may be dead (SQLAlchemy does not see errors of psycopg's own
+            # COPY), or have settings that an administrator has corrected since.
+            connection.invalidate()
+            raise
 
 
 @contextmanager
@@ -220,6 +219,9 @@ def committing(
 ) -> Iterator[None]:
     """
     Run the block, which records what was written, and COMMIT, in one round trip; Postgres has answered COMMIT then.
+
+    The same trip makes the session what it was when it was opened, or it is not used again. Behind a pooler the session
+    is another client's after COMMIT, and what the pooler has set there for this one has to stay.
 
     :param outcome: is unknown from the time when COMMIT is sent until its answer is there.
     :raises CommitError: TRANSACTION_ENDED, if it is not the transaction that ``began``; SETTINGS_CHANGED, if SQL
@@ -230,7 +232,7 @@ def committing(
     if has_failed(connection):
         # Raises that it has failed: an error was swallowed, and it was not one of the ledger's.
         leave_in_tx(driver)
-    state = left = answer = None
+    state = left = answer = is_another = None
     try:
         with saying_why_it_waits(url, began.backend_pid, what.full), outcome.on_ledger(), one_trip(driver):
             # This sets our search_path again.
@@ -238,20 +240,26 @@ def committing(
             yield
             left = Asked(driver, _LEAVE, {"xid": began.xid})
             answer = Asked(driver, _COMMIT)
+            # What libpq knows of a pooler's session is made up.
+            if driver.info.backend_pid == began.backend_pid:
+                for statement in _FORGET:
+                    Asked(driver, statement)
+                is_another = Asked(driver, _IS_ANOTHER)
             # It is sent when the block ends.
             outcome.unknown = True
     except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
-        # An error of a statement before COMMIT, and of COMMIT itself, say alike that nothing is committed.
-        cause = driver_error(error)
-        outcome.unknown = outcome.unknown and (cause is None or leaves_commit_unknown(cause))
-        # Constraints of the user's tables may be checked at COMMIT.
-        outcome.in_ledger = left is None or not left.is_answered
-        if not outcome.unknown and state is not None and state.is_answered:
-            # In another transaction, the record may also refer to what was rolled back.
-            now = state_in(state)
-            refuse_another(began, now)
-            refuse_changed(began, now, error)
-        raise
+        if answer is None or not answer.is_answered:
+            # An error of a statement before COMMIT, and of COMMIT itself, say alike that nothing is committed.
+            cause = driver_error(error)
+            outcome.unknown = outcome.unknown and (cause is None or leaves_commit_unknown(cause))
+            # Constraints of the user's tables may be checked at COMMIT.
+            outcome.in_ledger = left is None or not left.is_answered
+            if not outcome.unknown and state is not None and state.is_answered:
+                # In another transaction, the record may also refer to what was rolled back.
+                now = state_in(state)
+                refuse_another(began, now)
+                refuse_changed(began, now, error)
+            raise
     outcome.unknown = False
     if answer.tag != "COMMIT":
         raise CommitError(
@@ -262,3 +270,5 @@ def committing(
             "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
             "(tx.connection.begin_nested()).",
         )
+    if driver.closed or (is_another is not None and is_another.rows() != [(False,)]):
+        connection.invalidate()

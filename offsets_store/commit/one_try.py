@@ -43,7 +43,7 @@ from ..ledger.lock import (
 )
 from ..ledger.published import Published, WrittenTables, compared_with_earlier
 from ..offsets import Offsets
-from ..postgres.connect import driver_connection, forget_users_settings
+from ..postgres.connect import driver_connection
 from ..postgres.lock_watch import LockWatch
 from ..postgres.search_path import leave_in_tx
 from ..postgres.translate import ledger_gone
@@ -108,8 +108,6 @@ def _publish_or_skip(
                 with committing(settings.url, transaction.connection, transaction.began, named(planned), outcome):
                     _record_in_tx(transaction, published, tables, stored)
             _note_commit(transaction, outcome)
-            if work.sealed or published.ran_triggers:
-                forget_users_settings(transaction.connection, transaction.began.backend_pid)
         else:
             _skip(transaction, outcome)
     return transaction.verdict

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 import psycopg
 import sqlalchemy.exc
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from sqlalchemy import Connection, event
 
 from ..errors import NOTHING, CommitError
@@ -70,8 +70,28 @@ def refuse_lost_on_crash(state: TransactionState) -> None:
 
 
 def refuse_when_it_ends(connection: Connection) -> None:
-    """From now on, raise TRANSACTION_ENDED after a statement on this connection that has ended the transaction."""
+    """
+    From now on, raise TRANSACTION_ENDED after a statement on this connection that has ended the transaction; and
+    STATEMENT_FAILED before one that would wait for itself.
+    """
     event.listen(connection, "after_cursor_execute", _refuse_ended)
+    event.listen(connection, "before_cursor_execute", refuse_open)
+
+
+def refuse_open(connection: Connection, *_: object) -> None:
+    """:raises CommitError: STATEMENT_FAILED, if the function has not read all that a statement of its own answers."""
+    driver = driver_connection(connection)
+    # psycopg's stream holds the connection's lock until it is closed, and so the next statement would wait for ever.
+    is_at_work = driver.info.transaction_status is TransactionStatus.ACTIVE
+    if is_at_work and driver.pgconn.pipeline_status == PipelineStatus.OFF:
+        raise CommitError(
+            "STATEMENT_FAILED",
+            "A stream (or a COPY) of psycopg was left open in the function's connection, which can run no other "
+            "statement meanwhile.",
+            NOTHING,
+            "Read it to its end, or close it before the next statement, and before the function returns: "
+            "`with contextlib.closing(cursor.stream(...)) as rows`.",
+        )
 
 
 def has_failed(connection: Connection) -> bool:

@@ -8,7 +8,7 @@ What a person has accepted counts for one batch of one writer, once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -32,7 +32,7 @@ from ..offsets import Offsets
 from ..postgres.connect import driver_connection
 from ..postgres.one_trip import Asked
 from ..postgres.text import QUALIFIED_NAME
-from ..verdict.facts import Batch, Ledger, PlannedBatch, Recorded, rivals_of
+from ..verdict.facts import Batch, Ledger, PlannedBatch, Recorded, Remedies, rivals_of
 from .compiled import Compiled, send_once
 from .migrations import refuse_too_new
 from .tables import LEAST_READER, batches, interventions, replays, runs, writers
@@ -209,19 +209,18 @@ def lock_writer_in_tx(
     return LockedWriter(row["writer_id"], row["generation"], ledger, facts["has_acceptances"], row["written_as_digest"])
 
 
-def unknown_writer_in_tx(
-    connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool = False
-) -> Ledger | None:
+def unknown_writer_in_tx(connection: Connection, batch: Batch, remedies: Remedies) -> tuple[Ledger, Remedies] | None:
     """
-    What the ledger says of a query that it does not know yet, read without a lock; None if it knows the query.
+    What the ledger says of a query that it does not know yet, read without a lock, and the remedies with the id of the
+    query that is replaced; None if it knows the query.
 
     It proves nothing for the commit, which reads it again under the lock.
     """
     if connection.execute(_LAST, _identity(batch)).scalar_one_or_none() is not None:
         return None
-    if replaces is not None:
-        replaces = replaced_query_in_tx(connection, batch, replaces)
-    return of_unknown_in_tx(connection, batch, replaces, start_over=start_over)
+    if remedies.replaces is not None:
+        remedies = replace(remedies, replaces=replaced_query_in_tx(connection, batch, remedies.replaces))
+    return of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over), remedies
 
 
 def one_first_contact_in_tx(connection: Connection, batch: Batch) -> str:

@@ -90,8 +90,7 @@ class Published:
     ``tables`` has the number of rows of each table, if there are several.
     ``emptied`` counts the rows that a batch which starts over has deleted; None if it does not.
     ``notes`` has a sentence on some of the tables: what the batch has altered about one, or does not write to it.
-    ``written_as`` says how rows are written into each table, by its qualified name. ``ran_triggers`` is whether a table
-    has triggers of the user, whose SQL may have changed settings of the session.
+    ``written_as`` says how rows are written into each table, by its qualified name.
     """
 
     rows: int
@@ -103,7 +102,6 @@ class Published:
     emptied: int | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
     written_as: Mapping[str, WrittenAs] = field(default_factory=dict)
-    ran_triggers: bool = False
 
 
 def compared_with_earlier(

@@ -20,7 +20,7 @@ import sqlalchemy.exc
 from sqlalchemy import Connection
 
 from ..postgres.bounds import LOCK_SECONDS, enter_in_tx
-from ..postgres.connect import checked_out, driver_connection
+from ..postgres.connect import checked_out, driver_connection, lone
 from ..postgres.translate import driver_error, ledger_error
 from .migrations import require_ledger
 from .restored import follow_restore_in_tx
@@ -62,8 +62,9 @@ def _opened(
     url: str, doing: str, lock_seconds: float, options: dict[str, Any], *, whole: bool = False
 ) -> Iterator[Connection]:
     try:
-        with checked_out(url) as pooled:
-            connection = pooled.execution_options(**options)
+        # What changes tables may fire event triggers, and these may leave something in the session.
+        with (checked_out if options.get("postgresql_readonly") else lone)(url) as session:
+            connection = session.execution_options(**options)
             with connection.begin():
                 enter_in_tx(driver_connection(connection), lock_seconds)
                 require_ledger(driver_connection(connection), whole=whole)
@@ -90,22 +91,18 @@ class RecordedAttempt:
     may_sweep: bool
 
 
-# One statement by itself, so one round trip; every name in it has its schema. If another writer has published since,
-# the record that is meant may be of the generation before.
-_ASK = """
-SELECT
+# If another writer has published since, the record that is meant may be of the generation before.
+_IS_IN = """
   EXISTS (
-    SELECT FROM pgonce.writers AS w JOIN pgonce.batches AS b
+    SELECT FROM pgonce.writers AS w JOIN pgonce.{} AS b
       ON b.writer_id OPERATOR(pg_catalog.=) w.writer_id
       AND b.generation OPERATOR(pg_catalog.=) ANY (ARRAY[w.generation, w.generation OPERATOR(pg_catalog.-) 1])
       AND b.batch_id OPERATOR(pg_catalog.=) %(batch_id)s
-    WHERE w.query_id OPERATOR(pg_catalog.=) %(query_id)s AND b.attempt OPERATOR(pg_catalog.=) %(attempt)s),
-  EXISTS (
-    SELECT FROM pgonce.writers AS w JOIN pgonce.replays AS r
-      ON r.writer_id OPERATOR(pg_catalog.=) w.writer_id
-      AND r.generation OPERATOR(pg_catalog.=) ANY (ARRAY[w.generation, w.generation OPERATOR(pg_catalog.-) 1])
-      AND r.batch_id OPERATOR(pg_catalog.=) %(batch_id)s
-    WHERE w.query_id OPERATOR(pg_catalog.=) %(query_id)s AND r.attempt OPERATOR(pg_catalog.=) %(attempt)s),
+    WHERE w.query_id OPERATOR(pg_catalog.=) %(query_id)s AND b.attempt OPERATOR(pg_catalog.=) %(attempt)s)
+"""
+# One statement by itself, so one round trip; every name in it has its schema.
+_ASK = f"""
+SELECT {_IS_IN.format("batches")}, {_IS_IN.format("replays")},
   EXISTS (
     SELECT FROM pgonce.staged_tables AS s
     WHERE s.query_id OPERATOR(pg_catalog.=) %(query_id)s AND s.sink_name OPERATOR(pg_catalog.=) %(label)s

@@ -81,24 +81,30 @@ def server_settings(connection: psycopg.Connection) -> dict[str, str]:
     return {setting: str(_number(parameters, name)) for setting, name in names.items()}
 
 
-def enter_in_tx(connection: psycopg.Connection, lock_seconds: float = LOCK_SECONDS) -> int:
+def enter_in_tx(
+    connection: psycopg.Connection, lock_seconds: float = LOCK_SECONDS, statement_seconds: float = 0
+) -> int:
     """
     Begin a transaction of ours: set our search_path, a bound for each lock, and the server's bounds for the connection.
 
+    :param statement_seconds: how long a statement may take; 0 for as long as it takes, whatever the role's limits are.
     :return: the pid of the server's process. The pid that the client library knows may be made up by a pooler.
     """
-    settings = {"lock_timeout": f"{int(lock_seconds * 1000)}", **server_settings(connection)}
-    limits = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]
-    cursor = connection.execute("; ".join([SET_OURS, *limits, "SELECT pg_catalog.pg_backend_pid()"]).encode())
+    settings = dict.fromkeys(time_limits(connection), "0") | server_settings(connection)
+    for name, seconds in (("statement_timeout", statement_seconds), ("lock_timeout", lock_seconds)):
+        settings[name] = f"{int(seconds * 1000)}"
+    to_set = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]
+    cursor = connection.execute("; ".join([SET_OURS, *to_set, "SELECT pg_catalog.pg_backend_pid()"]).encode())
     while cursor.nextset():
         pass
     pid = cursor.fetchone()
     return int(pid[0]) if pid else 0
 
 
-def has_transaction_timeout(connection: psycopg.Connection) -> bool:
-    """Whether the server has the setting transaction_timeout, which came with Postgres 17."""
-    return connection.info.server_version >= _VERSION_17
+def time_limits(connection: psycopg.Connection) -> tuple[str, ...]:
+    """The settings by which a role, or a database, ends what takes long."""
+    limits = ("statement_timeout", "idle_in_transaction_session_timeout")
+    return (*limits, "transaction_timeout") if connection.info.server_version >= _VERSION_17 else limits
 
 
 def outlast_locks(connection: psycopg.Connection, url: str, lock_seconds: float) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import selectors
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import Lock
@@ -133,23 +133,28 @@ def engine_for(url: str) -> Engine:
 @lru_cache(maxsize=32)
 def _engine(url: str, _pid: int) -> Engine:
     # The process id is part of the key because a connection must not be shared with a forked worker.
-    from sqlalchemy import create_engine, event
+    from sqlalchemy import event
 
     parse_url(url)
     most = _max_connections()
-    # Python's own json, both ways: what exact_json admits comes back from jsonb the same, as a test shows.
-    engine = create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: _connect_quietly(url),
+    engine = _engine_of(
+        lambda: _connect_quietly(url),
         pool_size=min(KEPT_CONNECTIONS, most),
         max_overflow=max(0, most - KEPT_CONNECTIONS),
         pool_use_lifo=True,
         pool_timeout=FREE_CONNECTION_SECONDS,
-        hide_parameters=True,
     )
+    event.listen(engine, "checkout", _refuse_closed)
+    return engine
+
+
+def _engine_of(creator: Callable[[], psycopg.Connection], **pool: Any) -> Engine:
+    from sqlalchemy import create_engine, event
+
+    # Python's own json, both ways: what exact_json admits comes back from jsonb the same, as a test shows.
+    engine = create_engine("postgresql+psycopg://", creator=creator, hide_parameters=True, **pool)
     # Ends the transaction of SQLAlchemy's own questions to a new connection.
     event.listen(engine, "connect", lambda connection, _: connection.rollback())
-    event.listen(engine, "checkout", _refuse_closed)
     return engine
 
 
@@ -191,41 +196,6 @@ def checked_out(url: str) -> Iterator[Connection]:
         yield connection
 
 
-# One text, and so one round trip and one transaction of its own. RESET ALL leaves the role as it is.
-_FORGET = (
-    "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; UNLISTEN *; CLOSE ALL; "
-    "SELECT pg_catalog.pg_advisory_unlock_all(); "
-    "SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_statements AS p WHERE p.from_sql)"
-)
-
-
-def forget_users_settings(connection: Connection, backend_pid: int) -> None:
-    """
-    Take from a pooled session what SQL of the user has left in it beyond COMMIT, because another query gets it next.
-
-    That is SET without LOCAL (a search_path would lead rows into another table), temporary tables, locks and cursors. A
-    session with statements that the user has prepared is not used again.
-
-    :param backend_pid: the process of the server that has run the transaction. Behind a pooler it is not the one that
-        libpq knows; then the session may be another client's by now, and the pooler keeps this one's settings for it.
-    """
-    driver = driver_connection(connection)
-    if driver.info.backend_pid != backend_pid:
-        return
-    try:
-        driver.autocommit = True
-        answers = driver.execute(_FORGET)
-        while answers.nextset():
-            pass
-        has_prepared = answers.fetchone() != (False,)
-        driver.autocommit = False
-    except psycopg.Error:
-        # The batch is committed, whatever becomes of the session.
-        has_prepared = True
-    if has_prepared:
-        connection.invalidate()
-
-
 @contextmanager
 def lone(url: str, **overrides: Any) -> Iterator[Connection]:
     """
@@ -233,16 +203,9 @@ def lone(url: str, **overrides: Any) -> Iterator[Connection]:
 
     :raises ConnectError: if none can be made.
     """
-    from sqlalchemy import NullPool, create_engine, event
+    from sqlalchemy import NullPool
 
-    engine = create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: _connect_quietly(url, **overrides),
-        poolclass=NullPool,
-        hide_parameters=True,
-    )
-    event.listen(engine, "connect", lambda connection, _: connection.rollback())
-    with engine.connect() as connection:
+    with _engine_of(lambda: _connect_quietly(url, **overrides), poolclass=NullPool).connect() as connection:
         yield connection
 
 

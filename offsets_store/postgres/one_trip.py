@@ -153,20 +153,9 @@ class Asked:
         return dict(zip((name.decode() for name in names), rows[0], strict=True))
 
 
-@dataclass
-class _Preparing:
-    """A statement that is prepared on the way."""
-
-    session: _Session
-    name: bytes
-
-    def answered(self, _: PGresult) -> None:
-        """Postgres has prepared it, even if the transaction is rolled back."""
-        self.session.prepared.add(self.name)
-
-
+_Answered = Callable[[PGresult], None]
 # What hears of the answer, and what sends the statement.
-_Sent = tuple["Asked | _Preparing | None", Callable[[], None]]
+_Sent = tuple["_Answered | None", Callable[[], None]]
 
 
 @contextmanager
@@ -196,12 +185,14 @@ def _send(connection: psycopg.Connection, session: _Session, asked: list[Asked])
     for one in asked:
         text, name = one.statement.text, one.statement.name
         if not (session.prepares and one.statement.is_prepared):
-            sent.append((one, partial(pgconn.send_query_params, text, one.values, result_format=_BINARY)))
+            sent.append((one.answered, partial(pgconn.send_query_params, text, one.values, result_format=_BINARY)))
             continue
         if name not in session.prepared and name not in new:
             new.add(name)
-            sent.append((_Preparing(session, name), partial(pgconn.send_prepare, name, text)))
-        sent.append((one, partial(pgconn.send_query_prepared, name, one.values, result_format=_BINARY)))
+            # It stays prepared even if the transaction is rolled back.
+            prepared = partial(lambda name, _: session.prepared.add(name), name)
+            sent.append((prepared, partial(pgconn.send_prepare, name, text)))
+        sent.append((one.answered, partial(pgconn.send_query_prepared, name, one.values, result_format=_BINARY)))
     try:
         _in_one(connection, sent)
     except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement) as error:
@@ -233,7 +224,7 @@ def _in_one(connection: psycopg.Connection, sent: list[_Sent]) -> None:
         for _, send in sent:
             send()
         pgconn.pipeline_sync()
-        connection.wait(_answers(pgconn, [one for one, _ in sent]))
+        connection.wait(_answers(pgconn, [answered for answered, _ in sent]))
     except BaseException:
         # It cannot be left if answers were not read, because the wait for them was interrupted.
         with suppress(psycopg.Error):
@@ -242,11 +233,11 @@ def _in_one(connection: psycopg.Connection, sent: list[_Sent]) -> None:
     pgconn.exit_pipeline_mode()
 
 
-def _answers(pgconn: PGconn, sent: list[Asked | _Preparing | None]) -> PQGen[None]:
+def _answers(pgconn: PGconn, sent: list[_Answered | None]) -> PQGen[None]:
     """Read the answers, and behind them that of the end of the round trip; raise the first error."""
     yield from generators.send(pgconn)
     error: psycopg.Error | None = None
-    for one in [*sent, None]:
+    for answered in [*sent, None]:
         try:
             (answer,) = yield from generators.fetch_many(pgconn)
         except psycopg.OperationalError:
@@ -256,7 +247,7 @@ def _answers(pgconn: PGconn, sent: list[Asked | _Preparing | None]) -> PQGen[Non
             break
         if answer.status == ExecStatus.FATAL_ERROR:
             error = error or psycopg.errors.error_from_result(answer)
-        elif answer.status != ExecStatus.PIPELINE_ABORTED and one is not None:
-            one.answered(answer)
+        elif answer.status != ExecStatus.PIPELINE_ABORTED and answered is not None:
+            answered(answer)
     if error is not None:
         raise error

@@ -22,12 +22,13 @@ TRANSIENT_SQLSTATES = frozenset({
     "57P01",  # admin_shutdown
     "57P02",  # crash_shutdown
     "57P03",  # cannot_connect_now
+    "57P05",  # idle_session_timeout
     "53300",  # too_many_connections
 })  # fmt: skip
 TRANSIENT_CLASSES = ("08",)  # connection exceptions
 # The session ended, and what it was doing may have been done. libpq gives none of these if the connection itself broke,
 # but a pooler answers in Postgres's place (PgBouncer with 08P01, for every end of its session).
-_LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "40003"})
+_LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "57P05", "40003"})
 
 _REFUSED_AT_THE_DOOR = re.compile(
     r"password authentication failed|no password supplied|pg_hba\.conf|does not exist|"

@@ -16,9 +16,8 @@ from sqlalchemy.dialects.postgresql import insert
 from ..ledger.record import is_pruned_at
 from ..ledger.tables import batches, progress, schema_version, writers
 from ..ledger.writers import records_in_tx, writers_in_tx
-from ..postgres.bounds import server_settings
+from ..postgres.bounds import enter_in_tx
 from ..postgres.connect import driver_connection
-from ..postgres.search_path import OURS
 from ..verdict.facts import Recorded, Writer
 from .heard import Heard, disagreement
 
@@ -27,14 +26,10 @@ KEPT_A_QUERY = 1000
 TELLS_STATES = 101
 
 
-# With two listeners on one query, or another session's lock on these tables, transactions must not pile up.
-_LIMITS = {"lock_timeout": "2000", "statement_timeout": "10000"}
-
-
 def begin_in_tx(connection: Connection) -> None:
     """Set our search_path, and bounds for all that is done in the transaction."""
-    settings = {**OURS, **_LIMITS, **server_settings(driver_connection(connection))}
-    connection.execute(select(*(func.pg_catalog.set_config(name, value, True) for name, value in settings.items())))
+    # With two listeners on one query, or another session's lock on these tables, transactions must not pile up.
+    enter_in_tx(driver_connection(connection), lock_seconds=2, statement_seconds=10)
 
 
 def tells_states_in_tx(connection: Connection) -> bool:

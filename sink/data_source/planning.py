@@ -122,7 +122,7 @@ def _is_published(options: JobOptions) -> bool:
     try:
         with looking(options.commit.url) as connection:
             sink = named_sink(connection, options.sink_name, options.destination)
-            enter_in_tx(connection, lock_seconds=1.0)
+            enter_in_tx(connection, lock_seconds=1, statement_seconds=5)
             return is_published(connection, sink.name, options.batch_key, is_of_table=sink.name in sink.tables)
     except (ConnectError, psycopg.Error):
         return False

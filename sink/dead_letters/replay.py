@@ -25,7 +25,7 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.transaction_state import TransactionState, as_it_began_in_tx, refuse_lost_on_crash
 from pgonce.offsets_store.commit.work import Named, Outcome
 from pgonce.offsets_store.errors import UNCHANGED, LockedLedgerError, PgonceError, TargetError, UnknownOutcomeError
-from pgonce.offsets_store.postgres.connect import driver_connection, forget_users_settings
+from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.search_path import ENTER_COLUMNS, leave_in_tx
@@ -125,8 +125,6 @@ def replay_letters(
             # That the letters are gone is recorded already.
             with committing(url, connection, began, _WHAT, outcome):
                 pass
-            # Triggers of the tables are SQL of the user as well.
-            forget_users_settings(connection, began.backend_pid)
             return groups
     except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
         _raise_translated(error, outcome, watch)

@@ -51,10 +51,11 @@ def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now
         )
     if destination.mode not in BY_KEY:
         return
-    if existing.on_conflict == "ignore":
+    if existing.stored_stays:
         raise _unsafe(
             letters,
-            "onConflict=ignore does not remember deletes, so the replay could bring back a row that was deleted since",
+            f"onConflict={existing.on_conflict} does not remember deletes, so the replay could bring back a row that "
+            "was deleted since",
             _BY_HAND,
         )
     if not existing.only_newer:

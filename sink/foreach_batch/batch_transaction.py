@@ -20,6 +20,7 @@ from sqlalchemy import Connection, CursorResult, event
 from sqlalchemy.sql.elements import RollbackToSavepointClause, SavepointClause
 from typing_extensions import Unpack
 
+from pgonce.offsets_store.commit.transaction_state import refuse_open
 from pgonce.offsets_store.errors import CommitError
 from pgonce.offsets_store.ledger.published import Published, WrittenAs
 from pgonce.offsets_store.offsets import Offsets
@@ -62,7 +63,7 @@ class Steps:
         """
         Run the block while no other thread runs one; an error in it fails the transaction too.
 
-        :raises CommitError: TRANSACTION_ENDED, after :meth:`close`.
+        :raises CommitError: TRANSACTION_ENDED, after :meth:`close`; STATEMENT_FAILED.
         """
         with self._turn:
             if self._is_over:
@@ -72,6 +73,7 @@ class Steps:
                     "What was to be written then is not part of the batch.",
                     "Have the function wait for its threads before it returns, and do not keep tx.",
                 )
+            refuse_open(self._connection)
             with whole_or_failed(driver_connection(self._connection)):
                 yield
 
@@ -104,7 +106,9 @@ class Steps:
         All that was written.
 
         :param dropped: how many rows of the batch were stored already.
+        :raises CommitError: STATEMENT_FAILED, if a statement of the function is still open.
         """
+        refuse_open(self._connection)
         counts: Counter[str] = Counter()
         targets: dict[str, int] = {}
         written_as: dict[str, WrittenAs] = {}

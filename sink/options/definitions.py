@@ -21,7 +21,7 @@ from .option import Mode, Option, Way, collected
 
 ChangeFeed = Literal["debezium", "delta", "spark"]
 """Feeds whose rows say by themselves what to do: Debezium's envelope, and ``_change_type`` of Delta and Spark."""
-OnConflict = Literal["update", "ignore"]
+OnConflict = Literal["update", "ignore", "ignoreAny"]
 SchemaEvolution = Literal["strict", "addColumns", "ignoreExtra"]
 UnknownRoutes = Literal["refuse", "drop", "deadLetters"]
 """What happens to a row whose value is not in the list: it stops the batch, is left out, or is put aside."""
@@ -51,6 +51,7 @@ _TABLES = _ROWS_AND_JOBS | Way.REAL_TIME
 _ONE_JOB_EACH = (
     "Write one job for each table, with df.where(...). They may have the same batchKey, but no sinkName in common."
 )
+_STORED_STAYS = ("on_conflict=ignore", "on_conflict=ignoreAny")
 _MEND_THE_JOB = "Leave it out: a job with a bad row can be repaired and run again, and the error names the row."
 
 
@@ -73,7 +74,7 @@ class TableOptions(TypedDict, total=False):
     only_newer: Annotated[bool, Option(
         _ROWS_AND_JOBS, "A stored row gives way only to one whose `orderBy` is not less. The table must have the "
         "`orderBy` column. See [Only what is newer](change-data.md#only-what-is-newer).", False, modes=BY_KEY,
-        needs="order_by", clashes=("on_conflict=ignore",),
+        needs="order_by", clashes=_STORED_STAYS,
     )]
     tombstone_days: Annotated[int, Option(
         _ROWS_AND_JOBS, f"For how many days (1 to {MOST_TOMBSTONE_DAYS}) `onlyNewer` remembers a delete. An older "
@@ -82,19 +83,20 @@ class TableOptions(TypedDict, total=False):
     )]
     on_conflict: Annotated[OnConflict, Option(
         _ROWS_AND_JOBS, "`ignore` leaves a stored row with the same key as it is; of several rows of a new key, the "
-        "one with the least `orderBy` is inserted.", "update", modes=("upsert",),
+        "one with the least `orderBy` is inserted. `ignoreAny` also leaves out a row that another unique or exclusion "
+        "constraint refuses.", "update", modes=("upsert",),
     )]
     update_columns: Annotated[Sequence[str], Option(
         _ROWS_AND_JOBS, "The only columns that change in a stored row, separated by commas. A new row is inserted with "
         "all its columns; of several rows of a new key, the one with the least `orderBy` has those that are not "
         "listed. The column of a soft delete changes in any case.",
-        (), "all", modes=BY_KEY, clashes=("on_conflict=ignore",),
+        (), "all", modes=BY_KEY, clashes=_STORED_STAYS,
     )]
     keep_where: Annotated[str | None, Option(
         _ROWS_AND_JOBS, 'A text that stands for "the source could not read this value", such as '
         "`__debezium_unavailable_value`. Where a column of the frame holds it, the stored value stays; see [Values "
         "that the source could not read](change-data.md#values-that-the-source-could-not-read).",
-        modes=BY_KEY, clashes=("on_conflict=ignore",), empty=True,
+        modes=BY_KEY, clashes=_STORED_STAYS, empty=True,
     )]
     create_table: Annotated[bool, Option(
         _TABLES, "Create the table from the frame's schema if it is missing.", False,

@@ -81,6 +81,11 @@ class Existing:
     update_columns: tuple[str, ...] = ()
     keep_where: str | None = None
 
+    @property
+    def stored_stays(self) -> bool:
+        """Whether no row changes a stored one."""
+        return self.on_conflict != "update"
+
     def reads_stored(self, *, has_order: bool) -> bool:
         """Whether rows are first compared with stored ones, or with each other, because they do more than replace."""
         return self.only_newer or self.keep_where is not None or (bool(self.update_columns) and has_order)

@@ -168,14 +168,25 @@ def options_of(way: Way) -> list[Option]:
 
 
 def takes_options(way: Way) -> Callable[[_T], _T]:
-    """Add the options of ``way`` to the docstring of the class or function that takes them."""
+    """Add the options of ``way`` to the docstring and the signature of the class or function that takes them."""
 
     def described(taker: _T) -> _T:
         lines = [f":param {option.argument}: {_first_sentence(option)}" for option in options_of(way)]
         taker.__doc__ = "\n".join([inspect.cleandoc(taker.__doc__ or ""), *lines])
+        # What mypy reads in ``Unpack`` is ``**options`` for help() and for editors that import.
+        written = inspect.signature(taker)  # type: ignore[arg-type]
+        own = [one for one in written.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        more = [_parameter(option) for option in options_of(way) if option.argument not in written.parameters]
+        more.sort(key=lambda one: one.name != "table")
+        taker.__signature__ = written.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
         return taker
 
     return described
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    default = inspect.Parameter.empty if option.shown == "required" else option.default
+    return inspect.Parameter(option.argument, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
 def _first_sentence(option: Option) -> str:

@@ -17,7 +17,7 @@ import psycopg
 
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
-from pgonce.offsets_store.postgres.bounds import KEEPALIVES, has_transaction_timeout, server_settings
+from pgonce.offsets_store.postgres.bounds import KEEPALIVES, server_settings, time_limits
 from pgonce.offsets_store.postgres.connect import connect, parse_url
 from pgonce.offsets_store.postgres.passwords import resolved
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
@@ -131,7 +131,7 @@ def _session(connection: psycopg.Connection) -> dict[str, str]:
     # The JDBC driver needs ISO for what it reads. The order is how Postgres reads 03/04/2026.
     settings = {"TimeZone": zone, "DateStyle": f"ISO, {style.rpartition(', ')[2]}"}
     # Not in the options of the connection, because older servers do not know it.
-    return {**settings, "transaction_timeout": "0"} if has_transaction_timeout(connection) else settings
+    return {**settings, **dict.fromkeys(time_limits(connection), "0")}
 
 
 def _has_root_certificate(given: Mapping[str, str]) -> bool:

@@ -237,7 +237,7 @@ def refuse_missing_privileges(
         missing += _lacking("INSERT", [column.target for column in plan], insertable, there)
     if destination.mode in BY_KEY and upsert is not None:
         missing += _lacking("SELECT", [key.target for key in upsert.keys], readable, there)
-        if destination.mode == "upsert" and upsert.existing.on_conflict == "update":
+        if destination.mode == "upsert" and not upsert.existing.stored_stays:
             missing += _lacking("UPDATE", upsert.changed(plan), updatable, there)
     if destination.mode == "complete" and not may_delete:
         missing.append("DELETE")
@@ -280,21 +280,21 @@ def refuse_first_batch(
     try:
         with looking(settings.url) as connection:
             named = NamedSink(sink_name or "") if where is None else named_sink(connection, sink_name, where)
-            _enter(connection)
+            enter_in_tx(connection, lock_seconds=1, statement_seconds=5)
             may_be_recorded = _may_be_recorded(connection, OF_ANY_BATCH if batch else OF_ANY_JOB)
             if batch is None or not may_be_recorded:
                 return None if batch else named.name
             first = batch.into(named.name, named.tables)
             has_past = settings.remedies.replaces is not None or concern_in_tx(connection, first)
         # Most queries find nothing of the kind, and then nothing imports SQLAlchemy before the commit does.
-        ledger = _what_is_known(settings, first) if has_past else Ledger()
+        known = _what_is_known(settings, first) if has_past else (Ledger(), settings.remedies)
     except ConnectError as error:
         _log.info("the commit will check the ledger: %s", error)
     except psycopg.Error as error:
         _log.info("the commit will check the ledger: %s", type(error).__name__)
     else:
-        if ledger is not None:
-            _refuse_rivals(ledger, settings.remedies, first)
+        if known is not None:
+            _refuse_rivals(*known, first)
     return None
 
 
@@ -316,26 +316,20 @@ def _not_permitted(what: str) -> LedgerError:
     return LedgerError("LEDGER_NOT_PERMITTED", f"The role may not {what}.", NOTHING, GRANTS_NEEDED)
 
 
-def _enter(connection: psycopg.Connection) -> None:
-    enter_in_tx(connection, lock_seconds=1.0)
-    connection.execute("SET LOCAL statement_timeout = '5s'")
-
-
-def _what_is_known(settings: CommitSettings, batch: Batch) -> Ledger | None:
-    """What the ledger says of the query and its rivals; None if the query is not new, or that cannot be read now."""
+def _what_is_known(settings: CommitSettings, batch: Batch) -> tuple[Ledger, Remedies] | None:
+    """As :func:`unknown_writer_in_tx`; None also if the ledger cannot be read now."""
     import sqlalchemy.exc
 
     from pgonce.offsets_store.ledger.lock import unknown_writer_in_tx
 
-    remedies = settings.remedies
     try:
         with lone(settings.url, connect_timeout=_CONNECT_SECONDS) as connection:
             driver = driver_connection(connection)
             driver.read_only, driver.deferrable = True, False
-            _enter(driver)
-            ledger = unknown_writer_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
+            enter_in_tx(driver, lock_seconds=1, statement_seconds=5)
+            known = unknown_writer_in_tx(connection, batch, settings.remedies)
             driver.rollback()
-            return ledger
+            return known
     except sqlalchemy.exc.SQLAlchemyError as error:
         _log.info("the commit will check the ledger: %s", type(error).__name__)
         return None

@@ -242,7 +242,6 @@ def _published(
         next((part.over.deleted for part in plan.parts if part.over), None),
         notes,
         how | {one.table.qualified_name: one.written_as for one in lasting},
-        any(one.table.triggers for one in outcomes),
     )
 
 

@@ -241,8 +241,8 @@ def _write_gathered_in_tx(connection: psycopg.Connection, gathered: GatheredRows
         def by_key(rows: GatheredRows, so: Written) -> Counts | None:
             if needs_changes(upsert, so.changes):
                 return apply_in_tx(connection, rows, so)
-            upsert_in_tx(connection, rows, so)
-            return None
+            done = upsert_in_tx(connection, rows, so)
+            return {WRITTEN: done} if upsert.existing.stored_stays else None
 
         return write_in_order_in_tx(connection, replace(gathered, staged=None), written, by_key)
     if staged is not None and staged.stored:
@@ -264,7 +264,11 @@ def _outcome(
     rows, name = part.rows, table.identifier.as_string(None)
     number = rows.count() - (rows.staged.count_dropped(connection) if rows.staged else 0) - refused
     recorded_as = written_as(part.destination, tuple(rows.columns), name, table.oid)
-    return TableOutcome(table, recorded_as, number, {WRITTEN: number} if counts is None else counts, refused)
+    counts = counts or {WRITTEN: number}
+    if counts.keys() == {WRITTEN} and counts[WRITTEN] < number:
+        # Rows that came upon a stored row, which stays.
+        counts = {WRITTEN: counts[WRITTEN], "passed_over": number - counts[WRITTEN]}
+    return TableOutcome(table, recorded_as, number, counts, refused)
 
 
 def _with_dead_letters(

@@ -215,3 +215,13 @@ def test_privileges_count_for_check(url, admin, doctor, check, login):
     (table,) = (one for one in json.loads(shown.stdout) if one["name"] == "table")
     assert table["holds"] == "does not hold"
     assert table["remedy"].startswith("GRANT DELETE ON")
+
+
+@pytest.mark.parametrize("number", ["9223372036854775807", "99999999999999999999"])
+def test_a_stray_file_among_the_offsets_is_named(number, url, doctor, tmp_path):
+    """No batch of Spark has such a number, and no table of the ledger takes it."""
+    publish(url, destination("events", "upsert"))
+    (tmp_path / "ckpt" / "offsets" / number).write_text("v1")
+    shown = doctor()
+    assert "[CHECKPOINT_MALFORMED]" in shown.stderr
+    assert f"offsets/{number}" in shown.stderr

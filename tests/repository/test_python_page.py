@@ -14,6 +14,7 @@ from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
+from pgonce.sink.options.definitions import OPTIONS
 
 TEXT = (DOCS / "python.md").read_text()
 PARTS = sections(TEXT, 2)
@@ -33,7 +34,13 @@ def flat(text: str) -> str:
 def call_of(function: object) -> str:
     """A function as the page writes it: its name, its arguments and their defaults, without their types."""
     signature = inspect.signature(function)
-    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    # Those from the table of options have no types, and stand on a page of their own.
+    written = [
+        one for one in signature.parameters.values() if one.name not in OPTIONS or one.annotation is not one.empty
+    ]
+    if len(written) < len(signature.parameters):
+        written.append(inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD))
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in written]
     without_self = [parameter for parameter in plain if parameter.name != "self"]
     return f"{function.__name__}{signature.replace(parameters=without_self, return_annotation=inspect.Signature.empty)}"
 

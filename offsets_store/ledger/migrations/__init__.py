@@ -107,7 +107,9 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
                 # If many queries of a process begin together, only one of them waits for the lock in Postgres.
                 with _one_thread():
                     if url not in ledgers_seen:
-                        _migrate_if_needed(session, missing, LockWatch(url, LOCK_SECONDS, armed=True))
+                        # What event triggers leave in a session is not to lead the rows of a batch elsewhere.
+                        with connect(url, autocommit=True) as its_own:
+                            _migrate_if_needed(its_own, missing, LockWatch(url, LOCK_SECONDS, armed=True))
                         ledgers_seen.add(url)
             with session.transaction():
                 enter_in_tx(session)

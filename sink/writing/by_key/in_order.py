@@ -73,7 +73,7 @@ def _moved(error: psycopg.Error, written: Written) -> TargetError:
 def _may_have_moved(
     connection: psycopg.Connection, gathered: GatheredRows, written: Written, index: UniqueIndex | None
 ) -> bool:
-    if written.upsert is None:
+    if written.upsert is None or written.upsert.existing.stored_stays:
         return False
     # Only a stored row that the batch changes can give a value away. More is not known of an exclusion constraint, and
     # of an index on a column that the rows do not bring.

@@ -175,7 +175,7 @@ def _by_key(upsert: ComparedUpsert) -> tuple[sql.Composable, sql.Composable]:
         # that two writers of the same keys lock them in the same order.
         return sql.SQL(""), sql.SQL(" ORDER BY {}").format(by_keys)
     # Of rows that tie, the last one wins if they travelled inline and come from one task; tasks have no order.
-    newest_first = "ASC NULLS FIRST, ctid" if upsert.existing.on_conflict == "ignore" else "DESC NULLS LAST, ctid DESC"
+    newest_first = "ASC NULLS FIRST, ctid" if upsert.existing.stored_stays else "DESC NULLS LAST, ctid DESC"
     order = sql.SQL(" ORDER BY {}, {} {}").format(
         by_keys, sql.Identifier(upsert.order_by.target), sql.SQL(newest_first)
     )
@@ -198,7 +198,9 @@ def _sorted_by(name: str, upsert: ComparedUpsert, of: str | None) -> sql.Composa
 def _on_conflict(upsert: Upsert, plan: Sequence[ColumnPlan]) -> sql.Composable:
     keys = _names(key.target for key in upsert.keys)
     changed = upsert.changed(plan)
-    if not changed or upsert.existing.on_conflict == "ignore":
+    if upsert.existing.on_conflict == "ignoreAny":
+        return sql.SQL(" ON CONFLICT DO NOTHING")
+    if not changed or upsert.existing.stored_stays:
         return sql.SQL(" ON CONFLICT ({}) DO NOTHING").format(keys)
     assignments = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in changed)
     condition = sql.SQL(" WHERE {}").format(not_older(upsert, "excluded")) if upsert.newer_by else sql.SQL("")

@@ -80,7 +80,7 @@ class TriggerOutcome:
                 NOTHING,
                 "Let triggers leave keys and the orderBy column alone, or do in Spark what they do.",
             )
-        gives_way = not batch.upsert.newer_by and batch.upsert.existing.on_conflict != "ignore"
+        gives_way = not batch.upsert.newer_by and not batch.upsert.existing.stored_stays
         if not self._has_triggers and gives_way and batch.reduced_upsert.changed(batch.written):
             # Then no stored row is newer, and there is something to update, so that each must give way.
             others = max(others, passed_over)

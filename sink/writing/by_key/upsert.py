@@ -174,7 +174,7 @@ def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence
     if connection.info.server_version < _FIRST_VERSION or table.row_security or table.redirected:
         return False
     # ON CONFLICT also checks values of columns that no update sets.
-    if upsert.existing.on_conflict == "ignore" or upsert.existing.update_columns:
+    if upsert.existing.stored_stays or upsert.existing.update_columns:
         return False
     # If a row exists and there is nothing to update, MERGE does not wait for a session that may be deleting the row.
     if not upsert.changed(plan):

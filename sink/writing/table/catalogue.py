@@ -70,8 +70,8 @@ class TargetTable(QualifiedName):
 
     ``root`` is the oid of the partitioned table at the top, or its own. ``deletes_reach`` are the roots of the tables
     whose rows change when rows of this one are deleted, by ``ON DELETE CASCADE``, ``SET NULL`` or ``SET DEFAULT``.
-    ``triggers`` is whether it, or one of its partitions, has a trigger of the user. ``redirected`` is ``trigger`` if a
-    trigger may put inserted rows into tables that inherit from it, ``hypertable`` if TimescaleDB does, and else empty.
+    ``redirected`` is ``trigger`` if a trigger may put inserted rows into tables that inherit from it, ``hypertable`` if
+    TimescaleDB does, and else empty.
     """
 
     oid: int
@@ -86,7 +86,6 @@ class TargetTable(QualifiedName):
     columns: tuple[TargetColumn, ...]
     root: int = 0
     deletes_reach: Sequence[int] = ()
-    triggers: bool = False
     redirected: str = ""
     note: str = ""
 
@@ -215,13 +214,6 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
            WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class AS p WHERE p.oid = t.relid)) AS is_current,
        coalesce(pg_catalog.pg_partition_root(c.oid), c.oid)::oid AS root,
        {_DELETES_REACH.format()} AS deletes_reach,
-       -- On the table itself, or on a partition alone. (relhastriggers counts those of foreign keys too.)
-       (c.relhastriggers AND EXISTS (
-           SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal
-       )) OR (c.relkind = 'p' AND EXISTS (
-           SELECT FROM pg_catalog.pg_partition_tree(c.oid) AS p JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = p.relid
-           WHERE NOT t.tgisinternal
-       )) AS triggers,
        {_REDIRECTED} AS redirected,
        a.attname::text AS column_name,
        pg_catalog.format_type(r.type_oid, NULL) AS base_type,

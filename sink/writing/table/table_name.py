@@ -21,6 +21,8 @@ from pgonce.offsets_store.postgres.text import qualified_name
 
 TEMPORARY = "pg_temp"
 """An alias: the session's own schema for temporary tables has a number, and is made with the first of them."""
+LONGEST_NAME = 63
+"""In bytes: Postgres's NAMEDATALEN, less the byte that ends the text."""
 
 
 # What to_regclass and parse_ident raise for a text that is not a name.
@@ -116,16 +118,17 @@ def resolved(found: Sequence[Any], table: str) -> ResolvedName:
         )
     if schema is None or name is None:
         raise not_a_name([table])
-    if parts[:-1] == [TEMPORARY]:
-        parts = [schema, parts[-1]]
-    if [schema, name][-len(parts) :] != parts[-2:]:
+    if any(len(part.encode()) > LONGEST_NAME for part in parts[-2:]):
         raise TargetError(
             "BAD_TABLE_NAME",
-            f"table={table!r} is longer than the names that Postgres keeps. Postgres would cut it off and use "
-            f"{schema}.{name}.",
+            f"table={table!r} is longer than the names that Postgres keeps. Postgres would cut it off.",
             NOTHING,
-            "Use names of at most 63 bytes, which Postgres keeps as they are.",
+            f"Use names of at most {LONGEST_NAME} bytes, which Postgres keeps as they are.",
         )
+    if parts[:-1] == [TEMPORARY]:
+        parts = parts[-1:]
+    # Not the name in pg_class: to_regclass knows what the table is called now, and the snapshot what it was called.
+    schema, name = (schema, *parts)[-2:]
     return ResolvedName(schema, name, kind, oid)
 
 

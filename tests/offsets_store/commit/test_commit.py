@@ -8,6 +8,7 @@ offsets_store.ledger.lock, offsets_store.ledger.record, offsets_store.postgres.c
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -345,3 +346,20 @@ class TestAQuestion:
         commit_batch(settings(url), make_batch(0), appending(1))
         with pytest.raises(PgonceError, match="GAP"):
             what_became_of(settings(url), make_batch(5), lambda _: "public.events")
+
+
+def test_a_session_that_is_ended_because_it_was_idle_costs_one_try(admin, url):
+    """The role's idle_session_timeout ends it after the pool has looked at it, and before its first statement."""
+    tries = []
+
+    def name_sink(_):
+        tries.append("public.events")
+        if len(tries) == 1:
+            time.sleep(1)
+        return tries[-1]
+
+    work = replace(appending(1), name_sink=name_sink)
+    its_url = url_with(url, options="-cidle_session_timeout=200")
+    assert commit_batch(settings(its_url), make_batch(0), work) is Verdict.NEW
+    assert ids(admin) == [1]
+    assert len(tries) > 1

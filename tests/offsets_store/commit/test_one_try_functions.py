@@ -17,17 +17,20 @@ import pytest
 from psycopg import sql
 from support.batches import make_batch
 from support.blocked import wait_for_blocked
-from support.committed_rows import appending, ids, rows, settings
+from support.committed_rows import appending, ids, job, rows, settings, writing
 from support.fixtures.postgres import url_with
 
+from pgonce.offsets_store.commit import one_transaction
+from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.one_transaction import begin_again_in_tx, begin_in_tx
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger import session as ledger_session
 from pgonce.offsets_store.ledger.lock import PLACES_IN_ORDER
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres import connect
-from pgonce.offsets_store.postgres.connect import checked_out, driver_connection, forget_users_settings
+from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
+from pgonce.offsets_store.postgres.one_trip import Statement
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
@@ -87,17 +90,15 @@ class TestSessions:
             asked = driver_connection(connection).execute("SELECT current_user = session_user")
             assert asked.fetchone() == (True,)
 
-    def test_a_session_of_a_pooler_is_left_alone(self, url):
-        """It may be another client's by now, and what the pooler has set there for this one would be gone."""
-        with checked_out(url) as connection:
-            driver = driver_connection(connection)
-            driver.execute("SET work_mem = '5MB'")
-            driver.commit()
-            forget_users_settings(connection, driver.info.backend_pid + 1)
-            assert driver.execute("SHOW work_mem").fetchone() == ("5MB",)
-            driver.rollback()
-            forget_users_settings(connection, driver.info.backend_pid)
-            assert driver.execute("SHOW work_mem").fetchone() != ("5MB",)
+    def test_a_session_of_a_pooler_is_left_alone(self, admin, pgbouncer, database):
+        """It is other clients' as well, and what is set there for these would be gone."""
+        pooled = pgbouncer(default_pool_size="1").url(database)
+        with psycopg.connect(pooled, autocommit=True) as another:
+            another.execute("SET work_mem = '5MB'")
+            for batch_id in range(2):
+                commit_batch(settings(pooled), make_batch(batch_id), appending(batch_id))
+            assert another.execute("SHOW work_mem").fetchone() == ("5MB",)
+        assert ids(admin) == [0, 1]
 
     @pytest.mark.parametrize("table", ["events", "events_of_2026"])
     def test_what_a_trigger_has_set(self, table, url, admin):
@@ -116,6 +117,82 @@ class TestSessions:
             work = work_into(None, destination("events", "append", (), None), rows(batch_id))
             commit_batch(settings(url), make_batch(batch_id), work)
         assert admin.execute("SELECT id FROM public.events ORDER BY id").fetchall() == [(0,), (1,)]
+
+    @pytest.mark.parametrize("of_job", [False, True], ids=["stream", "job"])
+    @pytest.mark.parametrize(
+        ("ddl", "mode"),
+        [
+            ("ALTER TABLE events ADD COLUMN x int DEFAULT sets(1)", "append"),
+            ("ALTER TABLE events ADD CHECK (sets(id::int) >= 0)", "append"),
+            ("ALTER TABLE events ADD COLUMN x int GENERATED ALWAYS AS (sets(id::int)) STORED", "append"),
+            ("CREATE DOMAIN d AS text CHECK (sets(length(value)) > 0); ALTER TABLE events ALTER name TYPE d", "append"),
+            ("CREATE INDEX ON events (sets(id::int))", "append"),
+            (
+                "CREATE EVENT TRIGGER e ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION fires()",
+                "upsert",
+            ),
+        ],
+        ids=["default", "check", "generated", "domain", "index", "event trigger"],
+    )
+    def test_what_other_sql_of_the_database_has_set(self, ddl, mode, of_job, url, admin):
+        """Whatever ran in a batch, the next one begins with what its session was given when it was opened."""
+        sets = (
+            "PERFORM set_config('search_path', 'audit, public', false), "
+            "set_config('default_transaction_read_only', 'on', false)"
+        )
+        admin.execute(
+            "ALTER TABLE events ADD PRIMARY KEY (id); "
+            "CREATE SCHEMA audit CREATE TABLE events (id bigint PRIMARY KEY, name text); "
+            f"CREATE FUNCTION sets(i int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN {sets}; RETURN i; END $$; "
+            f"CREATE FUNCTION fires() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN {sets}; END $$"
+        )
+        with psycopg.connect(url, autocommit=True) as made:
+            made.execute(ddl)
+        for batch_id in range(3):
+            if of_job:
+                commit_job(settings(url), job(f"job {batch_id}"), writing(batch_id, mode=mode))
+            else:
+                work = work_into("sink", destination("events", mode), rows(batch_id))
+                commit_batch(settings(url), make_batch(batch_id), work)
+        assert ids(admin) == [0, 1, 2]
+
+    def test_what_event_triggers_have_set_while_the_ledger_is_prepared(self, url, admin):
+        """The first batch of a process may also create the ledger."""
+        admin.execute(
+            "DROP SCHEMA pgonce, pgonce_staging CASCADE; CREATE SCHEMA audit CREATE TABLE events (id bigint, name text)"
+        )
+        self.sets_at(admin, "ddl_command_end")
+        assert commit_batch(settings(url), make_batch(), work_into(None, destination("events"), rows(1))) is Verdict.NEW
+        assert ids(admin, "public.events") == [1]
+
+    def test_what_changes_tables_by_hand_has_a_session_of_its_own(self, url, admin):
+        """Its event triggers do not reach the batches of the same process."""
+        admin.execute("CREATE SCHEMA audit CREATE TABLE events (id bigint, name text)")
+        commit_batch(settings(url), make_batch(0), appending(0))
+        self.sets_at(admin, "ddl_command_end")
+        with ledger_session.writing(url) as connection:
+            driver_connection(connection).execute("ALTER TABLE public.events ADD COLUMN more text")
+        commit_batch(settings(url), make_batch(1), work_into(None, destination("events"), rows(1)))
+        assert ids(admin, "public.events") == [0, 1]
+
+    def test_what_is_set_at_the_login(self, url, admin):
+        """It is what the session was given, so each batch has it."""
+        if admin.info.server_version < 170000:
+            pytest.skip("Postgres has such triggers from version 17 on.")
+        admin.execute("CREATE SCHEMA audit CREATE TABLE events (id bigint, name text)")
+        self.sets_at(admin, "login")
+        for batch_id in range(3):
+            commit_batch(settings(url), make_batch(batch_id), work_into("sink", destination("events"), rows(batch_id)))
+        assert ids(admin, "audit.events") == [0, 1, 2]
+
+    @staticmethod
+    def sets_at(admin, event):
+        """Make an event trigger that leads unqualified names into another schema."""
+        admin.execute(
+            "CREATE FUNCTION public.fires() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "PERFORM pg_catalog.set_config('search_path', 'audit, public', false); END $$; "
+            f"CREATE EVENT TRIGGER e ON {event} EXECUTE FUNCTION public.fires()"
+        )
 
     def test_its_own_next_batch_as_well(self, url, admin):
         """A function runs under the same settings in each batch."""
@@ -136,7 +213,8 @@ class TestSessions:
 
     def test_a_session_that_is_lost_meanwhile(self, url, admin, monkeypatch):
         """The batch is committed whatever becomes of its session, and the next one gets another."""
-        monkeypatch.setattr(connect, "_FORGET", "SELECT pg_terminate_backend(pg_backend_pid())")
+        ends = Statement("SELECT pg_terminate_backend(pg_backend_pid())")
+        monkeypatch.setattr(one_transaction, "_FORGET", (ends,))
         for batch_id in range(2):
             writes = function(f"INSERT INTO events VALUES ({batch_id}, 'one')")
             assert commit_batch(settings(url), by_function(batch_id), writes) is Verdict.NEW

@@ -16,6 +16,7 @@ from psycopg import sql
 from sqlalchemy import MetaData, create_engine, inspect
 from sqlalchemy.dialects.postgresql import dialect
 from support.batches import make_planned_batch
+from support.fixtures.postgres import url_with
 from support.ledger_history import publish
 from support.made_up_migration import made_up, upgrade_pgonce
 from typer.testing import CliRunner
@@ -356,3 +357,16 @@ def bounded(make, seconds):
 def form(table):
     """The columns of a table, each with its type as Postgres spells it."""
     return {column.name: column.type.compile(dialect=dialect()) for column in table.columns}
+
+
+def test_a_role_with_short_timeouts_prepares_the_ledger(url, admin):
+    """They are for work that somebody waits for, and a batch takes as long as it takes."""
+    limits = ["statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout"]
+    known = [name for name in limits if admin.execute("SELECT current_setting(%s, true)", [name]).fetchone() != (None,)]
+    slow = "CREATE FUNCTION public.slow() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.5); END'"
+    admin.execute(slow)
+    admin.execute(
+        "CREATE EVENT TRIGGER e ON ddl_command_end WHEN TAG IN ('CREATE SCHEMA') EXECUTE FUNCTION public.slow()"
+    )
+    ensure_ledger(url_with(url, options=" ".join(f"-c{name}=200" for name in known)))
+    assert admin.execute("SELECT version FROM pgonce.schema_version ORDER BY 1").fetchall() == [(n,) for n in VERSIONS]

@@ -6,11 +6,13 @@ import json
 import logging
 import socket
 import threading
+import time
 
 import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
+from support.fixtures.postgres import url_with
 from support.rows import given_rows
 
 from pgonce.offsets_store.errors import PgonceError
@@ -189,3 +191,15 @@ def test_a_row_that_is_put_aside_is_found_once_however_often_its_copy_is_repeate
         staged = f"SELECT id FROM {TABLE.qualified_name} WHERE {ATTEMPT_COLUMN} = ANY (%s) ORDER BY id".encode()
         ids = [row[0] for row in connection.execute(staged, [marks])]
     assert ids == [n for n in range(300) if n not in (5, 35, 295)]
+
+
+def test_rows_are_staged_for_longer_than_the_role_allows_a_statement(url):
+    """A task encodes its rows while it copies them."""
+
+    def slowly():
+        for batch in batches(3):
+            time.sleep(0.3)
+            yield batch
+
+    promised = stage(url_with(url, options="-cstatement_timeout=200"), slowly(), retry_timeout=0)
+    assert published(url, promised) == list(range(300))

@@ -15,6 +15,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 from support.audit import wrong_ledger, wrong_rows
+from support.fixtures.driver import wait_until
 from support.inbox import Inbox, create_events, events
 from support.query_runs import assert_refused, finish
 
@@ -319,6 +320,69 @@ def test_statements_that_a_function_prepares_end_with_its_batch(bench, observer)
 
     finish(bench.stream(function))
     assert bench.what_is_wrong(observer) == []
+
+
+def opened(tx):
+    """A stream of psycopg, of which only the first row was read."""
+    stream = tx.connection.connection.driver_connection.cursor().stream("SELECT generate_series(1, 300000)")
+    next(stream)
+    return stream
+
+
+def raises(batch, tx, stream):
+    """The traceback keeps the stream."""
+    raise ValueError("a bad row in lookup")
+
+
+def returns(batch, tx, stream):
+    """The function has kept the stream elsewhere."""
+
+
+def executes(batch, tx, stream):
+    """A statement of SQL would wait for the stream."""
+    tx.execute("SELECT 1")
+
+
+def appends(batch, tx, stream):
+    """So would a call that writes a frame."""
+    tx.append(batch, "events")
+
+
+@pytest.mark.parametrize("then", [raises, returns, executes, appends])
+def test_a_stream_that_a_function_leaves_open_ends_with_an_error(then, bench, admin):
+    """A statement of the commit would wait for it for ever, and keep the locks of the transaction."""
+    kept = []
+
+    def function(batch, tx):
+        tx.execute("INSERT INTO events (id) VALUES (-1)")
+        kept.append(opened(tx))
+        then(batch, tx, kept[-1])
+
+    with pytest.raises(StreamingQueryException, match="ValueError" if then is raises else r"\[STATEMENT_FAILED\]"):
+        finish(bench.stream(function))
+    assert_no_transaction_is_open(admin)
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
+def test_a_savepoint_around_an_open_stream_ends_with_an_error(bench, admin):
+    """To go back to it is a statement, too."""
+
+    def function(batch, tx):
+        with tx.connection.begin_nested():
+            stream = opened(tx)
+            raise ValueError(f"a bad row in {stream}")
+
+    assert_refused(bench.stream(function), "STATEMENT_FAILED")
+    assert_no_transaction_is_open(admin)
+
+
+def assert_no_transaction_is_open(admin):
+    """The server has noticed that the session was ended."""
+    others = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND xact_start IS NOT NULL "
+        "AND pid <> pg_backend_pid()"
+    )
+    assert wait_until(lambda: admin.execute(others).fetchone() == (0,))
 
 
 def test_a_writer_that_waits_for_its_own_function(bench):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from support.options_page import PAGE, page
 
-from pgonce import PostgresBatchWriter, transactional_batch
+from pgonce import PostgresBatchWriter, start_real_time, transactional_batch
 from pgonce.sink.options.definitions import (
     OPTIONS,
     FunctionOptions,
@@ -55,6 +57,23 @@ def test_a_docstring_names_each_argument(taker, way):
     for option in options_of(way):
         assert f":param {option.argument}: " in taker.__doc__
     assert ":param retain_batches: How many batch records the ledger keeps; at least 100." in taker.__doc__
+
+
+@pytest.mark.parametrize(
+    ("taker", "way", "first"),
+    [
+        (PostgresBatchWriter, Way.WRITER, ["url", "table"]),
+        (transactional_batch, Way.FUNCTION, ["url"]),
+        (start_real_time, Way.REAL_TIME, ["spark", "kafka", "rows", "url", "real_time", "continuous", "table"]),
+    ],
+)
+def test_a_signature_names_each_argument(taker, way, first):
+    """Editors and help() show what `**options` takes, with the defaults."""
+    parameters = inspect.signature(taker).parameters
+    assert list(parameters)[: len(first)] == first
+    assert set(parameters) - set(first) == {option.argument for option in options_of(way)} - set(first)
+    assert parameters["retain_batches"].default == 1000
+    assert not any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def test_the_page_is_what_the_table_says():

@@ -35,7 +35,7 @@ OPTIONS = st.fixed_dictionaries(
         "deletes": st.sampled_from(["hard", "ignore", "soft:gone_at"]),
         "only_newer": st.booleans(),
         "tombstone_days": st.integers(1, 100),
-        "on_conflict": st.sampled_from(["update", "ignore"]),
+        "on_conflict": st.sampled_from(["update", "ignore", "ignoreAny"]),
         "update_columns": st.lists(NAMES, max_size=2),
         "keep_where": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5),
     },
