@@ -19,7 +19,7 @@ from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY
 from ..options.destination import Destination
 from .table.catalogue import TargetColumn, TargetTable
-from .table.fit import Fit, fit
+from .table.fit import Fit
 from .table.fit_column import fit_column
 
 # An array of any of these is rewritten, and so is a char(n), and a numeric that gets more digits after the point.
@@ -42,7 +42,8 @@ def wider_type(column: TargetColumn, encoded: EncodedColumn) -> str | None:
     if wider is None or wider == column.full_type:
         return None
     base = "text" if wider == "text" else column.base_type
-    return None if fit(encoded, base, wider).fit is Fit.REFUSED else wider
+    fitting = fit_column(encoded, replace(column, base_type=base, full_type=wider))
+    return None if fitting.fit is Fit.REFUSED or fitting.by_value else wider
 
 
 def is_limited(column: TargetColumn) -> bool:
@@ -140,8 +141,9 @@ def changes_for(
             changes.append(Change(column.name, column.ddl_type))
         elif len(found) == 1:
             (target,) = found
-            is_refused = fit_column(column, target).fit is Fit.REFUSED
-            wider = wider_type(target, column) if is_refused or column.name in too_narrow else None
+            fitting = fit_column(column, target)
+            may_not_fit = fitting.fit is Fit.REFUSED or fitting.by_value or column.name in too_narrow
+            wider = wider_type(target, column) if may_not_fit else None
             if wider:
                 changes.append(Change(target.column_name, wider, target.full_type, target.collation))
     for change in changes:

@@ -1,40 +1,44 @@
 """
 Decide whether a Spark column may go into a column of the table, for each of Postgres's types.
 
-Pure; runs on the driver. Invariant: that of :mod:`pgonce.sink.writing.table.fit`. Composite types and the types of
-extensions (pgvector, hstore, PostGIS) are looked at before those that come with Postgres. Every field of a struct goes
-into an attribute that takes it as a column would, or the struct is refused. Structs are encoded as JSON. Postgres makes
-the composite value from it with the attributes' input functions, lengths and precisions: a text that is too long
-raises, while an explicit cast of a ROW cuts it.
+Pure; runs on the driver. Invariant: that of :mod:`pgonce.sink.writing.table.fit`, which decides about plain values and
+arrays of them. What Spark nests goes into json, jsonb and texts as JSON. Postgres makes arrays of several dimensions
+and composite values of JSON, with the input functions, lengths and precisions of their parts: a text that is too long
+raises, while an explicit cast of a ROW cuts it. Every field of a struct goes into an attribute that takes it as a
+column would, or the struct is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from psycopg import sql
 from pyspark.sql import types as t
 
 from ...encoding.encoded_types import EncodedColumn, VariantType, encoded_column
 from .catalogue import TargetColumn
-from .fit import Attribute, Expression, Fit, Fitting, UserType, fit, refused, rounds_its_text
+from .fit import Attribute, Expression, Fit, Fitting, UserType, fit, refused, rounds_its_text, unless
+from .fit_extension import fit_extension
 
 
 def fit_column(encoded: EncodedColumn, target: TargetColumn | Attribute) -> Fitting:
     """Say whether an encoded column may be copied straight into the target, needs a cast, or is refused."""
     found = target.user_type
-    if found is None:
-        return fit(encoded, target.base_type, target.full_type)
-    kind = (found.element or found).kind
-    if kind == "c" and encoded.postgres_type != "text":
+    kind = (found.element or found).kind if found else ""
+    if found and kind == "c" and encoded.postgres_type != "text":
         return _fit_composite(encoded, target.full_type, found)
-    for part in _parts(found):
-        if kind == "c" and rounds_its_text(part.base_type, part.full_type):
+    for part in _parts(found) if found and kind == "c" else ():
+        if rounds_its_text(part.base_type, part.full_type):
             why = f"Postgres would round or cut the text of {part.name} ({part.full_type}): make a struct in Spark"
             return refused(encoded, target.full_type, why)
+    if found and (special := fit_extension(encoded, target.full_type, found)):
+        return special
+    if target.base_type in _AS_JSON and (encoded.postgres_type == "jsonb" or encoded.postgres_type.endswith("[]")):
+        return _fit_json(encoded, target)
     # An explicit cast to an array of domains would cut texts.
-    takes_texts = found.element is not None and kind not in "cd"
-    return _fit_extension(encoded, target.full_type, found) or fit(
+    takes_texts = bool(found and found.element and kind != "d")
+    return _fit_dimensions(encoded, target, takes_texts=takes_texts) or fit(
         encoded, target.base_type, target.full_type, takes_texts=takes_texts
     )
 
@@ -47,81 +51,60 @@ def _parts(found: UserType) -> Iterator[Attribute]:
             yield from _parts(inner.element or inner)
 
 
-_NUMBERS = frozenset({"int2[]", "int4[]", "int8[]", "numeric[]"})
-_TEXTS = (t.StringType, t.CharType, t.VarcharType)
+# What JSON is cast to: assigning jsonb to the others is an error.
+_AS_JSON = {"jsonb": "jsonb", "json": "json", "text": "text", "character varying": "text"}
 
 
-def _fit_extension(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting | None:
-    """Like :func:`~pgonce.sink.writing.table.fit.fit`; None if that decides: nothing special is known of the type."""
-    if user_type.is_of("vector", "vector", "halfvec", "sparsevec"):
-        return _vector(encoded, full_type, user_type)
-    if user_type.is_of("hstore", "hstore") and encoded.postgres_type == "jsonb":
-        return _hstore(encoded, full_type, user_type)
-    if user_type.is_of("postgis", "geometry") and encoded.postgres_type in ("bytea", "text"):
-        # With the modifier, because the cast raises where the assignment does, and takes the column's SRID where there
-        # is none: without it, two keys would differ that the table calls equal.
-        return Fitting(Fit.CAST, full_type)
-    if user_type.is_of("postgis", "geography") and encoded.postgres_type in ("bytea", "text"):
-        return _geography(full_type, user_type)
-    return None
+def _fit_json(encoded: EncodedColumn, target: TargetColumn | Attribute) -> Fitting:
+    source, cast_type = encoded.postgres_type, _AS_JSON[target.base_type]
+    if source == "jsonb":
+        return Fitting(Fit.EXACT, is_json=True) if cast_type == source else Fitting(Fit.CAST, cast_type, is_json=True)
+    if source in ("bytea[]", "interval[]"):
+        return refused(encoded, target.full_type, "how it is written is a setting: cast to array<string> in Spark")
 
-
-def _vector(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting | None:
-    source = encoded.postgres_type
-    if user_type.name == "vector" and source == "float4[]":
-        return Fitting(Fit.CAST, user_type.identifier)
-    if source == "float8[]" and user_type.name == "vector":
-        why = "a vector keeps floats, and would round most doubles: cast to array<float> in Spark"
-    elif source in _NUMBERS and user_type.name == "vector":
-        why = "a vector keeps floats: cast to array<float> in Spark"
-    elif source in ("float4[]", "float8[]") and user_type.name == "halfvec":
-        why = (
-            "a halfvec keeps 11 bits of a number and would round: alter the column to vector, or leave the rounding to "
-            "Postgres and write the text form, concat('[', array_join(cast(c AS array<string>), ','), ']')"
+    def make(value: sql.Composable) -> sql.Composable:
+        made = sql.SQL("pg_catalog.to_jsonb({})").format(value)
+        # A setting, extra_float_digits, may leave out digits.
+        is_other = sql.SQL("{} OPERATOR(pg_catalog.<>) {}").format(_read_array(made, source), value)
+        return sql.SQL("({})::pg_catalog.{}").format(
+            unless(is_other, value, made, "JSON would not hold this value", source), sql.SQL(cast_type)
         )
-    elif source == "text":
+
+    return Fitting(Fit.CAST, cast_type, expression=make, is_json=True)
+
+
+_NO_ELEMENTS = (t.StructType, t.MapType, VariantType, t.NullType, t.BinaryType)
+_MOST_DIMENSIONS = 6
+# Postgres refuses what is ragged. But it has no dimensions for arrays that are all empty, and one for nulls.
+_OTHER_SHAPE = sql.SQL(
+    "coalesce(pg_catalog.array_ndims({array}), 0) OPERATOR(pg_catalog.<>) {depth} "
+    "AND {value} OPERATOR(pg_catalog.<>) '[]'::pg_catalog.jsonb"
+)
+
+
+def _fit_dimensions(encoded: EncodedColumn, target: TargetColumn | Attribute, *, takes_texts: bool) -> Fitting | None:
+    """How arrays of arrays become one array of several dimensions; None if they do not."""
+    leaf, depth = encoded.data_type, 0
+    while isinstance(leaf, t.ArrayType):
+        leaf, depth = leaf.elementType, depth + 1
+    if not 1 < depth <= _MOST_DIMENSIONS or isinstance(leaf, _NO_ELEMENTS) or not target.base_type.endswith("[]"):
         return None
-    else:
-        why = f"no conversion keeps every value: cast in Spark to string, in the text form of {user_type.name}"
-    return refused(encoded, full_type, why)
+    flat = replace(encoded_column(encoded.name, t.ArrayType(leaf)), spark_type=encoded.spark_type)
+    fitting = fit(flat, target.base_type, target.full_type, takes_texts=takes_texts)
+
+    def make(value: sql.Composable) -> sql.Composable:
+        array = _read_array(value, flat.postgres_type)
+        other = _OTHER_SHAPE.format(array=array, depth=depth, value=value)
+        return fitting.made_of(unless(other, value, array, f"no array of {depth} dimensions", flat.postgres_type))
+
+    return fitting if fitting.fit is Fit.REFUSED else replace(fitting, fit=Fit.CAST, expression=make)
 
 
-def _hstore(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting:
-    found = encoded.data_type
-    if isinstance(found, t.StructType):
-        why = "an hstore holds texts by key: make a map<string,string> of it in Spark, or alter the column to jsonb"
-        return refused(encoded, full_type, why)
-    if not isinstance(found, t.MapType):
-        return refused(encoded, full_type, "an hstore holds texts by key: alter the column to jsonb")
-    if not (isinstance(found.keyType, _TEXTS) and isinstance(found.valueType, _TEXTS)):
-        why = "an hstore holds texts only: cast to map<string,string> in Spark, or alter the column to jsonb"
-        return refused(encoded, full_type, why)
-    # Without entries, array_agg is null, and so would be the hstore.
-    make = sql.SQL(
-        "CASE WHEN pg_catalog.jsonb_typeof({value}) OPERATOR(pg_catalog.=) 'object' THEN (SELECT {hstore}("
-        "coalesce(pg_catalog.array_agg(entry.key), ARRAY[]::pg_catalog.text[]), "
-        "coalesce(pg_catalog.array_agg(entry.value), ARRAY[]::pg_catalog.text[])) "
-        "FROM pg_catalog.jsonb_each_text({value}) AS entry (key, value)) END"
-    )
-    hstore = sql.SQL(user_type.identifier)
-    return Fitting(Fit.CAST, expression=lambda value: make.format(value=value, hstore=hstore))
+def _read_array(json: sql.Composable, postgres_type: str) -> sql.Composable:
+    return _MAKE.format(json=json, type=sql.SQL(f"pg_catalog.{postgres_type}"), named=sql.SQL("true"))
 
 
-def _geography(full_type: str, user_type: UserType) -> Fitting:
-    # PostGIS moves what is not a longitude and a latitude onto the globe, with no more than a notice: (200, 95) becomes
-    # (-160, 85). There is no function that only raises an error, so a text that is not a boolean does.
-    make = sql.SQL(
-        "CASE WHEN {wkb}({value}::{geometry}::{geography}) OPERATOR(pg_catalog.<>) {wkb}({value}::{geometry}) THEN "
-        "CASE WHEN pg_catalog.concat({message}, pg_catalog.left({value}::pg_catalog.text, 0))::pg_catalog.bool "
-        "THEN NULL::{geography} END ELSE {value}::{geometry}::{geography}::{full_type} END"
-    )
-    names = {name: sql.SQL(user_type.beside(name)) for name in ("geometry", "geography")}
-    names |= {"full_type": sql.SQL(full_type), "wkb": sql.SQL(user_type.beside("st_asbinary"))}
-    message = sql.Literal("a longitude beyond 180 or a latitude beyond 90")
-    return Fitting(Fit.CAST, expression=lambda value: make.format(value=value, message=message, **names))
-
-
-# Attributes are named here, so that one which was renamed since the catalogue was read is an error, and not left null.
+# Attributes are named, so that one which was renamed since the catalogue was read is an error, and not left null.
 _MAKE = sql.SQL(
     "(SELECT made.value FROM pg_catalog.jsonb_to_record(pg_catalog.jsonb_build_object('value', {json})) "
     "AS made (value {type}) WHERE {named})"
@@ -223,27 +206,20 @@ class _Forms:
         fitting = fit_column(encoded, attribute)
         if fitting.fit is Fit.REFUSED:
             raise _UnfitPartError(fitting)
-        why = _not_from_json(encoded, attribute)
+        why = _not_from_json(encoded, attribute, fitting)
         if why:
             raise _UnfitPartError(refused(encoded, attribute.full_type, why))
-        make = fitting.expression
         if encoded.postgres_type == "bytea":
-            if make is None and not fitting.cast_type:
+            if fitting.fit is Fit.EXACT:
                 return lambda value: _HEX.format(prefix=sql.Literal("\\x"), value=_BYTES.format(_TEXT.format(value)))
-            cast = make or _cast_to(fitting.cast_type)
-            return lambda value: _TEXT_FORM.format(cast(_BYTES.format(_TEXT.format(value))))
-        if make is None:
+            return lambda value: _TEXT_FORM.format(fitting.made_of(_BYTES.format(_TEXT.format(value))))
+        if fitting.expression is None or fitting.is_json:
             return None
-        if encoded.postgres_type == "jsonb":
-            return lambda value: _TEXT_FORM.format(make(value))
-        return lambda value: _TEXT_FORM.format(make(_TEXT.format(value)))
+        came = sql.SQL("{}") if encoded.postgres_type == "jsonb" else _TEXT
+        return lambda value: _TEXT_FORM.format(fitting.made_of(came.format(value)))
 
 
-def _cast_to(type_name: str) -> Expression:
-    return lambda value: sql.SQL("{}::{}").format(value, sql.SQL(type_name))
-
-
-def _not_from_json(encoded: EncodedColumn, attribute: Attribute) -> str:
+def _not_from_json(encoded: EncodedColumn, attribute: Attribute, fitting: Fitting) -> str:
     """Why a value that fits as a column cannot be read from JSON, or an empty text."""
     source, target = encoded.postgres_type.removesuffix("[]"), attribute.base_type.removesuffix("[]")
     if isinstance(encoded.data_type, VariantType):
@@ -254,6 +230,8 @@ def _not_from_json(encoded: EncodedColumn, attribute: Attribute) -> str:
         return "within a struct, a float has fewer digits than the double: cast to double in Spark"
     if encoded.postgres_type == "bytea[]":
         return "an array of binary cannot be part of a composite type: make it a column of its own"
+    if fitting.by_value and encoded.postgres_type.endswith("[]"):
+        return "within a struct, the elements of an array would be rounded: cast them in Spark, or widen the attribute"
     return ""
 
 
