@@ -77,19 +77,16 @@ _NO_ELEMENTS = (t.StructType, t.MapType, VariantType, t.NullType, t.BinaryType)
 _MOST_DIMENSIONS = 6
 # Postgres refuses what is ragged. But it has no dimensions for arrays that are all empty, and one for nulls.
 _OTHER_SHAPE = sql.SQL(
-    "coalesce(pg_catalog.array_ndims({array}), 0) OPERATOR(pg_catalog.<>) {depth} "
+    "{array} IS NOT NULL AND coalesce(pg_catalog.array_ndims({array}), 0) OPERATOR(pg_catalog.<>) {depth} "
     "AND {value} OPERATOR(pg_catalog.<>) '[]'::pg_catalog.jsonb"
 )
 
 
 def _fit_dimensions(encoded: EncodedColumn, target: TargetColumn | Attribute, *, takes_texts: bool) -> Fitting | None:
     """How arrays of arrays become one array of several dimensions; None if they do not."""
-    leaf, depth = encoded.data_type, 0
-    while isinstance(leaf, t.ArrayType):
-        leaf, depth = leaf.elementType, depth + 1
-    if not 1 < depth <= _MOST_DIMENSIONS or isinstance(leaf, _NO_ELEMENTS) or not target.base_type.endswith("[]"):
+    flat, depth = _flat(encoded)
+    if not 1 < depth <= _MOST_DIMENSIONS or not target.base_type.endswith("[]"):
         return None
-    flat = replace(encoded_column(encoded.name, t.ArrayType(leaf)), spark_type=encoded.spark_type)
     fitting = fit(flat, target.base_type, target.full_type, takes_texts=takes_texts)
 
     def make(value: sql.Composable) -> sql.Composable:
@@ -97,7 +94,17 @@ def _fit_dimensions(encoded: EncodedColumn, target: TargetColumn | Attribute, *,
         other = _OTHER_SHAPE.format(array=array, depth=depth, value=value)
         return fitting.made_of(unless(other, value, array, f"no array of {depth} dimensions", flat.postgres_type))
 
-    return fitting if fitting.fit is Fit.REFUSED else replace(fitting, fit=Fit.CAST, expression=make)
+    return fitting if fitting.fit is Fit.REFUSED else replace(fitting, fit=Fit.CAST, expression=make, by_value=True)
+
+
+def _flat(encoded: EncodedColumn) -> tuple[EncodedColumn, int]:
+    """Of arrays of arrays of plain values, the column of arrays that have all these values, and how deep they are."""
+    leaf, depth = encoded.data_type, 0
+    while isinstance(leaf, t.ArrayType):
+        leaf, depth = leaf.elementType, depth + 1
+    if depth == 0 or isinstance(leaf, _NO_ELEMENTS):
+        return encoded, 0
+    return replace(encoded_column(encoded.name, t.ArrayType(leaf)), spark_type=encoded.spark_type), depth
 
 
 def _read_array(json: sql.Composable, postgres_type: str) -> sql.Composable:
@@ -118,6 +125,10 @@ _OF_ELEMENTS = sql.SQL(
     "(SELECT coalesce(pg_catalog.jsonb_agg({form} ORDER BY {element}.number), '[]') "
     "FROM pg_catalog.jsonb_array_elements({value}) WITH ORDINALITY AS {element} (value, number))"
 )
+_MERGED = sql.SQL(
+    "{value} OPERATOR(pg_catalog.||) (SELECT pg_catalog.jsonb_object_agg(pair.name, pair.part) "
+    "FROM (VALUES {pairs}) AS pair (name, part))"
+)
 _PART = sql.SQL("({} OPERATOR(pg_catalog.->) {}::pg_catalog.text)")
 _TEXT = sql.SQL("({} OPERATOR(pg_catalog.#>>) ARRAY[]::pg_catalog.text[])")
 _BYTES = sql.SQL("pg_catalog.decode({}, 'base64')")
@@ -126,8 +137,8 @@ _HEX = sql.SQL(
     "pg_catalog.to_jsonb({prefix}::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode({value}, 'hex'))"
 )
 _TEXT_FORM = sql.SQL("pg_catalog.to_jsonb(({})::pg_catalog.text)")
-# A function takes at most 100 arguments.
-_MOST_PAIRS = 50
+# The value where the expression that only checks it raises no error.
+_CHECKED = sql.SQL("CASE WHEN {made} IS NOT NULL THEN {value} END")
 
 
 def _fit_composite(encoded: EncodedColumn, full_type: str, target: UserType) -> Fitting:
@@ -141,18 +152,16 @@ def _fit_composite(encoded: EncodedColumn, full_type: str, target: UserType) -> 
         names = ", ".join(attribute.name for attribute in composite.attributes)
         what = "an array of structs" if is_array else "a struct"
         return refused(encoded, full_type, f"make {what} with the fields {names} in Spark")
-    forms = _Forms()
+    named: dict[tuple[str, str], None] = {}
     try:
-        form = forms.of_part(encoded.name, encoded.data_type or struct, target)
+        form = _form_of_part(encoded.name, encoded.data_type or struct, target, named)
     except _UnfitPartError as unfit:
         return unfit.fitting
-    named = sql.SQL(" AND ").join(
-        _NAMED.format(sql.SQL(of_type), sql.Identifier(name)) for of_type, name in dict.fromkeys(forms.named)
-    )
+    are_there = sql.SQL(" AND ").join(_NAMED.format(sql.SQL(kind), sql.Identifier(name)) for kind, name in named)
     whole = sql.SQL(composite.identifier + ("[]" if is_array else ""))
     return Fitting(
         Fit.CAST,
-        expression=lambda value: _MAKE.format(json=form(value) if form else value, type=whole, named=named),
+        expression=lambda value: _MAKE.format(json=form(value) if form else value, type=whole, named=are_there),
     )
 
 
@@ -164,64 +173,66 @@ class _UnfitPartError(Exception):
         self.fitting = fitting
 
 
-class _Forms:
+def _form_of_part(
+    path: str, data_type: t.DataType, target: Attribute | UserType, named: dict[tuple[str, str], None]
+) -> Expression | None:
     """
-    How the JSON of structs becomes JSON that Postgres reads as composite values; None if it is that already.
+    How JSON becomes JSON that Postgres reads as composite values; None if it is that already.
 
-    ``named`` collects the attributes that are meant: (the type's name, the attribute's).
+    :param named: collects the attributes that are meant: (the type's name, the attribute's).
+    :raises _UnfitPartError: naming the part.
     """
-
-    def __init__(self) -> None:
-        self.named: list[tuple[str, str]] = []
-
-    def of_part(self, path: str, data_type: t.DataType, target: Attribute | UserType) -> Expression | None:
-        """:raises _UnfitPartError: naming the part."""
-        found = target if isinstance(target, UserType) else target.user_type
-        if found is not None and isinstance(data_type, t.StructType) and found.kind == "c":
-            return self._of_struct(path, data_type, found)
-        element = found.element if found else None
-        if (
-            element is not None
-            and element.kind == "c"
-            and isinstance(data_type, t.ArrayType)
-            and isinstance(data_type.elementType, t.StructType)
-        ):
-            path = f"{path}.element"
-            return _of_elements(self._of_struct(path, data_type.elementType, element), f"element_{path.count('.')}")
-        # A field that is always null has no type to fit.
-        if isinstance(target, UserType) or isinstance(data_type, t.NullType):
-            return None
-        return self._of_scalar(encoded_column(path, data_type), target)
-
-    def _of_struct(self, path: str, struct: t.StructType, composite: UserType) -> Expression | None:
-        changed: list[tuple[str, str, Expression | None]] = []
-        for field, attribute in _paired(path, struct, composite):
-            self.named.append((composite.identifier, attribute.name))
-            form = self.of_part(f"{path}.{field.name}", field.dataType, attribute)
-            if form is not None or field.name != attribute.name:
-                changed.append((attribute.name, field.name, form))
-        return _of_changed(changed) if changed else None
-
-    def _of_scalar(self, encoded: EncodedColumn, attribute: Attribute) -> Expression | None:
-        fitting = fit_column(encoded, attribute)
-        if fitting.fit is Fit.REFUSED:
-            raise _UnfitPartError(fitting)
-        why = _not_from_json(encoded, attribute, fitting)
-        if why:
-            raise _UnfitPartError(refused(encoded, attribute.full_type, why))
-        if encoded.postgres_type == "bytea":
-            if fitting.fit is Fit.EXACT:
-                return lambda value: _HEX.format(prefix=sql.Literal("\\x"), value=_BYTES.format(_TEXT.format(value)))
-            return lambda value: _TEXT_FORM.format(fitting.made_of(_BYTES.format(_TEXT.format(value))))
-        if fitting.expression is None or fitting.is_json:
-            return None
-        came = sql.SQL("{}") if encoded.postgres_type == "jsonb" else _TEXT
-        return lambda value: _TEXT_FORM.format(fitting.made_of(came.format(value)))
+    found = target if isinstance(target, UserType) else target.user_type
+    if found is not None and isinstance(data_type, t.StructType) and found.kind == "c":
+        return _form_of_struct(path, data_type, found, named)
+    element, of_array = found.element if found else None, getattr(data_type, "elementType", None)
+    if element is not None and element.kind == "c" and isinstance(of_array, t.StructType):
+        path = f"{path}.element"
+        return _of_elements(_form_of_struct(path, of_array, element, named), f"element_{path.count('.')}")
+    # A field that is always null has no type to fit.
+    if isinstance(target, UserType) or isinstance(data_type, t.NullType):
+        return None
+    return _form_of_plain(encoded_column(path, data_type), target)
 
 
-def _not_from_json(encoded: EncodedColumn, attribute: Attribute, fitting: Fitting) -> str:
+def _form_of_struct(
+    path: str, struct: t.StructType, composite: UserType, named: dict[tuple[str, str], None]
+) -> Expression | None:
+    changed: list[tuple[str, str, Expression | None]] = []
+    for field, attribute in _paired(path, struct, composite):
+        named[composite.identifier, attribute.name] = None
+        form = _form_of_part(f"{path}.{field.name}", field.dataType, attribute, named)
+        if form is not None or field.name != attribute.name:
+            changed.append((attribute.name, field.name, form))
+    return _of_changed(changed) if changed else None
+
+
+def _form_of_plain(encoded: EncodedColumn, attribute: Attribute) -> Expression | None:
+    fitting, source = fit_column(encoded, attribute), encoded.postgres_type
+    if fitting.fit is Fit.REFUSED:
+        raise _UnfitPartError(fitting)
+    if fitting.is_json and not isinstance(encoded.data_type, VariantType):
+        return None
+    if why := _not_from_json(encoded, attribute):
+        raise _UnfitPartError(refused(encoded, attribute.full_type, why))
+    if source == "bytea" and fitting.fit is Fit.EXACT:
+        return lambda value: _HEX.format(prefix=sql.Literal("\\x"), value=_BYTES.format(_TEXT.format(value)))
+    if not (fitting.expression or source == "bytea"):
+        return None
+
+    def form(value: sql.Composable) -> sql.Composable:
+        came = value if source == "jsonb" else _read_array(value, source) if source[-1] == "]" else _TEXT.format(value)
+        made = fitting.made_of(_BYTES.format(came) if source == "bytea" else came)
+        # Not as a text, which may depend on a setting.
+        return _CHECKED.format(made=made, value=value) if fitting.by_value else _TEXT_FORM.format(made)
+
+    return form
+
+
+def _not_from_json(encoded: EncodedColumn, attribute: Attribute) -> str:
     """Why a value that fits as a column cannot be read from JSON, or an empty text."""
-    source, target = encoded.postgres_type.removesuffix("[]"), attribute.base_type.removesuffix("[]")
+    source = _flat(encoded)[0].postgres_type.removesuffix("[]")
+    target = attribute.base_type.removesuffix("[]")
     if isinstance(encoded.data_type, VariantType):
         return "a variant's null could not be told from a missing one: make it a column of its own"
     if source == "text" and target in ("json", "jsonb"):
@@ -230,8 +241,6 @@ def _not_from_json(encoded: EncodedColumn, attribute: Attribute, fitting: Fittin
         return "within a struct, a float has fewer digits than the double: cast to double in Spark"
     if encoded.postgres_type == "bytea[]":
         return "an array of binary cannot be part of a composite type: make it a column of its own"
-    if fitting.by_value and encoded.postgres_type.endswith("[]"):
-        return "within a struct, the elements of an array would be rounded: cast them in Spark, or widen the attribute"
     return ""
 
 
@@ -258,15 +267,9 @@ def _of_changed(changed: list[tuple[str, str, Expression | None]]) -> Expression
     """The struct's object with the changed attributes: (name, field, form)."""
 
     def form_object(value: sql.Composable) -> sql.Composable:
-        pairs = []
-        for name, field, form in changed:
-            part = _PART.format(value, sql.Literal(field))
-            pairs.append(sql.SQL("{}, {}").format(sql.Literal(name), form(part) if form else part))
-        objects = [
-            sql.SQL("pg_catalog.jsonb_build_object({})").format(sql.SQL(", ").join(pairs[start : start + _MOST_PAIRS]))
-            for start in range(0, len(pairs), _MOST_PAIRS)
-        ]
-        merged = sql.SQL(" OPERATOR(pg_catalog.||) ").join([value, *objects])
+        parts = ((name, _PART.format(value, sql.Literal(field)), form) for name, field, form in changed)
+        pairs = (sql.SQL("({}, {})").format(sql.Literal(name), form(part) if form else part) for name, part, form in parts)
+        merged = _MERGED.format(value=value, pairs=sql.SQL(", ").join(pairs))
         return _WHERE_IT_IS.format(value=value, kind=sql.Literal("object"), form=merged)
 
     return form_object

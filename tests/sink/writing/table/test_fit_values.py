@@ -26,6 +26,7 @@ from support.committed_batch import rows_in
 from support.fixtures.postgres import PLAIN
 from support.sent_rows import publish
 from support.spark_values import DAY, DURATION, MICROSECONDS, TEXTS, scaled
+from support.typed_rows import struct_of
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
@@ -51,10 +52,16 @@ def connection(shared_url: str) -> Iterator[psycopg.Connection]:
 
 
 def stored(
-    connection: psycopg.Connection, data_type: t.DataType, array: pa.Array, column: str, reading: str = "c::text"
+    connection: psycopg.Connection,
+    data_type: t.DataType,
+    array: pa.Array,
+    column: str,
+    reading: str = "c::text",
+    settings: str = "",
 ) -> list[Any]:
     """What is read back of each value, or REFUSED if Postgres refused its row for a value (SQLSTATE class 22)."""
     connection.rollback()
+    connection.execute(settings.encode())
     struct = t.StructType([t.StructField("c", data_type)])
     encoded = encoded_columns(struct)
     create = sql.SQL("CREATE TEMP TABLE given ({}); CREATE TEMP TABLE taken (c {})")
@@ -232,9 +239,8 @@ def test_a_text_into_a_time_of_day_is_that_time_or_refused(
     connection: psycopg.Connection, column: str, digits: int, texts: list[str]
 ) -> None:
     """A zone and a date are not dropped, a second is not shifted or rounded, and no setting says what it means."""
-    connection.execute("SET TIME ZONE 'Asia/Kathmandu'")
-    connection.commit()
-    found = stored(connection, TEXT, pa.array(texts, pa.string()), column, "c::text")
+    zone = "SET LOCAL TIME ZONE 'Asia/Kathmandu'"
+    found = stored(connection, TEXT, pa.array(texts, pa.string()), column, settings=zone)
     for text, kept in zip(texts, found, strict=True):
         form = re.fullmatch(r"([0-9:]{5,8})(?:\.([0-9]{1,6}))?(Z|[+-][0-9:]+)?", text)
         fits = form is not None and bool(form[3]) is column.startswith("timetz") and text[6:8] != "60"
@@ -337,9 +343,9 @@ def test_an_array_of_plain_values_is_json(
     """It has the same elements, though a setting of the role would leave out digits or another one shifts its zone."""
     data_type, values, arrow_type, _ = LEAVES[name]
     rows = data.draw(st.lists(st.none() | st.lists(st.none() | values, max_size=4), max_size=5))
-    connection.execute("SET extra_float_digits = 0; SET TIME ZONE 'Asia/Kathmandu'; SET DateStyle = 'SQL, DMY'")
-    connection.commit()
-    texts = stored(connection, t.ArrayType(data_type), pa.array(rows, pa.list_(arrow_type)), column, "c::text")
+    odd = "SET LOCAL extra_float_digits = 0; SET LOCAL TIME ZONE 'Asia/Kathmandu'; SET LOCAL DateStyle = 'SQL, DMY'"
+    array = pa.array(rows, pa.list_(arrow_type))
+    texts = stored(connection, t.ArrayType(data_type), array, column, settings=odd)
     for row, text in zip(rows, texts, strict=True):
         if text is REFUSED:
             assert name in ("double", "float")
@@ -423,29 +429,32 @@ def test_operators_of_the_user_do_not_decide(admin, url):
 
 
 def test_fields_of_a_struct_are_kept_or_refused_too(admin, url):
-    """An attribute with fewer digits, a text for a numeric, and arrays of arrays, as columns would."""
-    admin.execute("CREATE TYPE part AS (n numeric(10,2), w numeric(78,0), at timestamp(3), m int[], j jsonb)")
-    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, c part)")
-    struct = t.StructType.fromDDL if False else t.StructType  # noqa: F841
-    part = t.StructType(
-        [
-            t.StructField("n", t.DecimalType(12, 4)),
-            t.StructField("w", TEXT),
-            t.StructField("at", t.TimestampNTZType()),
-            t.StructField("m", t.ArrayType(t.ArrayType(INT))),
-            t.StructField("j", t.ArrayType(TEXT)),
-        ]
+    """An attribute with fewer digits, a text for a numeric, and arrays of arrays, as columns would; by no setting."""
+    for setting in ("DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Kolkata'", "extra_float_digits = 0"):
+        (alter,) = admin.execute("SELECT format('ALTER DATABASE %I SET ', current_database())").fetchone()
+        admin.execute(f"{alter} {setting}".encode())
+    admin.execute(
+        "CREATE TYPE part AS (n numeric(10,2), w numeric(78,0), at timestamp(3), m int[], j jsonb, d float8[], "
+        "z timestamptz(3), k numeric(5,1)[])"
     )
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, c part)")
+    fields = {"n": t.DecimalType(12, 4), "w": TEXT, "at": t.TimestampNTZType(), "m": t.ArrayType(t.ArrayType(INT))}
+    fields |= {"j": t.ArrayType(TEXT), "d": t.ArrayType(t.ArrayType(t.DoubleType())), "z": t.TimestampType()}
+    fields |= {"k": t.ArrayType(t.DecimalType(12, 4))}
     good = {"n": Decimal("1.5"), "w": str(2**256 - 1), "at": GOOD[2], "m": [[1, 2], [3, 4]], "j": ["a", None]}
+    good |= {"d": [[0.1 + 0.2, 1e300]], "z": GOOD[2].replace(tzinfo=timezone.utc), "k": [Decimal("1.5"), None]}
     others = [{"n": Decimal("1.5001")}, {"w": "1.5"}, {"at": ROUNDED[1][2]}, {"m": [[1], [2, 3]]}, {"m": [[], []]}]
+    others += [{"z": ROUNDED[1][2].replace(tzinfo=timezone.utc)}, {"k": [Decimal("1.25")]}]
     rows = [(1, good), *((number, {**good, **other}) for number, other in enumerate(others, 2))]
-    committed(url, [*rows, (9, dict.fromkeys(good))], columns={"id": LONG, "c": part})
-    query = "SELECT id, (c).n::text, (c).w::text, (c).at, (c).m, (c).j FROM events ORDER BY id"
-    assert admin.execute(query).fetchall() == [
-        (1, "1.50", str(2**256 - 1), GOOD[2], [[1, 2], [3, 4]], ["a", None]),
-        (9, None, None, None, None, None),
-    ]
-    assert [row[:2] for row in letters(admin)] == [(number, "c") for number in range(2, 7)]
+    committed(url, [*rows, (9, dict.fromkeys(good))], columns={"id": LONG, "c": struct_of(fields)})
+    query = "SELECT id, (c).n, (c).w, (c).at, (c).m, (c).j, (c).d, (c).z, (c).k FROM events ORDER BY id"
+    kept = {**good, "w": Decimal(good["w"])}
+    assert admin.execute(query, binary=True).fetchall() == [(1, *kept.values()), (9, *[None] * len(good))]
+    assert [row[:2] for row in letters(admin)] == [(number, "c") for number in range(2, 9)]
+    floats = struct_of({"d": t.ArrayType(t.ArrayType(t.FloatType()))})
+    with pytest.raises(TargetError) as caught:
+        publish(url, "inline", struct_of({"id": LONG, "c": floats}), [(10, None)])
+    assert caught.value.code == "TYPE_MISMATCH"
 
 
 def test_json_is_no_key(url, admin):
