@@ -22,7 +22,7 @@ from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres import search_path
 
 from ..encoding.copy_encoder import HEADER, TRAILER
-from ..encoding.encoded_types import EncodedColumn
+from ..encoding.encoded_types import LONGEST_NAME, EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
 from ..options.position_columns import PositionColumns
 from ..staging import StagedRows, column_definitions, refuse_missing_table
@@ -58,8 +58,6 @@ class Rows:
 
 
 _counter = itertools.count()
-# In bytes: Postgres's NAMEDATALEN, less the byte that ends the text.
-_LONGEST_NAME = 63
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class Gathering:
 
         None if they have a table already, or if they are about to be refused for the names of their columns.
         """
-        names = {column.name.encode()[:_LONGEST_NAME] for column in self._rows.columns}
+        names = {column.name.encode()[:LONGEST_NAME] for column in self._rows.columns}
         if self._rows.staged is not None or self.is_done or len(names) < len(self._rows.columns):
             return None
         self._made, create = self._new()

@@ -80,7 +80,9 @@ def listed() -> dict[str, dict[str, str]]:
     found = {}
     for line in ACCEPTED.read_text(encoding="utf-8").splitlines():
         target, _, sources = line.partition(": ")
-        found[target] = {name.lstrip("="): "EXACT" if name[:1] == "=" else "CAST" for name in sources.split("; ") if name}
+        found[target] = {
+            name.lstrip("="): "EXACT" if name[:1] == "=" else "CAST" for name in sources.split("; ") if name
+        }
     return found
 
 

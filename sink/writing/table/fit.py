@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -30,10 +30,7 @@ from psycopg.rows import dict_row
 
 from pgonce.offsets_store.postgres import search_path
 
-if TYPE_CHECKING:
-    from ...encoding.encoded_types import EncodedColumn
-
-_MICROSECONDS = 6
+from ...encoding.encoded_types import IN_SPARK, MICROSECONDS, EncodedColumn
 
 # The catalogue's own names for types that `format_type` spells out for people.
 _ALIASES = {
@@ -52,14 +49,6 @@ _ALIASES = {
     "bit varying": "varbit",
 }
 
-IN_SPARK = {
-    **{"bool": "boolean", "int2": "smallint", "int4": "int", "int8": "bigint", "numeric": "decimal"},
-    **{"float4": "float", "float8": "double", "bytea": "binary", "date": "date"},
-    **{"timestamp": "timestamp_ntz", "timestamptz": "timestamp"},
-    **dict.fromkeys(("text", "varchar", "bpchar"), "string"),
-}
-"""The type of Spark that goes into a column of Postgres's type."""
-
 _WHOLE = frozenset({"int2", "int4", "int8"})
 _NUMBERS = _WHOLE | {"numeric"}
 _FLOATS = frozenset({"float4", "float8"})
@@ -72,8 +61,9 @@ _WIDER = frozenset({
 _NOT_FROM_TEXT = frozenset({"money", "name", '"char"', "oid", "xid", "xid8", "cid", "tid"}) | {
     name for name, of_spark in IN_SPARK.items() if of_spark not in ("decimal", "string")
 }
-# Postgres reads more than these, and leaves out a date, a zone, or what the text has beyond microseconds.
-_CLOCK = "[0-9]{2}:[0-5][0-9](:[0-5][0-9]([.][0-9]{1,6})?)?"
+# Postgres reads more than these, and leaves out a date, a zone, or what the text has beyond microseconds. (A question
+# mark is a parameter of JDBC.)
+_CLOCK = "[0-9]{2}:[0-5][0-9](:[0-5][0-9]([.][0-9]{1,6}){0,1}){0,1}"
 _TEXT_FORMS = {"time": f"^{_CLOCK}$", "timetz": f"^{_CLOCK}(Z|[+-][0-9]{{2}}(:[0-5][0-9]){{0,2}})$"}
 
 Expression = Callable[[sql.Composable], sql.Composable]
@@ -92,19 +82,16 @@ class Fitting:
     """
     The answer of :func:`fit`: for CAST, the type to cast the copied value to; for REFUSED, the reason as a sentence.
 
-    ``cast_type`` is empty if assignment alone converts. It never has a type modifier: ``x::varchar(3)`` would
-    cut silently, while assigning to a varchar(3) column raises 22001. ``expression`` makes a value of the target's type
-    where a cast does not: it takes the copied value, and all names in it are qualified. If it makes a string, give
-    ``cast_type`` too: keys without one are compared as the column's type without its length, which cuts a char(n).
-    ``by_value`` says that the expression refuses values of which the type would change some digits, and ``is_json`` that
-    the value is the JSON of what Spark nests.
+    ``cast_type`` never has a modifier that would cut: assigning to a varchar(3) column raises 22001, where
+    ``x::varchar(3)`` cuts. So a key that the target cannot hold is refused in a delete too, and is remembered in one
+    form for all types of a frame. ``expression`` makes a value of the target's type where a cast does not: it takes the
+    copied value, and all names in it are qualified. ``is_json`` says that the value is the JSON of what Spark nests.
     """
 
     fit: Fit
     cast_type: str = ""
     reason: str = ""
     expression: Expression | None = None
-    by_value: bool = False
     is_json: bool = False
 
     def made_of(self, value: sql.Composable) -> sql.Composable:
@@ -136,9 +123,9 @@ def fit(encoded: EncodedColumn, base_type: str, full_type: str, *, takes_texts: 
     if source == target or {source, target} <= _NUMBERS:
         if _digits_of(encoded, source) > _digits_kept(target, full_type):
             return _by_value(source + array, full_type)
-        return Fitting(Fit.EXACT if source == target else Fit.CAST)
+        return Fitting(Fit.EXACT) if source == target else Fitting(Fit.CAST, target + array)
     if (source, target) in _WIDER:
-        return Fitting(Fit.CAST)
+        return Fitting(Fit.CAST, target + array)
     if source == "text":
         return _fit_text(encoded, target, full_type, array, takes_texts=takes_texts)
     return _refused(encoded, target, full_type, _why_not(source, target))
@@ -167,7 +154,7 @@ def _by_value(came_as: str, full_type: str, form: str | None = None) -> Fitting:
             is_other = sql.SQL("{} OPERATOR(pg_catalog.!~) {} OR {}").format(value, sql.Literal(form), is_other)
         return unless(is_other, value, made, f"{full_type} does not hold this value", came_as)
 
-    return Fitting(Fit.CAST, expression=make, by_value=True)
+    return Fitting(Fit.CAST, expression=make)
 
 
 _UNLESS = sql.SQL(
@@ -207,13 +194,10 @@ def _refused(encoded: EncodedColumn, target: str, full_type: str, why: str) -> F
 
 
 def _why_not(source: str, target: str) -> str:
-    if target in _FLOATS:
-        return f"the {'24 bits of a real' if target == 'float4' else '53 bits of a double'} do not hold every value"
-    if source in _FLOATS and target in _NUMBERS:
-        return "Postgres would round a binary float"
-    if {source, target} <= _DATES:
-        is_cut = target == "date"
-        return "the time of day would be lost" if is_cut else "which instant it is depends on a session's time zone"
+    if _FLOATS & {source, target}:
+        return "a binary float has other digits, and Postgres would round"
+    if "timestamptz" in (source, target) and {source, target} <= _DATES:
+        return "which instant it is depends on a session's time zone"
     return "no conversion keeps every value"
 
 
@@ -221,7 +205,7 @@ def _digits_of(encoded: EncodedColumn, source: str) -> float:
     """How many digits after the point a value of this type may have."""
     if source in ("numeric", "time"):
         return _modifiers(encoded.ddl_type)[-1]
-    return 0 if source in _WHOLE else _MICROSECONDS
+    return 0 if source in _WHOLE else MICROSECONDS
 
 
 def _digits_kept(target: str, full_type: str) -> float:
@@ -234,6 +218,14 @@ def rounds_its_text(type_name: str, typmod_type: str) -> bool:
     target = _element(type_name)
     is_rounding = target in {*_DATES, "numeric", "interval", "time", "timetz"}
     return target in ("name", '"char"') or (is_rounding and bool(_modifiers(typmod_type)))
+
+
+def qualified(base_type: str, full_type: str) -> str:
+    """A type as any search_path finds it, where ``format_type`` was asked for it under ours."""
+    # What has a schema is found, and so is what SQL has a grammar for: several words, or a length.
+    if set(full_type) & set(". ("):
+        return full_type
+    return f"pg_catalog.{_element(base_type)}{'[]' if full_type.endswith('[]') else ''}"
 
 
 def _element(type_name: str) -> str:

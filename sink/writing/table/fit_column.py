@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from psycopg import sql
 from pyspark.sql import types as t
 
-from ...encoding.encoded_types import EncodedColumn, VariantType, encoded_column
+from ...encoding.encoded_types import LONGEST_NAME, EncodedColumn, VariantType, encoded_column
 from .catalogue import TargetColumn
-from .fit import Attribute, Expression, Fit, Fitting, UserType, fit, refused, rounds_its_text, unless
-from .fit_extension import fit_extension
+from .fit import Attribute, Fit, Fitting, UserType, fit, qualified, refused, rounds_its_text, unless
 
 
 def fit_column(encoded: EncodedColumn, target: TargetColumn | Attribute) -> Fitting:
@@ -32,7 +32,7 @@ def fit_column(encoded: EncodedColumn, target: TargetColumn | Attribute) -> Fitt
         if rounds_its_text(part.base_type, part.full_type):
             why = f"Postgres would round or cut the text of {part.name} ({part.full_type}): make a struct in Spark"
             return refused(encoded, target.full_type, why)
-    if found and (special := fit_extension(encoded, target.full_type, found)):
+    if found and (special := _fit_extension(encoded, target.full_type, found)):
         return special
     if target.base_type in _AS_JSON and (encoded.postgres_type == "jsonb" or encoded.postgres_type.endswith("[]")):
         return _fit_json(encoded, target)
@@ -49,6 +49,69 @@ def _parts(found: UserType) -> Iterator[Attribute]:
         yield attribute
         if (inner := attribute.user_type) is not None:
             yield from _parts(inner.element or inner)
+
+
+_TEXTS = (t.StringType, t.CharType, t.VarcharType)
+
+
+def _fit_extension(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting | None:
+    """Like :func:`~pgonce.sink.writing.table.fit.fit`; None if that decides: nothing special is known of the type."""
+    if user_type.is_of("vector", "vector", "halfvec") and encoded.postgres_type != "text":
+        return _vector(encoded, full_type, user_type)
+    if user_type.is_of("hstore", "hstore") and encoded.postgres_type == "jsonb":
+        return _hstore(encoded, full_type, user_type)
+    if encoded.postgres_type not in ("bytea", "text"):
+        return None
+    if user_type.is_of("postgis", "geometry"):
+        # With the modifier, because the cast raises where the assignment does, and takes the column's SRID where there
+        # is none: without it, two keys would differ that the table calls equal.
+        return Fitting(Fit.CAST, full_type)
+    if user_type.is_of("postgis", "geography"):
+        return _geography(full_type, user_type)
+    return None
+
+
+def _vector(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting | None:
+    if user_type.name == "vector":
+        if encoded.postgres_type == "float4[]":
+            return Fitting(Fit.CAST, user_type.identifier)
+        return refused(encoded, full_type, "a vector keeps floats: cast to array<float> in Spark")
+    why = (
+        "a halfvec keeps 11 bits of a number and would round: alter the column to vector, or leave the rounding to "
+        "Postgres and write the text form, concat('[', array_join(cast(c AS array<string>), ','), ']')"
+    )
+    return refused(encoded, full_type, why) if user_type.name == "halfvec" else None
+
+
+def _hstore(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting:
+    found = encoded.data_type
+    if not (isinstance(found, t.MapType) and isinstance(found.keyType, _TEXTS) and isinstance(found.valueType, _TEXTS)):
+        why = "an hstore holds texts by key: make a map<string,string> of it in Spark, or alter the column to jsonb"
+        return refused(encoded, full_type, why)
+    # Without entries, array_agg is null, and so would be the hstore.
+    make = sql.SQL(
+        "CASE WHEN pg_catalog.jsonb_typeof({value}) OPERATOR(pg_catalog.=) 'object' THEN (SELECT {hstore}("
+        "coalesce(pg_catalog.array_agg(entry.key), ARRAY[]::pg_catalog.text[]), "
+        "coalesce(pg_catalog.array_agg(entry.value), ARRAY[]::pg_catalog.text[])) "
+        "FROM pg_catalog.jsonb_each_text({value}) AS entry (key, value)) END"
+    )
+    hstore = sql.SQL(user_type.identifier)
+    return Fitting(Fit.CAST, expression=lambda value: make.format(value=value, hstore=hstore))
+
+
+def _geography(full_type: str, user_type: UserType) -> Fitting:
+    names = {name: sql.SQL(user_type.beside(name)) for name in ("geometry", "geography")}
+    names |= {"full_type": sql.SQL(full_type), "wkb": sql.SQL(user_type.beside("st_asbinary"))}
+    # PostGIS moves what is not a longitude and a latitude onto the globe, with no more than a notice: (200, 95) becomes
+    # (-160, 85).
+    moved = sql.SQL("{wkb}({value}::{geometry}::{geography}) OPERATOR(pg_catalog.<>) {wkb}({value}::{geometry})")
+    made = sql.SQL("{value}::{geometry}::{geography}::{full_type}")
+
+    def make(value: sql.Composable) -> sql.Composable:
+        why = "a longitude beyond 180 or a latitude beyond 90"
+        return unless(moved.format(value=value, **names), value, made.format(value=value, **names), why)
+
+    return Fitting(Fit.CAST, expression=make)
 
 
 # What JSON is cast to: assigning jsonb to the others is an error.
@@ -94,7 +157,7 @@ def _fit_dimensions(encoded: EncodedColumn, target: TargetColumn | Attribute, *,
         other = _OTHER_SHAPE.format(array=array, depth=depth, value=value)
         return fitting.made_of(unless(other, value, array, f"no array of {depth} dimensions", flat.postgres_type))
 
-    return fitting if fitting.fit is Fit.REFUSED else replace(fitting, fit=Fit.CAST, expression=make, by_value=True)
+    return fitting if fitting.fit is Fit.REFUSED else replace(fitting, fit=Fit.CAST, expression=make)
 
 
 def _flat(encoded: EncodedColumn) -> tuple[EncodedColumn, int]:
@@ -104,65 +167,39 @@ def _flat(encoded: EncodedColumn) -> tuple[EncodedColumn, int]:
         leaf, depth = leaf.elementType, depth + 1
     if depth == 0 or isinstance(leaf, _NO_ELEMENTS):
         return encoded, 0
-    return replace(encoded_column(encoded.name, t.ArrayType(leaf)), spark_type=encoded.spark_type), depth
+    flat = encoded_column(encoded.name, t.ArrayType(leaf or t.NullType()))
+    return replace(flat, spark_type=encoded.spark_type), depth
+
+
+_READ = sql.SQL(
+    "(SELECT made.value FROM pg_catalog.jsonb_to_record(pg_catalog.jsonb_build_object('value', {json})) "
+    "AS made (value pg_catalog.{kind}))"
+)
 
 
 def _read_array(json: sql.Composable, postgres_type: str) -> sql.Composable:
-    return _MAKE.format(json=json, type=sql.SQL(f"pg_catalog.{postgres_type}"), named=sql.SQL("true"))
-
-
-# Attributes are named, so that one which was renamed since the catalogue was read is an error, and not left null.
-_MAKE = sql.SQL(
-    "(SELECT made.value FROM pg_catalog.jsonb_to_record(pg_catalog.jsonb_build_object('value', {json})) "
-    "AS made (value {type}) WHERE {named})"
-)
-_NAMED = sql.SQL("(NULL::{}).{} IS NULL")
-# A struct, or an array, within another one may be null.
-_WHERE_IT_IS = sql.SQL(
-    "(CASE WHEN pg_catalog.jsonb_typeof({value}) OPERATOR(pg_catalog.=) {kind} THEN {form} ELSE {value} END)"
-)
-_OF_ELEMENTS = sql.SQL(
-    "(SELECT coalesce(pg_catalog.jsonb_agg({form} ORDER BY {element}.number), '[]') "
-    "FROM pg_catalog.jsonb_array_elements({value}) WITH ORDINALITY AS {element} (value, number))"
-)
-_MERGED = sql.SQL(
-    "{value} OPERATOR(pg_catalog.||) (SELECT pg_catalog.jsonb_object_agg(pair.name, pair.part) "
-    "FROM (VALUES {pairs}) AS pair (name, part))"
-)
-_PART = sql.SQL("({} OPERATOR(pg_catalog.->) {}::pg_catalog.text)")
-_TEXT = sql.SQL("({} OPERATOR(pg_catalog.#>>) ARRAY[]::pg_catalog.text[])")
-_BYTES = sql.SQL("pg_catalog.decode({}, 'base64')")
-# Not concat, which passes over nulls.
-_HEX = sql.SQL(
-    "pg_catalog.to_jsonb({prefix}::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode({value}, 'hex'))"
-)
-_TEXT_FORM = sql.SQL("pg_catalog.to_jsonb(({})::pg_catalog.text)")
-# The value where the expression that only checks it raises no error.
-_CHECKED = sql.SQL("CASE WHEN {made} IS NOT NULL THEN {value} END")
+    return _READ.format(json=json, kind=sql.SQL(postgres_type))
 
 
 def _fit_composite(encoded: EncodedColumn, full_type: str, target: UserType) -> Fitting:
     """Say whether an encoded column can become a value of a composite type, or of an array of one."""
-    is_array = target.element is not None
-    composite = target.element or target
-    struct = encoded.data_type
-    if is_array and isinstance(struct, t.ArrayType):
-        struct = struct.elementType
-    if not isinstance(struct, t.StructType) or isinstance(encoded.data_type, t.ArrayType) is not is_array:
-        names = ", ".join(attribute.name for attribute in composite.attributes)
-        what = "an array of structs" if is_array else "a struct"
+    data_type = encoded.data_type
+    if not _is_composite(data_type, target):
+        names = ", ".join(attribute.name for attribute in (target.element or target).attributes)
+        what = "an array of structs" if target.element else "a struct"
         return refused(encoded, full_type, f"make {what} with the fields {names} in Spark")
-    named: dict[tuple[str, str], None] = {}
     try:
-        form = _form_of_part(encoded.name, encoded.data_type or struct, target, named)
+        _made_of_json(encoded.name, data_type, target, sql.NULL)
     except _UnfitPartError as unfit:
         return unfit.fitting
-    are_there = sql.SQL(" AND ").join(_NAMED.format(sql.SQL(kind), sql.Identifier(name)) for kind, name in named)
-    whole = sql.SQL(composite.identifier + ("[]" if is_array else ""))
-    return Fitting(
-        Fit.CAST,
-        expression=lambda value: _MAKE.format(json=form(value) if form else value, type=whole, named=are_there),
-    )
+    return Fitting(Fit.CAST, expression=lambda value: _made_of_json(encoded.name, data_type, target, value))
+
+
+def _is_composite(data_type: Any, target: UserType) -> bool:
+    """Whether a column of structs, or of arrays of them, may become what is a composite type, or an array of one."""
+    if target.element is not None:
+        return isinstance(data_type, t.ArrayType) and _is_composite(data_type.elementType, target.element)
+    return isinstance(data_type, t.StructType) and target.kind == "c"
 
 
 class _UnfitPartError(Exception):
@@ -173,74 +210,84 @@ class _UnfitPartError(Exception):
         self.fitting = fitting
 
 
-def _form_of_part(
-    path: str, data_type: t.DataType, target: Attribute | UserType, named: dict[tuple[str, str], None]
-) -> Expression | None:
-    """
-    How JSON becomes JSON that Postgres reads as composite values; None if it is that already.
+_ARRAY = sql.SQL(
+    "CASE WHEN pg_catalog.jsonb_typeof({value}) OPERATOR(pg_catalog.=) 'array' THEN ARRAY(SELECT {made} FROM "
+    "pg_catalog.jsonb_array_elements({value}) WITH ORDINALITY AS {alias} (value, n) ORDER BY {alias}.n) END"
+)
+# The fields are read as the types of their attributes, with their lengths: what a ROW is cast to would cut them. And
+# attributes are named, so that one which was renamed since the catalogue was read is an error. A struct may be empty.
+_ROW = sql.SQL(
+    "CASE WHEN pg_catalog.jsonb_typeof({value}) OPERATOR(pg_catalog.=) 'object' THEN (SELECT ROW({made})::{kind} "
+    'FROM pg_catalog.jsonb_to_record({value}) AS {alias} ({fields}"pgonce: none" pg_catalog.text) WHERE {named}) END'
+)
+_NAMED = sql.SQL("(NULL::{}).{} IS NULL")
+_BYTES = sql.SQL("pg_catalog.decode({}, 'base64')")
 
-    :param named: collects the attributes that are meant: (the type's name, the attribute's).
+
+def _made_of_json(path: str, data_type: Any, target: UserType, value: sql.Composable, depth: int = 0) -> sql.Composable:
+    """
+    The composite value, or array, that Postgres makes of the JSON ``value``.
+
     :raises _UnfitPartError: naming the part.
     """
-    found = target if isinstance(target, UserType) else target.user_type
-    if found is not None and isinstance(data_type, t.StructType) and found.kind == "c":
-        return _form_of_struct(path, data_type, found, named)
-    element, of_array = found.element if found else None, getattr(data_type, "elementType", None)
-    if element is not None and element.kind == "c" and isinstance(of_array, t.StructType):
-        path = f"{path}.element"
-        return _of_elements(_form_of_struct(path, of_array, element, named), f"element_{path.count('.')}")
+    alias = f"of {depth}"
+    if target.element is not None:
+        element = sql.Identifier(alias, "value")
+        made = _made_of_json(f"{path}.element", data_type.elementType, target.element, element, depth + 1)
+        return _ARRAY.format(value=value, made=made, alias=sql.Identifier(alias))
+    fields, parts = [], {}
+    for field, attribute in _paired(path, data_type, target):
+        name = f"{path}.{field.name}"
+        kind, part = _part(name, field.dataType, attribute, sql.Identifier(alias, field.name), depth + 1)
+        fields.append(sql.SQL("{} {}, ").format(sql.Identifier(field.name), sql.SQL(kind)))
+        parts[attribute.name] = part
+    identifier = sql.SQL(target.identifier)
+    named = [_NAMED.format(identifier, sql.Identifier(name)) for name in parts]
+    return _ROW.format(
+        value=value,
+        made=sql.SQL(", ").join(parts.get(attribute.name, sql.NULL) for attribute in target.attributes),
+        kind=identifier,
+        alias=sql.Identifier(alias),
+        fields=sql.Composed(fields),
+        named=sql.SQL(" AND ").join([*named, sql.SQL("true")]),
+    )
+
+
+def _part(
+    path: str, data_type: t.DataType, attribute: Attribute, value: sql.Composable, depth: int
+) -> tuple[str, sql.Composable]:
+    """The type as which Postgres reads a field, and what is made of it for the attribute, as for a column."""
+    if attribute.user_type is not None and _is_composite(data_type, attribute.user_type):
+        return "pg_catalog.jsonb", _made_of_json(path, data_type, attribute.user_type, value, depth)
     # A field that is always null has no type to fit.
-    if isinstance(target, UserType) or isinstance(data_type, t.NullType):
-        return None
-    return _form_of_plain(encoded_column(path, data_type), target)
-
-
-def _form_of_struct(
-    path: str, struct: t.StructType, composite: UserType, named: dict[tuple[str, str], None]
-) -> Expression | None:
-    changed: list[tuple[str, str, Expression | None]] = []
-    for field, attribute in _paired(path, struct, composite):
-        named[composite.identifier, attribute.name] = None
-        form = _form_of_part(f"{path}.{field.name}", field.dataType, attribute, named)
-        if form is not None or field.name != attribute.name:
-            changed.append((attribute.name, field.name, form))
-    return _of_changed(changed) if changed else None
-
-
-def _form_of_plain(encoded: EncodedColumn, attribute: Attribute) -> Expression | None:
-    fitting, source = fit_column(encoded, attribute), encoded.postgres_type
+    if isinstance(data_type, t.NullType):
+        return "pg_catalog.text", sql.NULL
+    encoded = encoded_column(path, data_type)
+    fitting = fit_column(encoded, attribute)
     if fitting.fit is Fit.REFUSED:
         raise _UnfitPartError(fitting)
-    if fitting.is_json and not isinstance(encoded.data_type, VariantType):
-        return None
-    if why := _not_from_json(encoded, attribute):
+    if why := _not_from_json(encoded, attribute, fitting):
         raise _UnfitPartError(refused(encoded, attribute.full_type, why))
-    if source == "bytea" and fitting.fit is Fit.EXACT:
-        return lambda value: _HEX.format(prefix=sql.Literal("\\x"), value=_BYTES.format(_TEXT.format(value)))
-    if not (fitting.expression or source == "bytea"):
-        return None
-
-    def form(value: sql.Composable) -> sql.Composable:
-        came = value if source == "jsonb" else _read_array(value, source) if source[-1] == "]" else _TEXT.format(value)
-        made = fitting.made_of(_BYTES.format(came) if source == "bytea" else came)
-        # Not as a text, which may depend on a setting.
-        return _CHECKED.format(made=made, value=value) if fitting.by_value else _TEXT_FORM.format(made)
-
-    return form
+    if encoded.postgres_type == "bytea":
+        return "pg_catalog.text", fitting.made_of(_BYTES.format(value))
+    if fitting.expression is not None and not fitting.is_json:
+        return f"pg_catalog.{encoded.postgres_type}", fitting.made_of(value)
+    return qualified(attribute.base_type, attribute.full_type), value
 
 
-def _not_from_json(encoded: EncodedColumn, attribute: Attribute) -> str:
+def _not_from_json(encoded: EncodedColumn, attribute: Attribute, fitting: Fitting) -> str:
     """Why a value that fits as a column cannot be read from JSON, or an empty text."""
-    source = _flat(encoded)[0].postgres_type.removesuffix("[]")
-    target = attribute.base_type.removesuffix("[]")
+    source, target = _flat(encoded)[0].postgres_type.removesuffix("[]"), attribute.base_type.removesuffix("[]")
     if isinstance(encoded.data_type, VariantType):
         return "a variant's null could not be told from a missing one: make it a column of its own"
-    if source == "text" and target in ("json", "jsonb"):
+    if source == "text" and target in ("json", "jsonb") and not fitting.is_json:
         return "within a struct, a text would become a JSON string: make it a struct or a map"
     if source == "float4" and target == "double precision":
         return "within a struct, a float has fewer digits than the double: cast to double in Spark"
-    if encoded.postgres_type == "bytea[]":
-        return "an array of binary cannot be part of a composite type: make it a column of its own"
+    # A ROW of texts in arrays of arrays would be cut.
+    is_cut = source == "text" and encoded.postgres_type == "jsonb" and "(" in attribute.full_type
+    if is_cut or encoded.postgres_type == "bytea[]":
+        return "such an array cannot be part of a composite type: make it a column of its own"
     return ""
 
 
@@ -250,38 +297,15 @@ def _paired(path: str, struct: t.StructType, composite: UserType) -> list[tuple[
 
     :raises _UnfitPartError: for a field without an attribute, or two with the same.
     """
-    names = [attribute.name for attribute in composite.attributes]
     pairs: list[tuple[t.StructField, Attribute]] = []
     for field in struct:
-        exact = [attribute for attribute in composite.attributes if attribute.name == field.name]
-        found = exact or [a for a in composite.attributes if a.name.lower() == field.name.lower()]
-        if len(found) != 1 or found[0] in (attribute for _, attribute in pairs):
+        found = [a for a in composite.attributes if a.name == field.name]
+        found = found or [a for a in composite.attributes if a.name.lower() == field.name.lower()]
+        is_long = len(field.name.encode()) > LONGEST_NAME
+        if len(found) != 1 or is_long or found[0] in (attribute for _, attribute in pairs):
+            names = (attribute.name for attribute in composite.attributes)
             encoded = EncodedColumn(path, struct.simpleString(), "jsonb", "jsonb")
             why = f"field {field.name!r} has no attribute of its own among {', '.join(names)}: rename or drop it"
             raise _UnfitPartError(refused(encoded, f"{composite.schema}.{composite.name}", why))
         pairs.append((field, found[0]))
     return pairs
-
-
-def _of_changed(changed: list[tuple[str, str, Expression | None]]) -> Expression:
-    """The struct's object with the changed attributes: (name, field, form)."""
-
-    def form_object(value: sql.Composable) -> sql.Composable:
-        parts = ((name, _PART.format(value, sql.Literal(field)), form) for name, field, form in changed)
-        pairs = (sql.SQL("({}, {})").format(sql.Literal(name), form(part) if form else part) for name, part, form in parts)
-        merged = _MERGED.format(value=value, pairs=sql.SQL(", ").join(pairs))
-        return _WHERE_IT_IS.format(value=value, kind=sql.Literal("object"), form=merged)
-
-    return form_object
-
-
-def _of_elements(form: Expression | None, alias: str) -> Expression | None:
-    if form is None:
-        return None
-    element = sql.Identifier(alias)
-
-    def form_array(value: sql.Composable) -> sql.Composable:
-        formed = _OF_ELEMENTS.format(form=form(sql.SQL("{}.value").format(element)), element=element, value=value)
-        return _WHERE_IT_IS.format(value=value, kind=sql.Literal("array"), form=formed)
-
-    return form_array

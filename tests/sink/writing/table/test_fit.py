@@ -6,7 +6,6 @@ import re
 
 import pytest
 from pyspark.sql import types as t
-
 from support import type_pairs
 
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
@@ -98,16 +97,16 @@ def test_the_same_type_is_copied_as_it_is(data_type: t.DataType, type_name: str,
 @pytest.mark.parametrize(
     ("data_type", "type_name", "typmod_type", "expression"),
     [
-        (LONG, "integer", "integer", '"c"'),
-        (LONG, "smallint", "smallint", '"c"'),
-        (SHORT, "bigint", "bigint", '"c"'),
-        (INT, "numeric", "numeric(12,2)", '"c"'),
-        (LONG, "numeric", "numeric", '"c"'),
-        (SHORT, "real", "real", '"c"'),
-        (INT, "double precision", "double precision", '"c"'),
-        (FLOAT, "double precision", "double precision", '"c"'),
-        (WHOLE, "bigint", "bigint", '"c"'),
-        (DATE, "timestamp without time zone", "timestamp(0) without time zone", '"c"'),
+        (LONG, "integer", "integer", '"c"::pg_catalog.int4'),
+        (LONG, "smallint", "smallint", '"c"::pg_catalog.int2'),
+        (SHORT, "bigint", "bigint", '"c"::pg_catalog.int8'),
+        (INT, "numeric", "numeric(12,2)", '"c"::pg_catalog.numeric'),
+        (LONG, "numeric", "numeric", '"c"::pg_catalog.numeric'),
+        (SHORT, "real", "real", '"c"::pg_catalog.float4'),
+        (INT, "double precision", "double precision", '"c"::pg_catalog.float8'),
+        (FLOAT, "double precision", "double precision", '"c"::pg_catalog.float8'),
+        (WHOLE, "bigint", "bigint", '"c"::pg_catalog.int8'),
+        (DATE, "timestamp without time zone", "timestamp(0) without time zone", '"c"::pg_catalog.timestamp'),
         (JSON, "json", "json", '"c"::pg_catalog.json'),
         (JSON, "text", "text", '"c"::pg_catalog.text'),
         (JSON, "character varying", "character varying(9)", '"c"::pg_catalog.text'),
@@ -121,7 +120,7 @@ def test_the_same_type_is_copied_as_it_is(data_type: t.DataType, type_name: str,
         (TEXT, "public.hstore", "public.hstore", '"c"::public.hstore'),
         (TEXT, 'public."My Mood"', 'public."My Mood"', '"c"::public."My Mood"'),
         (TEXT, "public.geometry", "public.geometry(Point,4326)", '"c"::public.geometry'),
-        (array(LONG), "integer[]", "integer[]", '"c"'),
+        (array(LONG), "integer[]", "integer[]", '"c"::pg_catalog.int4[]'),
         (array(TEXT), "character varying[]", "character varying(3)[]", '"c"::pg_catalog.varchar[]'),
         (array(TEXT), "uuid[]", "uuid[]", '"c"::pg_catalog.uuid[]'),
     ],

@@ -114,8 +114,8 @@ class TestVector:
             (t.ArrayType(DOUBLE), "vector(3)", "cast to array<float> in Spark"),
             (t.ArrayType(INT), "vector(3)", "cast to array<float> in Spark"),
             (VECTOR, "halfvec(3)", "write the text form, concat('[', array_join(cast(c AS array<string>), ','), ']')"),
-            (VECTOR, "sparsevec(3)", "to string, in the text form of sparsevec"),
-            (TEXTS_BY_KEY, "vector(3)", "in the text form of vector"),
+            (VECTOR, "sparsevec(3)", "make a string of it in Spark, in the text form of ext.sparsevec"),
+            (TEXTS_BY_KEY, "vector(3)", "cast to array<float> in Spark"),
         ):
             retype(url, f"ext.{column}")
             assert words in refusal(url, data_type)
@@ -486,7 +486,8 @@ class TestComposites:
         for number, (part, data_type, words) in enumerate((
             ("integer", TEXT, "Column 'c.x' is string in Spark and integer in Postgres"),
             ("numeric(5,1)", DOUBLE, "Column 'c.x' is double in Spark and numeric(5,1) in Postgres"),
-            ("numeric(5,1)[]", t.ArrayType(t.DecimalType(5, 2)), "widen the attribute"),
+            ("varchar(3)[]", t.ArrayType(t.ArrayType(TEXT)), "make it a column of its own"),
+            ("bit(3)[]", t.ArrayType(t.ArrayType(TEXT)), "make it a column of its own"),
             ("real", DOUBLE, "cast to float in Spark"),
             ("double precision", FLOAT, "cast to double in Spark"),
             ("double precision[]", t.ArrayType(FLOAT), "cast to double in Spark"),
