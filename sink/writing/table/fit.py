@@ -103,7 +103,7 @@ class Fitting:
         return sql.SQL("{}::{}{}" if self.cast_type else "{}").format(value, schema, sql.SQL(self.cast_type))
 
 
-def fit(encoded: EncodedColumn, base_type: str, full_type: str, *, takes_texts: bool = False) -> Fitting:
+def fit(encoded: EncodedColumn, base_type: str, full_type: str) -> Fitting:
     """
     Say whether an encoded column may be copied straight into a target column, needs a cast, or is refused.
 
@@ -111,7 +111,6 @@ def fit(encoded: EncodedColumn, base_type: str, full_type: str, *, takes_texts: 
         For a domain, its base type, however deep: they share a binary form, and COPY runs the domain's
         checks, while an explicit cast to a domain over varchar(n) would cut.
     :param full_type: ``format_type(type, typmod)`` of the same: ``character varying(10)``.
-    :param takes_texts: whether the target is an array of a user's type that an array of texts may be cast to.
     """
     source, target = _element(encoded.postgres_type), _element(base_type)
     is_array, array = encoded.postgres_type.endswith("[]"), "[]" if base_type.endswith("[]") else ""
@@ -127,14 +126,14 @@ def fit(encoded: EncodedColumn, base_type: str, full_type: str, *, takes_texts: 
     if (source, target) in _WIDER:
         return Fitting(Fit.CAST, target + array)
     if source == "text":
-        return _fit_text(encoded, target, full_type, array, takes_texts=takes_texts)
+        return _fit_text(encoded, target, full_type, array)
     return _refused(encoded, target, full_type, _why_not(source, target))
 
 
-def _fit_text(encoded: EncodedColumn, target: str, full_type: str, array: str, *, takes_texts: bool) -> Fitting:
+def _fit_text(encoded: EncodedColumn, target: str, full_type: str, array: str) -> Fitting:
     form = _TEXT_FORMS.get(target)
     # An array of a type with a schema might be of a domain, which an explicit cast would cut.
-    if target in _NOT_FROM_TEXT or (array and (form or ("." in target and not takes_texts))):
+    if target in _NOT_FROM_TEXT or (array and (form or "." in target)):
         return _refused(encoded, target, full_type, "Postgres might read a text otherwise than Spark does, or cut it")
     if form or (target in ("numeric", "interval") and _modifiers(full_type)):
         return _by_value(target + array, full_type, form)

@@ -37,10 +37,9 @@ def fit_column(encoded: EncodedColumn, target: TargetColumn | Attribute) -> Fitt
     if target.base_type in _AS_JSON and (encoded.postgres_type == "jsonb" or encoded.postgres_type.endswith("[]")):
         return _fit_json(encoded, target)
     # An explicit cast to an array of domains would cut texts.
-    takes_texts = bool(found and found.element and kind != "d")
-    return _fit_dimensions(encoded, target, takes_texts=takes_texts) or fit(
-        encoded, target.base_type, target.full_type, takes_texts=takes_texts
-    )
+    if found and found.element and kind != "d" and encoded.postgres_type == "text[]":
+        return Fitting(Fit.CAST, target.base_type)
+    return _fit_dimensions(encoded, target) or fit(encoded, target.base_type, target.full_type)
 
 
 def _parts(found: UserType) -> Iterator[Attribute]:
@@ -145,12 +144,12 @@ _OTHER_SHAPE = sql.SQL(
 )
 
 
-def _fit_dimensions(encoded: EncodedColumn, target: TargetColumn | Attribute, *, takes_texts: bool) -> Fitting | None:
+def _fit_dimensions(encoded: EncodedColumn, target: TargetColumn | Attribute) -> Fitting | None:
     """How arrays of arrays become one array of several dimensions; None if they do not."""
     flat, depth = _flat(encoded)
     if not 1 < depth <= _MOST_DIMENSIONS or not target.base_type.endswith("[]"):
         return None
-    fitting = fit(flat, target.base_type, target.full_type, takes_texts=takes_texts)
+    fitting = fit_column(flat, target)
 
     def make(value: sql.Composable) -> sql.Composable:
         array = _read_array(value, flat.postgres_type)
