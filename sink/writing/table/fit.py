@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
@@ -30,7 +30,10 @@ from psycopg.rows import dict_row
 
 from pgonce.offsets_store.postgres import search_path
 
-from ...encoding.encoded_types import IN_SPARK, MICROSECONDS, EncodedColumn
+if TYPE_CHECKING:
+    from ...encoding.encoded_types import EncodedColumn
+
+_MICROSECONDS = 6
 
 # The catalogue's own names for types that `format_type` spells out for people.
 _ALIASES = {
@@ -58,9 +61,10 @@ _WIDER = frozenset({
     ("int2", "float4"), ("int2", "float8"), ("int4", "float8"), ("float4", "float8"), ("date", "timestamp"),
 })  # fmt: skip
 # Postgres reads texts of a money and of a time without its zone by a setting, cuts a name, and takes -1 for an oid.
-_NOT_FROM_TEXT = frozenset({"money", "name", '"char"', "oid", "xid", "xid8", "cid", "tid"}) | {
-    name for name, of_spark in IN_SPARK.items() if of_spark not in ("decimal", "string")
-}
+_NOT_FROM_TEXT = frozenset({
+    *("bool", "int2", "int4", "int8", "float4", "float8", "bytea", "date", "timestamp", "timestamptz"),
+    *("money", "name", '"char"', "oid", "xid", "xid8", "cid", "tid"),
+})  # fmt: skip
 # Postgres reads more than these, and leaves out a date, a zone, or what the text has beyond microseconds. (A question
 # mark is a parameter of JDBC.)
 _CLOCK = "[0-9]{2}:[0-5][0-9](:[0-5][0-9]([.][0-9]{1,6}){0,1}){0,1}"
@@ -179,6 +183,8 @@ def refused(encoded: EncodedColumn, target: str, why: str) -> Fitting:
 
 def _refused(encoded: EncodedColumn, target: str, full_type: str, why: str) -> Fitting:
     """The refusal with the way out, which works for each type of Postgres."""
+    from ...encoding.encoded_types import IN_SPARK
+
     is_array = full_type.endswith("[]")
     if target in IN_SPARK:
         way_out = f"cast to {f'array<{IN_SPARK[target]}>' if is_array else IN_SPARK[target]} in Spark"
@@ -204,7 +210,7 @@ def _digits_of(encoded: EncodedColumn, source: str) -> float:
     """How many digits after the point a value of this type may have."""
     if source in ("numeric", "time"):
         return _modifiers(encoded.ddl_type)[-1]
-    return 0 if source in _WHOLE else MICROSECONDS
+    return 0 if source in _WHOLE else _MICROSECONDS
 
 
 def _digits_kept(target: str, full_type: str) -> float:
