@@ -84,8 +84,7 @@ class CopyEncoder:
             prepared = prepare(array, data_type, column.postgres_type)
         except UnfitValueError as unfit:
             code, value, remedy = unfit.args
-            first, _ = next(unfit_values(array, data_type, column.postgres_type), (0, None))
-            row = self.rows + 1 + first
+            row = self.rows + 1 + next(unfit_values(array, data_type, column.postgres_type), (0, None))[0]
             what = f"In row {row} of its task, column {column.name!r} (Spark's {column.spark_type}) has {value}."
             raise EncodingError(code, what, NOTHING_WRITTEN, remedy) from unfit
         return _timestamptz_arrays(prepared) if column.postgres_type == "timestamptz[]" else prepared

@@ -117,8 +117,8 @@ def fit(encoded: EncodedColumn, base_type: str, full_type: str) -> Fitting:
     :param full_type: ``format_type(type, typmod)`` of the same: ``character varying(10)``.
     """
     source, target = _element(encoded.postgres_type), _element(base_type)
-    is_array, array = encoded.postgres_type.endswith("[]"), "[]" if base_type.endswith("[]") else ""
-    if is_array is not bool(array):
+    array = "[]" if base_type.endswith("[]") else ""
+    if encoded.postgres_type.endswith("[]") is not bool(array):
         why = "it is JSON in Postgres" if source == "jsonb" else "one is an array and the other is not"
         return _refused(encoded, target, full_type, why)
     if source == "text" and target in ("varchar", "bpchar") and not array:
@@ -185,16 +185,11 @@ def _refused(encoded: EncodedColumn, target: str, full_type: str, why: str) -> F
     """The refusal with the way out, which works for each type of Postgres."""
     from ...encoding.encoded_types import IN_SPARK
 
-    is_array = full_type.endswith("[]")
+    is_array, way_out = full_type.endswith("[]"), f"make a string of it in Spark, in the text form of {full_type}"
     if target in IN_SPARK:
         way_out = f"cast to {f'array<{IN_SPARK[target]}>' if is_array else IN_SPARK[target]} in Spark"
     elif target in _NOT_FROM_TEXT or is_array:
-        way_out = (
-            "in a transactional function, write the rows into a temporary table, and convert them from there in SQL "
-            "(`pgonce explain types`)"
-        )
-    else:
-        way_out = f"make a string of it in Spark, in the text form of {full_type}"
+        way_out = "in a transactional function, convert it in SQL from a temporary table (`pgonce explain types`)"
     return refused(encoded, full_type, f"{why}: {way_out}")
 
 
