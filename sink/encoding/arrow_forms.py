@@ -72,12 +72,6 @@ def in_form(array: pa.Array, data_type: t.DataType) -> pa.Array:
         raise _unencodable(f"a value that does not fit, sent as Arrow's {array.type}") from error
 
 
-def first_unfit(array: pa.Array, data_type: t.DataType, postgres_type: str) -> int:
-    """Return the index of the first value that makes :func:`prepare` raise, given that it does."""
-    row, _ = next(unfit_values(array, data_type, postgres_type), (0, None))
-    return row
-
-
 def unfit_values(array: pa.Array, data_type: t.DataType, postgres_type: str) -> Iterator[tuple[int, UnfitValueError]]:
     """
     Find all values that make :func:`prepare` raise, in their order: the index of each, and what is wrong with it.
@@ -115,9 +109,9 @@ def _json(array: pa.Array, data_type: t.DataType) -> pa.Array:
     try:
         return pa.array(json_texts(array, data_type), pa.large_string())
     except NulInJsonError as error:
-        raise _nul() from error
+        raise UnfitValueError(*_NUL) from error
     except UnicodeDecodeError as error:
-        raise _not_utf8() from error
+        raise UnfitValueError(*_NOT_UTF8) from error
     except (ValueError, pa.ArrowNotImplementedError) as error:
         raise _unencodable(f"a value that JSON cannot represent: {error}") from error
 
@@ -161,10 +155,10 @@ def _check_text(texts: pa.Array) -> None:
         # Spark does not look at what it casts from binary to string.
         texts.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise _not_utf8() from error
+        raise UnfitValueError(*_NOT_UTF8) from error
     # To look for a zero byte among all bytes of the column takes 0.5 ms for 1M rows; to search every text, 18 ms.
     if _lowest_byte(texts) == 0 and pc.any(pc.match_substring(texts, "\0")).as_py():
-        raise _nul()
+        raise UnfitValueError(*_NUL)
 
 
 def _lowest_byte(texts: pa.Array) -> int | None:
@@ -177,20 +171,16 @@ def _lowest_byte(texts: pa.Array) -> int | None:
     return pc.min(pa.Array.from_buffers(pa.uint8(), end - start, [None, data], offset=start)).as_py()
 
 
-def _nul() -> UnfitValueError:
-    return UnfitValueError(
-        "NUL_IN_TEXT",
-        "a string with a NUL character, which Postgres cannot store",
-        "Remove it in Spark, for example with translate(the column, char(0), ''), or write it as binary.",
-    )
-
-
-def _not_utf8() -> UnfitValueError:
-    return UnfitValueError(
-        "TEXT_NOT_UTF8",
-        "a string that is not UTF-8",
-        "Repair it in Spark, for example with make_valid_utf8(the column), or write it as binary.",
-    )
+_NUL = (
+    "NUL_IN_TEXT",
+    "a string with a NUL character, which Postgres cannot store",
+    "Remove it in Spark, for example with translate(the column, char(0), ''), or write it as binary.",
+)
+_NOT_UTF8 = (
+    "TEXT_NOT_UTF8",
+    "a string that is not UTF-8",
+    "Repair it in Spark, for example with make_valid_utf8(the column), or write it as binary.",
+)
 
 
 def _unencodable(value: str) -> UnfitValueError:

@@ -19,7 +19,7 @@ from pgpq import encoders, schema
 from pyspark.sql import types as t
 
 from ..errors import EncodingError
-from .arrow_forms import UnfitValueError, first_unfit, prepare
+from .arrow_forms import UnfitValueError, prepare, unfit_values
 from .encoded_types import EncodedColumn, encoded_columns
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -84,7 +84,7 @@ class CopyEncoder:
             prepared = prepare(array, data_type, column.postgres_type)
         except UnfitValueError as unfit:
             code, value, remedy = unfit.args
-            row = self.rows + 1 + first_unfit(array, data_type, column.postgres_type)
+            row = self.rows + 1 + next(unfit_values(array, data_type, column.postgres_type), (0, None))[0]
             what = f"In row {row} of its task, column {column.name!r} (Spark's {column.spark_type}) has {value}."
             raise EncodingError(code, what, NOTHING_WRITTEN, remedy) from unfit
         return _timestamptz_arrays(prepared) if column.postgres_type == "timestamptz[]" else prepared

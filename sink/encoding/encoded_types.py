@@ -45,10 +45,19 @@ _SCALARS: dict[type[t.DataType], tuple[str, str]] = {
     t.DayTimeIntervalType: ("interval", "interval"),
 }
 
+IN_SPARK = {
+    **{postgres: kind().simpleString() for kind, (postgres, _) in _SCALARS.items() if postgres != "interval"},
+    "numeric": "decimal",
+    "varchar": "string",
+    "bpchar": "string",
+}
+"""The type of Spark that goes as it is into a column of Postgres's type."""
+
 MICROSECONDS = 6
 """The digits of a second that Postgres keeps."""
 _LONGEST_VARCHAR = 10_485_760
-_LONGEST_NAME = 63
+LONGEST_NAME = 63
+"""In bytes: Postgres's NAMEDATALEN, less the byte that ends the text."""
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
 _MOST_COLUMNS = 1600
 ATTEMPT_COLUMN = "pgonce_task_attempt"
@@ -149,8 +158,8 @@ def _refuse_names_that_no_column_has(names: Iterable[str]) -> None:
             why = "every table has a system column of this name"
         elif name == ATTEMPT_COLUMN:
             why = "rows that are staged have a column of this name"
-        elif not 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME or not is_storable(name):
-            why = f"names have 1 to {_LONGEST_NAME} bytes, and no NUL"
+        elif not 0 < len(name.encode(errors="replace")) <= LONGEST_NAME or not is_storable(name):
+            why = f"names have 1 to {LONGEST_NAME} bytes, and no NUL"
         else:
             continue
         raise TypeMappingError(

@@ -74,9 +74,9 @@ def refuse_other_types(columns: Sequence[EncodedColumn]) -> None:
                 f"Column {column.name!r} is {column.spark_type}, which is not written in real-time and continuous "
                 "mode.",
                 NOTHING,
-                "Make it a string that the table's column reads: for jsonb, to_json(column, options) with the options "
-                "in `pgonce explain real-time`, or fractions of seconds are cut. There is none for an array or a time: "
-                "write those in micro-batches.",
+                "Make it a string that the table's column reads: of a time by a cast, and for jsonb by to_json(column, "
+                "options) with the options in `pgonce explain real-time`, or fractions of seconds are cut. There is "
+                "none for an array: write it in micro-batches.",
             )
 
 

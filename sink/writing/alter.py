@@ -14,6 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -289,22 +290,14 @@ def _that_may_be_widened(
 ) -> frozenset[str]:
     """The columns that may be altered, as far as the catalogue tells."""
     _, table = look_up_table(connection, destination.table)
-    return frozenset(name for name in names if table and _may_be_widened(connection, table, destination, encoded, name))
-
-
-def _may_be_widened(
-    connection: psycopg.Connection,
-    table: TargetTable,
-    destination: Destination,
-    encoded: Sequence[EncodedColumn],
-    name: str,
-) -> bool:
-    try:
-        changes = changes_for(table, [column for column in encoded if column.name == name], destination, (name,))
-        refuse_what_stands_in_the_way(connection, table, changes)
-    except TargetError:
-        return False
-    return True
+    found = set()
+    for column in encoded:
+        with suppress(TargetError):
+            if table is not None and column.name in names:
+                changes = changes_for(table, [column], destination, (column.name,))
+                refuse_what_stands_in_the_way(connection, table, changes)
+                found.add(column.name)
+    return frozenset(found)
 
 
 def _too_narrow(

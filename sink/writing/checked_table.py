@@ -82,26 +82,21 @@ def _refuse_redirected(table: TargetTable, destination: Destination) -> None:
     mode, existing = destination.mode, destination.existing
     if not table.redirected or mode == "append":
         return
-    if table.redirected == "trigger":
-        raise TargetError(
-            "ROWS_IN_CHILDREN",
-            f"{table.qualified_name} has tables that inherit from it, and a trigger BEFORE INSERT, which may put rows "
-            f"into these. mode={mode} looks for stored rows in {table.qualified_name} alone, so a row could be there "
-            "twice, or stay although it is deleted or replaced.",
-            NOTHING,
-            "Use a partitioned table (PARTITION BY), whose partitions every mode knows; or mode=append.",
-        )
-    # ON CONFLICT is what TimescaleDB looks up in the chunks.
-    if mode != "upsert" or existing.reads_stored(has_order=destination.order_by is not None):
-        raise TargetError(
-            "ROWS_IN_CHILDREN",
-            f"{table.qualified_name} is a hypertable of TimescaleDB, whose rows are in other tables, its chunks. This "
-            "write would look for stored rows in the hypertable alone, so a row could be there twice, or stay although "
-            "it is deleted or replaced.",
-            NOTHING,
-            "Use mode=append, or mode=upsert without onlyNewer, keepWhere, and updateColumns with orderBy; or a "
-            "partitioned table.",
-        )
+    what = "has tables that inherit from it, and a trigger BEFORE INSERT, which may put rows into these"
+    remedy = "Use a partitioned table (PARTITION BY), whose partitions every mode knows; or mode=append"
+    if table.redirected == "hypertable":
+        # ON CONFLICT is what TimescaleDB looks up in the chunks.
+        if mode == "upsert" and not existing.reads_stored(has_order=destination.order_by is not None):
+            return
+        what = "is a hypertable of TimescaleDB, whose rows are in other tables, its chunks"
+        remedy += ", or mode=upsert without onlyNewer, keepWhere, and updateColumns with orderBy"
+    raise TargetError(
+        "ROWS_IN_CHILDREN",
+        f"{table.qualified_name} {what}. mode={mode} would look for stored rows in {table.qualified_name} alone, so a "
+        "row could be there twice, or stay although it is deleted or replaced.",
+        NOTHING,
+        f"{remedy}.",
+    )
 
 
 def _check_temporary(table: TargetTable, destination: Destination) -> None:
@@ -164,7 +159,7 @@ def plan_columns(
                 "TYPE_MISMATCH",
                 f"{table.qualified_name} cannot take the rows. {fitting.reason}",
                 NOTHING,
-                "Cast the column in Spark to a type that the table takes (`pgonce explain types`), or alter the table: "
+                "Do that (`pgonce explain types` has the rule), or alter the table: "
                 f"{_altered(table, Change(target.column_name, column.ddl_type, target.full_type))} (Postgres may have "
                 "to rewrite it, and some pairs of types need USING).",
             )

@@ -19,17 +19,14 @@ from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY
 from ..options.destination import Destination
 from .table.catalogue import TargetColumn, TargetTable
-from .table.fit import Fit, fit
+from .table.fit import Fit
 from .table.fit_column import fit_column
 
 # An array of any of these is rewritten, and so is a char(n), and a numeric that gets more digits after the point.
-_FRACTIONS_OF_SECONDS = (
-    "time without time zone",
-    "time with time zone",
-    "timestamp without time zone",
-    "timestamp with time zone",
-    "interval",
-)
+_WITHOUT_MODIFIER = frozenset({
+    *(f"{name} {zone} time zone" for name in ("time", "timestamp") for zone in ("with", "without")),
+    *("interval", "bit varying"),
+})  # fmt: skip
 _DIGITS_OF_INTEGERS = {"int2": 5, "int4": 10, "int8": 19}
 _MOST_DIGITS = 1000
 
@@ -42,7 +39,8 @@ def wider_type(column: TargetColumn, encoded: EncodedColumn) -> str | None:
     if wider is None or wider == column.full_type:
         return None
     base = "text" if wider == "text" else column.base_type
-    return None if fit(encoded, base, wider).fit is Fit.REFUSED else wider
+    fitting = fit_column(encoded, replace(column, base_type=base, full_type=wider))
+    return None if fitting.fit is Fit.REFUSED or fitting.expression else wider
 
 
 def is_limited(column: TargetColumn) -> bool:
@@ -71,7 +69,7 @@ def has_larger(value: sql.Composable, column: TargetColumn) -> sql.Composed:
 def _wider(column: TargetColumn, encoded: EncodedColumn) -> str | None:
     modifiers = re.search(r"\(([-\d, ]+)\)", column.full_type)
     numbers = [int(number) for number in modifiers[1].split(",")] if modifiers else []
-    if column.base_type in _FRACTIONS_OF_SECONDS:
+    if column.base_type in _WITHOUT_MODIFIER:
         return column.base_type
     if not numbers:
         return None
@@ -80,8 +78,6 @@ def _wider(column: TargetColumn, encoded: EncodedColumn) -> str | None:
         if length is None:
             return "text"
         return f"character varying({length[1]})" if int(length[1]) > numbers[0] else None
-    if column.base_type == "bit varying":
-        return column.base_type
     if column.base_type == "numeric":
         precision, scale = numbers
         digits = _digits_before_the_point(encoded) + scale
@@ -140,8 +136,10 @@ def changes_for(
             changes.append(Change(column.name, column.ddl_type))
         elif len(found) == 1:
             (target,) = found
-            is_refused = fit_column(column, target).fit is Fit.REFUSED
-            wider = wider_type(target, column) if is_refused or column.name in too_narrow else None
+            fitting = fit_column(column, target)
+            # An expression refuses values that the column would round.
+            is_whole = fitting.fit is not Fit.REFUSED and fitting.expression is None
+            wider = None if is_whole and column.name not in too_narrow else wider_type(target, column)
             if wider:
                 changes.append(Change(target.column_name, wider, target.full_type, target.collation))
     for change in changes:
@@ -178,19 +176,7 @@ def as_altered(table: TargetTable, changes: Sequence[Change]) -> TargetTable:
         for column in table.columns
     ]
     added = [
-        TargetColumn(
-            column_name=change.column,
-            base_type=_base(change.new_type),
-            full_type=change.new_type,
-            type_oid=0,
-            typmod=-1,
-            not_null=False,
-            has_default=False,
-            generated="",
-            primary_key=None,
-        )
-        for change in changes
-        if not change.before
+        TargetColumn(change.column, _base(change.new_type), change.new_type) for change in changes if not change.before
     ]
     return replace(table, columns=(*kept, *added))
 

@@ -12,7 +12,6 @@ compares them. In addition to the target's columns, the table has some of its ow
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +30,6 @@ from .statements import key_order, not_older, unread_columns, value_as_assigned,
 DELETED = sql.Identifier("pgonce: deleted")
 NEW = sql.Identifier("pgonce: new")
 ORDER = "pgonce: order"
-_MODIFIER = re.compile(r"\(.*?\)")
 
 
 @dataclass(frozen=True)
@@ -196,12 +194,5 @@ class ChangeTable:
 
     def _value(self, column: ColumnPlan) -> sql.Composable:
         if column.target not in self.unread:
-            value = value_as_assigned(column, self.upsert)
-            is_compared = column in (*self.upsert.keys, self.upsert.order_by)
-            if is_compared and column.fitting.fit is Fit.CAST and not column.fitting.cast_type:
-                # So that a value which the target cannot hold is refused in a delete too, and is remembered in one form
-                # for all types of a frame. Such a type is a number or a time, which SQL itself names; without its
-                # modifier, which would round.
-                value = sql.SQL("{}::{}").format(value, sql.SQL(_MODIFIER.sub("", column.full_type)))
-            return value
+            return value_as_assigned(column, self.upsert)
         return value_if_read(column, self.is_unread[column.target])

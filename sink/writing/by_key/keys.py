@@ -139,10 +139,9 @@ def plan_upsert(
 
 
 def _refuse_nested(keys: Sequence[ColumnPlan], table: TargetTable, encoded: Sequence[EncodedColumn]) -> None:
-    """A composite type, and hstore, compare their parts as columns do; they are made by an expression."""
     for column in encoded:
         for key in keys:
-            if key.source == column.name and column.postgres_type == "jsonb" and key.fitting.expression is None:
+            if key.source == column.name and key.fitting.is_json:
                 raise nested_key(table.qualified_name, column)
 
 

@@ -118,12 +118,7 @@ def selected(
 
 def value_of(column: ColumnPlan) -> sql.Composable:
     """A gathered column's value, cast if the target's type takes it only by a cast."""
-    if column.fitting.expression is not None:
-        return column.fitting.expression(sql.Identifier(column.source))
-    cast = column.fitting.cast_type
-    # Postgres was asked for the type's name under our search_path: one without a schema is pg_catalog's.
-    schema = sql.SQL("" if not cast or "." in cast else "pg_catalog.")
-    return sql.SQL("{}::{}{}" if cast else "{}").format(sql.Identifier(column.source), schema, sql.SQL(cast))
+    return column.fitting.made_of(sql.Identifier(column.source))
 
 
 def that_write(changes: Changes) -> sql.Composable:

@@ -36,12 +36,12 @@ class TargetColumn:
     column_name: str
     base_type: str
     full_type: str
-    type_oid: int
-    typmod: int
-    not_null: bool
-    has_default: bool
-    generated: str
-    primary_key: int | None
+    type_oid: int = 0
+    typmod: int = -1
+    not_null: bool = False
+    has_default: bool = False
+    generated: str = ""
+    primary_key: int | None = None
     user_type: UserType | None = None
     declared: Sequence[int] | None = None
     collation: str | None = None

@@ -2,13 +2,22 @@
 Decide whether the encoded form of a Spark column may go into a given Postgres column, and how.
 
 Pure; runs on the driver. Invariant: every value of a column that is accepted here arrives in Postgres as Spark held it,
-or Postgres raises. If Postgres would round, cut or shift a value silently, the column is refused. (Spaces past the end
-of a varchar(n) are the one exception: the SQL standard says that they are cut.) A type of an extension or of the user
-is known by its place in the catalogue, never by its name alone, because any user may call a type ``vector``.
+or Postgres raises an error about its row. The rule, for a column as for the elements of an array:
+
+- The type is the same: the values are copied. Another type holds every value of Spark's, or refuses it: Postgres casts.
+- The type may have fewer digits (exact numbers, and times and intervals of the same type): the value decides. It is
+  cast, and what is cast back must equal what came.
+- Spark has no such type: its text form is read, unless what it means depends on a setting, or Postgres would cut it.
+- All others are refused by column.
+
+(Spaces past the end of a varchar(n) are the one exception: the SQL standard says that they are cut.) A type of an
+extension or of the user is known by its place in the catalogue, never by its name alone, because any user may call a
+type ``vector``.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,61 +52,25 @@ _ALIASES = {
     "bit varying": "varbit",
 }
 
-_NUMBERS = frozenset({"int2", "int4", "int8", "numeric"})
-_TIMES = frozenset({"time", "timestamp", "timestamptz", "interval"})
-
-# Assignments that keep every value, or that Postgres itself checks (22003, numeric out of range).
-_ASSIGNABLE = {
-    "int2": {"int4", "int8", "numeric", "float4", "float8"},
-    "int4": {"int2", "int8", "numeric", "float8"},
-    "int8": {"int2", "int4", "numeric"},
-    "float4": {"float8"},
-    "date": {"timestamp"},
-}
-
-# Types that may not be read from text: numbers and times (the frame should hold them as such), types that cut
-# silently ("char", name), and bytea, whose text form is an escape syntax.
-_NOT_FROM_TEXT = {
-    *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "money", "bytea", '"char"', "name"),
-    *("date", "time", "timetz", "timestamp", "timestamptz", "oid", "xid", "xid8", "cid", "tid"),
-}
-# Without what the caller says of them, arrays of a user's type are refused: they might be of a domain, which an
-# explicit cast would cut.
-_ARRAYS_FROM_TEXT = {
-    *("varchar", "bpchar", "uuid", "json", "jsonb", "inet", "cidr", "macaddr", "macaddr8", "xml", "interval"),
-    *("bit", "varbit", "int4range", "int8range", "numrange", "daterange", "tsrange", "tstzrange"),
-}
-
-# Why Postgres would change values silently, and what to do.
-_LOSSY = {
-    ("int4", "float4"): "a real has 24 bits for an int of 32: use double precision, or cast in Spark",
-    ("int8", "float4"): "a real has 24 bits for a long of 64: use bigint or numeric, or cast in Spark",
-    ("int8", "float8"): "a double has 53 bits for a long of 64: use bigint or numeric, or cast in Spark",
-    ("float8", "float4"): "a real has 24 bits for a double's 53: use double precision, or cast to float in Spark",
-    ("float4", "numeric"): "Postgres would round a binary float to 6 digits: cast to decimal in Spark",
-    ("float8", "numeric"): "Postgres would round a binary float to 15 digits: cast to decimal in Spark",
-    ("numeric", "float4"): "a real does not hold every decimal: cast to float in Spark",
-    ("numeric", "float8"): "a double does not hold every decimal: cast to double in Spark",
-    ("timestamptz", "timestamp"): (
-        "an instant has a date and a time of day only in some time zone: alter the column to timestamptz, or cast to "
-        "timestamp_ntz in Spark (in the session's zone)"
-    ),
-    ("timestamp", "timestamptz"): (
-        "a date and a time of day without a zone are not an instant: alter the column to timestamp, or cast to "
-        "timestamp in Spark (in the session's zone)"
-    ),
-    ("date", "timestamptz"): "a day begins at different times in different zones: cast to timestamp in Spark (in "
-    "the session's zone)",
-    ("timestamptz", "date"): "the time of day would be lost: cast to date in Spark",
-    ("timestamp", "date"): "the time of day would be lost: cast to date in Spark",
-}
-
+_WHOLE = frozenset({"int2", "int4", "int8"})
+_NUMBERS = _WHOLE | {"numeric"}
+_FLOATS = frozenset({"float4", "float8"})
+_DATES = frozenset({"date", "timestamp", "timestamptz"})
+# Of these, every value of the first is one of the second.
+_WIDER = frozenset({
+    ("int2", "float4"), ("int2", "float8"), ("int4", "float8"), ("float4", "float8"), ("date", "timestamp"),
+})  # fmt: skip
+# Postgres reads texts of a money and of a time without its zone by a setting, cuts a name, and takes -1 for an oid.
+_NOT_FROM_TEXT = frozenset({
+    *("bool", "int2", "int4", "int8", "float4", "float8", "bytea", "date", "timestamp", "timestamptz"),
+    *("money", "name", '"char"', "oid", "xid", "xid8", "cid", "tid"),
+})  # fmt: skip
+# Postgres reads more than these, and leaves out a date, a zone, or what the text has beyond microseconds. (A question
+# mark is a parameter of JDBC.)
+_CLOCK = "[0-9]{2}:[0-5][0-9](:[0-5][0-9]([.][0-9]{1,6}){0,1}){0,1}"
+_TEXT_FORMS = {"time": f"^{_CLOCK}$", "timetz": f"^{_CLOCK}(Z|[+-][0-9]{{2}}(:[0-5][0-9]){{0,2}})$"}
 
 Expression = Callable[[sql.Composable], sql.Composable]
-
-
-_FROM_TEXT = "Postgres may read a text otherwise than Spark does: cast in Spark to the type that the column has"
-_NO_CONVERSION = "no conversion keeps every value: cast in Spark, to string if Postgres is to read the type's text form"
 
 
 class Fit(Enum):
@@ -113,53 +86,93 @@ class Fitting:
     """
     The answer of :func:`fit`: for CAST, the type to cast the copied value to; for REFUSED, the reason as a sentence.
 
-    ``cast_type`` is empty if assignment alone converts. It never has a type modifier: ``x::varchar(3)`` would
-    cut silently, while assigning to a varchar(3) column raises 22001. ``expression`` makes a value of the target's type
-    where a cast does not: it takes the copied value, and all names in it are qualified. If it makes a string, give
-    ``cast_type`` too: keys without one are compared as the column's type without its length, which cuts a char(n).
+    ``cast_type`` never has a modifier that would cut: assigning to a varchar(3) column raises 22001, where
+    ``x::varchar(3)`` cuts. So a key that the target cannot hold is refused in a delete too, and is remembered in one
+    form for all types of a frame. ``expression`` makes a value of the target's type where a cast does not: it takes the
+    copied value, and all names in it are qualified. ``is_json`` says that the value is the JSON of what Spark nests.
     """
 
     fit: Fit
     cast_type: str = ""
     reason: str = ""
     expression: Expression | None = None
+    is_json: bool = False
+
+    def made_of(self, value: sql.Composable) -> sql.Composable:
+        """A copied value, as the target's type takes it."""
+        if self.expression is not None:
+            return self.expression(value)
+        # Postgres was asked for the type's name under our search_path: one without a schema is pg_catalog's.
+        schema = sql.SQL("" if not self.cast_type or "." in self.cast_type else "pg_catalog.")
+        return sql.SQL("{}::{}{}" if self.cast_type else "{}").format(value, schema, sql.SQL(self.cast_type))
 
 
-def fit(
-    encoded: EncodedColumn, target_type_name: str, target_typmod_type: str, *, takes_texts: bool = False
-) -> Fitting:
+def fit(encoded: EncodedColumn, base_type: str, full_type: str) -> Fitting:
     """
     Say whether an encoded column may be copied straight into a target column, needs a cast, or is refused.
 
-    :param target_type_name: ``format_type(type, NULL)``: ``bigint``, ``character varying``, ``public.mood``.
+    :param base_type: ``format_type(type, NULL)``: ``bigint``, ``character varying``, ``public.mood``.
         For a domain, its base type, however deep: they share a binary form, and COPY runs the domain's
         checks, while an explicit cast to a domain over varchar(n) would cut.
-    :param target_typmod_type: ``format_type(type, typmod)`` of the same: ``character varying(10)``.
-    :param takes_texts: whether the target is an array of a user's type that an array of texts may be cast to.
+    :param full_type: ``format_type(type, typmod)`` of the same: ``character varying(10)``.
     """
-    source, target = encoded.postgres_type, target_type_name
-    is_array = source.endswith("[]")
-    if is_array != target.endswith("[]"):
-        as_json = "its values would be JSON in Postgres: use a jsonb column, or convert in Spark"
-        other = "one is an array and the other is not: convert in Spark"
-        return refused(encoded, target_typmod_type, as_json if source == "jsonb" else other)
-    source = source.removesuffix("[]")
-    target = target.removesuffix("[]")
-    target = _ALIASES.get(target, target)
-    rounding = _rounded(encoded, source, target, _modifiers(target_typmod_type))
-    if rounding:
-        return refused(encoded, target_typmod_type, rounding)
-    if source == target or (source == "text" and target in {"varchar", "bpchar"} and not is_array):
+    source, target = _element(encoded.postgres_type), _element(base_type)
+    array = "[]" if base_type.endswith("[]") else ""
+    if encoded.postgres_type.endswith("[]") is not bool(array):
+        why = "it is JSON in Postgres" if source == "jsonb" else "one is an array and the other is not"
+        return _refused(encoded, target, full_type, why)
+    if source == "text" and target in ("varchar", "bpchar") and not array:
         return Fitting(Fit.EXACT)
-    if target in _ASSIGNABLE.get(source, ()) or (source == "numeric" and target in {"int2", "int4", "int8"}):
-        return Fitting(Fit.CAST)
-    if source == "jsonb" and target in {"json", "text", "varchar"}:
-        return Fitting(Fit.CAST, "json" if target == "json" else "text")
-    if source == "text" and (takes_texts or target in _ARRAYS_FROM_TEXT if is_array else target not in _NOT_FROM_TEXT):
-        # Without a modifier "bit" means bit(1) and would cut; bit varying holds any length, and assignment checks it.
-        return Fitting(Fit.CAST, ("varbit" if target == "bit" else target) + ("[]" if is_array else ""))
-    lossy = _LOSSY.get((source, target), _FROM_TEXT if source == "text" else _NO_CONVERSION)
-    return refused(encoded, target_typmod_type, lossy)
+    if source == target or {source, target} <= _NUMBERS:
+        if _digits_of(encoded, source) > _digits_kept(target, full_type):
+            return _by_value(source + array, full_type)
+        return Fitting(Fit.EXACT) if source == target else Fitting(Fit.CAST, target + array)
+    if (source, target) in _WIDER:
+        return Fitting(Fit.CAST, target + array)
+    if source == "text":
+        return _fit_text(encoded, target, full_type, array)
+    return _refused(encoded, target, full_type, _why_not(source, target))
+
+
+def _fit_text(encoded: EncodedColumn, target: str, full_type: str, array: str) -> Fitting:
+    form = _TEXT_FORMS.get(target)
+    # An array of a type with a schema might be of a domain, which an explicit cast would cut.
+    if target in _NOT_FROM_TEXT or (array and (form or "." in target)):
+        return _refused(encoded, target, full_type, "Postgres might read a text otherwise than Spark does, or cut it")
+    if form or (target in ("numeric", "interval") and _modifiers(full_type)):
+        return _by_value(target + array, full_type, form)
+    # Without a modifier "bit" means bit(1) and would cut; bit varying holds any length, and assignment checks it.
+    return Fitting(Fit.CAST, ("varbit" if target == "bit" else target) + array)
+
+
+def _by_value(came_as: str, full_type: str, form: str | None = None) -> Fitting:
+    """Cast to the full type, and refuse a value that does not become itself when it is cast back."""
+
+    def make(value: sql.Composable) -> sql.Composable:
+        came = sql.SQL("{}::pg_catalog.{}").format(value, sql.SQL(came_as))
+        # Types with such a modifier are numbers and times, which SQL itself names.
+        made = sql.SQL("{}::{}").format(came, sql.SQL(full_type))
+        is_other = sql.SQL("{}::pg_catalog.{} OPERATOR(pg_catalog.<>) {}").format(made, sql.SQL(came_as), came)
+        if form:
+            is_other = sql.SQL("{} OPERATOR(pg_catalog.!~) {} OR {}").format(value, sql.Literal(form), is_other)
+        return unless(is_other, value, made, f"{full_type} does not hold this value", came_as)
+
+    return Fitting(Fit.CAST, expression=make)
+
+
+_UNLESS = sql.SQL(
+    "CASE WHEN CASE WHEN {bad} THEN pg_catalog.concat({why}, pg_catalog.left({value}::pg_catalog.text, 0))"
+    "::pg_catalog.{read_as} IS NULL END THEN NULL ELSE {made} END"
+)
+
+
+def unless(
+    bad: sql.Composable, value: sql.Composable, made: sql.Composable, why: str, read_as: str = "bool"
+) -> sql.Composable:
+    """What is ``made`` of a value, or an error of SQLSTATE class 22 which says ``why`` not, if the value is ``bad``."""
+    # No function of Postgres only raises an error, so a type reads a text that is not one of its own. It has to depend
+    # on the value, or Postgres might read it when it plans the statement.
+    return _UNLESS.format(bad=bad, why=sql.Literal(why), value=value, read_as=sql.SQL(read_as), made=made)
 
 
 def refused(encoded: EncodedColumn, target: str, why: str) -> Fitting:
@@ -168,26 +181,57 @@ def refused(encoded: EncodedColumn, target: str, why: str) -> Fitting:
     return Fitting(Fit.REFUSED, reason=sentence)
 
 
-def _rounded(encoded: EncodedColumn, source: str, target: str, modifiers: tuple[int, ...]) -> str:
-    """Return why the target's precision would change values silently, or an empty text."""
-    if source in _NUMBERS and target in _NUMBERS and (target != "numeric" or modifiers):
-        scale = _modifiers(encoded.ddl_type)[1] if source == "numeric" else 0
-        kept = modifiers[1] if target == "numeric" else 0
-        if kept < scale:
-            return f"the target keeps {kept} digits after the decimal point, and would round: cast in Spark"
-    if target in _TIMES and modifiers:
-        held = {"time": _modifiers(encoded.ddl_type)[:1], "date": (0,)}.get(source, (_MICROSECONDS,))
-        if modifiers < held:
-            return "the target keeps fewer digits of a second or fewer fields, and would round: widen the column"
-    return ""
+def _refused(encoded: EncodedColumn, target: str, full_type: str, why: str) -> Fitting:
+    """The refusal with the way out, which works for each type of Postgres."""
+    from ...encoding.encoded_types import IN_SPARK
+
+    is_array, way_out = full_type.endswith("[]"), f"make a string of it in Spark, in the text form of {full_type}"
+    if target in IN_SPARK:
+        way_out = f"cast to {f'array<{IN_SPARK[target]}>' if is_array else IN_SPARK[target]} in Spark"
+    elif target in _NOT_FROM_TEXT or is_array:
+        way_out = "in a transactional function, convert it in SQL from a temporary table (`pgonce explain types`)"
+    return refused(encoded, full_type, f"{why}: {way_out}")
+
+
+def _why_not(source: str, target: str) -> str:
+    if _FLOATS & {source, target}:
+        return "a binary float has other digits, and Postgres would round"
+    if "timestamptz" in (source, target) and {source, target} <= _DATES:
+        return "which instant it is depends on a session's time zone"
+    return "no conversion keeps every value"
+
+
+def _digits_of(encoded: EncodedColumn, source: str) -> float:
+    """How many digits after the point a value of this type may have."""
+    if source in ("numeric", "time"):
+        return _modifiers(encoded.ddl_type)[-1]
+    return 0 if source in _WHOLE else _MICROSECONDS
+
+
+def _digits_kept(target: str, full_type: str) -> float:
+    """How many of them the target keeps; a type without a modifier keeps all."""
+    return 0 if target in _WHOLE else min(_modifiers(full_type)[-1:], default=math.inf)
 
 
 def rounds_its_text(type_name: str, typmod_type: str) -> bool:
     """Whether the type reads a text that says more than it holds, and rounds or cuts it; as part of a composite."""
-    target = type_name.removesuffix("[]")
-    target = _ALIASES.get(target, target)
-    is_rounding = target in _TIMES or target in ("numeric", "timetz")
+    target = _element(type_name)
+    is_rounding = target in {*_DATES, "numeric", "interval", "time", "timetz"}
     return target in ("name", '"char"') or (is_rounding and bool(_modifiers(typmod_type)))
+
+
+def qualified(base_type: str, full_type: str) -> str:
+    """A type as any search_path finds it, where ``format_type`` was asked for it under ours."""
+    # What has a schema is found, and so is what SQL has a grammar for: several words, or a length.
+    if set(full_type) & set(". ("):
+        return full_type
+    return f"pg_catalog.{_element(base_type)}{'[]' if full_type.endswith('[]') else ''}"
+
+
+def _element(type_name: str) -> str:
+    """The catalogue's name of a type, or of an array's elements."""
+    name = type_name.removesuffix("[]")
+    return _ALIASES.get(name, name)
 
 
 def _modifiers(type_text: str) -> tuple[int, ...]:

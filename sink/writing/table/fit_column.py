@@ -1,42 +1,45 @@
 """
 Decide whether a Spark column may go into a column of the table, for each of Postgres's types.
 
-Pure; runs on the driver. Invariant: that of :mod:`pgonce.sink.writing.table.fit`. Composite types and the types of
-extensions (pgvector, hstore, PostGIS) are looked at before those that come with Postgres. Every field of a struct goes
-into an attribute that takes it as a column would, or the struct is refused. Structs are encoded as JSON. Postgres makes
-the composite value from it with the attributes' input functions, lengths and precisions: a text that is too long
-raises, while an explicit cast of a ROW cuts it.
+Pure; runs on the driver. Invariant: that of :mod:`pgonce.sink.writing.table.fit`, which decides about plain values and
+arrays of them. What Spark nests goes into json, jsonb and texts as JSON. Postgres makes arrays of several dimensions
+and composite values of JSON, with the input functions, lengths and precisions of their parts: a text that is too long
+raises, while an explicit cast of a ROW cuts it. Every field of a struct goes into an attribute that takes it as a
+column would, or the struct is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from psycopg import sql
 from pyspark.sql import types as t
 
-from ...encoding.encoded_types import EncodedColumn, VariantType, encoded_column
+from ...encoding.encoded_types import LONGEST_NAME, EncodedColumn, VariantType, encoded_column
 from .catalogue import TargetColumn
-from .fit import Attribute, Expression, Fit, Fitting, UserType, fit, refused, rounds_its_text
+from .fit import Attribute, Fit, Fitting, UserType, fit, qualified, refused, rounds_its_text, unless
 
 
 def fit_column(encoded: EncodedColumn, target: TargetColumn | Attribute) -> Fitting:
     """Say whether an encoded column may be copied straight into the target, needs a cast, or is refused."""
     found = target.user_type
-    if found is None:
-        return fit(encoded, target.base_type, target.full_type)
-    kind = (found.element or found).kind
-    if kind == "c" and encoded.postgres_type != "text":
+    kind = (found.element or found).kind if found else ""
+    if found and kind == "c" and encoded.postgres_type != "text":
         return _fit_composite(encoded, target.full_type, found)
-    for part in _parts(found):
-        if kind == "c" and rounds_its_text(part.base_type, part.full_type):
+    for part in _parts(found) if found and kind == "c" else ():
+        if rounds_its_text(part.base_type, part.full_type):
             why = f"Postgres would round or cut the text of {part.name} ({part.full_type}): make a struct in Spark"
             return refused(encoded, target.full_type, why)
+    if found and (special := _fit_extension(encoded, target.full_type, found)):
+        return special
+    if target.base_type in _AS_JSON and (encoded.postgres_type == "jsonb" or encoded.postgres_type.endswith("[]")):
+        return _fit_json(encoded, target)
     # An explicit cast to an array of domains would cut texts.
-    takes_texts = found.element is not None and kind not in "cd"
-    return _fit_extension(encoded, target.full_type, found) or fit(
-        encoded, target.base_type, target.full_type, takes_texts=takes_texts
-    )
+    if found and found.element and kind != "d" and encoded.postgres_type == "text[]":
+        return Fitting(Fit.CAST, target.base_type)
+    return _fit_dimensions(encoded, target) or fit(encoded, target.base_type, target.full_type)
 
 
 def _parts(found: UserType) -> Iterator[Attribute]:
@@ -47,54 +50,42 @@ def _parts(found: UserType) -> Iterator[Attribute]:
             yield from _parts(inner.element or inner)
 
 
-_NUMBERS = frozenset({"int2[]", "int4[]", "int8[]", "numeric[]"})
 _TEXTS = (t.StringType, t.CharType, t.VarcharType)
 
 
 def _fit_extension(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting | None:
     """Like :func:`~pgonce.sink.writing.table.fit.fit`; None if that decides: nothing special is known of the type."""
-    if user_type.is_of("vector", "vector", "halfvec", "sparsevec"):
+    if user_type.is_of("vector", "vector", "halfvec") and encoded.postgres_type != "text":
         return _vector(encoded, full_type, user_type)
     if user_type.is_of("hstore", "hstore") and encoded.postgres_type == "jsonb":
         return _hstore(encoded, full_type, user_type)
-    if user_type.is_of("postgis", "geometry") and encoded.postgres_type in ("bytea", "text"):
+    if encoded.postgres_type not in ("bytea", "text"):
+        return None
+    if user_type.is_of("postgis", "geometry"):
         # With the modifier, because the cast raises where the assignment does, and takes the column's SRID where there
         # is none: without it, two keys would differ that the table calls equal.
         return Fitting(Fit.CAST, full_type)
-    if user_type.is_of("postgis", "geography") and encoded.postgres_type in ("bytea", "text"):
+    if user_type.is_of("postgis", "geography"):
         return _geography(full_type, user_type)
     return None
 
 
 def _vector(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting | None:
-    source = encoded.postgres_type
-    if user_type.name == "vector" and source == "float4[]":
-        return Fitting(Fit.CAST, user_type.identifier)
-    if source == "float8[]" and user_type.name == "vector":
-        why = "a vector keeps floats, and would round most doubles: cast to array<float> in Spark"
-    elif source in _NUMBERS and user_type.name == "vector":
-        why = "a vector keeps floats: cast to array<float> in Spark"
-    elif source in ("float4[]", "float8[]") and user_type.name == "halfvec":
-        why = (
-            "a halfvec keeps 11 bits of a number and would round: alter the column to vector, or leave the rounding to "
-            "Postgres and write the text form, concat('[', array_join(cast(c AS array<string>), ','), ']')"
-        )
-    elif source == "text":
-        return None
-    else:
-        why = f"no conversion keeps every value: cast in Spark to string, in the text form of {user_type.name}"
-    return refused(encoded, full_type, why)
+    if user_type.name == "vector":
+        if encoded.postgres_type == "float4[]":
+            return Fitting(Fit.CAST, user_type.identifier)
+        return refused(encoded, full_type, "a vector keeps floats: cast to array<float> in Spark")
+    why = (
+        "a halfvec keeps 11 bits of a number and would round: alter the column to vector, or leave the rounding to "
+        "Postgres and write the text form, concat('[', array_join(cast(c AS array<string>), ','), ']')"
+    )
+    return refused(encoded, full_type, why) if user_type.name == "halfvec" else None
 
 
 def _hstore(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting:
     found = encoded.data_type
-    if isinstance(found, t.StructType):
+    if not (isinstance(found, t.MapType) and isinstance(found.keyType, _TEXTS) and isinstance(found.valueType, _TEXTS)):
         why = "an hstore holds texts by key: make a map<string,string> of it in Spark, or alter the column to jsonb"
-        return refused(encoded, full_type, why)
-    if not isinstance(found, t.MapType):
-        return refused(encoded, full_type, "an hstore holds texts by key: alter the column to jsonb")
-    if not (isinstance(found.keyType, _TEXTS) and isinstance(found.valueType, _TEXTS)):
-        why = "an hstore holds texts only: cast to map<string,string> in Spark, or alter the column to jsonb"
         return refused(encoded, full_type, why)
     # Without entries, array_agg is null, and so would be the hstore.
     make = sql.SQL(
@@ -108,69 +99,106 @@ def _hstore(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitt
 
 
 def _geography(full_type: str, user_type: UserType) -> Fitting:
-    # PostGIS moves what is not a longitude and a latitude onto the globe, with no more than a notice: (200, 95) becomes
-    # (-160, 85). There is no function that only raises an error, so a text that is not a boolean does.
-    make = sql.SQL(
-        "CASE WHEN {wkb}({value}::{geometry}::{geography}) OPERATOR(pg_catalog.<>) {wkb}({value}::{geometry}) THEN "
-        "CASE WHEN pg_catalog.concat({message}, pg_catalog.left({value}::pg_catalog.text, 0))::pg_catalog.bool "
-        "THEN NULL::{geography} END ELSE {value}::{geometry}::{geography}::{full_type} END"
-    )
     names = {name: sql.SQL(user_type.beside(name)) for name in ("geometry", "geography")}
     names |= {"full_type": sql.SQL(full_type), "wkb": sql.SQL(user_type.beside("st_asbinary"))}
-    message = sql.Literal("a longitude beyond 180 or a latitude beyond 90")
-    return Fitting(Fit.CAST, expression=lambda value: make.format(value=value, message=message, **names))
+    # PostGIS moves what is not a longitude and a latitude onto the globe, with no more than a notice: (200, 95) becomes
+    # (-160, 85).
+    moved = sql.SQL("{wkb}({value}::{geometry}::{geography}) OPERATOR(pg_catalog.<>) {wkb}({value}::{geometry})")
+    made = sql.SQL("{value}::{geometry}::{geography}::{full_type}")
+
+    def make(value: sql.Composable) -> sql.Composable:
+        why = "a longitude beyond 180 or a latitude beyond 90"
+        return unless(moved.format(value=value, **names), value, made.format(value=value, **names), why)
+
+    return Fitting(Fit.CAST, expression=make)
 
 
-# Attributes are named here, so that one which was renamed since the catalogue was read is an error, and not left null.
-_MAKE = sql.SQL(
+# What JSON is cast to: assigning jsonb to the others is an error.
+_AS_JSON = {"jsonb": "jsonb", "json": "json", "text": "text", "character varying": "text"}
+
+
+def _fit_json(encoded: EncodedColumn, target: TargetColumn | Attribute) -> Fitting:
+    source, cast_type = encoded.postgres_type, _AS_JSON[target.base_type]
+    if source == "jsonb":
+        return Fitting(Fit.EXACT, is_json=True) if cast_type == source else Fitting(Fit.CAST, cast_type, is_json=True)
+    if source in ("bytea[]", "interval[]"):
+        return refused(encoded, target.full_type, "how it is written is a setting: cast to array<string> in Spark")
+
+    def make(value: sql.Composable) -> sql.Composable:
+        made = sql.SQL("pg_catalog.to_jsonb({})").format(value)
+        # A setting, extra_float_digits, may leave out digits.
+        is_other = sql.SQL("{} OPERATOR(pg_catalog.<>) {}").format(_read_array(made, source), value)
+        return sql.SQL("({})::pg_catalog.{}").format(
+            unless(is_other, value, made, "JSON would not hold this value", source), sql.SQL(cast_type)
+        )
+
+    return Fitting(Fit.CAST, cast_type, expression=make, is_json=True)
+
+
+_NO_ELEMENTS = (t.StructType, t.MapType, VariantType, t.NullType, t.BinaryType)
+_MOST_DIMENSIONS = 6
+# Postgres refuses what is ragged. But it has no dimensions for arrays that are all empty, and one for nulls.
+_OTHER_SHAPE = sql.SQL(
+    "{array} IS NOT NULL AND coalesce(pg_catalog.array_ndims({array}), 0) OPERATOR(pg_catalog.<>) {depth} "
+    "AND {value} OPERATOR(pg_catalog.<>) '[]'::pg_catalog.jsonb"
+)
+
+
+def _fit_dimensions(encoded: EncodedColumn, target: TargetColumn | Attribute) -> Fitting | None:
+    """How arrays of arrays become one array of several dimensions; None if they do not."""
+    flat, depth = _flat(encoded)
+    if not 1 < depth <= _MOST_DIMENSIONS or not target.base_type.endswith("[]"):
+        return None
+    fitting = fit_column(flat, target)
+
+    def make(value: sql.Composable) -> sql.Composable:
+        array = _read_array(value, flat.postgres_type)
+        other = _OTHER_SHAPE.format(array=array, depth=depth, value=value)
+        return fitting.made_of(unless(other, value, array, f"no array of {depth} dimensions", flat.postgres_type))
+
+    return fitting if fitting.fit is Fit.REFUSED else replace(fitting, fit=Fit.CAST, expression=make)
+
+
+def _flat(encoded: EncodedColumn) -> tuple[EncodedColumn, int]:
+    """Of arrays of arrays of plain values, the column of arrays that have all these values, and how deep they are."""
+    leaf, depth = encoded.data_type, 0
+    while isinstance(leaf, t.ArrayType):
+        leaf, depth = leaf.elementType, depth + 1
+    if depth == 0 or isinstance(leaf, _NO_ELEMENTS):
+        return encoded, 0
+    flat = encoded_column(encoded.name, t.ArrayType(leaf or t.NullType()))
+    return replace(flat, spark_type=encoded.spark_type), depth
+
+
+_READ = sql.SQL(
     "(SELECT made.value FROM pg_catalog.jsonb_to_record(pg_catalog.jsonb_build_object('value', {json})) "
-    "AS made (value {type}) WHERE {named})"
+    "AS made (value pg_catalog.{kind}))"
 )
-_NAMED = sql.SQL("(NULL::{}).{} IS NULL")
-# A struct, or an array, within another one may be null.
-_WHERE_IT_IS = sql.SQL(
-    "(CASE WHEN pg_catalog.jsonb_typeof({value}) OPERATOR(pg_catalog.=) {kind} THEN {form} ELSE {value} END)"
-)
-_OF_ELEMENTS = sql.SQL(
-    "(SELECT coalesce(pg_catalog.jsonb_agg({form} ORDER BY {element}.number), '[]') "
-    "FROM pg_catalog.jsonb_array_elements({value}) WITH ORDINALITY AS {element} (value, number))"
-)
-_PART = sql.SQL("({} OPERATOR(pg_catalog.->) {}::pg_catalog.text)")
-_TEXT = sql.SQL("({} OPERATOR(pg_catalog.#>>) ARRAY[]::pg_catalog.text[])")
-_BYTES = sql.SQL("pg_catalog.decode({}, 'base64')")
-# Not concat, which passes over nulls.
-_HEX = sql.SQL(
-    "pg_catalog.to_jsonb({prefix}::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode({value}, 'hex'))"
-)
-_TEXT_FORM = sql.SQL("pg_catalog.to_jsonb(({})::pg_catalog.text)")
-# A function takes at most 100 arguments.
-_MOST_PAIRS = 50
+
+
+def _read_array(json: sql.Composable, postgres_type: str) -> sql.Composable:
+    return _READ.format(json=json, kind=sql.SQL(postgres_type))
 
 
 def _fit_composite(encoded: EncodedColumn, full_type: str, target: UserType) -> Fitting:
     """Say whether an encoded column can become a value of a composite type, or of an array of one."""
-    is_array = target.element is not None
-    composite = target.element or target
-    struct = encoded.data_type
-    if is_array and isinstance(struct, t.ArrayType):
-        struct = struct.elementType
-    if not isinstance(struct, t.StructType) or isinstance(encoded.data_type, t.ArrayType) is not is_array:
-        names = ", ".join(attribute.name for attribute in composite.attributes)
-        what = "an array of structs" if is_array else "a struct"
+    data_type = encoded.data_type
+    if not _is_composite(data_type, target):
+        names = ", ".join(attribute.name for attribute in (target.element or target).attributes)
+        what = "an array of structs" if target.element else "a struct"
         return refused(encoded, full_type, f"make {what} with the fields {names} in Spark")
-    forms = _Forms()
     try:
-        form = forms.of_part(encoded.name, encoded.data_type or struct, target)
+        _made_of_json(encoded.name, data_type, target, sql.NULL)
     except _UnfitPartError as unfit:
         return unfit.fitting
-    named = sql.SQL(" AND ").join(
-        _NAMED.format(sql.SQL(of_type), sql.Identifier(name)) for of_type, name in dict.fromkeys(forms.named)
-    )
-    whole = sql.SQL(composite.identifier + ("[]" if is_array else ""))
-    return Fitting(
-        Fit.CAST,
-        expression=lambda value: _MAKE.format(json=form(value) if form else value, type=whole, named=named),
-    )
+    return Fitting(Fit.CAST, expression=lambda value: _made_of_json(encoded.name, data_type, target, value))
+
+
+def _is_composite(data_type: Any, target: UserType) -> bool:
+    """Whether a column of structs, or of arrays of them, may become what is a composite type, or an array of one."""
+    if target.element is not None:
+        return isinstance(data_type, t.ArrayType) and _is_composite(data_type.elementType, target.element)
+    return isinstance(data_type, t.StructType) and target.kind == "c"
 
 
 class _UnfitPartError(Exception):
@@ -181,79 +209,84 @@ class _UnfitPartError(Exception):
         self.fitting = fitting
 
 
-class _Forms:
+_ARRAY = sql.SQL(
+    "CASE WHEN pg_catalog.jsonb_typeof({value}) OPERATOR(pg_catalog.=) 'array' THEN ARRAY(SELECT {made} FROM "
+    "pg_catalog.jsonb_array_elements({value}) WITH ORDINALITY AS {alias} (value, n) ORDER BY {alias}.n) END"
+)
+# The fields are read as the types of their attributes, with their lengths: what a ROW is cast to would cut them. And
+# attributes are named, so that one which was renamed since the catalogue was read is an error. A struct may be empty.
+_ROW = sql.SQL(
+    "CASE WHEN pg_catalog.jsonb_typeof({value}) OPERATOR(pg_catalog.=) 'object' THEN (SELECT ROW({made})::{kind} "
+    'FROM pg_catalog.jsonb_to_record({value}) AS {alias} ({fields}"pgonce: none" pg_catalog.text) WHERE {named}) END'
+)
+_NAMED = sql.SQL("(NULL::{}).{} IS NULL")
+_BYTES = sql.SQL("pg_catalog.decode({}, 'base64')")
+
+
+def _made_of_json(path: str, data_type: Any, target: UserType, value: sql.Composable, depth: int = 0) -> sql.Composable:
     """
-    How the JSON of structs becomes JSON that Postgres reads as composite values; None if it is that already.
+    The composite value, or array, that Postgres makes of the JSON ``value``.
 
-    ``named`` collects the attributes that are meant: (the type's name, the attribute's).
+    :raises _UnfitPartError: naming the part.
     """
-
-    def __init__(self) -> None:
-        self.named: list[tuple[str, str]] = []
-
-    def of_part(self, path: str, data_type: t.DataType, target: Attribute | UserType) -> Expression | None:
-        """:raises _UnfitPartError: naming the part."""
-        found = target if isinstance(target, UserType) else target.user_type
-        if found is not None and isinstance(data_type, t.StructType) and found.kind == "c":
-            return self._of_struct(path, data_type, found)
-        element = found.element if found else None
-        if (
-            element is not None
-            and element.kind == "c"
-            and isinstance(data_type, t.ArrayType)
-            and isinstance(data_type.elementType, t.StructType)
-        ):
-            path = f"{path}.element"
-            return _of_elements(self._of_struct(path, data_type.elementType, element), f"element_{path.count('.')}")
-        # A field that is always null has no type to fit.
-        if isinstance(target, UserType) or isinstance(data_type, t.NullType):
-            return None
-        return self._of_scalar(encoded_column(path, data_type), target)
-
-    def _of_struct(self, path: str, struct: t.StructType, composite: UserType) -> Expression | None:
-        changed: list[tuple[str, str, Expression | None]] = []
-        for field, attribute in _paired(path, struct, composite):
-            self.named.append((composite.identifier, attribute.name))
-            form = self.of_part(f"{path}.{field.name}", field.dataType, attribute)
-            if form is not None or field.name != attribute.name:
-                changed.append((attribute.name, field.name, form))
-        return _of_changed(changed) if changed else None
-
-    def _of_scalar(self, encoded: EncodedColumn, attribute: Attribute) -> Expression | None:
-        fitting = fit_column(encoded, attribute)
-        if fitting.fit is Fit.REFUSED:
-            raise _UnfitPartError(fitting)
-        why = _not_from_json(encoded, attribute)
-        if why:
-            raise _UnfitPartError(refused(encoded, attribute.full_type, why))
-        make = fitting.expression
-        if encoded.postgres_type == "bytea":
-            if make is None and not fitting.cast_type:
-                return lambda value: _HEX.format(prefix=sql.Literal("\\x"), value=_BYTES.format(_TEXT.format(value)))
-            cast = make or _cast_to(fitting.cast_type)
-            return lambda value: _TEXT_FORM.format(cast(_BYTES.format(_TEXT.format(value))))
-        if make is None:
-            return None
-        if encoded.postgres_type == "jsonb":
-            return lambda value: _TEXT_FORM.format(make(value))
-        return lambda value: _TEXT_FORM.format(make(_TEXT.format(value)))
+    alias = f"of {depth}"
+    if target.element is not None:
+        element = sql.Identifier(alias, "value")
+        made = _made_of_json(f"{path}.element", data_type.elementType, target.element, element, depth + 1)
+        return _ARRAY.format(value=value, made=made, alias=sql.Identifier(alias))
+    fields, parts = [], {}
+    for field, attribute in _paired(path, data_type, target):
+        name = f"{path}.{field.name}"
+        kind, part = _part(name, field.dataType, attribute, sql.Identifier(alias, field.name), depth + 1)
+        fields.append(sql.SQL("{} {}, ").format(sql.Identifier(field.name), sql.SQL(kind)))
+        parts[attribute.name] = part
+    identifier = sql.SQL(target.identifier)
+    named = [_NAMED.format(identifier, sql.Identifier(name)) for name in parts]
+    return _ROW.format(
+        value=value,
+        made=sql.SQL(", ").join(parts.get(attribute.name, sql.NULL) for attribute in target.attributes),
+        kind=identifier,
+        alias=sql.Identifier(alias),
+        fields=sql.Composed(fields),
+        named=sql.SQL(" AND ").join([*named, sql.SQL("true")]),
+    )
 
 
-def _cast_to(type_name: str) -> Expression:
-    return lambda value: sql.SQL("{}::{}").format(value, sql.SQL(type_name))
+def _part(
+    path: str, data_type: t.DataType, attribute: Attribute, value: sql.Composable, depth: int
+) -> tuple[str, sql.Composable]:
+    """The type as which Postgres reads a field, and what is made of it for the attribute, as for a column."""
+    if attribute.user_type is not None and _is_composite(data_type, attribute.user_type):
+        return "pg_catalog.jsonb", _made_of_json(path, data_type, attribute.user_type, value, depth)
+    # A field that is always null has no type to fit.
+    if isinstance(data_type, t.NullType):
+        return "pg_catalog.text", sql.NULL
+    encoded = encoded_column(path, data_type)
+    fitting = fit_column(encoded, attribute)
+    if fitting.fit is Fit.REFUSED:
+        raise _UnfitPartError(fitting)
+    if why := _not_from_json(encoded, attribute, fitting):
+        raise _UnfitPartError(refused(encoded, attribute.full_type, why))
+    if encoded.postgres_type == "bytea":
+        return "pg_catalog.text", fitting.made_of(_BYTES.format(value))
+    if fitting.expression is not None and not fitting.is_json:
+        return f"pg_catalog.{encoded.postgres_type}", fitting.made_of(value)
+    return qualified(attribute.base_type, attribute.full_type), value
 
 
-def _not_from_json(encoded: EncodedColumn, attribute: Attribute) -> str:
+def _not_from_json(encoded: EncodedColumn, attribute: Attribute, fitting: Fitting) -> str:
     """Why a value that fits as a column cannot be read from JSON, or an empty text."""
-    source, target = encoded.postgres_type.removesuffix("[]"), attribute.base_type.removesuffix("[]")
+    source, target = _flat(encoded)[0].postgres_type.removesuffix("[]"), attribute.base_type.removesuffix("[]")
     if isinstance(encoded.data_type, VariantType):
         return "a variant's null could not be told from a missing one: make it a column of its own"
-    if source == "text" and target in ("json", "jsonb"):
+    if source == "text" and target in ("json", "jsonb") and not fitting.is_json:
         return "within a struct, a text would become a JSON string: make it a struct or a map"
     if source == "float4" and target == "double precision":
         return "within a struct, a float has fewer digits than the double: cast to double in Spark"
-    if encoded.postgres_type == "bytea[]":
-        return "an array of binary cannot be part of a composite type: make it a column of its own"
+    # A ROW of texts in arrays of arrays would be cut.
+    is_cut = source == "text" and encoded.postgres_type == "jsonb" and "(" in attribute.full_type
+    if is_cut or encoded.postgres_type == "bytea[]":
+        return "such an array cannot be part of a composite type: make it a column of its own"
     return ""
 
 
@@ -263,44 +296,15 @@ def _paired(path: str, struct: t.StructType, composite: UserType) -> list[tuple[
 
     :raises _UnfitPartError: for a field without an attribute, or two with the same.
     """
-    names = [attribute.name for attribute in composite.attributes]
     pairs: list[tuple[t.StructField, Attribute]] = []
     for field in struct:
-        exact = [attribute for attribute in composite.attributes if attribute.name == field.name]
-        found = exact or [a for a in composite.attributes if a.name.lower() == field.name.lower()]
-        if len(found) != 1 or found[0] in (attribute for _, attribute in pairs):
+        found = [a for a in composite.attributes if a.name == field.name]
+        found = found or [a for a in composite.attributes if a.name.lower() == field.name.lower()]
+        is_long = len(field.name.encode()) > LONGEST_NAME
+        if len(found) != 1 or is_long or found[0] in (attribute for _, attribute in pairs):
+            names = (attribute.name for attribute in composite.attributes)
             encoded = EncodedColumn(path, struct.simpleString(), "jsonb", "jsonb")
             why = f"field {field.name!r} has no attribute of its own among {', '.join(names)}: rename or drop it"
             raise _UnfitPartError(refused(encoded, f"{composite.schema}.{composite.name}", why))
         pairs.append((field, found[0]))
     return pairs
-
-
-def _of_changed(changed: list[tuple[str, str, Expression | None]]) -> Expression:
-    """The struct's object with the changed attributes: (name, field, form)."""
-
-    def form_object(value: sql.Composable) -> sql.Composable:
-        pairs = []
-        for name, field, form in changed:
-            part = _PART.format(value, sql.Literal(field))
-            pairs.append(sql.SQL("{}, {}").format(sql.Literal(name), form(part) if form else part))
-        objects = [
-            sql.SQL("pg_catalog.jsonb_build_object({})").format(sql.SQL(", ").join(pairs[start : start + _MOST_PAIRS]))
-            for start in range(0, len(pairs), _MOST_PAIRS)
-        ]
-        merged = sql.SQL(" OPERATOR(pg_catalog.||) ").join([value, *objects])
-        return _WHERE_IT_IS.format(value=value, kind=sql.Literal("object"), form=merged)
-
-    return form_object
-
-
-def _of_elements(form: Expression | None, alias: str) -> Expression | None:
-    if form is None:
-        return None
-    element = sql.Identifier(alias)
-
-    def form_array(value: sql.Composable) -> sql.Composable:
-        formed = _OF_ELEMENTS.format(form=form(sql.SQL("{}.value").format(element)), element=element, value=value)
-        return _WHERE_IT_IS.format(value=value, kind=sql.Literal("array"), form=formed)
-
-    return form_array

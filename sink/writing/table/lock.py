@@ -155,7 +155,7 @@ def take_turn_of_newer_in_tx(connection: psycopg.Connection, oid: int) -> None:
     :raises TargetError: SNAPSHOT_TOO_OLD.
     """
     unseen = "a delete that was committed while they waited for it, and an older change would bring the row back"
-    _take_turn_in_tx(connection, _key_of_newer(oid), "onlyNewer is set", unseen)
+    _take_turn_in_tx(connection, _key(_NEWER, oid), "onlyNewer is set", unseen)
 
 
 def take_turn_of_replacing_in_tx(connection: psycopg.Connection, oid: int) -> None:
@@ -166,7 +166,7 @@ def take_turn_of_replacing_in_tx(connection: psycopg.Connection, oid: int) -> No
     """
     unseen = "the rows that another query committed while they waited for it, and the rows of both would stay"
     what = "The batch replaces all rows of the table (mode=complete, or overwrite)"
-    _take_turn_in_tx(connection, _key_of_replacing(oid), what, unseen)
+    _take_turn_in_tx(connection, _key(_REPLACING, oid), what, unseen)
 
 
 def _take_turn_in_tx(connection: psycopg.Connection, key: sql.Composed, what: str, unseen: str) -> None:
@@ -189,7 +189,7 @@ def take_turns_in_tx(connection: psycopg.Connection, tables: Iterable[tuple[Dest
     A statement that takes one of them later has it already. A table that is created meanwhile is left out.
     """
     turns = [
-        (root_of(table.oid), _key_of_replacing(table.oid) if where.mode == "complete" else _key_of_newer(table.oid))
+        (root_of(table.oid), _key(_REPLACING if where.mode == "complete" else _NEWER, table.oid))
         for where, table in tables
         if table.oid is not None and (where.mode == "complete" or where.existing.only_newer)
     ]
@@ -198,12 +198,7 @@ def take_turns_in_tx(connection: psycopg.Connection, tables: Iterable[tuple[Dest
         connection.execute(_IN_ORDER.format(keys), prepare=False)
 
 
-def _key_of_newer(oid: int) -> sql.Composed:
-    return _key("pgonce.tombstones ", oid)
-
-
-def _key_of_replacing(oid: int) -> sql.Composed:
-    return _key("pgonce replaces all rows of ", oid)
+_NEWER, _REPLACING = "pgonce.tombstones ", "pgonce replaces all rows of "
 
 
 def _key(what: str, oid: int) -> sql.Composed:

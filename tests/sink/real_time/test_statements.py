@@ -63,6 +63,23 @@ def test_rows_and_their_position_are_written_together(url, orders):
     assert position(url) == 10
 
 
+def test_a_value_that_the_column_would_round_is_refused(url, admin, orders):
+    """A text is cast to the numeric or the time of the column, by the statement that moves the position, or neither."""
+    admin.execute("ALTER TABLE orders ALTER name TYPE numeric(1,0) USING NULL")
+    task = Task(url, begun(url))
+    task.claims()
+    assert task.flushes(5)
+    with pytest.raises(psycopg.errors.NumericValueOutOfRange):
+        task.flushes(15)
+    admin.execute("ALTER TABLE orders ALTER name TYPE time USING NULL")
+    later = Task(url, task.run, stage=1)
+    assert later.claims()
+    with pytest.raises(psycopg.errors.InvalidDatetimeFormat):
+        later.flushes(6)
+    assert orders() == [5]
+    assert position(url) == 6
+
+
 def test_nothing_is_written_without_the_claim(url, orders):
     """Rows are refused from a task that has not claimed the partition."""
     task = Task(url, begun(url))
