@@ -30,21 +30,12 @@ _log = logging.getLogger("pgonce")
 _OUR_PACKAGE = __name__.partition(".")[0]
 
 
-def called_by_spark(function: Callable[_P, _T]) -> Callable[_P, _T]:
+def called_by_spark(border: Callable[_P, _T]) -> Callable[_P, _T]:
     """Hide our frames in errors: for what Spark calls in its Python workers, and for what ``foreachBatch`` is given."""
-
-    @functools.wraps(function)
-    def at_the_border(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        try:
-            return function(*args, **kwargs)
-        except PgonceError as error:
-            _shorten(error, None)
-            raise
-
-    return at_the_border
+    return calls_users_code(None)(border)
 
 
-def calls_users_code(function: Callable[..., object]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+def calls_users_code(function: Callable[..., object] | None) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Like :func:`called_by_spark`, for what calls a user's ``function`` in turn: the frames of that are shown."""
     code = getattr(function, "__code__", None)
 
@@ -57,6 +48,9 @@ def calls_users_code(function: Callable[..., object]) -> Callable[[Callable[_P, 
                 _shorten(error, code)
                 raise
             except Exception as error:
+                if interruption := interruption_in(error):
+                    _log.debug("Spark has interrupted a batch", exc_info=True)
+                    raise RuntimeError(_INTERRUPTED.format(interruption)) from None
                 # The user's error, or Spark's: frames from before the function was called do not belong to it.
                 if frames := _from(code, error.__traceback__):
                     error.__traceback__ = _joined(frames)
@@ -65,6 +59,34 @@ def calls_users_code(function: Callable[..., object]) -> Callable[[Callable[_P, 
         return at_the_border
 
     return decorate
+
+
+# When a query is stopped, Spark tells an interruption from a failure by a regular expression (PROXY_ERROR of its
+# StreamExecution): the text from "py4j.protocol" on must be this, from PySpark 4.0 on with anything in between. A
+# Py4JJavaError has a stack trace there, and from 2,000 characters on the expression overflows the stack.
+_INTERRUPTED = (
+    "Spark has interrupted this batch ({}), as it does when its query is stopped. What was not committed is rolled "
+    "back, and the next start runs the batch again. py4j.protocol.Py4JJavaError: An error occurred while calling it."
+    "\n: java.lang.InterruptedException"
+)
+_INTERRUPTIONS = frozenset({
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+})  # fmt: skip
+
+
+def interruption_in(error: Exception) -> str | None:
+    """What Java said if it was interrupted, or if Spark's job was cancelled: Spark does both to stop a query."""
+    cause = getattr(error, "java_exception", None)
+    while cause is not None:
+        name = cause.getClass().getName()
+        if name in _INTERRUPTIONS or (
+            name == "org.apache.spark.SparkException" and cause.getErrorClass() == "SPARK_JOB_CANCELLED"
+        ):
+            return str(cause.toString())
+        cause = cause.getCause()
+    return None
 
 
 def _shorten(error: PgonceError, code: CodeType | None) -> None:

@@ -71,6 +71,8 @@ def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -
         previous_batch_id=start.after,
         resumes_at=batch.start,
         span=Span(batch.start or {}, batch.end or {}) if sink.drops_by_position else None,
+        # The run will ask the brokers.
+        topic_ids=sink.topic_ids,
     )
     verdict = decide(sink.ledger(start.batch_id, start.after), batch, Remedies())
     if verdict is Verdict.REPLAY and batch.offset_log == _NOT_PLANNED:

@@ -27,7 +27,7 @@ class Verdict(Enum):
     CHANGED = "its id was published before, and it is not proven to be the same batch"
     GAP = "the batch before it was never published here"
     DISJOINT = "it does not start where the last published batch ended"
-    RECREATED = "a topic that it reads has been deleted and recreated"
+    RECREATED = "a topic that it reads was deleted and recreated, or nothing tells whether it was"
     BACKWARD = "its range ends before it starts, or a partition of it vanished"
     OVERLAP = "some of its rows are stored; their positions tell which"
     ACCEPTED = "a person has accepted this batch (pgonce accept)"
@@ -83,11 +83,17 @@ def _known(ledger: Ledger, writer: Writer, batch: Batch, remedies: Remedies) -> 
 
 
 def recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> list[str]:
-    """The topics whose id has changed since the last batch was published; an unknown id tells nothing."""
+    """
+    The topics whose id has changed since the last batch was published, or whose known id was not asked for this time.
+
+    An id that the brokers do not give tells nothing.
+    """
     replaced = ledger.rival(remedies.replaces)
     known = ledger.writer or (replaced.writer if replaced else None)
     before = known.topic_ids if known else {}
-    return sorted(topic for topic, now in (batch.topic_ids or {}).items() if before.get(topic, now) != now)
+    if batch.topic_ids is None:
+        return sorted(before)
+    return sorted(topic for topic, now in batch.topic_ids.items() if before.get(topic, now) != now)
 
 
 def needs_positions(ledger: Ledger, batch: Batch) -> bool:

@@ -330,8 +330,17 @@ def _disjoint(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
 
 
 def _recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
+    topics = ", ".join(recreated(ledger, batch, remedies))
+    if batch.topic_ids is None:
+        return (
+            f"For batch {batch.batch_id} of {_writer(batch)} the brokers were not asked for the ids of {topics}, and "
+            "the ledger has them from an earlier run. If a topic was deleted and recreated since then, the first rows "
+            "of the new one would be left out.",
+            "Set bootstrapServers (bootstrap_servers), and the login with kafka.* as for the source. With "
+            "offsetsFrom=listener it cannot be set: leave that out.",
+        )
     return (
-        f"Batch {batch.batch_id} of {_writer(batch)} reads {', '.join(recreated(ledger, batch, remedies))}, which was "
+        f"Batch {batch.batch_id} of {_writer(batch)} reads {topics}, which was "
         "deleted and recreated since the last batch was published. By its offsets it looks like the old topic, but "
         "its rows before the stored end would never be read.",
         ANOTHER_TOPIC,

@@ -138,9 +138,10 @@ class QueryOptions(TypedDict, total=False):
     bootstrap_servers: Annotated[str | None, Option(
         _QUERIES, "Kafka brokers (`host:port,...`) that are asked at each start for the ids of the topics. So a "
         "topic that was deleted and created again, and has grown past the old end, is refused (`RECREATED`); nothing "
-        "else would notice it. The ledger keeps their names and ports for [`pgonce status "
-        "--measure`](watching.md#lag). Needs `pip install 'pgonce[kafka]'`, and Kafka 2.8 or newer: older brokers have "
-        "no ids of topics.",
+        "else would notice it. After a run that asked, as each in real time does, one without this option is "
+        "refused. The ledger keeps their names and ports for [`pgonce status --measure`](watching.md#lag). Needs "
+        "`pip install 'pgonce[kafka]'`, and Kafka 2.8 or newer: older brokers have no ids of topics.",
+        clashes=("offsets_from=listener",),
     )]
     kafka_options: Annotated[Mapping[str, str] | None, Option(
         _QUERIES, "How to [log in](#logging-in-to-kafka) to `bootstrapServers`; in Python a dict of these settings.",

@@ -65,7 +65,7 @@ class Run:
     stored: RunPositions = field(default_factory=lambda: RunPositions(0, {}, 0))
     table_oid: int | None = None
     tried: tuple[RunPositions, Offsets] | None = None
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    topic_ids: dict[str, str] = field(default_factory=dict)
 
     @property
     def writer_id(self) -> int:
@@ -203,6 +203,7 @@ class Run:
             stateful=False,
             query_name=self.query_name,
             checkpoint_location=self.checkpoint_location,
+            topic_ids=self.topic_ids,
         )
 
     def _work(self, then: Callable[[Connection, Batch, Offsets | None], None], rows: int = 0) -> Work[Batch]:

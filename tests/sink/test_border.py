@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 import traceback
 
 import pytest
+from py4j.java_gateway import JavaClass
+from py4j.protocol import Py4JJavaError
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.log_lines import one_line
@@ -91,3 +94,60 @@ def test_the_frames_are_in_the_log_for_developers(caplog):
     assert "in refused_inside" in said
     assert "in destination" in said
     assert "what Postgres said of a row" not in said
+
+
+def jvm(spark):
+    """The driver's JVM."""
+    return spark._jvm  # noqa: SLF001 (py4j has no other way)
+
+
+def interrupted(spark):
+    """Java that is interrupted in the thread which calls it, as that of a stopped query is."""
+    java = jvm(spark).java.lang
+    java.Thread.currentThread().interrupt()
+    java.Thread.sleep(1000)
+
+
+def cancelled(spark):
+    """A job that is cancelled while it runs."""
+    slow = spark.range(0, 600, 1, 1).selectExpr("reflect('java.lang.Thread', 'sleep', cast(100 AS bigint))")
+    cancels = threading.Timer(2, spark.sparkContext.cancelAllJobs)
+    cancels.start()
+    try:
+        slow.collect()
+    finally:
+        cancels.join()
+
+
+def failed(spark):
+    """An error of Java's that has another reason."""
+    jvm(spark).java.lang.ClassLoader.getSystemClassLoader().loadClass("no.such.Class")
+
+
+def taken_for_a_stop(spark, text):
+    """Whether Spark, when a query is stopped, takes the text of a Python error for an interruption by that."""
+    streaming = jvm(spark).org.apache.spark.sql.execution.streaming
+    since_4_1 = streaming.runtime.StreamExecution
+    execution = since_4_1 if isinstance(since_4_1, JavaClass) else streaming.StreamExecution
+    context = spark.sparkContext._jsc.sc()  # noqa: SLF001 (py4j has no other way)
+    return execution.isInterruptionException(jvm(spark).py4j.Py4JException(text), context)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("border", [called_by_spark, in_foreach_batch], ids=["writer", "function"])
+@pytest.mark.parametrize("stops", [interrupted, cancelled])
+def test_spark_knows_a_stop_by_its_text(stops, border, spark):
+    """Whatever Java's stack trace says, Spark reads a short text, on which its regular expression ends."""
+    if stops is cancelled and spark.version.startswith("3."):
+        pytest.skip("Spark 3.5 gives a cancelled job no error class, and its expression does not overflow")
+    _, text = shown(border(lambda: stops(spark)))
+    assert taken_for_a_stop(spark, text)
+    assert len(text) < 2000
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("border", [called_by_spark, in_foreach_batch], ids=["writer", "function"])
+def test_another_error_of_java_stays(border, spark):
+    """It is no stop, and its text says what has failed."""
+    with pytest.raises(Py4JJavaError, match="ClassNotFoundException"):
+        border(lambda: failed(spark))()

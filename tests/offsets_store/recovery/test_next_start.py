@@ -65,6 +65,12 @@ class TestNextStart:
         accepted = published_to(3, accepted=frozenset({6}))
         assert verdict_on(facts, accepted, next_start(facts)) is Verdict.ACCEPTED
 
+    def test_the_run_will_ask_the_brokers(self):
+        """Whoever looks before the start does not know the ids of topics, and that is no reason to refuse."""
+        facts, published = checkpoint(entries(4, 5), (4, 5)), published_to(5)
+        asked = replace(published, last=replace(published.last, topic_ids={"orders": "one"}))
+        assert verdict_on(facts, asked, next_start(facts)) is Verdict.NEW
+
 
 FILES = {"logOffset": 0}
 RATE = {"offset": 10, "timestamp": 1000}

@@ -474,11 +474,22 @@ def test_a_replacement_compares_topic_ids():
 
 
 def test_a_topic_recreated_since_the_last_batch():
-    """Kafka's id tells, whatever the offsets say; an unknown id tells nothing."""
+    """Kafka's id tells, whatever the offsets say; one that brokers do not give tells nothing."""
     known = ledger(6, last=recorded(6, topic_ids={"orders": "one"}))
     assert decide(known, batch(7, topic_ids={"orders": "another"}), NO_REMEDY) is Verdict.RECREATED
     assert decide(known, batch(7, topic_ids={"orders": "one", "more": "two"}), NO_REMEDY) is Verdict.NEW
-    assert decide(known, batch(7), NO_REMEDY) is Verdict.NEW
+    assert decide(known, batch(7, topic_ids={}), NO_REMEDY) is Verdict.NEW
+
+
+def test_a_batch_without_the_ids_that_its_writer_has():
+    """Where brokers were asked once, a run that has not asked them does not go on, nor does one that replaces it."""
+    last = recorded(6, topic_ids={"orders": "one"})
+    error = refusal(Verdict.RECREATED, ledger(6, last=last), batch(7), NO_REMEDY)
+    assert decide(ledger(6, last=last), batch(7), NO_REMEDY) is Verdict.RECREATED
+    assert decide(ledger(7, last=last, same_id=recorded(7)), batch(7), NO_REMEDY) is Verdict.REPLAY
+    assert "bootstrapServers" in error.remedy
+    instead = batch(0, start=kafka(70), end=kafka(80))
+    assert decide(Ledger(rivals=(rival(last=last),)), instead, REPLACES) is Verdict.RECREATED
 
 
 def test_a_retired_writer_publishes_no_more():

@@ -125,7 +125,7 @@ def test_a_partition_that_was_added_is_named():
 def test_the_other_topics_of_a_query_are_thought_of():
     """Where one topic was created again, the others go on at their stored offsets."""
     others = "If the query reads other topics as well, let startingOffsets name all of them: the others at their stored"
-    assert others in help_for(Verdict.RECREATED, Ledger(), make_batch())
+    assert others in help_for(Verdict.RECREATED, Ledger(), make_batch(topic_ids={}))
     assert others in help_for(Verdict.BACKWARD, Ledger(), make_batch())
     with pytest.raises(OffsetsError, match="PARTITIONS_GONE") as gone:
         starting_offsets_json({("t", 0): 70}, at_the_broker=[])

@@ -58,6 +58,16 @@ def test_a_topic_recreated_is_refused_at_the_next_start(kafka, topic, url, event
     assert refused.value.code == "RECREATED"
 
 
+def test_a_run_without_brokers_does_not_go_on_after_one_that_had_them(kafka, topic, url, events):
+    """Nothing would tell that the topic is another one, whose first rows would be taken for stored ones."""
+    name = topic()
+    assert commit(url, reading(url, name, 0, "run 1", kafka), EVENTS) is Verdict.NEW
+    with pytest.raises(RefusedBatch) as refused:
+        commit(url, reading(url, name, 1, "run 2"), EVENTS)
+    assert refused.value.code == "RECREATED"
+    assert commit(url, reading(url, name, 1, "run 3", kafka), EVENTS) is Verdict.NEW
+
+
 def test_a_planner_asks_again(kafka, topic, url):
     """Its worker knows no run, and serves one query after the other."""
     name = topic()

@@ -132,6 +132,7 @@ def test_sparks_own_option_keys_pass(key):
         ({"asyncProgressTrackingEnabled": "true"}, "ASYNC_PROGRESS"),
         ({"writePositions": "false"}, "CLASHING_OPTIONS"),
         ({"positionColumns": "a,b,c", "offsetsFrom": "listener"}, "CLASHING_OPTIONS"),
+        ({"bootstrapServers": "a:1", "offsetsFrom": "listener"}, "CLASHING_OPTIONS"),
         ({"batchKey": "2026-11-20"}, "UNKNOWN_OPTION"),
     ],
 )

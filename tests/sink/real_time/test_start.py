@@ -64,6 +64,19 @@ def other_stream(records):
 
 
 @pytest.fixture
+def recreate(kafka):
+    """Delete a topic and create another of its name, without records."""
+    brokers = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+
+    def another(name):
+        brokers.delete_topics([name])[name].result(30)
+        wait_until(lambda: name not in brokers.list_topics(timeout=30).topics)
+        brokers.create_topics([NewTopic(name, num_partitions=1)])[name].result(30)
+
+    return another
+
+
+@pytest.fixture
 def begin(spark, kafka, tcp_url, tmp_path):
     """Start a query over a topic into the table orders."""
 
@@ -128,7 +141,7 @@ def test_what_a_continuous_query_has_stored_is_recorded(begin, topic, produce, i
 
 
 @pytest.mark.parametrize("records", [5, 0])
-def test_a_topic_that_is_created_again(records, begin, topic, produce, ids, kafka, tcp_url, monkeypatch):
+def test_a_topic_that_is_created_again(records, begin, topic, produce, ids, recreate, tcp_url, monkeypatch):
     """
     Spark goes on in the new topic where the old one ended. The query ends, and the ledger says why.
 
@@ -141,10 +154,7 @@ def test_a_topic_that_is_created_again(records, begin, topic, produce, ids, kafk
     query = begin(name, "continuous")
     produce(name, range(records))
     assert ids(records, query) == list(range(records))
-    brokers = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    brokers.delete_topics([name])[name].result(30)
-    wait_until(lambda: name not in brokers.list_topics(timeout=30).topics)
-    brokers.create_topics([NewTopic(name, num_partitions=1)])[name].result(30)
+    recreate(name)
     store = OffsetsStore(tcp_url)
     assert wait_until(lambda: [failure.code for failure in store.failures()] == ["RECREATED"], 60)
     assert wait_until(lambda: not query.isActive, 60)
@@ -332,15 +342,22 @@ def test_a_database_that_goes_back_is_noticed_though_no_record_comes(begin, topi
     query.stop()
 
 
-def test_micro_batches_go_on_from_real_time_and_back(begin, spark, kafka, topic, produce, ids, tcp_url, tmp_path):
-    """The same query, checkpoint and table change their mode, and each record stays there once."""
+def test_micro_batches_go_on_from_real_time_and_back(
+    begin, spark, kafka, topic, produce, recreate, ids, tcp_url, tmp_path
+):
+    """
+    The same query, checkpoint and table change their mode, and each record stays there once.
+
+    Micro-batches that do not ask for the topic's id, as real time has, are refused. So is a start in real time over
+    another topic of that name, even if it has as many records.
+    """
     name = topic(1)
 
-    def in_micro_batches():
+    def in_micro_batches(**brokers):
         source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
         records = source.option("subscribe", name).option("startingOffsets", "earliest").load()
         writer = PostgresBatchWriter(
-            tcp_url, table="orders", position_columns=["topic", "partition", "offset"], write_positions=False
+            tcp_url, table="orders", position_columns=["topic", "partition", "offset"], write_positions=False, **brokers
         )
         stream = as_rows(records).writeStream.foreachBatch(writer).trigger(availableNow=True)
         stream.option("checkpointLocation", str(tmp_path / "query")).start().awaitTermination(120)
@@ -350,15 +367,21 @@ def test_micro_batches_go_on_from_real_time_and_back(begin, spark, kafka, topic,
     assert ids(10, query) == list(range(10)), query.exception()
     query.stop()
     produce(name, range(10, 20))
-    in_micro_batches()
+    with pytest.raises(StreamingQueryException, match="RECREATED"):
+        in_micro_batches()
+    in_micro_batches(bootstrap_servers=kafka.bootstrap_servers)
     assert ids(20) == list(range(20))
     produce(name, range(20, 30))
     query = begin(name)
     assert ids(30, query) == list(range(30)), query.exception()
     query.stop()
     produce(name, range(30, 40))
-    in_micro_batches()
+    in_micro_batches(bootstrap_servers=kafka.bootstrap_servers)
     assert ids(40) == list(range(40))
+    recreate(name)
+    produce(name, range(40))
+    with pytest.raises(PgonceError, match="RECREATED"):
+        begin(name)
 
 
 class TestRefused:
