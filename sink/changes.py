@@ -12,18 +12,27 @@ https://debezium.io/documentation/reference/stable/connectors/postgresql.html#po
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
-from pyspark.sql.types import BooleanType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BooleanType, DataType, MapType, StringType, StructField, StructType
 
 from pgonce.offsets_store.errors import NOTHING, bad_option
 
 from .encoding import compute as pc
+from .encoding.encoded_types import VariantType
+from .encoding.json_texts import READ_BY_POSTGRES, json_texts, quoted
 from .errors import EncodingError
-from .options.destination import CHANGE_TYPE, DELETED_COLUMN, OPERATION_COLUMN, Destination
+from .options.destination import (
+    BEFORE_COLUMN,
+    CHANGE_TYPE,
+    DELETED_COLUMN,
+    OPERATION_COLUMN,
+    RECORD_KEY,
+    Destination,
+)
 from .options.routes import Routes
 
 
@@ -38,16 +47,20 @@ def reader_of(where: Destination | Routes, struct_type: StructType) -> ChangeRea
         reader = _reader_for_all(where, struct_type)
         where.refuse_unfit(reader.struct_type)
         return reader
-    return _reader_for_one(where, struct_type)
+    return _reader_for_one(where, struct_type, where.keys)
 
 
 def _reader_for_all(routes: Routes, struct_type: StructType) -> ChangeReader:
     if routes.feed:
-        return _reader_for_one(routes.each[0].destination, struct_type)
+        each = [route.destination.keys for route in routes]
+        keys = {name for of_one in each for name in of_one} if all(each) else ()
+        return _reader_for_one(routes.each[0].destination, struct_type, keys, routes.column)
     return DeleteWhen(struct_type, routes.delete_columns, routes.column)
 
 
-def _reader_for_one(destination: Destination, struct_type: StructType) -> ChangeReader:
+def _reader_for_one(
+    destination: Destination, struct_type: StructType, keys: Collection[str], route: str | None = None
+) -> ChangeReader:
     changes = destination.changes
     if changes is None:
         return DeleteWhen(struct_type, {})
@@ -56,7 +69,7 @@ def _reader_for_one(destination: Destination, struct_type: StructType) -> Change
     if changes.delete_when:
         return DeleteWhen(struct_type, {changes.delete_when: ()})
     if changes.feed == "debezium":
-        return Envelope(struct_type, destination.order_by)
+        return Envelope(struct_type, destination.order_by, frozenset(name.lower() for name in keys), route)
     return ChangeTypes(struct_type)
 
 
@@ -188,9 +201,11 @@ def _shown(value: pa.Scalar) -> str:
     return repr(value.as_buffer().to_pybytes().decode(errors="replace"))[:40]
 
 
-_OPERATION = "op"
+_OPERATION, _KEY = "op", "key"
 _ENVELOPE = frozenset({"before", "after", "source", _OPERATION, "ts_ms", "ts_us", "ts_ns", "transaction"})
-_WRITES_OF_DEBEZIUM, _DELETES_OF_DEBEZIUM = ("c", "r", "u"), "d"
+_WRITES_OF_DEBEZIUM, _DELETES_OF_DEBEZIUM, _UPDATES = ("c", "r", "u"), "d", "u"
+# No key in Postgres has a NUL, and other values of an old row need not be whole.
+_OF_OLD_ROWS = replace(READ_BY_POSTGRES, text=lambda text: quoted(text.replace("\0", "")))
 _REMEDY = (
     "The known operations are c, r, u and d. Filter tombstones out before from_json (where value is not null). A "
     "record that does not fit the schema of from_json also gives null. A truncate (t) must be repeated by hand."
@@ -204,10 +219,14 @@ class Envelope:
 
     :param of: the frame's columns.
     :param order_by: the field that orders changes, which may be one of the envelope's: ``source.lsn``.
+    :param keys: the keys of the tables in small letters; empty if any column may be one.
+    :param route: the column that chooses the table.
     """
 
     of: StructType
     order_by: str | None
+    keys: frozenset[str] = frozenset()
+    route: str | None = None
 
     def __post_init__(self) -> None:
         _require_column(self.of, "after", StructType)
@@ -221,7 +240,7 @@ class Envelope:
         path, data_type = self._order
         if path:
             fields.append(StructField(path[-1], data_type or StringType()))
-        fields.append(StructField(OPERATION_COLUMN, StringType()))
+        fields += [StructField(OPERATION_COLUMN, StringType()), StructField(BEFORE_COLUMN, StringType())]
         return _with_deleted(StructType(fields))
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -237,16 +256,65 @@ class Envelope:
         path, _ = self._order
         if path:
             arrays.append(_at(batch, path))
-        return pa.RecordBatch.from_arrays([*arrays, operations, deletes], names=self.struct_type.names)
+        told = self._told(batch, operations)
+        return pa.RecordBatch.from_arrays([*arrays, operations, told, deletes], names=self.struct_type.names)
+
+    def _told(self, batch: pa.RecordBatch, operations: pa.Array) -> pa.Array:
+        """
+        As JSON, the row before each update that may have had another key, and the record's key; null elsewhere.
+
+        :raises EncodingError: KEY_CHANGED.
+        """
+        before, after = batch.column("before"), batch.column("after")
+        updates = pc.equal(operations, _UPDATES)
+        told = pc.and_(updates, pa.scalar(self._key_may_lack_some))
+        updates = pc.and_(updates, before.is_valid())
+        fields = [field for field in self._image if self._may_be_key(field)]
+        old = [_field_of(before, field.name, pc.struct_field(after, field.name).type) for field in fields]
+        if pc.any(updates, min_count=0).as_py():
+            for field, values in zip(fields, old, strict=True):
+                differs = pc.and_(updates, _differ(values, pc.struct_field(after, field.name)))
+                if field.name == self.route and pc.any(differs, min_count=0).as_py():
+                    raise _other_route(self.route, differs.index(pa.scalar(value=True)).as_py())
+                told = pc.or_(told, differs)
+        texts = pa.nulls(len(batch), pa.string())
+        if not pc.any(told, min_count=0).as_py():
+            return texts
+        if self._record_key:
+            fields.append(StructField(RECORD_KEY, self._record_key))
+            old.append(batch.column(_KEY))
+        rows = pa.StructArray.from_arrays(old, [field.name for field in fields]).filter(told)
+        return pc.replace_with_mask(texts, told, pa.array(json_texts(rows, StructType(fields), _OF_OLD_ROWS), pa.string()))
+
+    def _may_be_key(self, field: StructField) -> bool:
+        if isinstance(field.dataType, (StructType, ArrayType, MapType, VariantType)):
+            return False
+        return field.name == self.route or not self.keys or field.name.lower() in self.keys
+
+    @property
+    def _key_may_lack_some(self) -> bool:
+        """Whether the key of the record is there, and may lack keys of the table: then an update may change these."""
+        names = {name.lower() for name in self._record_key.names} if self._record_key else set()
+        return self._record_key is not None and not (self.keys and self.keys <= names)
+
+    @cached_property
+    def _record_key(self) -> StructType | None:
+        """The key of the record in Kafka, if the frame has it as a struct."""
+        found = next((field.dataType for field in self.of.fields if field.name == _KEY), None)
+        return found if isinstance(found, StructType) else None
 
     @property
     def _image(self) -> list[StructField]:
-        after = next(field.dataType for field in self.of.fields if field.name == "after")
-        return list(after.fields) if isinstance(after, StructType) else []
+        return self._fields_of("after")
+
+    def _fields_of(self, image: str) -> list[StructField]:
+        found = next(field.dataType for field in self.of.fields if field.name == image)
+        return list(found.fields) if isinstance(found, StructType) else []
 
     @property
     def _beside(self) -> list[StructField]:
-        return [field for field in self.of.fields if field.name not in _ENVELOPE]
+        mine = _ENVELOPE | {_KEY} if self._record_key else _ENVELOPE
+        return [field for field in self.of.fields if field.name not in mine]
 
     @cached_property
     def _order(self) -> tuple[list[str], DataType | None]:
@@ -292,13 +360,31 @@ def _either(deletes: pa.Array, before: pa.StructArray, after: pa.StructArray, na
     written = pc.struct_field(after, name)
     if before.type.get_field_index(name) < 0 or not pc.any(deletes, min_count=0).as_py():
         return written
-    old = pc.struct_field(before, name)
-    if old.type != written.type:
-        old = old.cast(written.type)
     # Not if_else, which does not know every type.
     rows = pa.array(range(len(after)), pa.int64())
     chosen = pc.if_else(deletes, pc.add(rows, len(after)), rows)
-    return pa.concat_arrays([written, old]).take(chosen)
+    return pa.concat_arrays([written, _field_of(before, name, written.type)]).take(chosen)
+
+
+def _field_of(before: pa.StructArray, name: str, as_type: pa.DataType) -> pa.Array:
+    if before.type.get_field_index(name) < 0:
+        return pa.nulls(len(before), as_type)
+    found = pc.struct_field(before, name)
+    return found if found.type == as_type else found.cast(as_type)
+
+
+def _differ(old: pa.Array, new: pa.Array) -> pa.Array:
+    return pc.or_(pc.fill_null(pc.not_equal(old, new), fill_value=False), pc.xor(old.is_valid(), new.is_valid()))
+
+
+def _other_route(route: str, row: int) -> EncodingError:
+    return EncodingError(
+        "KEY_CHANGED",
+        f"The update {_in_row(row)} changes {route!r}, which route names: the old row is in another table.",
+        NOTHING,
+        "In Spark, make two rows of such a change: a delete (op d) with its before, and an insert (op c) with its "
+        "after. Or route by a column that no update changes, such as the name of the source's table.",
+    )
 
 
 def _at(batch: pa.RecordBatch, path: list[str]) -> pa.Array:

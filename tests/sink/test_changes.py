@@ -57,10 +57,10 @@ def test_an_envelope_becomes_its_image():
             envelope("d", KEY_OF_SECOND)]  # fmt: skip
     beside = {"offset": 3}
     assert read(ENVELOPE, rows, change_feed="debezium") == [
-        {**FIRST, **beside, "pgonce_operation": "c", "pgonce_deleted": False},
-        {**FIRST, **beside, "pgonce_operation": "r", "pgonce_deleted": False},
-        {**SECOND, **beside, "pgonce_operation": "u", "pgonce_deleted": False},
-        {**KEY_OF_SECOND, **beside, "pgonce_operation": "d", "pgonce_deleted": True},
+        {**FIRST, **beside, "pgonce_operation": "c", "pgonce_before": None, "pgonce_deleted": False},
+        {**FIRST, **beside, "pgonce_operation": "r", "pgonce_before": None, "pgonce_deleted": False},
+        {**SECOND, **beside, "pgonce_operation": "u", "pgonce_before": '{"id":1}', "pgonce_deleted": False},
+        {**KEY_OF_SECOND, **beside, "pgonce_operation": "d", "pgonce_before": None, "pgonce_deleted": True},
     ]
 
 
@@ -70,7 +70,7 @@ def test_an_envelope_keeps_the_field_that_orders_it(order_by, name, value):
     (row,) = read(ENVELOPE, [envelope("c", None, FIRST)], change_feed="debezium", order_by=order_by)
     assert row[name] == value
     (row,) = read(ENVELOPE, [envelope("c", None, FIRST)], change_feed="debezium", order_by="offset")
-    assert list(row) == ["id", "tags", "place", "offset", "pgonce_operation", "pgonce_deleted"]
+    assert list(row) == ["id", "tags", "place", "offset", "pgonce_operation", "pgonce_before", "pgonce_deleted"]
 
 
 @pytest.mark.parametrize("order_by", [None, "op"])
@@ -81,8 +81,8 @@ def test_a_column_of_the_source_may_be_called_as_the_operation(order_by):
     events = [{"before": None, "after": {"id": 1, "op": "d"}, "op": "u"},
               {"before": {"id": 2, "op": "c"}, "after": None, "op": "d"}]  # fmt: skip
     assert read(struct, events, change_feed="debezium", order_by=order_by) == [
-        {"id": 1, "op": "d", "pgonce_operation": "u", "pgonce_deleted": False},
-        {"id": 2, "op": "c", "pgonce_operation": "d", "pgonce_deleted": True},
+        {"id": 1, "op": "d", "pgonce_operation": "u", "pgonce_before": None, "pgonce_deleted": False},
+        {"id": 2, "op": "c", "pgonce_operation": "d", "pgonce_before": None, "pgonce_deleted": True},
     ]
 
 
