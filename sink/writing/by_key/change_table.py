@@ -29,7 +29,7 @@ from ..table.catalogue import TargetColumn, TargetTable
 from ..table.fit import Fit, Fitting
 from .keys import ComparedUpsert
 from .moved_rows import MovedRows
-from .statements import key_order, not_older, unread_columns, value_as_assigned, value_if_read
+from .statements import key_order, lacks_order, not_older, unread_columns, value_as_assigned, value_if_read
 
 DELETED = sql.Identifier("pgonce: deleted")
 NEW = sql.Identifier("pgonce: new")
@@ -93,11 +93,10 @@ class ChangeTable:
         many move a row, do not say whether they do, and have an old key that may be another row's.
         """
         nulls = [sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in self.upsert.keys]
-        order = self.upsert.order_by if self.upsert.newer_by else None
         conditions = (
             self.is_delete,
             sql.SQL(" OR ").join(nulls),
-            sql.SQL("{} IS NULL").format(sql.Identifier(order.source)) if order else sql.SQL("false"),
+            lacks_order(self.upsert, self.columns),
             self.moved.is_moved,
             self.moved.is_unknown,
             self.moved.is_another_rows,
