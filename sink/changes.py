@@ -30,7 +30,6 @@ from .options.destination import (
     CHANGE_TYPE,
     DELETED_COLUMN,
     OPERATION_COLUMN,
-    RECORD_KEY,
     Destination,
 )
 from .options.routes import Routes
@@ -64,10 +63,8 @@ def _reader_for_one(
     changes = destination.changes
     if changes is None:
         return DeleteWhen(struct_type, {})
-    if changes.all_delete:
-        return AllDelete(struct_type)
-    if changes.delete_when:
-        return DeleteWhen(struct_type, {changes.delete_when: ()})
+    if changes.feed is None:
+        return DeleteWhen(struct_type, {changes.deleted: ()})
     if changes.feed == "debezium":
         return Envelope(struct_type, destination.order_by, frozenset(name.lower() for name in keys), route)
     return ChangeTypes(struct_type)
@@ -103,22 +100,6 @@ class DeleteWhen:
                 known = pc.or_(known, pc.invert(pc.is_in(values, value_set=pa.array(of, pa.string()))))
             _refuse_unknown(column, says, known, _SAY_IT)
         return batch
-
-
-@dataclass(frozen=True)
-class AllDelete:
-    """Rows that all delete."""
-
-    of: StructType
-
-    @property
-    def struct_type(self) -> StructType:
-        """The frame's columns, and :data:`DELETED_COLUMN`."""
-        return _with_deleted(self.of)
-
-    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows."""
-        return batch.append_column(DELETED_COLUMN, pa.repeat(pa.scalar(value=True), len(batch)))
 
 
 @dataclass(frozen=True)
@@ -261,41 +242,32 @@ class Envelope:
 
     def _told(self, batch: pa.RecordBatch, operations: pa.Array) -> pa.Array:
         """
-        As JSON, the row before each update that may have had another key, and the record's key; null elsewhere.
+        As JSON, where an update may have changed a key: the row before it, as far as it has keys, and the record's key.
 
         :raises EncodingError: KEY_CHANGED.
         """
-        before, after = batch.column("before"), batch.column("after")
-        updates = pc.equal(operations, _UPDATES)
-        told = pc.and_(updates, pa.scalar(self._key_may_lack_some))
-        updates = pc.and_(updates, before.is_valid())
-        fields = [field for field in self._image if self._may_be_key(field)]
-        old = [_field_of(before, field.name, pc.struct_field(after, field.name).type) for field in fields]
-        if pc.any(updates, min_count=0).as_py():
-            for field, values in zip(fields, old, strict=True):
-                differs = pc.and_(updates, _differ(values, pc.struct_field(after, field.name)))
-                if field.name == self.route and pc.any(differs, min_count=0).as_py():
-                    raise _other_route(self.route, differs.index(pa.scalar(value=True)).as_py())
-                told = pc.or_(told, differs)
-        texts = pa.nulls(len(batch), pa.string())
-        if not pc.any(told, min_count=0).as_py():
-            return texts
-        if self._record_key:
-            fields.append(StructField(RECORD_KEY, self._record_key))
-            old.append(batch.column(_KEY))
-        rows = pa.StructArray.from_arrays(old, [field.name for field in fields]).filter(told)
-        return pc.replace_with_mask(texts, told, pa.array(json_texts(rows, StructType(fields), _OF_OLD_ROWS), pa.string()))
+        before, after, record_key = batch.column("before"), batch.column("after"), self._record_key
+        updates = pc.and_(pc.equal(operations, _UPDATES), pc.or_(before.is_valid(), pa.scalar(record_key is not None)))
+        told, fields = pa.nulls(len(batch), pa.string()), [field for field in self._image if self._may_be_key(field)]
+        if not fields or not pc.any(updates, min_count=0).as_py():
+            return told
+        after = after.filter(updates)
+        old, new = (_texts(image, fields, after) for image in (before.filter(updates), after))
+        for route in (field for field in fields if field.name == self.route):
+            images = (_texts(image, [route], after) for image in (before.filter(updates), after))
+            if any(row not in (None, now) for row, now in zip(*images, strict=True)):
+                raise _changed_route(route.name)
+        keys = json_texts(batch.column(_KEY).filter(updates), record_key) if record_key else [None] * len(old)
+        texts = [
+            None if row == now else f'{{"row":{row or "null"}' + (f',"key":{key}}}' if key else "}")
+            for row, now, key in zip(old, new, keys, strict=True)
+        ]
+        return pc.replace_with_mask(told, updates, pa.array(texts, pa.string()))
 
     def _may_be_key(self, field: StructField) -> bool:
         if isinstance(field.dataType, (StructType, ArrayType, MapType, VariantType)):
             return False
         return field.name == self.route or not self.keys or field.name.lower() in self.keys
-
-    @property
-    def _key_may_lack_some(self) -> bool:
-        """Whether the key of the record is there, and may lack keys of the table: then an update may change these."""
-        names = {name.lower() for name in self._record_key.names} if self._record_key else set()
-        return self._record_key is not None and not (self.keys and self.keys <= names)
 
     @cached_property
     def _record_key(self) -> StructType | None:
@@ -373,14 +345,16 @@ def _field_of(before: pa.StructArray, name: str, as_type: pa.DataType) -> pa.Arr
     return found if found.type == as_type else found.cast(as_type)
 
 
-def _differ(old: pa.Array, new: pa.Array) -> pa.Array:
-    return pc.or_(pc.fill_null(pc.not_equal(old, new), fill_value=False), pc.xor(old.is_valid(), new.is_valid()))
+def _texts(image: pa.StructArray, fields: list[StructField], after: pa.StructArray) -> list[str | None]:
+    arrays = [_field_of(image, field.name, after.type.field(field.name).type) for field in fields]
+    some = pa.StructArray.from_arrays(arrays, [field.name for field in fields], mask=image.is_null())
+    return json_texts(some, StructType(fields), _OF_OLD_ROWS)
 
 
-def _other_route(route: str, row: int) -> EncodingError:
+def _changed_route(route: str) -> EncodingError:
     return EncodingError(
         "KEY_CHANGED",
-        f"The update {_in_row(row)} changes {route!r}, which route names: the old row is in another table.",
+        f"An update changes {route!r}, which route names, so that the old row is in another table.",
         NOTHING,
         "In Spark, make two rows of such a change: a delete (op d) with its before, and an insert (op c) with its "
         "after. Or route by a column that no update changes, such as the name of the source's table.",
@@ -392,7 +366,7 @@ def _at(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
     return pc.struct_field(array, path[1:]) if path[1:] else array
 
 
-ChangeReader = DeleteWhen | AllDelete | ChangeTypes | Envelope
+ChangeReader = DeleteWhen | ChangeTypes | Envelope
 """
 Reads the rows of one frame and their operations.
 

@@ -1,11 +1,11 @@
 """
 Tell what stands in a row for a value that the source could not read.
 
-Pure; its SQL runs in the commit, on rows that were gathered. Invariant: no placeholder overwrites a stored value. A
-column that may get one has a type in which every form of Debezium's ``UnchangedToastedPlaceholder`` is known, or it is
-refused. Known are the text itself, its bytes, and, for a column that is an array, an array of the text, of its bytes, of
-a UUID that is made from them, or of the bytes as numbers. An hstore is a map, or JSON, with the text as key and as
-value. Other values than texts, bytes and arrays are too short for Postgres to store them apart.
+Pure; its SQL runs in the commit, on rows that were gathered. Invariant: no placeholder overwrites a stored value,
+because a column is refused if it may get one of Debezium's ``UnchangedToastedPlaceholder`` in a form that is not known.
+Known are the text itself, its bytes, and, for a column that is an array, an array of the text, of its bytes, of a UUID
+that is made from them, or of the bytes as numbers. An hstore is a map, or JSON, with the text as key and as value.
+Other values than texts, bytes and arrays are too short for Postgres to store them apart.
 """
 
 from __future__ import annotations

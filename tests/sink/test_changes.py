@@ -59,7 +59,13 @@ def test_an_envelope_becomes_its_image():
     assert read(ENVELOPE, rows, change_feed="debezium") == [
         {**FIRST, **beside, "pgonce_operation": "c", "pgonce_before": None, "pgonce_deleted": False},
         {**FIRST, **beside, "pgonce_operation": "r", "pgonce_before": None, "pgonce_deleted": False},
-        {**SECOND, **beside, "pgonce_operation": "u", "pgonce_before": '{"id":1}', "pgonce_deleted": False},
+        {
+            **SECOND,
+            **beside,
+            "pgonce_operation": "u",
+            "pgonce_before": '{"row":{"id":1}}',
+            "pgonce_deleted": False,
+        },
         {**KEY_OF_SECOND, **beside, "pgonce_operation": "d", "pgonce_before": None, "pgonce_deleted": True},
     ]
 

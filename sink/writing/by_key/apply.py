@@ -98,8 +98,6 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
         tombstones = tombstones_in_tx(connection, batch, traced=traced)
     counts = dict.fromkeys(STAGES, 0)
     counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
-    if changes is None or changes.deletes == "ignore":
-        moved = 0
     batch = replace(batch, moves=moved > 0)
     if moved:
         counts[MOVED], count = moved, count + moved
@@ -144,7 +142,7 @@ def _name() -> sql.Identifier:
 def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, written: Written) -> tuple[int, int, int]:
     """How many rows the batch has, how many of them delete, and how many move a row."""
     table = written.table
-    rows, deletes, without_key, without_order, moved, unknown, of_others = found or (0,) * 7
+    rows, deletes, without_key, without_order, moved, unclear = found or (0,) * 6
     if without_key:
         raise null_keys(without_key, upsert)
     if without_order and upsert.order_by:
@@ -164,7 +162,7 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, written
             NOTHING,
             "Create a unique constraint or index on exactly the key columns.",
         )
-    refuse_moved(written, moved, unknown, 0 if upsert.newer_by else of_others)
+    refuse_moved(written, moved, unclear)
     return rows, deletes, moved
 
 

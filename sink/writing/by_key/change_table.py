@@ -56,8 +56,8 @@ class ChangeTable:
 
     @property
     def moved(self) -> MovedRows:
-        """Which of the gathered rows move a row."""
-        return MovedRows(self.columns, self.upsert.keys)
+        """Which of the gathered rows move a row; none, if deletes are ignored."""
+        return MovedRows(self.columns if self.changes and self.changes.deletes != "ignore" else (), self.upsert)
 
     @cached_property
     def written(self) -> tuple[ColumnPlan, ...]:
@@ -89,8 +89,8 @@ class ChangeTable:
 
     def facts(self, rows: GatheredRows) -> sql.Composed:
         """
-        How many ``rows`` there are; how many of them delete, lack a key, and lack an order that is needed; and how
-        many move a row, do not say whether they do, and have an old key that may be another row's.
+        How many ``rows`` there are; of these, how many delete, lack a key, lack an order that is needed, move a row,
+        and may move one that is not known.
         """
         nulls = [sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in self.upsert.keys]
         conditions = (
@@ -98,8 +98,7 @@ class ChangeTable:
             sql.SQL(" OR ").join(nulls),
             lacks_order(self.upsert, self.columns),
             self.moved.is_moved,
-            self.moved.is_unknown,
-            self.moved.is_another_rows,
+            self.moved.is_unclear,
         )
         counts = (sql.SQL("pg_catalog.count(*) FILTER (WHERE {})").format(condition) for condition in conditions)
         return sql.SQL("SELECT pg_catalog.count(*), {} FROM {} WHERE {}").format(

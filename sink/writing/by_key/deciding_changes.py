@@ -35,7 +35,9 @@ def create_deciding(table: ChangeTable, rows: GatheredRows, *, deletes_matter: b
     :param deletes_matter: whether a delete counts if a write of the same key follows it.
     """
     # Without an order, rows of one key are refused, and each change is the last one.
-    is_last_enough = not table.unread and not table.moves and (table.upsert.order_by is None or not (table.frozen or deletes_matter))
+    is_last_enough = (
+        not table.unread and not table.moves and (table.upsert.order_by is None or not (table.frozen or deletes_matter))
+    )
     if is_last_enough:
         return _created(table, _last_of_each(table, rows))
     return _created(table, _deciding(table, all_changes(table, rows)))
@@ -93,8 +95,7 @@ def _all(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
     every = each.format(values, rows.source, rows.wanted)
     if not table.moves or table.changes is None:
         return every
-    order = table.upsert.order_by.source if table.upsert.order_by else None
-    old = table.moved.deletes(rows, table.changes.deleted, order)
+    old = table.moved.deletes(rows, table.changes.deleted)
     return sql.SQL("{} UNION ALL {}").format(every, each.format(values, old, sql.SQL("true")))
 
 

@@ -16,122 +16,96 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
 from ...encoding.encoded_types import EncodedColumn
-from ...options.destination import BEFORE_COLUMN, RECORD_KEY
-from ..checked_table import ColumnPlan
+from ...options.destination import BEFORE_COLUMN
 from ..rows import GatheredRows
-from .keys import Written, delete_action
+from .keys import Upsert, Written, delete_action
 
 _BEFORE = sql.SQL("{}::pg_catalog.jsonb").format(sql.Identifier(BEFORE_COLUMN))
-_OF_RECORD = sql.SQL("pg_catalog.jsonb_strip_nulls({} OPERATOR(pg_catalog.->) {})").format(_BEFORE, RECORD_KEY)
+# Without the fields that the keys of other tables of the stream have.
+_RECORD = sql.SQL("pg_catalog.jsonb_strip_nulls({} OPERATOR(pg_catalog.->) 'key')").format(_BEFORE)
 
 
 @dataclass(frozen=True)
 class MovedRows:
-    """The gathered rows of these ``columns``, as far as their ``keys`` have changed. All conditions are never null."""
+    """The gathered rows of these ``columns`` whose keys have changed. Conditions are never null."""
 
     columns: Sequence[EncodedColumn]
-    keys: Sequence[ColumnPlan]
-
-    @staticmethod
-    def of(written: Written) -> MovedRows:
-        """Those of the rows that are written by key."""
-        return MovedRows(written.columns, written.by_key.keys)
-
-    @property
-    def may_be(self) -> bool:
-        """Whether the rows say what was before them."""
-        return any(column.name == BEFORE_COLUMN for column in self.columns)
+    upsert: Upsert
 
     @property
     def is_moved(self) -> sql.Composable:
         """Whether a row had another key."""
-        other = (
-            sql.SQL("{} OPERATOR(pg_catalog.<>) {}").format(self._old(key.source), sql.Identifier(key.source))
-            for key in self.keys
-        )
-        return self._is_true(sql.SQL(" OR ").join(other))
+        return self._any("{old} OPERATOR(pg_catalog.<>) {key}")
 
     @property
-    def is_unknown(self) -> sql.Composable:
-        """Whether the source does not say which key a row had, and may have changed it without changing its own."""
-        unknown = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(self._old(key.source)) for key in self.keys)
-        covered = sql.SQL("COALESCE({} OPERATOR(pg_catalog.?&) {}, false)").format(_OF_RECORD, self._names)
-        has_before = sql.SQL("{} IS NOT NULL").format(sql.Identifier(BEFORE_COLUMN))
-        return self._is_true(sql.SQL("{} AND ({}) AND NOT {}").format(has_before, unknown, covered))
+    def is_unclear(self) -> sql.Composable:
+        """
+        Whether a row may have had another key that is not known, or one that may be another row's by now.
 
-    @property
-    def is_another_rows(self) -> sql.Composable:
-        """Whether a row had another key, which may be that of another row of the source by now."""
-        rest = sql.SQL("{} OPERATOR(pg_catalog.-) {}").format(_OF_RECORD, self._names)
-        own = sql.SQL("{} AND ({} OPERATOR(pg_catalog.=) '{{}}'::pg_catalog.jsonb) IS NOT TRUE")
-        return self._is_true(own.format(self.is_moved, rest))
+        If the record's key has all keys, an update changes none: it would come as a delete and an insert. If it has no
+        others, the old key is no other row's.
+        """
+        if not self._are_told:
+            return sql.SQL("false")
+        keys = sql.SQL("{}::pg_catalog.text[]").format([key.source for key in self.upsert.keys])
+        has_all = sql.SQL("({} OPERATOR(pg_catalog.?&) {}) IS TRUE").format(_RECORD, keys)
+        no_others = "({} OPERATOR(pg_catalog.-) {} OPERATOR(pg_catalog.=) '{{}}') IS TRUE"
+        has_no_others = sql.SQL(no_others).format(_RECORD, keys)
+        own = sql.SQL("true") if self.upsert.newer_by else has_no_others
+        lacks_one = self._any("{before} IS NOT NULL AND {old} IS NULL")
+        return sql.SQL("({} AND NOT ({}) OR {} AND NOT ({}))").format(lacks_one, has_all, self.is_moved, own)
 
-    def deletes(self, rows: GatheredRows, deleted: str | None, order: str | None) -> sql.Composable:
+    def deletes(self, rows: GatheredRows, deleted: str) -> sql.Composable:
         """The deletes of the old keys: like ``rows``, with their places and nothing but keys and order."""
-        keys = {key.source for key in self.keys}
-        values = []
-        for column in self.columns:
-            value: sql.Composable = sql.SQL("NULL::pg_catalog.{}").format(sql.SQL(column.postgres_type))
-            if column.name in keys:
-                value = self._old(column.name)
-            elif column.name == deleted:
-                value = sql.SQL("true")
-            elif column.name == order:
-                value = sql.Identifier(column.name)
-            values.append(sql.SQL("{} AS {}").format(value, sql.Identifier(column.name)))
+        values = {column.name: _null_of(column) for column in self.columns}
+        values |= {key.source: self._old(key.source) for key in self.upsert.keys} | {deleted: sql.SQL("true")}
+        if self.upsert.order_by:
+            values[self.upsert.order_by.source] = sql.Identifier(self.upsert.order_by.source)
+        named = (sql.SQL("{} AS {}").format(value, sql.Identifier(name)) for name, value in values.items())
         return sql.SQL("(SELECT ctid, {} FROM {} WHERE {} AND {}) AS moved").format(
-            sql.SQL(", ").join(values), rows.source, rows.wanted, self.is_moved
+            sql.SQL(", ").join(named), rows.source, rows.wanted, self.is_moved
         )
 
     @property
-    def _names(self) -> sql.Composable:
-        return sql.SQL("ARRAY[{}]::pg_catalog.text[]").format(
-            sql.SQL(", ").join(sql.Literal(key.source) for key in self.keys)
-        )
+    def _are_told(self) -> bool:
+        return any(column.name == BEFORE_COLUMN for column in self.columns)
+
+    def _any(self, condition: str) -> sql.Composable:
+        """Whether ``condition`` is true of a key; false where rows do not say what was before them."""
+        if not self._are_told:
+            return sql.SQL("false")
+        return sql.SQL("(({}) IS TRUE)").format(sql.SQL(" OR ").join(
+            sql.SQL(condition).format(
+                old=self._old(key.source), key=sql.Identifier(key.source), before=sql.Identifier(BEFORE_COLUMN)
+            )
+            for key in self.upsert.keys
+        ))  # fmt: skip
 
     def _old(self, name: str) -> sql.Composable:
         postgres_type = next(column.postgres_type for column in self.columns if column.name == name)
-        return sql.SQL("({} OPERATOR(pg_catalog.->>) {})::pg_catalog.{}").format(
-            _BEFORE, name, sql.SQL(postgres_type)
-        )
-
-    def _is_true(self, condition: sql.Composable) -> sql.Composable:
-        return sql.SQL("(({}) IS TRUE)").format(condition) if self.may_be else sql.SQL("false")
+        old = "({} OPERATOR(pg_catalog.->) 'row' OPERATOR(pg_catalog.->>) {})::pg_catalog.{}"
+        return sql.SQL(old).format(_BEFORE, name, sql.SQL(postgres_type))
 
 
-def refuse_moved(written: Written, moved: int, unknown: int, of_others: int) -> None:
-    """
-    Refuse rows that may have left their old rows behind.
+def _null_of(column: EncodedColumn) -> sql.Composable:
+    return sql.SQL("NULL::pg_catalog.{}").format(sql.SQL(column.postgres_type))
 
-    :param moved: how many changes move a row.
-    :param unknown: how many do not say whether they do.
-    :param of_others: for how many the old key may be another row's by now.
-    :raises TargetError: KEY_CHANGED, DELETE_ACTION.
-    """
-    keys = ", ".join(key.source for key in written.by_key.keys)
-    if unknown:
+
+def refuse_moved(written: Written, moved: int, unclear: int) -> None:
+    """:raises TargetError: KEY_CHANGED for changes that are unclear, DELETE_ACTION where deletes change other rows."""
+    of = f"the keys of {written.table.qualified_name} ({', '.join(key.source for key in written.by_key.keys)})"
+    if unclear:
         raise TargetError(
             "KEY_CHANGED",
-            f"{unknown} updates of the batch may have changed the keys of {written.table.qualified_name} ({keys}): "
-            "the row before the update lacks them, or is null though the key of the record in Kafka lacks one of them.",
+            f"{unclear} updates of the batch changed {of}, or may have, and it is not sure which row of the table has "
+            "to go: the row before such an update lacks keys, or is null though the key of its record lacks some; or "
+            "the old key may be another row's by now.",
             NOTHING,
-            "Let the source send whole rows (ALTER TABLE ... REPLICA IDENTITY FULL), and write its rows again. If it "
-            "never changes these columns, make before null where op is u, and leave key out of the frame.",
-        )
-    if of_others:
-        raise TargetError(
-            "KEY_CHANGED",
-            f"{of_others} updates of the batch change the keys of {written.table.qualified_name} ({keys}), and the "
-            "old key may be that of another row of the source by now.",
-            NOTHING,
-            "Set onlyNewer with orderBy, so that a row that is newer stays. Or, if these keys include those of the "
-            "source's table, let the frame have the key of Kafka's record as a struct (from_json(key, ...) AS key), "
-            "which shows it.",
+            "Set onlyNewer with orderBy; or let the frame have the key of Kafka's record as a struct (from_json(...) "
+            "AS key), which shows whether the old key is the row's own. Where rows before updates lack keys, let the "
+            "source send whole rows (ALTER TABLE ... REPLICA IDENTITY FULL), and write its rows again; or, if these "
+            "columns never change there, make before null where op is u (`pgonce explain change-data`).",
         )
     if moved and written.changes and written.changes.deletes == "hard" and written.table.deletes_reach:
-        raise delete_action(
-            f"{moved} updates of the batch change the keys of {written.table.qualified_name} ({keys}). A row whose key "
-            "has changed is deleted and written again, and that changes the rows that refer to it by a foreign key "
-            "with an action.",
-            "Let",
-        )
+        what = f"{moved} updates of the batch change {of}. Each is a delete and a write here, and the delete would"
+        raise delete_action(f"{what} change the rows that refer to the old row by a foreign key with an action.", "Let")

@@ -212,9 +212,9 @@ def not_older(upsert: Upsert, row: str) -> sql.Composable:
     A dead letter may be of an earlier batch than the stored row, so it replaces no equal value. A row of a snapshot
     without an order replaces none.
     """
-    return sql.SQL("({2}.{0} IS NOT NULL AND (target.{0} IS NULL OR target.{0} OPERATOR(pg_catalog.{1}) {2}.{0}))").format(
-        sql.Identifier(upsert.newer_by or ""), sql.SQL("<" if upsert.of_letters else "<="), sql.Identifier(row)
-    )
+    return sql.SQL(
+        "({2}.{0} IS NOT NULL AND (target.{0} IS NULL OR target.{0} OPERATOR(pg_catalog.{1}) {2}.{0}))"
+    ).format(sql.Identifier(upsert.newer_by or ""), sql.SQL("<" if upsert.of_letters else "<="), sql.Identifier(row))
 
 
 def lacks_order(upsert: Upsert, columns: Iterable[EncodedColumn]) -> sql.Composable:

@@ -121,11 +121,12 @@ def _may_precede_equal(changes: ChangeTable) -> bool:
     return changes.upsert.of_letters and not (is_version and changes.changes and changes.changes.has_versions)
 
 
-# A row of a snapshot, which has no order, is older than any. What is newer than every tombstone needs no look at its own. The greatest is found by reading all.
+# What is newer than every tombstone needs no look at its own, if it has an order. The greatest is found by reading all.
 _IS_LATE = sql.SQL(
     "(change.{}::{} OPERATOR(pg_catalog.{}) ("
     "SELECT pg_catalog.max((all_of.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{}) "
-    "FROM pgonce.tombstones AS all_of WHERE all_of.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint)) IS NOT FALSE AND "
+    "FROM pgonce.tombstones AS all_of WHERE all_of.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint)) IS NOT FALSE "
+    "AND "
 )
 # Texts may be compared by another collation than that of the greatest; uuids have none before Postgres 18.
 _WITH_GREATEST = frozenset({

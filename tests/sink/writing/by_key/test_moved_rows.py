@@ -46,8 +46,9 @@ def delete(number, region, seq):
 
 def move(number, old_region, region, name, seq, record_key=("id",)):
     """An update that changes the region; the frame has the key of the record."""
-    key = {"pgonce: key": dict.fromkeys(record_key, number)} if record_key else {}
-    return (number, region, name, seq, json.dumps({"id": number, "region": old_region, **key}), False)
+    key = {"key": dict.fromkeys(record_key, number)} if record_key else {}
+    before = {"row": {"id": number, "region": old_region}, **key}
+    return (number, region, name, seq, json.dumps(before), False)
 
 
 def put(url, *rows, **options):
@@ -120,7 +121,9 @@ def test_a_move_is_refused_where_the_old_key_may_be_another_rows(record_key, url
     assert stored(admin) == [(1, "eu", "a", 1)]
 
 
-@pytest.mark.parametrize("before", [{"id": 1}, {"id": 1, "region": None}, {"pgonce: key": {"id": 1}}])
+@pytest.mark.parametrize(
+    "before", [{"row": {"id": 1}}, {"row": {"id": 1, "region": None}}, {"row": None, "key": {"id": 1}}]
+)
 @pytest.mark.parametrize("only_newer", [False, True])
 def test_an_update_that_hides_its_old_key_is_refused(before, only_newer, url, admin):
     """The row before it lacks a key, or is not there though the record's key lacks one."""
@@ -129,7 +132,7 @@ def test_an_update_that_hides_its_old_key_is_refused(before, only_newer, url, ad
         put(url, row, only_newer=only_newer)
     assert refused.value.code == "KEY_CHANGED"
     # The source's key is the table's: each change of it comes as a delete and an insert.
-    put(url, (1, "us", "b", 2, json.dumps({"pgonce: key": {"id": 1, "region": "us"}}), False))
+    put(url, (1, "us", "b", 2, json.dumps({"row": None, "key": {"id": 1, "region": "us"}}), False))
     assert stored(admin) == [(1, "us", "b", 2)]
 
 
