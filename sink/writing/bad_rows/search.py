@@ -168,7 +168,7 @@ class Search:
         is_order = isinstance(error, NullOrderError) and upsert.order_by
         found = []
         for column in [upsert.order_by] if is_order and upsert.order_by else upsert.keys:
-            is_null = sql.SQL("{} IS NULL").format(sql.Identifier(column.source))
+            is_null: sql.Composable = sql.SQL("{} IS NULL").format(sql.Identifier(column.source))
             if is_order:
                 is_null = lacks_order(upsert, self.written.columns)
             for place in self._places(gathered.only(is_null), self.most + 1):

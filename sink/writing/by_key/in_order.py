@@ -285,9 +285,11 @@ def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written, u
         for n, key in enumerate(upsert.keys)
     )
     names = sql.SQL(", ").join(sql.Identifier(f"key_{n}") for n, _ in enumerate(upsert.keys))
-    deletes = sql.Identifier(written.changes.deleted) if written.changes else sql.SQL("false")
     # A row that moved is deleted before it is written.
-    deletes = sql.SQL("({} OR {})").format(deletes, MovedRows(written.columns, upsert).is_moved)
+    deletes = sql.SQL("({} OR {})").format(
+        sql.Identifier(written.changes.deleted) if written.changes else sql.SQL("false"),
+        MovedRows(written.columns, upsert).is_moved,
+    )
     # A version of a table that deletes a row and inserts it again has replaced it.
     has_versions = written.changes is not None and written.changes.has_versions
     in_order = sql.SQL("turn, deletes DESC, place" if has_versions else "turn, place")
