@@ -251,15 +251,15 @@ class Envelope:
         told, fields = pa.nulls(len(batch), pa.string()), [field for field in self._image if self._may_be_key(field)]
         if not fields or not pc.any(updates, min_count=0).as_py():
             return told
-        after = after.filter(updates)
-        old, new = (_texts(image, fields, after) for image in (before.filter(updates), after))
-        for route in (field for field in fields if field.name == self.route):
-            images = (_texts(image, [route], after) for image in (before.filter(updates), after))
-            if any(row not in (None, now) for row, now in zip(*images, strict=True)):
-                raise _changed_route(route.name)
+        before, after = before.filter(updates), after.filter(updates)
+        old, new = _texts(before, fields, after), _texts(after, fields, after)
+        if route := [field for field in fields if field.name == self.route]:
+            pairs = zip(_texts(before, route, after), _texts(after, route, after), strict=True)
+            if any(row not in (None, now) for row, now in pairs):
+                raise _changed_route(route[0].name)
         keys = json_texts(batch.column(_KEY).filter(updates), record_key) if record_key else [None] * len(old)
         texts = [
-            None if row == now else f'{{"row":{row or "null"}' + (f',"key":{key}}}' if key else "}")
+            None if row == now else f'{{"row":{row or "null"},"key":{key or "{}"}}}'
             for row, now, key in zip(old, new, keys, strict=True)
         ]
         return pc.replace_with_mask(told, updates, pa.array(texts, pa.string()))
@@ -277,11 +277,8 @@ class Envelope:
 
     @property
     def _image(self) -> list[StructField]:
-        return self._fields_of("after")
-
-    def _fields_of(self, image: str) -> list[StructField]:
-        found = next(field.dataType for field in self.of.fields if field.name == image)
-        return list(found.fields) if isinstance(found, StructType) else []
+        after = next(field.dataType for field in self.of.fields if field.name == "after")
+        return list(after.fields) if isinstance(after, StructType) else []
 
     @property
     def _beside(self) -> list[StructField]:

@@ -49,8 +49,10 @@ class MovedRows:
             return sql.SQL("false")
         keys = sql.SQL("{}::pg_catalog.text[]").format([key.source for key in self.upsert.keys])
         has_all = sql.SQL("({} OPERATOR(pg_catalog.?&) {}) IS TRUE").format(_RECORD, keys)
-        no_others = "({} OPERATOR(pg_catalog.-) {} OPERATOR(pg_catalog.=) '{{}}') IS TRUE"
-        has_no_others = sql.SQL(no_others).format(_RECORD, keys)
+        no_others = (
+            "{0} OPERATOR(pg_catalog.<>) '{{}}' AND {0} OPERATOR(pg_catalog.-) {1} OPERATOR(pg_catalog.=) '{{}}'"
+        )
+        has_no_others = sql.SQL("(" + no_others + ") IS TRUE").format(_RECORD, keys)
         own = sql.SQL("true") if self.upsert.newer_by else has_no_others
         lacks_one = self._any("{before} IS NOT NULL AND {old} IS NULL")
         return sql.SQL("({} AND NOT ({}) OR {} AND NOT ({}))").format(lacks_one, has_all, self.is_moved, own)

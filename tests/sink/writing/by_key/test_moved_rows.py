@@ -46,8 +46,7 @@ def delete(number, region, seq):
 
 def move(number, old_region, region, name, seq, record_key=("id",)):
     """An update that changes the region; the frame has the key of the record."""
-    key = {"key": dict.fromkeys(record_key, number)} if record_key else {}
-    before = {"row": {"id": number, "region": old_region}, **key}
+    before = {"row": {"id": number, "region": old_region}, "key": dict.fromkeys(record_key or (), number)}
     return (number, region, name, seq, json.dumps(before), False)
 
 
