@@ -16,7 +16,6 @@ from typing import Any
 
 from psycopg.pq import TransactionStatus
 from pyspark.sql import DataFrame
-from pyspark.sql.functions import lit
 from sqlalchemy import Connection, CursorResult, event
 from sqlalchemy.sql.elements import RollbackToSavepointClause, SavepointClause
 from typing_extensions import Unpack
@@ -221,7 +220,7 @@ class BatchTransaction:
             asked = destination(table, "apply", keys, delete_when=DELETED_COLUMN)
             where = replace(asked, changes=Changes(all_delete=True))
             frame = frame.select(*where.keys) if where.keys else frame
-            return self._write(frame.withColumn(DELETED_COLUMN, lit(True)), lambda: where)
+            return self._write(frame.selectExpr("*", f"true AS {DELETED_COLUMN}"), lambda: where)
 
     def replace(self, frame: DataFrame, table: str, **how: Unpack[TableOptions]) -> int:
         """Replace all rows of ``table`` with the frame's rows; readers never see it empty."""
