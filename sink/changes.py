@@ -12,18 +12,26 @@ https://debezium.io/documentation/reference/stable/connectors/postgresql.html#po
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
-from pyspark.sql.types import BooleanType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BooleanType, DataType, MapType, StringType, StructField, StructType
 
 from pgonce.offsets_store.errors import NOTHING, bad_option
 
 from .encoding import compute as pc
+from .encoding.encoded_types import VariantType
+from .encoding.json_texts import READ_BY_POSTGRES, json_texts, quoted
 from .errors import EncodingError
-from .options.destination import CHANGE_TYPE, DELETED_COLUMN, OPERATION_COLUMN, Destination
+from .options.destination import (
+    BEFORE_COLUMN,
+    CHANGE_TYPE,
+    DELETED_COLUMN,
+    OPERATION_COLUMN,
+    Destination,
+)
 from .options.routes import Routes
 
 
@@ -38,25 +46,27 @@ def reader_of(where: Destination | Routes, struct_type: StructType) -> ChangeRea
         reader = _reader_for_all(where, struct_type)
         where.refuse_unfit(reader.struct_type)
         return reader
-    return _reader_for_one(where, struct_type)
+    return _reader_for_one(where, struct_type, where.keys)
 
 
 def _reader_for_all(routes: Routes, struct_type: StructType) -> ChangeReader:
     if routes.feed:
-        return _reader_for_one(routes.each[0].destination, struct_type)
+        each = [route.destination.keys for route in routes]
+        keys = {name for of_one in each for name in of_one} if all(each) else ()
+        return _reader_for_one(routes.each[0].destination, struct_type, keys, routes.column)
     return DeleteWhen(struct_type, routes.delete_columns, routes.column)
 
 
-def _reader_for_one(destination: Destination, struct_type: StructType) -> ChangeReader:
+def _reader_for_one(
+    destination: Destination, struct_type: StructType, keys: Collection[str], route: str | None = None
+) -> ChangeReader:
     changes = destination.changes
     if changes is None:
         return DeleteWhen(struct_type, {})
-    if changes.all_delete:
-        return AllDelete(struct_type)
-    if changes.delete_when:
-        return DeleteWhen(struct_type, {changes.delete_when: ()})
+    if changes.feed is None:
+        return DeleteWhen(struct_type, {changes.deleted: ()})
     if changes.feed == "debezium":
-        return Envelope(struct_type, destination.order_by)
+        return Envelope(struct_type, destination.order_by, frozenset(name.lower() for name in keys), route)
     return ChangeTypes(struct_type)
 
 
@@ -90,22 +100,6 @@ class DeleteWhen:
                 known = pc.or_(known, pc.invert(pc.is_in(values, value_set=pa.array(of, pa.string()))))
             _refuse_unknown(column, says, known, _SAY_IT)
         return batch
-
-
-@dataclass(frozen=True)
-class AllDelete:
-    """Rows that all delete."""
-
-    of: StructType
-
-    @property
-    def struct_type(self) -> StructType:
-        """The frame's columns, and :data:`DELETED_COLUMN`."""
-        return _with_deleted(self.of)
-
-    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows."""
-        return batch.append_column(DELETED_COLUMN, pa.repeat(pa.scalar(value=True), len(batch)))
 
 
 @dataclass(frozen=True)
@@ -188,9 +182,11 @@ def _shown(value: pa.Scalar) -> str:
     return repr(value.as_buffer().to_pybytes().decode(errors="replace"))[:40]
 
 
-_OPERATION = "op"
+_OPERATION, _KEY = "op", "key"
 _ENVELOPE = frozenset({"before", "after", "source", _OPERATION, "ts_ms", "ts_us", "ts_ns", "transaction"})
-_WRITES_OF_DEBEZIUM, _DELETES_OF_DEBEZIUM = ("c", "r", "u"), "d"
+_WRITES_OF_DEBEZIUM, _DELETES_OF_DEBEZIUM, _UPDATES = ("c", "r", "u"), "d", "u"
+# No key in Postgres has a NUL, and other values of an old row need not be whole.
+_OF_OLD_ROWS = replace(READ_BY_POSTGRES, text=lambda text: quoted(text.replace("\0", "")))
 _REMEDY = (
     "The known operations are c, r, u and d. Filter tombstones out before from_json (where value is not null). A "
     "record that does not fit the schema of from_json also gives null. A truncate (t) must be repeated by hand."
@@ -204,10 +200,14 @@ class Envelope:
 
     :param of: the frame's columns.
     :param order_by: the field that orders changes, which may be one of the envelope's: ``source.lsn``.
+    :param keys: the keys of the tables in small letters; empty if any column may be one.
+    :param route: the column that chooses the table.
     """
 
     of: StructType
     order_by: str | None
+    keys: frozenset[str] = frozenset()
+    route: str | None = None
 
     def __post_init__(self) -> None:
         _require_column(self.of, "after", StructType)
@@ -221,7 +221,7 @@ class Envelope:
         path, data_type = self._order
         if path:
             fields.append(StructField(path[-1], data_type or StringType()))
-        fields.append(StructField(OPERATION_COLUMN, StringType()))
+        fields += [StructField(OPERATION_COLUMN, StringType()), StructField(BEFORE_COLUMN, StringType())]
         return _with_deleted(StructType(fields))
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -237,7 +237,43 @@ class Envelope:
         path, _ = self._order
         if path:
             arrays.append(_at(batch, path))
-        return pa.RecordBatch.from_arrays([*arrays, operations, deletes], names=self.struct_type.names)
+        told = self._told(batch, operations)
+        return pa.RecordBatch.from_arrays([*arrays, operations, told, deletes], names=self.struct_type.names)
+
+    def _told(self, batch: pa.RecordBatch, operations: pa.Array) -> pa.Array:
+        """
+        As JSON, where an update may have changed a key: the row before it, as far as it has keys, and the record's key.
+
+        :raises EncodingError: KEY_CHANGED.
+        """
+        before, after, record_key = batch.column("before"), batch.column("after"), self._record_key
+        updates = pc.and_(pc.equal(operations, _UPDATES), pc.or_(before.is_valid(), pa.scalar(record_key is not None)))
+        told, fields = pa.nulls(len(batch), pa.string()), [field for field in self._image if self._may_be_key(field)]
+        if not fields or not pc.any(updates, min_count=0).as_py():
+            return told
+        before, after = before.filter(updates), after.filter(updates)
+        old, new = _texts(before, fields, after), _texts(after, fields, after)
+        if route := [field for field in fields if field.name == self.route]:
+            pairs = zip(_texts(before, route, after), _texts(after, route, after), strict=True)
+            if any(row not in (None, now) for row, now in pairs):
+                raise _changed_route(route[0].name)
+        keys = json_texts(batch.column(_KEY).filter(updates), record_key) if record_key else [None] * len(old)
+        texts = [
+            None if row == now else f'{{"row":{row or "null"},"key":{key or "{}"}}}'
+            for row, now, key in zip(old, new, keys, strict=True)
+        ]
+        return pc.replace_with_mask(told, updates, pa.array(texts, pa.string()))
+
+    def _may_be_key(self, field: StructField) -> bool:
+        if isinstance(field.dataType, (StructType, ArrayType, MapType, VariantType)):
+            return False
+        return field.name == self.route or not self.keys or field.name.lower() in self.keys
+
+    @cached_property
+    def _record_key(self) -> StructType | None:
+        """The key of the record in Kafka, if the frame has it as a struct."""
+        found = next((field.dataType for field in self.of.fields if field.name == _KEY), None)
+        return found if isinstance(found, StructType) else None
 
     @property
     def _image(self) -> list[StructField]:
@@ -246,7 +282,8 @@ class Envelope:
 
     @property
     def _beside(self) -> list[StructField]:
-        return [field for field in self.of.fields if field.name not in _ENVELOPE]
+        mine = _ENVELOPE | {_KEY} if self._record_key else _ENVELOPE
+        return [field for field in self.of.fields if field.name not in mine]
 
     @cached_property
     def _order(self) -> tuple[list[str], DataType | None]:
@@ -292,13 +329,33 @@ def _either(deletes: pa.Array, before: pa.StructArray, after: pa.StructArray, na
     written = pc.struct_field(after, name)
     if before.type.get_field_index(name) < 0 or not pc.any(deletes, min_count=0).as_py():
         return written
-    old = pc.struct_field(before, name)
-    if old.type != written.type:
-        old = old.cast(written.type)
     # Not if_else, which does not know every type.
     rows = pa.array(range(len(after)), pa.int64())
     chosen = pc.if_else(deletes, pc.add(rows, len(after)), rows)
-    return pa.concat_arrays([written, old]).take(chosen)
+    return pa.concat_arrays([written, _field_of(before, name, written.type)]).take(chosen)
+
+
+def _field_of(before: pa.StructArray, name: str, as_type: pa.DataType) -> pa.Array:
+    if before.type.get_field_index(name) < 0:
+        return pa.nulls(len(before), as_type)
+    found = pc.struct_field(before, name)
+    return found if found.type == as_type else found.cast(as_type)
+
+
+def _texts(image: pa.StructArray, fields: list[StructField], after: pa.StructArray) -> list[str | None]:
+    arrays = [_field_of(image, field.name, after.type.field(field.name).type) for field in fields]
+    some = pa.StructArray.from_arrays(arrays, [field.name for field in fields], mask=image.is_null())
+    return json_texts(some, StructType(fields), _OF_OLD_ROWS)
+
+
+def _changed_route(route: str) -> EncodingError:
+    return EncodingError(
+        "KEY_CHANGED",
+        f"An update changes {route!r}, which route names, so that the old row is in another table.",
+        NOTHING,
+        "In Spark, make two rows of such a change: a delete (op d) with its before, and an insert (op c) with its "
+        "after. Or route by a column that no update changes, such as the name of the source's table.",
+    )
 
 
 def _at(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
@@ -306,7 +363,7 @@ def _at(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
     return pc.struct_field(array, path[1:]) if path[1:] else array
 
 
-ChangeReader = DeleteWhen | AllDelete | ChangeTypes | Envelope
+ChangeReader = DeleteWhen | ChangeTypes | Envelope
 """
 Reads the rows of one frame and their operations.
 

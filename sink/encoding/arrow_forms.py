@@ -33,9 +33,10 @@ _FORMS: dict[type[t.DataType], pa.DataType] = {
 }
 
 # 4714-11-24 BC to 5874897-12-31. Beyond these, Postgres raises errors that name no row, and the first day and the first
-# microsecond of the binary format even become "-infinity". Spark's last microsecond is within the range.
+# microsecond of the binary format even become "-infinity". Spark's last microsecond is within the range; but half a
+# minute before it begins what Debezium sends for "infinity", which would become a day in the year 294247.
 _FIRST_DAY, _LAST_DAY = -2_440_588, 2_145_042_905
-_FIRST_MICROSECOND = _FIRST_DAY * 86_400_000_000
+_FIRST_MICROSECOND, _LAST_MICROSECOND = _FIRST_DAY * 86_400_000_000, 9_223_372_036_825_199_999
 
 
 class UnfitValueError(Exception):
@@ -136,16 +137,17 @@ def _check(values: pa.Array) -> None:
     elif pa.types.is_date32(values.type):
         _check_range(values.cast(pa.int32()), _FIRST_DAY, _LAST_DAY)
     elif pa.types.is_timestamp(values.type):
-        _check_range(values.cast(pa.int64()), _FIRST_MICROSECOND, None)
+        _check_range(values.cast(pa.int64()), _FIRST_MICROSECOND, _LAST_MICROSECOND)
 
 
-def _check_range(numbers: pa.Array, first: int, last: int | None) -> None:
+def _check_range(numbers: pa.Array, first: int, last: int) -> None:
     found = pc.min_max(numbers)
     low, high = found["min"].as_py(), found["max"].as_py()
-    if low is not None and (low < first or (last is not None and high > last)):
+    if low is not None and (low < first or high > last):
         raise UnfitValueError(
             "TIME_OUT_OF_RANGE",
-            "a time outside the range of Postgres, which begins at 4714-11-24 BC (dates end at 5874897-12-31)",
+            "a time outside the range of Postgres, which begins at 4714-11-24 BC (dates end at 5874897-12-31), or what "
+            "Debezium sends for infinity",
             "Set such values to null or to a bound in Spark.",
         )
 

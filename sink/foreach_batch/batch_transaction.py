@@ -223,7 +223,8 @@ class BatchTransaction:
         with self._steps.turn():
             asked = destination(table, "apply", keys, delete_when=DELETED_COLUMN)
             where = replace(asked, changes=Changes(all_delete=True))
-            return self._write(frame.select(*where.keys) if where.keys else frame, lambda: where)
+            frame = frame.select(*where.keys) if where.keys else frame
+            return self._write(frame.selectExpr("*", f"true AS {DELETED_COLUMN}"), lambda: where)
 
     def replace(self, frame: DataFrame, table: str, **how: Unpack[TableOptions]) -> int:
         """Replace all rows of ``table`` with the frame's rows; readers never see it empty."""

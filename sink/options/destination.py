@@ -34,6 +34,8 @@ DELETED_COLUMN = "pgonce_deleted"
 """The column that says which rows delete, where the frame has none of its own."""
 OPERATION_COLUMN = "pgonce_operation"
 """The column that has Debezium's operation: a column of the source's own may be called ``op``, as in its events."""
+BEFORE_COLUMN = "pgonce_before"
+"""The column that has, as JSON, the row before an update, where it may have other keys, and the record's key."""
 CHANGE_TYPE = "_change_type"
 COMMIT_VERSION = "_commit_version"
 _OF_CHANGE_TYPES = frozenset({CHANGE_TYPE, COMMIT_VERSION, "_commit_timestamp"})
@@ -67,7 +69,8 @@ class Changes:
     @property
     def about_changes(self) -> frozenset[str]:
         """Columns that are about the change, not of the row: they are written only if the table has them."""
-        of_feed = {"debezium": frozenset({OPERATION_COLUMN}), "delta": _OF_CHANGE_TYPES, "spark": _OF_CHANGE_TYPES}
+        of_debezium = frozenset({OPERATION_COLUMN, BEFORE_COLUMN})
+        of_feed = {"debezium": of_debezium, "delta": _OF_CHANGE_TYPES, "spark": _OF_CHANGE_TYPES}
         return of_feed.get(self.feed or "", frozenset()) | {self.deleted}
 
 

@@ -1,10 +1,11 @@
 """
 Tell what stands in a row for a value that the source could not read.
 
-Pure; its SQL runs in the commit, on rows that were gathered. Invariant: every form of Debezium's
-``UnchangedToastedPlaceholder`` is known, or it would overwrite the stored value: the text itself, its bytes, and, for a
-column that is an array, an array of the text, of its bytes, of a UUID that is made from them, or of the bytes as
-numbers. An hstore is a map, or JSON, with the text as key and as value.
+Pure; its SQL runs in the commit, on rows that were gathered. Invariant: no placeholder overwrites a stored value,
+because a column is refused if it may get one of Debezium's ``UnchangedToastedPlaceholder`` in a form that is not known.
+Known are the text itself, its bytes, and, for a column that is an array, an array of the text, of its bytes, of a UUID
+that is made from them, or of the bytes as numbers. An hstore is a map, or JSON, with the text as key and as value.
+Other values than texts, bytes and arrays are too short for Postgres to store them apart.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import uuid
 
 from psycopg import sql
 
+from pgonce.offsets_store.errors import NOTHING, TargetError
+
 from ..encoding.encoded_types import EncodedColumn
+from .table.catalogue import TargetTable
 
 
 def is_unread(column: EncodedColumn, text: str) -> sql.Composable | None:
@@ -29,6 +33,30 @@ def is_unread(column: EncodedColumn, text: str) -> sql.Composable | None:
     name, postgres_type = sql.Identifier(column.name), sql.SQL(column.postgres_type)
     parts = [equal.format(name, sql.Literal(form), postgres_type) for form in _forms(text, column.postgres_type)]
     return sql.SQL("(({}) IS TRUE)").format(sql.SQL(" OR ").join(parts)) if parts else None
+
+
+def refuse_unknown_forms(table: TargetTable, column: EncodedColumn, target: str) -> None:
+    """
+    Refuse a column whose value may be a placeholder that looks like any other value.
+
+    :param target: the table's column that gets the value.
+    :raises TargetError: VALUE_NOT_READ.
+    """
+    found = next(c for c in table.columns if c.column_name == target)
+    is_shape = found.base_type.rpartition(".")[2] in ("geometry", "geography")
+    if is_shape or (column.postgres_type.endswith("[]") and column.postgres_type not in _ARRAYS):
+        raise TargetError(
+            "VALUE_NOT_READ",
+            f"keepWhere is set, and in column {target!r} of {table.qualified_name}, which has the type "
+            f"{found.full_type}, the text that stands for a value which the source could not read cannot be told from "
+            "a value: it would overwrite the stored one.",
+            NOTHING,
+            "Let the source send every value (ALTER TABLE ... REPLICA IDENTITY FULL), and set no keepWhere. Or leave "
+            f"{column.name!r} out of the frame.",
+        )
+
+
+_ARRAYS = frozenset({"text[]", "bytea[]", "int4[]", "int8[]"})
 
 
 def _forms(text: str, postgres_type: str) -> list[object]:

@@ -6,6 +6,8 @@ Covers: sink.changes.
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
@@ -16,6 +18,7 @@ from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.changes import reader_of
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.options.destination import destination
+from pgonce.sink.options.routes import where_to
 
 ROW = struct_of(
     {
@@ -57,10 +60,16 @@ def test_an_envelope_becomes_its_image():
             envelope("d", KEY_OF_SECOND)]  # fmt: skip
     beside = {"offset": 3}
     assert read(ENVELOPE, rows, change_feed="debezium") == [
-        {**FIRST, **beside, "pgonce_operation": "c", "pgonce_deleted": False},
-        {**FIRST, **beside, "pgonce_operation": "r", "pgonce_deleted": False},
-        {**SECOND, **beside, "pgonce_operation": "u", "pgonce_deleted": False},
-        {**KEY_OF_SECOND, **beside, "pgonce_operation": "d", "pgonce_deleted": True},
+        {**FIRST, **beside, "pgonce_operation": "c", "pgonce_before": None, "pgonce_deleted": False},
+        {**FIRST, **beside, "pgonce_operation": "r", "pgonce_before": None, "pgonce_deleted": False},
+        {
+            **SECOND,
+            **beside,
+            "pgonce_operation": "u",
+            "pgonce_before": '{"row":{"id":1},"key":{}}',
+            "pgonce_deleted": False,
+        },
+        {**KEY_OF_SECOND, **beside, "pgonce_operation": "d", "pgonce_before": None, "pgonce_deleted": True},
     ]
 
 
@@ -70,7 +79,7 @@ def test_an_envelope_keeps_the_field_that_orders_it(order_by, name, value):
     (row,) = read(ENVELOPE, [envelope("c", None, FIRST)], change_feed="debezium", order_by=order_by)
     assert row[name] == value
     (row,) = read(ENVELOPE, [envelope("c", None, FIRST)], change_feed="debezium", order_by="offset")
-    assert list(row) == ["id", "tags", "place", "offset", "pgonce_operation", "pgonce_deleted"]
+    assert list(row) == ["id", "tags", "place", "offset", "pgonce_operation", "pgonce_before", "pgonce_deleted"]
 
 
 @pytest.mark.parametrize("order_by", [None, "op"])
@@ -81,8 +90,8 @@ def test_a_column_of_the_source_may_be_called_as_the_operation(order_by):
     events = [{"before": None, "after": {"id": 1, "op": "d"}, "op": "u"},
               {"before": {"id": 2, "op": "c"}, "after": None, "op": "d"}]  # fmt: skip
     assert read(struct, events, change_feed="debezium", order_by=order_by) == [
-        {"id": 1, "op": "d", "pgonce_operation": "u", "pgonce_deleted": False},
-        {"id": 2, "op": "c", "pgonce_operation": "d", "pgonce_deleted": True},
+        {"id": 1, "op": "d", "pgonce_operation": "u", "pgonce_before": None, "pgonce_deleted": False},
+        {"id": 2, "op": "c", "pgonce_operation": "d", "pgonce_before": None, "pgonce_deleted": True},
     ]
 
 
@@ -159,3 +168,62 @@ def test_no_rows_are_no_changes():
     for struct, options in ((ENVELOPE, {"change_feed": "debezium"}), (FEED, {"change_feed": "delta"}),
                             (FLAGGED, {"delete_when": "gone"})):  # fmt: skip
         assert read(struct, [], **options) == []
+
+
+MOVING = struct_of({"id": t.LongType(), "region": t.StringType(), "at": t.TimestampNTZType(), "note": t.BinaryType()})
+KEYED = t.StructType([
+    t.StructField("key", struct_of({"id": t.LongType()})), t.StructField("before", MOVING),
+    t.StructField("after", MOVING), t.StructField("op", t.StringType()),
+])  # fmt: skip
+
+
+def update(before, after, key=None):
+    """An update, of which only the named fields are not null."""
+    return {"key": key, "before": before, "after": after, "op": "u"}
+
+
+def told(*rows, struct=KEYED, **options):
+    """What is said of the rows before."""
+    return [
+        row["pgonce_before"] and json.loads(row["pgonce_before"])
+        for row in read(struct, rows, change_feed="debezium", **options)
+    ]
+
+
+def test_an_update_says_what_was_before_it_if_a_key_may_have_changed():
+    """Without keys any column may be one; with keys these alone are compared, in any case."""
+    old, new = {"id": 1, "region": "eu\0", "note": b"\xff"}, {"id": 1, "region": "us"}
+    row = {"id": 1, "region": "eu", "at": None, "note": "\\xff"}
+    assert told(update(old, new), update(new, new), update(None, new)) == [
+        {"row": row, "key": {}}, None, {"row": None, "key": {}},
+    ]  # fmt: skip
+    named = {"row": {"id": 1, "region": "eu"}, "key": {"id": 1}}
+    assert told(update(old, new, {"id": 1}), keys=["ID", "region"]) == [named]
+    assert told(update(old, new), keys=["id"]) == [None]
+    # The row before is told as soon as one of them is missing in it.
+    assert told(update({"region": "us"}, new), keys=["id", "region"]) == [
+        {"row": {"id": None, "region": "us"}, "key": {}}
+    ]
+
+
+def test_the_key_of_the_record_is_no_column_of_the_row():
+    """If it is a struct; any other column of this name is one."""
+    (row,) = read(KEYED, [update(None, {"id": 1}, {"id": 1})], change_feed="debezium")
+    assert "key" not in row
+    plain = t.StructType([t.StructField("key", t.StringType()), *KEYED.fields[1:]])
+    rows = [{**update(None, {"id": 1}), "key": "k"}]
+    (row,) = read(plain, rows, change_feed="debezium")
+    assert (row["key"], row["pgonce_before"]) == ("k", None)
+
+
+def test_an_update_of_the_column_that_chooses_the_table_is_refused():
+    """The old row is in another table."""
+    tables = {"eu": {"table": "eu"}, "us": {"table": "us"}}
+    where = where_to(route="region", tables=tables, mode="apply", change_feed="debezium", keys=["id"])
+    reader = reader_of(where, KEYED)
+    moved, stays = update({"id": 1, "region": "eu"}, {"id": 1, "region": "us"}), update(None, {"id": 1, "region": "us"})
+    batch = pa.RecordBatch.from_pylist([stays], schema=to_arrow_schema(KEYED))
+    assert len(reader.read(batch)) == 1
+    with pytest.raises(EncodingError) as refused:
+        reader.read(pa.RecordBatch.from_pylist([stays, moved], schema=to_arrow_schema(KEYED)))
+    assert refused.value.code == "KEY_CHANGED"

@@ -6,7 +6,7 @@ from pyspark.sql import types as t
 from support.sent_rows import publish
 
 from pgonce.sink.writing.bad_rows.letters import COUNTED
-from pgonce.sink.writing.by_key.apply import STAGES
+from pgonce.sink.writing.by_key.apply import MOVED, STAGES
 from pgonce.sink.writing.by_key.deciding_changes import UNREAD
 
 WRITE, DELETE = False, True
@@ -25,6 +25,7 @@ def apply(url, *rows, struct=PLAIN, transport="inline", order_by="seq", **option
     """Apply rows, the last column of which says whether they delete; what became of them, without what is zero."""
     how = {"mode": "apply", "delete_when": "gone", **options}
     counts = publish(url, transport, struct, rows, order_by=order_by, **how).counts
-    assert set(counts) - {COUNTED, UNREAD} == set(STAGES)
-    assert sum(counts.values()) - counts.get(UNREAD, 0) == len(rows)
+    assert set(counts) - {COUNTED, UNREAD, MOVED} == set(STAGES)
+    # A row that moved is counted, and so is its old row.
+    assert sum(counts.values()) - counts.get(UNREAD, 0) - 2 * counts.get(MOVED, 0) == len(rows)
     return {stage: count for stage, count in counts.items() if count}

@@ -34,6 +34,7 @@ from ..bad_row import (
 )
 from ..by_key.in_order import refuse_moved_values
 from ..by_key.keys import Written
+from ..by_key.statements import lacks_order
 from ..rows import GatheredRows
 from .conflicts import conflicting_rows, refused_in_turn, skipped_rows
 from .probe import refused_rows
@@ -164,10 +165,12 @@ class Search:
         upsert = self.written.upsert
         if upsert is None:
             return []
-        columns = [upsert.order_by] if isinstance(error, NullOrderError) and upsert.order_by else list(upsert.keys)
+        is_order = isinstance(error, NullOrderError) and upsert.order_by
         found = []
-        for column in columns:
-            is_null = sql.SQL("{} IS NULL").format(sql.Identifier(column.source))
+        for column in [upsert.order_by] if is_order and upsert.order_by else upsert.keys:
+            is_null: sql.Composable = sql.SQL("{} IS NULL").format(sql.Identifier(column.source))
+            if is_order:
+                is_null = lacks_order(upsert, self.written.columns)
             for place in self._places(gathered.only(is_null), self.most + 1):
                 message = f"The row has NULL in {column.source!r}."
                 found.append(BadRow(place, error.code, message, column.target, is_proven=True))

@@ -30,7 +30,6 @@ from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError
 
 from ...options.destination import Changes
 from ..rows import GatheredRows
-from ..table.catalogue import TargetTable
 from ..table.lock import take_turn_of_newer_in_tx
 from .change_table import ChangeTable
 from .deciding_changes import (
@@ -39,10 +38,12 @@ from .deciding_changes import (
     create_deciding,
     create_from,
     create_of_all,
+    read_from_old_rows_in_tx,
     refuse_unread_in_tx,
     wanted_changes,
 )
 from .keys import ComparedUpsert, Upsert, Written, execute_joined
+from .moved_rows import refuse_moved
 from .tombstone_sets import Tombstones, tombstones_in_tx
 from .tombstones import is_traceable, pass_over_in_tx, refuse_unordered, refuse_untraceable
 from .trigger_outcome import TriggerOutcome
@@ -51,6 +52,7 @@ from .write_changes import (
     count_deletes_in_tx,
     delete_in_tx,
     delete_softly_in_tx,
+    mark_moved_in_tx,
     may_merge_changes,
     merge_changes_in_tx,
     refuse_soft_column,
@@ -60,6 +62,8 @@ from .write_changes import (
 WRITTEN = "written"
 STAGES = (WRITTEN, "deleted", "superseded", "passed_over", "not_found", "ignored")
 """What becomes of a row: each is counted as one of these, and in ``pgonce.batches`` they add up to the batch's rows."""
+MOVED = "moved"
+"""The count of rows that moved: what became of their old rows is counted among :data:`STAGES` too."""
 
 _counter = itertools.count()
 
@@ -82,7 +86,7 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     batch = ChangeTable(_name(), table, written.plan, written.columns, uncompared, changes)
     found, compared = compare_in_tx(connection, table, upsert, batch.facts(rows))
     batch = replace(batch, upsert=compared)
-    count, deletes = _checked_rows(found, compared, table)
+    count, deletes, moved = _checked_rows(found, compared, written)
     refuse_soft_column(table, changes, compared)
     traced = compared.existing.only_newer and is_traceable(batch)
     tombstones: tuple[Tombstones, ...] = ()
@@ -94,7 +98,10 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
         tombstones = tombstones_in_tx(connection, batch, traced=traced)
     counts = dict.fromkeys(STAGES, 0)
     counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
-    has_deletes = deletes > counts["ignored"]
+    batch = replace(batch, moves=moved > 0)
+    if moved:
+        counts[MOVED], count = moved, count + moved
+    has_deletes = deletes + moved > counts["ignored"]
     if has_deletes and may_merge_changes(connection, batch, count):
         merged = merge_changes_in_tx(connection, replace(batch, name=_name()), rows, count, tombstones)
         if merged is not None:
@@ -112,10 +119,12 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     outcome = TriggerOutcome(connection, batch, _name())
     if deletes or batch.unread or outcome.depends_on_updates:
         _lock_rows_in_tx(connection, batch, deletes=bool(deletes))
-    if deletes and not batch.deletes_softly:
+    marks = bool(deletes and batch.deletes_softly)
+    if marks and batch.moves:
+        mark_moved_in_tx(connection, batch)
+    if deletes and not marks:
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
     outcome.look_before_in_tx()
-    marks = bool(deletes and batch.deletes_softly)
     if unread := refuse_unread_in_tx(connection, batch, reduced, rows.source):
         counts[UNREAD] = unread
     counts[WRITTEN] = write_in_tx(connection, batch, left - deletes, is_last=not marks)
@@ -130,9 +139,10 @@ def _name() -> sql.Identifier:
     return sql.Identifier("pg_temp", f"pgonce_changes_{next(_counter)}")
 
 
-def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, table: TargetTable) -> tuple[int, int]:
-    """How many rows the batch has, and how many of them delete."""
-    rows, deletes, without_key, without_order = found or (0, 0, 0, 0)
+def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, written: Written) -> tuple[int, int, int]:
+    """How many rows the batch has, how many of them delete, and how many move a row."""
+    table = written.table
+    rows, deletes, without_key, without_order, moved, unclear = found or (0,) * 6
     if without_key:
         raise null_keys(without_key, upsert)
     if without_order and upsert.order_by:
@@ -152,7 +162,8 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, table: 
             NOTHING,
             "Create a unique constraint or index on exactly the key columns.",
         )
-    return rows, deletes
+    refuse_moved(written, moved, unclear)
+    return rows, deletes, moved
 
 
 def _reduce_in_tx(
@@ -168,7 +179,7 @@ def _reduce_in_tx(
 
     :return: how many these are, how many were passed over before, and the changes that they were chosen from.
     """
-    if not (batch.puts_together and batch.upsert.newer_by):
+    if not (batch.puts_together and (batch.upsert.newer_by or batch.moves)):
         created = connection.execute(create_deciding(batch, rows, deletes_matter=has_deletes), prepare=False)
         return created.rowcount, 0, all_changes(batch, rows)
     # What is older than the stored row, or than its delete, must not say anything of a newer change.
@@ -176,7 +187,10 @@ def _reduce_in_tx(
     count = connection.execute(create_of_all(given, rows), prepare=False).rowcount
     _lock_rows_in_tx(connection, given, deletes=has_deletes)
     older = pass_over_in_tx(connection, given, tombstones, count)
-    older += _pass_over_stored_in_tx(connection, given)
+    if given.upsert.newer_by:
+        older += _pass_over_stored_in_tx(connection, given)
+    if given.moves:
+        read_from_old_rows_in_tx(connection, given)
     return connection.execute(create_from(batch, given), prepare=False).rowcount, older, given.name
 
 

@@ -8,6 +8,8 @@ compares them. In addition to the target's columns, the table has some of its ow
 - ``pgonce: order``: what the changes are ordered by, if the target has no such column;
 - ``pgonce: unread_N``: whether the source could not read column N, so that the stored value stays;
 - ``pgonce: new``: whether the row was inserted, where updates come later.
+
+A change that moves a row is two of its rows, which have one place: a delete of the old key, and a write.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from ..rows import GatheredRows
 from ..table.catalogue import TargetColumn, TargetTable
 from ..table.fit import Fit, Fitting
 from .keys import ComparedUpsert
-from .statements import key_order, not_older, unread_columns, value_as_assigned, value_if_read
+from .moved_rows import MovedRows
+from .statements import key_order, lacks_order, not_older, unread_columns, value_as_assigned, value_if_read
 
 DELETED = sql.Identifier("pgonce: deleted")
 NEW = sql.Identifier("pgonce: new")
@@ -37,7 +40,8 @@ class ChangeTable:
     """
     The changes that decide, in a temporary table called ``name``: of each key the last one, and at most one before it.
 
-    ``plan`` says how the gathered columns get into the target; ``changes`` is None if no row deletes.
+    ``plan`` says how the gathered columns get into the target; ``changes`` is None if no row deletes. ``moves`` is
+    whether a change moves a row.
     """
 
     name: sql.Identifier
@@ -46,6 +50,12 @@ class ChangeTable:
     columns: Sequence[EncodedColumn]
     upsert: ComparedUpsert
     changes: Changes | None
+    moves: bool = False
+
+    @property
+    def moved(self) -> MovedRows:
+        """Which of the gathered rows move a row; none, if deletes are ignored."""
+        return MovedRows(self.columns if self.changes and self.changes.deletes != "ignore" else (), self.upsert)
 
     @cached_property
     def written(self) -> tuple[ColumnPlan, ...]:
@@ -76,18 +86,21 @@ class ChangeTable:
         return bool(self.unread or self.frozen)
 
     def facts(self, rows: GatheredRows) -> sql.Composed:
-        """How many ``rows`` there are; of these, how many delete, lack a key, and lack an order that is needed."""
+        """
+        How many ``rows`` there are; of these, how many delete, lack a key, lack an order that is needed, move a row,
+        and may move one that is not known.
+        """
         nulls = [sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in self.upsert.keys]
-        order = self.upsert.order_by if self.upsert.newer_by else None
-        return sql.SQL(
-            "SELECT pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE {}), pg_catalog.count(*) FILTER (WHERE {}), "
-            "pg_catalog.count(*) FILTER (WHERE {}) FROM {} WHERE {}"
-        ).format(
+        conditions = (
             self.is_delete,
             sql.SQL(" OR ").join(nulls),
-            sql.SQL("{} IS NULL").format(sql.Identifier(order.source)) if order else sql.SQL("false"),
-            rows.source,
-            rows.wanted,
+            lacks_order(self.upsert, self.columns),
+            self.moved.is_moved,
+            self.moved.is_unclear,
+        )
+        counts = (sql.SQL("pg_catalog.count(*) FILTER (WHERE {})").format(condition) for condition in conditions)
+        return sql.SQL("SELECT pg_catalog.count(*), {} FROM {} WHERE {}").format(
+            sql.SQL(", ").join(counts), rows.source, rows.wanted
         )
 
     def same_key(self, change: str = "change") -> sql.Composable:

@@ -35,7 +35,9 @@ def create_deciding(table: ChangeTable, rows: GatheredRows, *, deletes_matter: b
     :param deletes_matter: whether a delete counts if a write of the same key follows it.
     """
     # Without an order, rows of one key are refused, and each change is the last one.
-    is_last_enough = not table.unread and (table.upsert.order_by is None or not (table.frozen or deletes_matter))
+    is_last_enough = (
+        not table.unread and not table.moves and (table.upsert.order_by is None or not (table.frozen or deletes_matter))
+    )
     if is_last_enough:
         return _created(table, _last_of_each(table, rows))
     return _created(table, _deciding(table, all_changes(table, rows)))
@@ -88,9 +90,13 @@ def _last_of_each(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
 
 def _all(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
     unread = [sql.SQL("{} AS {}").format(is_unread, table.unread[name]) for name, is_unread in table.is_unread.items()]
-    return sql.SQL('SELECT {}, ctid AS "pgonce: place" FROM {} WHERE {}').format(
-        sql.SQL(", ").join([*table.values(), *unread]), rows.source, wanted_changes(table, rows).wanted
-    )
+    values, rows = sql.SQL(", ").join([*table.values(), *unread]), wanted_changes(table, rows)
+    each = sql.SQL('SELECT {}, ctid AS "pgonce: place" FROM {} WHERE {}')
+    every = each.format(values, rows.source, rows.wanted)
+    if not table.moves or table.changes is None:
+        return every
+    old = table.moved.deletes(rows, table.changes.deleted)
+    return sql.SQL("{} UNION ALL {}").format(every, each.format(values, old, sql.SQL("true")))
 
 
 def _deciding(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
@@ -130,7 +136,7 @@ def _ranked(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
     return sql.SQL(
         'SELECT *, pg_catalog.first_value({deleted}) OVER newest AS "pgonce: ends", {later} AS "pgonce: later", '
         'pg_catalog.row_number() OVER newest AS "pgonce: rank" FROM {changes} AS given '
-        'WINDOW newest AS (PARTITION BY {keys} ORDER BY {latest_first}"pgonce: place" DESC)'
+        'WINDOW newest AS (PARTITION BY {keys} ORDER BY {latest_first}"pgonce: place" DESC, {deleted})'
     ).format(
         deleted=DELETED,
         later=sql.SQL(later).format(DELETED),
@@ -189,6 +195,33 @@ def _latest_first(table: ChangeTable) -> sql.Composable:
         # A version of a table that deletes a row and inserts it again has replaced it.
         parts.append(sql.SQL("{}, ").format(DELETED))
     return sql.Composed(parts)
+
+
+def read_from_old_rows_in_tx(connection: psycopg.Connection, given: ChangeTable) -> None:
+    """
+    Fill what moved rows lack with the values of the rows of their old keys, of which ``given`` has no other change.
+
+    The others stay without the value, and are refused if nothing else has it.
+    """
+    others = sql.SQL(
+        'EXISTS (SELECT FROM {} AS target WHERE target."pgonce: place" OPERATOR(pg_catalog.<>) old."pgonce: place" '
+        "AND {})"
+    ).format(given.name, given.same_key("old"))
+    for name, flag in given.unread.items():
+        fill = sql.SQL(
+            "UPDATE {given} AS change SET {name} = target.{name}, {flag} = false "
+            "FROM {given} AS old JOIN {target} AS target ON {same_key} WHERE old.{deleted} AND NOT change.{deleted} "
+            'AND change.{flag} AND change."pgonce: place" OPERATOR(pg_catalog.=) old."pgonce: place" AND NOT {others}'
+        ).format(
+            given=given.name,
+            name=sql.Identifier(name),
+            flag=flag,
+            target=given.target.only,
+            same_key=given.same_key("old"),
+            deleted=DELETED,
+            others=others,
+        )
+        execute_joined(connection, fill, given.upsert)
 
 
 VALUE_NOT_READ = "VALUE_NOT_READ"

@@ -37,6 +37,7 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from ..bad_row import BadRow, RowsRefusedError, is_of_target, refused_by
 from ..rows import BACK, RELEASE, GatheredRows
 from .keys import ComparedUpsert, Written, delete_action, deletes_act_on_itself
+from .moved_rows import MovedRows
 from .statements import value_as_assigned
 from .unique_index import PLACE, UniqueIndex, guessed, stored_rows_of, unique_index
 from .upsert import compare_in_tx
@@ -284,7 +285,11 @@ def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written, u
         for n, key in enumerate(upsert.keys)
     )
     names = sql.SQL(", ").join(sql.Identifier(f"key_{n}") for n, _ in enumerate(upsert.keys))
-    deletes = sql.Identifier(written.changes.deleted) if written.changes else sql.SQL("false")
+    # A row that moved is deleted before it is written.
+    deletes = sql.SQL("({} OR {})").format(
+        sql.Identifier(written.changes.deleted) if written.changes else sql.SQL("false"),
+        MovedRows(written.columns, upsert).is_moved,
+    )
     # A version of a table that deletes a row and inserts it again has replaced it.
     has_versions = written.changes is not None and written.changes.has_versions
     in_order = sql.SQL("turn, deletes DESC, place" if has_versions else "turn, place")

@@ -26,6 +26,7 @@ from ..checked_table import ColumnPlan
 from ..table.catalogue import TargetTable
 from ..table.fit import Fit, Fitting
 from ..table.new_table import key_unknown, nested_key
+from ..unread_value import refuse_unknown_forms
 
 EQUAL = sql.SQL("OPERATOR(pg_catalog.=)")
 
@@ -121,7 +122,8 @@ def plan_upsert(
     """
     How ``destination`` writes by key, or None if its mode does not.
 
-    :raises TargetError: NO_KEYS, KEY_UNKNOWN, ORDER_UNKNOWN, COLUMN_UNKNOWN, DELETE_ACTION, NESTED_KEY.
+    :raises TargetError: NO_KEYS, KEY_UNKNOWN, ORDER_UNKNOWN, COLUMN_UNKNOWN, DELETE_ACTION, NESTED_KEY,
+        VALUE_NOT_READ.
     """
     if destination.mode not in BY_KEY:
         return None
@@ -130,9 +132,15 @@ def plan_upsert(
     keys = tuple(find_column(key, plan) for key in destination.keys or _primary_key(table))
     _refuse_nested(keys, table, encoded)
     changed = tuple(find_column(name, plan, "updateColumns").target for name in existing.update_columns)
+    order = _order(destination, plan, encoded)
+    if existing.keep_where is not None:
+        by_name = {column.name: column for column in encoded}
+        for column in plan:
+            if column not in (*keys, order):
+                refuse_unknown_forms(table, by_name[column.source], column.target)
     return Upsert(
         keys=keys,
-        order_by=_order(destination, plan, encoded),
+        order_by=order,
         existing=replace(existing, update_columns=changed),
         of_letters=destination.of_letters,
     )

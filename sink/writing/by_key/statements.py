@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from psycopg import sql
 
 from ...encoding.encoded_types import EncodedColumn
-from ...options.destination import Changes
+from ...options.destination import OPERATION_COLUMN, Changes
 from ..checked_table import ColumnPlan
 from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
@@ -206,10 +206,22 @@ def not_older(upsert: Upsert, row: str) -> sql.Composable:
     """
     Whether the stored row gives way to ``row``: a null gives way to any value, and a value to one that is not less.
 
-    A dead letter may be of an earlier batch than the stored row, so it replaces no equal value.
+    A dead letter may be of an earlier batch than the stored row, so it replaces no equal value. A row of a snapshot
+    without an order replaces none.
     """
-    return sql.SQL("(target.{0} IS NULL OR target.{0} OPERATOR(pg_catalog.{1}) {2}.{0})").format(
-        sql.Identifier(upsert.newer_by or ""), sql.SQL("<" if upsert.of_letters else "<="), sql.Identifier(row)
+    return sql.SQL(
+        "({2}.{0} IS NOT NULL AND (target.{0} IS NULL OR target.{0} OPERATOR(pg_catalog.{1}) {2}.{0}))"
+    ).format(sql.Identifier(upsert.newer_by or ""), sql.SQL("<" if upsert.of_letters else "<="), sql.Identifier(row))
+
+
+def lacks_order(upsert: Upsert, columns: Iterable[EncodedColumn]) -> sql.Composable:
+    """Whether a gathered row has no order, and needs one. A row of Debezium's incremental snapshots never has one."""
+    if not upsert.newer_by or upsert.order_by is None:
+        return sql.SQL("false")
+    operation = any(column.name == OPERATION_COLUMN for column in columns)
+    of_snapshot = sql.SQL("{} OPERATOR(pg_catalog.=) 'r'").format(sql.Identifier(OPERATION_COLUMN))
+    return sql.SQL("({} IS NULL AND ({}) IS NOT TRUE)").format(
+        sql.Identifier(upsert.order_by.source), of_snapshot if operation else sql.SQL("false")
     )
 
 

@@ -94,10 +94,9 @@ def pass_over_in_tx(
     # through all changes for each of them. This finds each change's tombstone in the index.
     statement = sql.SQL(
         "DELETE FROM {} AS change WHERE {}("
-        "SELECT (stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
-        "FROM pgonce.tombstones AS stone "
-        "WHERE stone.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint AND stone.key OPERATOR(pg_catalog.=) {}"
-        ") OPERATOR(pg_catalog.{}) change.{}::{}"
+        "SELECT ((stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
+        "OPERATOR(pg_catalog.{}) change.{}::{}) IS NOT FALSE FROM pgonce.tombstones AS stone "
+        "WHERE stone.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint AND stone.key OPERATOR(pg_catalog.=) {})"
     )
     passed_over = 0
     for of in tombstones:
@@ -105,7 +104,7 @@ def pass_over_in_tx(
         if kind in _WITH_GREATEST and _are_few_in_tx(connection, of, count):
             is_late = _IS_LATE.format(_order(changes), compared_as, less, compared_as, of.set_id)
         found = statement.format(
-            changes.name, is_late, compared_as, of.set_id, _key(changes, of.keys), greater, _order(changes), compared_as
+            changes.name, is_late, compared_as, greater, _order(changes), compared_as, of.set_id, _key(changes, of.keys)
         )
         passed_over += connection.execute(found).rowcount
     return passed_over
@@ -122,11 +121,12 @@ def _may_precede_equal(changes: ChangeTable) -> bool:
     return changes.upsert.of_letters and not (is_version and changes.changes and changes.changes.has_versions)
 
 
-# What is newer than every tombstone needs no look at its own. The greatest is found by reading all.
+# What is newer than every tombstone needs no look at its own, if it has an order. The greatest is found by reading all.
 _IS_LATE = sql.SQL(
-    "change.{}::{} OPERATOR(pg_catalog.{}) ("
+    "(change.{}::{} OPERATOR(pg_catalog.{}) ("
     "SELECT pg_catalog.max((all_of.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{}) "
-    "FROM pgonce.tombstones AS all_of WHERE all_of.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint) AND "
+    "FROM pgonce.tombstones AS all_of WHERE all_of.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint)) IS NOT FALSE "
+    "AND "
 )
 # Texts may be compared by another collation than that of the greatest; uuids have none before Postgres 18.
 _WITH_GREATEST = frozenset({

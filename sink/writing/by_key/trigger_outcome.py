@@ -132,7 +132,7 @@ def _same(batch: ChangeTable, name: str) -> sql.Composable:
 def _others(batch: ChangeTable, *, has_triggers: bool) -> sql.Composed:
     """Counts the writes that are not there, and the deleted rows that are; a stored row may be newer than either."""
     newer_by = batch.upsert.newer_by
-    than = sql.SQL("change.{0} OPERATOR(pg_catalog.{1}) target.{0}")
+    than = sql.SQL("(change.{0} IS NULL OR change.{0} OPERATOR(pg_catalog.{1}) target.{0})")
     as_new, newer = (than.format(sql.Identifier(newer_by or ""), sql.SQL(than_it)) for than_it in ("<=", "<"))
     written = batch.exists(as_new if newer_by else _has_its_order(batch) if has_triggers else None)
     # A row of the same order as the delete had to go, but not for the delete of a dead letter.

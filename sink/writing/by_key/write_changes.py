@@ -109,18 +109,32 @@ def delete_softly_in_tx(
     connection: psycopg.Connection, batch: ChangeTable, deletes: int, counts: MutableMapping[str, int], *, traced: bool
 ) -> None:
     """Mark the rows of the batch's deletes as deleted; what was never there is remembered, if it is ``traced``."""
-    soft = next(c for c in batch.target.columns if batch.changes and c.column_name == batch.changes.soft_column)
-    sets = [sql.SQL("{} = {}").format(sql.Identifier(soft.column_name), sql.SQL(_SOFT_TYPES[soft.base_type]))]
-    if batch.upsert.newer_by:
-        sets.append(sql.SQL("{0} = change.{0}").format(sql.Identifier(batch.upsert.newer_by)))
-    mark = sql.SQL("UPDATE {} AS target SET {} FROM {} AS change WHERE change.{} AND {} AND {}").format(
-        batch.target.only, sql.SQL(", ").join(sets), batch.name, DELETED, batch.same_key(), batch.not_older()
-    )
-    deleted = execute_joined(connection, mark, batch.upsert).rowcount
+    deleted = execute_joined(connection, _mark(batch), batch.upsert).rowcount
     connection.execute(RELEASE)
     counts["deleted"] = deleted
     counts["not_found"] = 0 if deleted == deletes else _absent(connection, batch, deletes, 0, traced=traced)
     counts["passed_over"] += deletes - deleted - counts["not_found"]
+
+
+def mark_moved_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> None:
+    """
+    Mark rows before the others are written, because a row that moved may have a unique value of its old one.
+
+    A key with a write before its delete waits for that. All are counted when they are marked again.
+    """
+    written = sql.SQL("EXISTS (SELECT FROM {} AS target WHERE NOT target.{} AND {})")
+    waits = written.format(batch.name, DELETED, batch.same_key())
+    execute_joined(connection, sql.SQL("{} AND NOT {}").format(_mark(batch), waits), batch.upsert)
+
+
+def _mark(batch: ChangeTable) -> sql.Composed:
+    soft = next(c for c in batch.target.columns if batch.changes and c.column_name == batch.changes.soft_column)
+    sets = [sql.SQL("{} = {}").format(sql.Identifier(soft.column_name), sql.SQL(_SOFT_TYPES[soft.base_type]))]
+    if batch.upsert.newer_by:
+        sets.append(sql.SQL("{0} = change.{0}").format(sql.Identifier(batch.upsert.newer_by)))
+    return sql.SQL("UPDATE {} AS target SET {} FROM {} AS change WHERE change.{} AND {} AND {}").format(
+        batch.target.only, sql.SQL(", ").join(sets), batch.name, DELETED, batch.same_key(), batch.not_older()
+    )
 
 
 def _absent(connection: psycopg.Connection, batch: ChangeTable, deletes: int, deleted: int, *, traced: bool) -> int:
@@ -230,7 +244,7 @@ def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: 
     """Whether one statement may do all, with the last change of each key alone."""
     if not is_large(rows) or batch.changes is None or batch.changes.deletes != "hard":
         return False
-    if batch.puts_together or not batch.upsert.finds_by_index:
+    if batch.puts_together or batch.moves or not batch.upsert.finds_by_index:
         return False
     if batch.upsert.newer_by and connection.info.server_version < _FIRST_RETURNING:
         return False

@@ -249,6 +249,12 @@ def int_as(arrow_type: pa.DataType, values: list[int | None], storage: pa.DataTy
             int_as(pa.timestamp("us"), [0, FIRST_MICROSECOND - 1], pa.int64()),
             "TIME_OUT_OF_RANGE",
         ),
+        # Debezium's infinity, in microseconds.
+        (
+            t.TimestampNTZType(),
+            int_as(pa.timestamp("us"), [0, 9_223_372_036_825_200_000], pa.int64()),
+            "TIME_OUT_OF_RANGE",
+        ),
         (t.TimeType(6), int_as(pa.time64("ns"), [0, 1], pa.int64()), "VALUE_UNENCODABLE"),
         (t.IntegerType(), pa.array([0, 2**40]), "VALUE_UNENCODABLE"),
         (t.ArrayType(t.StringType()), pa.array([["a"], ["b", "\0"]]), "NUL_IN_TEXT"),
@@ -318,7 +324,7 @@ HELD = [
     ("date'1582-10-04'", "1582-10-04"),
     ("date_from_unix_date(2145042905)", "5874897-12-31"),
     ("timestamp'0001-01-01 00:00:00Z'", "0001-01-01 00:00:00+00"),
-    ("timestamp_micros(9223372036854775807L)", "294247-01-10 04:00:54.775807+00"),
+    ("timestamp_micros(9223372036825199999L)", "294247-01-10 04:00:25.199999+00"),
     ("timestamp'2024-03-10 02:30:00 America/New_York'", "2024-03-10 07:30:00+00"),
     ("timestamp_ntz'9999-12-31 23:59:59.999999'", "9999-12-31 23:59:59.999999"),
     ("interval '-1 02:03:04.5' day to second", "-26:03:04.5"),

@@ -7,13 +7,18 @@ Covers: sink.writing.unread_value.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 from pyspark.sql import types as t
 from support.applied_changes import WRITE, apply, changes
 
+from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.options.destination import Existing, destination
+from pgonce.sink.writing.first_look import look_at_table
 
 UNREAD = "__debezium_unavailable_value"
 AS_MAP = json.dumps({UNREAD: UNREAD}, separators=(",", ":"))
@@ -79,3 +84,36 @@ def test_an_array_without_elements_is_a_value(url, admin):
     apply(url, (1, [1], [2], "kept", 1, WRITE), **how)
     apply(url, (1, [], [], "", 2, WRITE), **how)
     assert admin.execute("SELECT few, many, name FROM events").fetchall() == [([], [], "kept")]
+
+
+@pytest.mark.parametrize(
+    ("spark_type", "postgres_type"),
+    [
+        (t.DateType(), "date"), (t.DecimalType(20, 2), "numeric"), (t.DoubleType(), "double precision"),
+        (t.FloatType(), "real"), (t.ShortType(), "smallint"), (t.BooleanType(), "boolean"),
+        (t.TimestampType(), "timestamptz"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", ["apply", "upsert"])
+def test_an_array_whose_placeholder_looks_like_a_value_is_refused(mode, spark_type, postgres_type, url, admin):
+    """Before the first row, because the bytes of the text as dates or numbers would overwrite what is stored."""
+    ensure_ledger(url)
+    admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, large {postgres_type}[])".encode())
+    how = destination("events", mode, keep_where=UNREAD, **({"delete_when": "gone"} if mode == "apply" else {}))
+    columns = encoded_columns(changes(id=t.LongType(), large=t.ArrayType(spark_type)))
+    with pytest.raises(TargetError) as refused:
+        look_at_table(admin, how, columns if mode == "apply" else columns[:2])
+    assert refused.value.code == "VALUE_NOT_READ"
+    assert "REPLICA IDENTITY FULL" in refused.value.remedy
+    look_at_table(admin, replace(how, existing=Existing()), columns if mode == "apply" else columns[:2])
+
+
+@pytest.mark.parametrize("name", ["geometry", "geography"])
+def test_a_shape_is_refused_too(name, url, admin):
+    """Its placeholder comes in a form that depends on how the frame makes a shape of it."""
+    ensure_ledger(url)
+    admin.execute(f"CREATE TYPE {name} AS ENUM ('a')".encode())
+    admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, large {name})".encode())
+    columns = encoded_columns(changes(id=t.LongType(), large=t.StringType()))
+    with pytest.raises(TargetError, match="VALUE_NOT_READ"):
+        look_at_table(admin, destination("events", "apply", delete_when="gone", keep_where=UNREAD), columns)
