@@ -32,6 +32,7 @@ from starlette.types import ASGIApp
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
+from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.details import QueryDetails
 from pgonce.offsets_store.status.states import QueryState, name_of, parse_span, tone_of
 
@@ -118,7 +119,7 @@ class _Site:
         )
         shown = (
             number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.marked, pages.lag_was,
-            pages.course, name_of, tone_of, shown_value,
+            pages.course, name_of, tone_of, shown_value, in_command,
         )  # fmt: skip
         self._templates.filters.update({function.__name__: function for function in shown})
         self._templates.globals.update(

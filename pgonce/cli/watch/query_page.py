@@ -11,6 +11,7 @@ from datetime import datetime
 
 from rich.cells import cell_len
 
+from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.details import Blocker, QueryDetails
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of
 from pgonce.offsets_store.status.stored import outcomes
@@ -125,7 +126,7 @@ class _Page:
             yield from wrapped(seen, self._width, self._marks, indent="    ", role="dim")
             yield from wrapped(failure.message, self._width, self._marks, indent="    ")
             if failure.code.isupper():
-                yield self._to_type(f"pgonce explain {failure.code}")
+                yield self._to_type(f"pgonce explain {in_command(failure.code, 'CODE')}")
 
     def locks(self) -> Iterator[Line]:
         holders = {blocker.pid: blocker for session in self._known.sessions for blocker in session.blockers}
@@ -198,7 +199,7 @@ class _Page:
             for letter in self._known.letters
         ]
         yield from self._table(("ID", "AGE", "BATCH", "CODE", "COLUMN", "MESSAGE"), rows, left=(3, 4, 5))
-        yield self._to_type(f"pgonce dead-letters {self._query.query_id[:8]}")
+        yield self._to_type(f"pgonce dead-letters {in_command(self._query.query_id, 'QUERY')[:8]}")
 
     def _heading(self, text: str, count: int, more: str = "") -> Iterator[Line]:
         yield _EMPTY
