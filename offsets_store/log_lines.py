@@ -1,5 +1,5 @@
 """
-Show text that came from outside in one line: in a terminal, in an error, and in pgonce's log.
+Show text that came from outside in one line: in a terminal, in an error, in a command, and in pgonce's log.
 
 Runs in every process that imports pgonce. Invariants: nothing in the text makes a terminal obey or hide anything, and
 a name can forge neither a line of an answer nor one of a log. A handler and a level are set only if PGONCE_LOG asks for
@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import shlex
 from datetime import datetime, timezone
 
 _PASSWORDS = (
@@ -33,6 +34,26 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+_FORMS = {
+    "QUERY": re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"),
+    "CODE": re.compile(r"[A-Z0-9_]+"),
+}
+_WORD = re.compile("[^-].*")
+
+
+def in_command(text: str | None, means: str) -> str:
+    """
+    ``text`` as a word of a command that people copy, or ``means`` in its place, where it is no such word.
+
+    A role that may write to the ledger has chosen the text: it may be a command, an option, or another query's name.
+
+    >>> in_command("x; reboot", "QUERY"), in_command("/a b", "CHECKPOINT"), in_command("--undo", "CHECKPOINT")
+    ('QUERY', "'/a b'", 'CHECKPOINT')
+    """
+    form = _FORMS.get(means, _WORD)
+    return shlex.quote(text) if text and text.isprintable() and form.fullmatch(text) else means
 
 
 LOGGERS = ("pgonce", "pgonce.staging", "pgonce.receiver")

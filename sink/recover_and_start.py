@@ -7,7 +7,6 @@ Spark would run without delivering rows does not stay started.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pgonce.offsets_store.commit.settings import RETRY_SECONDS
 from pgonce.offsets_store.errors import NOTHING, RecoveryError, UnknownQueryError
+from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.plan import MAY_DOUBLE
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
@@ -69,14 +69,14 @@ def recover_and_start(
 
 
 def _refuse_what_people_decide(planned: Recovery) -> None:
+    command = f"`pgonce recover {in_command(planned.location, 'CHECKPOINT')} --yes`"
     # After a failover and after a return from another function, ledger and checkpoint look the same.
     if planned.may_double:
         raise RecoveryError(
             "RECOVERY_MAY_DOUBLE",
             f"A recovery of the checkpoint {planned.location} {planned.does}. {MAY_DOUBLE}",
             NOTHING,
-            f"If the database lost these batches, run `pgonce recover {shlex.quote(planned.location)} --yes`, or call "
-            "recover_checkpoint, and start the query again.",
+            f"If the database lost these batches, run {command}, or call recover_checkpoint; then start it again.",
         )
     if planned.needs_new_application:
         raise RecoveryError(
@@ -84,8 +84,7 @@ def _refuse_what_people_decide(planned: Recovery) -> None:
             f"A recovery of the stateful query's checkpoint {planned.location} {planned.does}, but executors of this "
             "Spark application may still write state of the batch that was refused.",
             NOTHING,
-            f"End this application, run `pgonce recover {shlex.quote(planned.location)} --yes`, and start the query in "
-            "a new one.",
+            f"End this application, run {command}, and start the query in a new one.",
         )
 
 

@@ -39,6 +39,14 @@ _SECTIONS = {"start": "Start", "how-to": "How-to", "reference": "Reference", "wh
 _OPTIONAL = ("adr/", "benchmarks", "contributing", "crashes", "testbed")
 
 
+# What people look for, where the section that answers does not have the word, or many others have it as well.
+_LOOKED_FOR = {
+    ("guarantees", "what-is-guaranteed"): ("exactly once", "exactly-once", "at least once", "duplicate", "duplicates"),
+    ("start/for-a-platform-team", "the-package"): ("license", "licence", "licensing", "macos", "windows"),
+    ("watching", "lag"): ("lag", "consumer lag"),
+}
+
+
 class PageList(nodes.General, nodes.Element):
     """Where the pages of a section are listed."""
 
@@ -64,17 +72,21 @@ class Pages(TocTree):
 
 
 class NamedPlaces(SphinxTransform):
-    """Lets the search and the index find what has a place of its own in a page, such as an error's code."""
+    """Lets the search and the index find what has a place of its own in a page, and what people look for."""
 
     # Before Sphinx collects what the index has.
     default_priority = 840
 
     def apply(self, **_: Any) -> None:
-        """Name each such place."""
+        """Name each such place: that of an error's code, and sections."""
         for raw in list(self.document.findall(nodes.raw)):
             if found := _PLACE.fullmatch(raw.astext()):
                 entry = ("single", found[1], found[1], "main", None)
                 raw.parent.insert(raw.parent.index(raw), addnodes.index(entries=[entry]))
+        for section in list(self.document.findall(nodes.section)):
+            for place in section["ids"]:
+                words = _LOOKED_FOR.get((self.env.docname, place), ())
+                section.insert(1, addnodes.index(entries=[("single", word, place, "main", None) for word in words]))
 
 
 def _said(env: BuildEnvironment) -> dict[str, str]:

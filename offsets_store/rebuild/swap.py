@@ -8,7 +8,6 @@ lost or doubled, even if one of the queries runs on.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from ..errors import UNCHANGED, RecoveryError
 from ..ledger.session import reading, writing
 from ..ledger.tables import interventions, tombstone_sets
+from ..log_lines import in_command
 from ..postgres.connect import connect, driver_connection
 from ..postgres.lock_watch import LockWatch
 from ..recovery.by_hand import refuse_no_reason
@@ -291,8 +291,8 @@ def _refuse_behind(swap: Swap, allowed: Allowed) -> None:
             "Let the query that fills it go on; if the other one runs ahead all the time, stop that one first."
             + "".join(
                 f" The rows of {feeder.label}, which was retired, count as well: if the new table has those that are "
-                f"needed, forget that query with `pgonce forget {feeder.writer.query_id} --sink "
-                f"{shlex.quote(feeder.writer.sink_name)} --reason ... --yes`."
+                f"needed, forget that query with `pgonce forget {in_command(feeder.writer.query_id, 'QUERY')} --sink "
+                f"{in_command(feeder.writer.sink_name, 'SINK')} --reason ... --yes`."
                 for feeder in retired_ahead(retired, swap.of_new)
             ),
         )

@@ -7,15 +7,15 @@ commit and the recovery themselves use.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from ..checkpoint.files import open_location
+from ..checkpoint.files import CheckpointFiles, open_location
 from ..errors import CheckpointError, NoLedgerError, RecoveryError
 from ..ledger.session import reading
+from ..log_lines import in_command
 from ..offsets import Offsets, furthest
 from ..verdict.decide import PUBLISH, Verdict
 from ..verdict.facts import Writer
@@ -114,7 +114,7 @@ def diagnose(
     else:
         if plan.changes:
             finding = Finding.RECOVERABLE
-            advice = f"`pgonce recover {shlex.quote(checkpoint.location)}` repairs this: it {plan.does}."
+            advice = f"`pgonce recover {in_command(checkpoint.location, 'CHECKPOINT')}` repairs this: it {plan.does}."
             if plan.may_double:
                 advice = f"{advice} {MAY_DOUBLE}"
         else:
@@ -258,7 +258,7 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
 
 
 def examine(
-    checkpoint_location: str, url: str = "", *, sink: str | None = None, query_name: str | None = None
+    checkpoint_location: str | CheckpointFiles, url: str = "", *, sink: str | None = None, query_name: str | None = None
 ) -> Diagnosis:
     """
     Compare a checkpoint with the ledger, over all sinks of its query.
@@ -268,7 +268,7 @@ def examine(
     :raises CheckpointError: if the checkpoint cannot be read; or there is none, and the ledger knows of none there.
     :raises LedgerError: if the ledger cannot be read.
     """
-    files = open_location(checkpoint_location)
+    files = open_location(checkpoint_location) if isinstance(checkpoint_location, str) else checkpoint_location
     checkpoint = read_checkpoint(files)
     sinks = known_sinks(url, checkpoint)
     fed = {} if sinks else _fed(url, sink)

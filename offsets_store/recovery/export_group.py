@@ -8,7 +8,6 @@ consumer has stored is overwritten only if the user says so.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from ..errors import UNCHANGED, GroupError, OffsetsError
 from ..kafka.groups import GroupOffset, group_in_use, group_offsets, has_members, log_ends, move_group
 from ..kafka.settings import Brokers
 from ..ledger.session import reading
+from ..log_lines import in_command
 from ..offsets import TopicPartition
 from ..status.ends import end_unknown, held_by_all, living_writers
 from ..status.read_stored import writers_of
@@ -97,7 +97,7 @@ def ends_to_export(living: Sequence[StoredWriter], query: str) -> dict[TopicPart
             "NOT_KAFKA",
             f"Query {query!r} does not read Kafka, so there are no offsets that a consumer group could have.",
             UNCHANGED,
-            f"`pgonce offsets {shlex.quote(query)}` shows where it stands.",
+            f"`pgonce offsets {in_command(query, 'NAME')}` shows where it stands.",
         )
     return held
 

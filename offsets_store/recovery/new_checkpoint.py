@@ -8,7 +8,6 @@ written, and every sink goes on from it. It is written only to a place that is e
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ from ..checkpoint.log_entries import parse_offset_log, query_id_text
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import RecoveryError
 from ..ledger.session import reading
+from ..log_lines import in_command
 from ..offsets import Offsets, same, tells_which_rows
 from ..status.store import OffsetsStore
 from ..verdict.decide import stored_end
@@ -185,11 +185,12 @@ def _with_text(sink: SinkFacts, text: str | None) -> SinkFacts:
 
 
 def _perhaps_stateful(query_id: str) -> RecoveryError:
+    typed = in_command(query_id, "QUERY")
     return RecoveryError(
         "RECOVERY_STATEFUL",
         f"Query {query_id} keeps state, or its batches (of older versions) did not record that it keeps none.",
         NOTHING_CHANGED,
         "State cannot be made from the ledger. Start a new checkpoint at the stored offsets (Kafka): "
-        f"`pgonce offsets {shlex.quote(query_id)} --starting-offsets`, with replaces={query_id} "
+        f"`pgonce offsets {typed} --starting-offsets`, with replaces={query_id} "
         f"({EMPTY_STATE}).",
     )

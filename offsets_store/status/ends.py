@@ -9,12 +9,12 @@ never counts as 0, and a query that cannot be continued exactly gets an OffsetsE
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..errors import UNCHANGED, ConfigurationError, OffsetsError
+from ..log_lines import in_command
 from ..offsets import Offsets, TopicPartition, as_current, is_kafka, kafka_positions, same_json
 from ..verdict.refused_batch import ANOTHER_TOPIC
 from .stored import PartitionLag, StoredWriter, replaced
@@ -192,7 +192,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
             "SEVERAL_SOURCES",
             f"{called} reads {len(end)} sources, and startingOffsets belongs to one.",
             UNCHANGED,
-            f"`pgonce offsets {shlex.quote(writer.query_id)}` shows the end of each.",
+            f"`pgonce offsets {in_command(writer.query_id, 'QUERY')}` shows the end of each.",
         )
     if not is_kafka(offset):
         raise OffsetsError(

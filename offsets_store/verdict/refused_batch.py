@@ -6,10 +6,10 @@ Pure: runs in the commit. Invariant: a remedy names only options and commands th
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 
 from ..errors import NOTHING, RefusedBatch
+from ..log_lines import in_command
 from ..offsets import says_which_rows, tells_which_rows
 from .decide import Verdict, backwards, begun_late, recreated, takes_over
 from .facts import Batch, Ledger, Remedies, Rival, Writer
@@ -30,8 +30,12 @@ def _writer(batch: Batch) -> str:
     return f"query {batch.query_id} into sink {batch.sink_name!r}"
 
 
+def _typed(query_id: str) -> str:
+    return in_command(query_id, "QUERY")
+
+
 def _doctor(batch: Batch) -> str:
-    where = shlex.quote(batch.checkpoint_location) if batch.checkpoint_location else "<checkpoint>"
+    where = in_command(batch.checkpoint_location, "CHECKPOINT")
     return (
         f"`pgonce doctor {where}` shows where both are, and `pgonce recover {where}` makes every repair that is "
         "proven to be right."
@@ -46,7 +50,7 @@ def _repair(ledger: Ledger, batch: Batch) -> str:
 
 def _from_stored(ledger: Ledger, batch: Batch) -> str:
     """How a new checkpoint begins where the stored rows end, or how to go on without one."""
-    query, end = shlex.quote(batch.query_id), ledger.writer.stored_to if ledger.writer else None
+    query, end = _typed(batch.query_id), ledger.writer.stored_to if ledger.writer else None
     # For batches that are judged by their ids alone, this is not known.
     state = f" ({EMPTY_STATE})" if batch.stateful else ""
     if says_which_rows(end):
@@ -181,7 +185,7 @@ def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
 
     :param late: the partitions that it has not read, and that do not begin at 0.
     """
-    query, end = shlex.quote(rival.query_id), rival.writer.stored_to
+    query, end = _typed(rival.query_id), rival.writer.stored_to
     if rival.other_sink:
         # A query that replaces another one has its sink's name.
         return (
@@ -212,7 +216,7 @@ def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
     return (
         f"{way} To load the table again from the beginning, set startOver=truncate and replaces={rival.query_id}: this "
         "query's batch 0 then replaces all rows in one transaction. (Or empty the table and run "
-        f"`pgonce forget {query} --sink {shlex.quote(batch.sink_name)} --reason ... --yes`.)"
+        f"`pgonce forget {query} --sink {in_command(batch.sink_name, 'SINK')} --reason ... --yes`.)"
     )
 
 
@@ -227,7 +231,7 @@ def _swapped(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         f"{ledger.swapped_to!r} now.",
         f"To let the query go on there, set table to that, and start it again on the same checkpoint. If the other "
         f"table has taken its place for good, leave it stopped, and run `pgonce retire "
-        f"{shlex.quote(batch.query_id)}`.",
+        f"{_typed(batch.query_id)}`.",
     )
 
 
@@ -298,7 +302,7 @@ def _changed(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         f"Batch {batch.batch_id} of {_writer(batch)} was published before, {known}: the checkpoint was restored from "
         "an older copy or advanced elsewhere, or the source was replaced.",
         f"{_repair(ledger, batch)} Or bring back its newest copy. If that is lost, {_from_stored(ledger, batch)}. "
-        f"`pgonce history {shlex.quote(batch.query_id)}` shows what is recorded.",
+        f"`pgonce history {_typed(batch.query_id)}` shows what is recorded.",
     )
 
 
@@ -312,7 +316,7 @@ def _gap(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         f"If the database was restored or lost commits: {_doctor(batch)} (Or restore the checkpoint of the same time; "
         f"or {_from_stored(ledger, batch)}.) If your function left batches out, call the writer for each of them, "
         "empty ones too, and let its errors out of the function; then recover. If all that it left out were empty, "
-        f"accept this batch, once: `pgonce accept {shlex.quote(batch.query_id)} --batch {batch.batch_id} --reason ... "
+        f"accept this batch, once: `pgonce accept {_typed(batch.query_id)} --batch {batch.batch_id} --reason ... "
         "--yes`. If something else wrote these batches, such as a function that you went back to, do not recover, "
         "because their rows would be written twice: see `pgonce explain replace-your-foreachbatch`, And back.",
     )
@@ -364,7 +368,7 @@ def _backward(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     ]
     accepted = (
         "If the query is to go on without what is gone, accept the batch, once: `pgonce accept "
-        f"{shlex.quote(batch.query_id)} --batch {batch.batch_id} --reason ... --yes`. If the topic was recreated: "
+        f"{_typed(batch.query_id)} --batch {batch.batch_id} --reason ... --yes`. If the topic was recreated: "
     )
     return (
         f"The range of batch {batch.batch_id} of {_writer(batch)} goes back: "

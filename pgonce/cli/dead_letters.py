@@ -8,7 +8,6 @@ only shows what it would do; only ``--replay`` imports pyspark, because only tha
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -26,7 +25,7 @@ from pgonce.offsets_store.errors import (
     bad_option,
     needing_pyspark,
 )
-from pgonce.offsets_store.log_lines import one_line
+from pgonce.offsets_store.log_lines import in_command, one_line
 from pgonce.offsets_store.recovery.dead_letters import (
     Choice,
     chosen_letters,
@@ -126,7 +125,7 @@ def _what_to_do(letters: Sequence[StoredLetter], choice: str) -> list[str]:
         what = "the others" if said else "them"
         said += [
             f"To write {what} after all, repair the rows (--set; pgonce explain dead-letters repair), and type:",
-            f"  pgonce dead-letters {letters[0].query_id[:_SHORT_ID]}{choice} --replay",
+            f"  pgonce dead-letters {in_command(letters[0].query_id, 'QUERY')[:_SHORT_ID]}{choice} --replay",
         ]
     return said
 
@@ -134,7 +133,7 @@ def _what_to_do(letters: Sequence[StoredLetter], choice: str) -> list[str]:
 def _same_choice(sink: str | None, table: str | None) -> str:
     """The options that choose the same letters, as one types them."""
     given = {"--sink": sink, "--table": table}
-    return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
+    return "".join(f" {option} {in_command(value, option[2:].upper())}" for option, value in given.items() if value)
 
 
 def _change(text: str) -> tuple[str, str]:

@@ -7,7 +7,6 @@ looked at with pyspark's types; where pyspark is missing, the command says that 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timezone
@@ -17,6 +16,7 @@ from typing import Annotated
 import psycopg
 import typer
 
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_recorded
 from pgonce.offsets_store.errors import (
     UNCHANGED,
     NoCheckpointError,
@@ -26,7 +26,7 @@ from pgonce.offsets_store.errors import (
     needing_pyspark,
 )
 from pgonce.offsets_store.ledger.published import changed_targets
-from pgonce.offsets_store.log_lines import one_line, scrub
+from pgonce.offsets_store.log_lines import in_command, one_line, scrub
 from pgonce.offsets_store.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.offsets_store.recovery.next_start import ANY_SINK
 from pgonce.offsets_store.status.failures import StoredFailure, last_failure
@@ -109,25 +109,24 @@ def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosi
     writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(query, sink)])
     location = writer.checkpoint_location
     if location is None:
-        raise _elsewhere("The ledger does not know where the checkpoint of this query is.", "CHECKPOINT")
+        raise _elsewhere("The ledger does not know where the checkpoint of this query is.", None)
     # A query that has other sinks is compared with all of them.
     try:
-        found, tables = _examined(location, url)
+        found, tables = _examined(open_recorded(location), url)
     except NoCheckpointError:
         found = None
     if found is None or found.query_id != writer.query_id:
-        raise _elsewhere(f"On this host, {location} does not have the checkpoint of this query.", shlex.quote(location))
+        raise _elsewhere(f"On this host, {location} does not have the checkpoint of this query.", location)
     return found, tables
 
 
-def _elsewhere(what: str, location: str) -> NoCheckpointError:
-    return NoCheckpointError(
-        "CHECKPOINT_ELSEWHERE", what, UNCHANGED, f"Type where it can be read: pgonce doctor {location}"
-    )
+def _elsewhere(what: str, location: str | None) -> NoCheckpointError:
+    typed = f"pgonce doctor {in_command(location, 'CHECKPOINT')}"
+    return NoCheckpointError("CHECKPOINT_ELSEWHERE", what, UNCHANGED, f"Type where it can be read: {typed}")
 
 
 def _examined(
-    checkpoint: str, url: str, *, sink: str | None = None, query_name: str | None = None
+    checkpoint: str | CheckpointFiles, url: str, *, sink: str | None = None, query_name: str | None = None
 ) -> tuple[Diagnosis, list[Looked]]:
     found = examine(checkpoint, url, sink=sink, query_name=query_name)
     tables = _tables(url, found.query_id)

@@ -8,7 +8,6 @@ on in the next line.
 from __future__ import annotations
 
 import dataclasses
-import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -18,7 +17,7 @@ import typer
 from rich.console import Console
 
 from pgonce.offsets_store.ledger.writers import is_meant
-from pgonce.offsets_store.log_lines import one_line
+from pgonce.offsets_store.log_lines import in_command, one_line
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.states import QueryState, name_of, place_of, read_states
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -124,6 +123,6 @@ _MOST_CODES = 3
 def next_lines(codes: Iterable[str]) -> list[str]:
     """What to type next: what explains the codes of pgonce, the first ones."""
     known = error_entries()
-    ours = [code for code in dict.fromkeys(codes) if re.fullmatch(r"[A-Z0-9_]+", code) and code in known]
+    ours = [code for code in dict.fromkeys(codes) if code in known and in_command(code, "CODE") == code]
     explained = [f"Next: pgonce explain {code}" for code in ours[:_MOST_CODES]]
     return explained or ["Next: read the driver's log. These errors are not pgonce's: Spark or the query raised them."]

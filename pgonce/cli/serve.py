@@ -14,7 +14,6 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -90,12 +89,11 @@ def serve(
     host, port = listening(listen) if socket is None else ("", 0)
     kafka = brokers(bootstrap_servers, kafka_options(kafka_config) if bootstrap_servers else None)
     needed_parts()
-    import uvicorn
-
     from pgonce.serve.actions import ActionSettings
     from pgonce.serve.app import Settings, application
     from pgonce.serve.lag import PartitionLags
     from pgonce.serve.reader import Reader
+    from pgonce.serve.server import Server
 
     admission = admitted(
         allow_actions, token_file, os.environ.get("PGONCE_ACTIONS_TOKEN"), trust_proxy_header, proxy or (), socket
@@ -113,28 +111,17 @@ def serve(
         explained=known.get,
         actions=ActionSettings(acting, admission, doctor_says) if admission else None,
     )
-    config = uvicorn.Config(
+    server = Server(
         application(reader, settings, lag),
+        reader,
         host=host.strip("[]"),
         port=port,
         uds=socket,
         root_path=settings.root_path,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=2,
     )
-
-    class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            # Pages that listen for events would keep the server for as long as it lets them.
-            reader.end()
-            super().handle_exit(sig, frame)
-
     where = f"http://{host}:{port}{settings.root_path}/" if socket is None else f"unix:{socket}"
     typer.echo(f"pgonce serve: {where} (Ctrl-C ends it)", err=True)
-    Server(config).run()
+    server.run()
 
 
 def listening(text: str) -> tuple[str, int]:

@@ -8,6 +8,7 @@ tally          rows a minute of the last hour, and counters that never go backwa
 lag            asks Kafka's brokers every half a minute, if it was told where they are
 app            which path is answered by what; tells browsers that there is something new
 pages, charts  what the templates show: filter, sort, words for numbers and times, pictures as SVG
+server         where it listens, and who is let go who keeps the others waiting
 api, metrics,  the same as JSON, as Prometheus's text, and as one line with 200 or 503
 health
 actions        repair, replay and discard dead letters, retire, accept: with ``--allow-actions``

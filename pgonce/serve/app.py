@@ -3,7 +3,8 @@ Answer each path: the list, one query, events, metrics, health and JSON.
 
 Runs in ``pgonce serve``. Invariants: whatever Postgres and Kafka do, there is an answer, from what was seen last. All
 text in a page is escaped by the templates. An event, by which browsers hear that there is something new, holds no text
-from outside, only what has changed and when; the browser then asks for the part of its page that is live.
+from outside, only what has changed and when; the browser then asks for the part of its page that is live. What asks
+nothing of Postgres waits for no thread; only the list, which takes long to make, is made in one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import jinja2
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -32,6 +34,7 @@ from starlette.types import ASGIApp
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
+from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.details import QueryDetails
 from pgonce.offsets_store.status.states import QueryState, name_of, parse_span, tone_of
 
@@ -118,7 +121,7 @@ class _Site:
         )
         shown = (
             number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.marked, pages.lag_was,
-            pages.course, name_of, tone_of, shown_value,
+            pages.course, name_of, tone_of, shown_value, in_command,
         )  # fmt: skip
         self._templates.filters.update({function.__name__: function for function in shown})
         self._templates.globals.update(
@@ -179,7 +182,7 @@ class _Site:
             )
         return HTMLResponse(text, headers={"vary": PART})
 
-    def query_page(self, request: Request) -> Response:
+    async def query_page(self, request: Request) -> Response:
         """One query and sink."""
         asked, snapshot = request.query_params, self._reader.snapshot
         state = self._state(request.path_params["query_id"], asked.get("sink"))
@@ -190,13 +193,15 @@ class _Site:
         code = asked.get("code") or None
         found, trouble = None, None
         try:
-            found = self._read(state, code)
+            found = await self._read(state, code)
         except PgonceError as error:
             trouble = error
         lag = snapshot.lag_by_minute.get((state.query_id, state.sink_name or ""), ())
-        return self._page(
+        return await run_in_threadpool(
+            self._page,
             request,
             "query.html",
+            503 if trouble else 200,
             state=state,
             others=[one for one in snapshot.states if one.query_id == state.query_id and one != state],
             failures=api.failures_of(snapshot, state),
@@ -208,8 +213,8 @@ class _Site:
             with_rows=self._settings.with_rows,
         )
 
-    def _read(self, state: QueryState, code: str | None) -> QueryDetails:
-        found = self._reader.query(state.query_id, state.sink_name, code)
+    async def _read(self, state: QueryState, code: str | None) -> QueryDetails:
+        found = await self._reader.query(state.query_id, state.sink_name, code)
         # What the brokers told is newer than what the listener heard, and is there without one.
         rows = self._lag.rows_of(state.query_id, state.sink_name)
         return replace(found, partitions=rows) if rows else found
@@ -227,12 +232,12 @@ class _Site:
         """The stream of events."""
         return self._events.response()
 
-    def metrics(self, _: Request) -> Response:
+    async def metrics(self, _: Request) -> Response:
         """Prometheus's text."""
         found = metrics.text(self._reader.snapshot, self._lag.partitions(), self._settings.gone_after)
         return Response(found, headers={"content-type": metrics.CONTENT_TYPE})
 
-    def healthz(self, request: Request) -> Response:
+    async def healthz(self, request: Request) -> Response:
         """One line, with 200 if all is well and 503 if not."""
         asked, now, snapshot = request.query_params, datetime.now(timezone.utc), self._reader.snapshot
         max_age = parse_span(asked["max_age"]) if asked.get("max_age") else None
@@ -242,25 +247,25 @@ class _Site:
             found = health.of_query(snapshot, now, asked["query"], asked.get("sink"), max_age, max_lag)
         return PlainTextResponse(found.line + "\n", 200 if found.is_well else 503)
 
-    def api_queries(self, _: Request) -> Response:
+    async def api_queries(self, _: Request) -> Response:
         """All queries."""
         return api.answer(api.queries(self._reader.snapshot))
 
-    def api_query(self, request: Request) -> Response:
+    async def api_query(self, request: Request) -> Response:
         """One query and sink."""
         asked = request.query_params
         state = self._state(request.path_params["query_id"], asked.get("sink"))
         if state is None:
             said = "One query in the ledger has to have this id or name; none has, or several have the name."
             return api.answer({"error": said, "code": "QUERY_NOT_FOUND", "help": "Look it up in /api/queries."}, 404)
-        found = self._read(state, asked.get("code") or None)
+        found = await self._read(state, asked.get("code") or None)
         return api.answer(api.one_query(self._reader.snapshot, state, found, with_rows=self._settings.with_rows))
 
-    def api_health(self, _: Request) -> Response:
+    async def api_health(self, _: Request) -> Response:
         """What needs attention."""
         return api.answer(api.health(self._reader.snapshot))
 
-    def api_failures(self, request: Request) -> Response:
+    async def api_failures(self, request: Request) -> Response:
         """What went wrong."""
         asked = request.query_params
         since = None

@@ -8,6 +8,7 @@ read; no error ends the thread.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 import time
@@ -16,7 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from pgonce.offsets_store.errors import PgonceError, without_its_words
+from starlette.concurrency import run_in_threadpool
+
+from pgonce.offsets_store.errors import UNCHANGED, ConnectError, PgonceError, without_its_words
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.states import Finding, MeasuredLag, QueryState
@@ -28,6 +31,7 @@ MOST_BATCHES = 120
 MOST_LETTERS = 100
 _KEPT_PAGES = 64
 _PAGES_AT_A_TIME = 2
+_SOON_SECONDS = 3.0
 # It rests for this many times as long as a look took, so that a slow server is looked at less often.
 _REST = 4
 
@@ -80,7 +84,7 @@ class Reader:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pgonce-reader", daemon=True)
         self._pages: OrderedDict[tuple[str, str | None, str | None], tuple[float, QueryDetails]] = OrderedDict()
-        self._reading_pages = threading.BoundedSemaphore(_PAGES_AT_A_TIME)
+        self._reading_pages = asyncio.Semaphore(_PAGES_AT_A_TIME)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -105,29 +109,40 @@ class Reader:
         self.end()
         self._thread.join(timeout=2)
 
-    def query(self, query_id: str, sink: str | None, code: str | None) -> QueryDetails:
+    async def query(self, query_id: str, sink: str | None, code: str | None) -> QueryDetails:
         """
         Read one query, or give what was read of it less than ``every`` seconds ago.
 
-        :raises PgonceError: if the ledger cannot be read.
+        :raises PgonceError: if the ledger cannot be read; CONNECTIONS_IN_USE, if others take long to be read.
         """
         asked = (query_id, sink, code)
-        with self._reading_pages:
+        try:
+            # Those who wait here have no thread, and no session.
+            await asyncio.wait_for(self._reading_pages.acquire(), _SOON_SECONDS)
+        except asyncio.TimeoutError:
+            raise ConnectError(
+                "CONNECTIONS_IN_USE",
+                f"Postgres has not answered for other queries' pages for {_SOON_SECONDS:g} seconds.",
+                UNCHANGED,
+                "Ask again soon. If this goes on, see what Postgres's sessions wait for: pgonce status.",
+            ) from None
+        try:
             kept = self._pages.get(asked)
             if kept is None or time.monotonic() - kept[0] > self.every:
-                found = read_details(
-                    self.url, query_id, sink, MOST_BATCHES, letters=MOST_LETTERS, with_rows=True, code=code
-                )
-                kept = (time.monotonic(), found)
-                self._pages[asked] = kept
+                found = await run_in_threadpool(
+                    read_details,
+                    self.url, query_id, sink, MOST_BATCHES, letters=MOST_LETTERS, with_rows=True, code=code,
+                )  # fmt: skip
+                kept = self._pages[asked] = (time.monotonic(), found)
                 while len(self._pages) > _KEPT_PAGES:
                     self._pages.popitem(last=False)
+        finally:
+            self._reading_pages.release()
         return kept[1]
 
     def forget_pages(self) -> None:
         """Read each query again when it is asked for, because something was changed."""
-        with self._reading_pages:
-            self._pages.clear()
+        self._pages = OrderedDict()
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import CharType, DateType, StringType, TimestampType, VarcharType
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.offsets_store.offsets import kafka_positions
+from pgonce.offsets_store.offsets import Offsets, by_partition, kafka_positions
 from pgonce.offsets_store.postgres.refused_rows import REMEDIES
 from pgonce.offsets_store.postgres.translate import TRANSIENT_CLASSES, TRANSIENT_SQLSTATES
 
@@ -100,13 +100,10 @@ def sent(frame: DataFrame, positions: PositionColumns, columns: Sequence[Encoded
     )
 
 
-def writer_settings(
-    run: Run, jdbc: JdbcUrl, flush: str, *, one_row_a_record: bool, tasks_report: bool
-) -> dict[str, object]:
+def writer_settings(run: Run, jdbc: JdbcUrl, *, one_row_a_record: bool, tasks_report: bool) -> dict[str, object]:
     """
     How the writer in Java works, as it reads it.
 
-    :param flush: the statement that writes rows.
     :param one_row_a_record: whether a record becomes at most one row, so that each row is whole as it comes.
     :param tasks_report: whether tasks end with each batch, and can say how far they have come.
     """
@@ -117,7 +114,7 @@ def writer_settings(
         "writer_id": run.writer_id,
         "run_id": run.run_id,
         "claim": CLAIM,
-        "flush": flush,
+        "flush": run.flush,
         "look": LOOK,
         "dispute": DISPUTE,
         "one_row_a_record": one_row_a_record,
@@ -130,9 +127,14 @@ def writer_settings(
     }
 
 
-def java_writer(spark: SparkSession, run: Run, settings: Mapping[str, object]) -> Any:
-    """The driver's object of the writer, which Spark sends to its tasks; with the run's :func:`writer_settings`."""
-    known = [f"{topic} {partition} {position}" for _, topic, partition, position in kafka_positions(run.positions)]
+def java_writer(spark: SparkSession, run: Run, settings: Mapping[str, object], start: Offsets) -> Any:
+    """
+    The driver's object of the writer, which Spark sends to its tasks; with the run's :func:`writer_settings`.
+
+    :param start: from where Spark reads each partition.
+    """
+    read_from = by_partition(start)
+    known = [f"{t} {p} {position} {read_from[t, p]}" for _, t, p, position in kafka_positions(run.positions)]
     context: Any = spark.sparkContext._jsc
     return _jvm(spark).pgonce.RealTimeWriter(settings, context.sc().collectionAccumulator(), known)
 

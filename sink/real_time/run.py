@@ -7,7 +7,7 @@ from then on it is the owner, no task of an older run can write, and the positio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
@@ -37,10 +37,23 @@ from pgonce.offsets_store.verdict.refused_batch import ANOTHER_TOPIC
 from ..encoding.encoded_types import EncodedColumn
 from ..identity.planned_batch import with_topic_ids
 from ..options.destination import Destination
+from ..writing.checked_table import plan_columns
+from ..writing.new_columns import without_extra
 from ..writing.rows import Rows
+from ..writing.table.catalogue import look_up_table
 from ..writing.write_batch import work_into
+from .statements import flush_statement
 
 TRANSPORT = "real-time"
+
+
+def flush_of(connection: psycopg.Connection, destination: Destination, columns: Sequence[EncodedColumn]) -> str:
+    """The statement that writes rows, for the table as it is in this transaction, which has written a batch to it."""
+    _, table = look_up_table(connection, destination.table)
+    if table is None:
+        raise RuntimeError("the run's first batch has made the table")
+    plan = plan_columns(table, without_extra(table, columns, destination), destination)
+    return flush_statement(table, columns, plan).as_string(connection)
 
 
 @dataclass
@@ -48,8 +61,9 @@ class Run:
     """
     One run: its identity, and the number of the last batch that it has recorded.
 
-    ``table_oid`` is the table that it has found, ``tried`` what its last record, which failed, would have said, and
-    ``topic_ids`` are Kafka's ids of the topics with which it began.
+    ``columns`` are known when the rows are planned, before it begins. ``flush`` is the statement that writes rows into
+    the table that it has found, ``tried`` what its last record, which failed, would have said, and ``topic_ids`` are
+    Kafka's ids of the topics with which it began.
     """
 
     settings: CommitSettings
@@ -63,7 +77,7 @@ class Run:
     batch_id: int = 0
     ends: Offsets = field(default_factory=dict)
     stored: RunPositions = field(default_factory=lambda: RunPositions(0, {}, 0))
-    table_oid: int | None = None
+    flush: str = ""
     tried: tuple[RunPositions, Offsets] | None = None
     topic_ids: dict[str, str] = field(default_factory=dict)
 
@@ -88,20 +102,22 @@ class Run:
         self.batch_id = 0 if last_batch_id is None else last_batch_id + 1
         found: list[RunPositions] = []
 
-        def set_positions(connection: Connection, batch: Batch, below: Offsets | None) -> None:
+        def take_over(connection: Connection, batch: Batch, below: Offsets | None) -> None:
             driver = driver_connection(connection)
             found.append(begin_in_tx(driver, batch.query_id, batch.sink_name, batch.run_id, below, start))
+            # In this transaction, so that nothing can fail when older runs have ended.
+            self.flush = flush_of(driver, self.destination, self.columns)
 
         # Its span begins at what was known, so that what a query that is replaced has stored since is found.
         batch = replace(self._batch(known, start), span=Span(known, start))
         batch = with_topic_ids(batch, kafka, self.settings.url)
         self.topic_ids = batch.topic_ids or {}
-        commit_batch(self.settings, batch, self._work(set_positions))
+        commit_batch(self.settings, batch, self._work(take_over))
         while not found:
             # A driver that started at the same time has recorded this batch. This run is the later one, and takes over.
             self.batch_id += 1
             batch = replace(batch, batch_id=self.batch_id)
-            commit_batch(self.settings, batch, self._work(set_positions))
+            commit_batch(self.settings, batch, self._work(take_over))
         self.stored = found[-1]
         # A topic that is not read any more keeps its positions, for the time when it is read again.
         self.ends = only(self.stored.positions, start)
@@ -212,7 +228,6 @@ class Run:
         def publish(connection: Connection, batch: Batch, below: Offsets | None) -> Published:
             # No row is written, but the table is locked, looked at and created as for every batch.
             published = writes.publish(connection, batch, None)
-            self.table_oid = next(iter((published.targets or {}).values()), None)
             then(connection, batch, below)
             return replace(published, rows=rows)
 

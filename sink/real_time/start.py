@@ -2,8 +2,9 @@
 Start a query in real-time or continuous mode, exactly once, on a checkpoint that each run has for itself.
 
 Runs on the driver. Invariant: when the query begins to read, the ledger has a run that is its own, no task of another
-run can write, and each partition is read from where its rows end in the table. What could break that is refused before
-anything is changed. The query keeps its id, which its own location has; the checkpoints of the runs are inside that,
+run can write, and each partition is read from where its rows end in the table, or from before that: a task passes over
+records that are stored. All that can be refused is refused before the run begins, because an older one ends then. The
+query keeps its id, which its own location has; the checkpoints of the runs are inside that,
 and each run begins at the positions in the ledger, whatever checkpoints of older runs say.
 """
 
@@ -29,7 +30,6 @@ from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import NOTHING, NoCheckpointError, RefusedBatch, bad_option
 from pgonce.offsets_store.ledger.failures import failures_kept
 from pgonce.offsets_store.offsets import Offsets, kafka_positions
-from pgonce.offsets_store.postgres.connect import connect
 
 from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..errors import SparkError
@@ -39,9 +39,7 @@ from ..options.option import Way
 from ..options.position_columns import PositionColumns, position_columns, written_type
 from ..options.reading import Given, read, takes_options
 from ..options.sink_options import commit_settings_of
-from ..writing.checked_table import plan_columns
-from ..writing.first_look import look_at_table, looking
-from ..writing.new_columns import without_extra
+from ..writing.first_look import looking
 from ..writing.write_batch import named_sink
 from .java_writer import java_writer, load_classes, refuse_other_types, sent, writer_settings
 from .jdbc import jdbc_url
@@ -49,7 +47,6 @@ from .offsets import KafkaSource, stored_positions
 from .plan import refuse_not_continuous, refuse_not_real_time, refuse_other_plans
 from .recorder import Recorder
 from .run import Run
-from .statements import flush_statement
 
 _log = logging.getLogger("pgonce")
 
@@ -58,6 +55,7 @@ _POSITIONS = ("topic", "partition", "offset")
 _SOON = {"kafka.fetch.max.wait.ms": "5"}
 # The executors of an application that has just begun register one by one.
 _EXECUTORS_SECONDS = 30
+_STOPS_ACTIVE = "spark.sql.streaming.stopActiveRunOnRestart"
 # Spark 4.1 has the trigger for Scala alone.
 _FIRST_REAL_TIME = (4, 2)
 
@@ -77,8 +75,8 @@ def start_real_time(
     Start a query from Kafka into one table whose rows are visible milliseconds after their records, exactly once.
 
     :param kafka: the options of Spark's Kafka source. ``startingOffsets`` counts only for a query that is new.
-    :param rows: makes the rows of the records, and is called twice. It may select, filter and (in real time) explode,
-        and must keep the position columns (topic, partition and offset, if ``position_columns`` does not name others).
+    :param rows: makes the rows of the records. It may select, filter and (in real time) explode, and must keep the
+        position columns (topic, partition and offset, if ``position_columns`` does not name others).
     :param real_time: the trigger ``realTime``: how long a batch of Spark's is, such as ``"1 minute"``.
     :param continuous: the trigger ``continuous``: how long an epoch is, such as ``"1 second"``.
     :raises ConfigurationError: for options that cannot work.
@@ -96,18 +94,9 @@ def start_real_time(
         )
     given.setdefault("position_columns", _POSITIONS)
     source = KafkaSource({**_SOON, **kafka} if continuous else kafka)
-    records = _records(spark, source.options)
-    planned = _planned(rows(records), records, given)
-    if real_time is not None:
-        refuse_not_real_time(spark, planned.frame, source.options, real_time)
-    else:
-        refuse_not_continuous(spark, planned.frame)
     load_classes(spark)
-    run = _new_run(planned, given)
-    # Spark refuses a trigger that it cannot read, and columns that it cannot tell apart, here and not when the run has
-    # begun.
-    _triggered(sent(planned.frame, planned.positions, run.columns), real_time, continuous)
-    _refuse_active(spark, run.query_name)
+    run = _new_run(given)
+    _refuse_active(spark, run)
     jdbc = jdbc_url(given["executor_url"] or run.settings.url, run.run_id, run.settings.lock_timeout)
     with failures_kept(run.settings.url, run.failed("planner")):
         last, stored = stored_positions(run.settings.url, run.query_id, _sink_name(run), given["replaces"])
@@ -115,19 +104,23 @@ def start_real_time(
             refuse_unknown_past(run.checkpoint_location)
         start = source.start(stored)
         _refuse_too_few_cores(spark, start)
-        run.begin(last, source.known(start, stored), start, source.brokers)
-    # From here on, older runs cannot write.
-    records = _records(spark, source.options_from(run.positions))
+    records = _records(spark, source.options_from(start))
     planned = _planned(rows(records), records, given)
-    settings = writer_settings(
-        run, jdbc, flush_of(run), one_row_a_record=planned.one_row_a_record, tasks_report=real_time is not None
-    )
-    writer = java_writer(spark, run, settings)
+    if real_time is not None:
+        refuse_not_real_time(spark, planned.frame, source.options, real_time)
+    else:
+        refuse_not_continuous(spark, planned.frame)
+    run.columns = planned.columns
     checkpoint = new_checkpoint(run.checkpoint_location, run.query_id)
     stream = _triggered(sent(planned.frame, planned.positions, run.columns), real_time, continuous)
     stream = stream.option("checkpointLocation", checkpoint)
     if run.query_name:
         stream = stream.queryName(run.query_name)
+    with failures_kept(run.settings.url, run.failed("planner")):
+        run.begin(last, source.known(start, stored), start, source.brokers)
+    # From here on, older runs cannot write.
+    settings = writer_settings(run, jdbc, one_row_a_record=planned.one_row_a_record, tasks_report=real_time is not None)
+    writer = java_writer(spark, run, settings, start)
     wrapped: Any = stream
     wrapped._jwrite.foreach(writer)
     query = stream.start()
@@ -142,13 +135,24 @@ def _triggered(frame: DataFrame, real_time: str | None, continuous: str | None) 
     return frame.writeStream.outputMode("append").trigger(continuous=continuous or "")
 
 
-def _refuse_active(spark: SparkSession, query_name: str | None) -> None:
-    if query_name is not None and query_name in {query.name for query in spark.streams.active}:
+def _refuse_active(spark: SparkSession, run: Run) -> None:
+    """Refuse what Spark would refuse when the run has begun."""
+    if run.query_name is not None and run.query_name in {query.name for query in spark.streams.active}:
         raise SparkError(
             "QUERY_ACTIVE",
-            f"A query {query_name!r} runs in this session.",
+            f"A query {run.query_name!r} runs in this session.",
             NOTHING,
             "Stop it first, or give this one another query_name.",
+        )
+    jvm: Any = spark._jvm
+    query_id = jvm.java.util.UUID.fromString(run.query_id)
+    is_active = spark._jsparkSession.sharedState().activeStreamingQueries().containsKey(query_id)
+    if is_active and spark.conf.get(_STOPS_ACTIVE, "true") != "true":
+        raise SparkError(
+            "QUERY_ACTIVE",
+            f"The query with the checkpoint location {run.checkpoint_location} runs in this application.",
+            NOTHING,
+            f"Stop it first, or set {_STOPS_ACTIVE} to true: then Spark stops it.",
         )
 
 
@@ -224,12 +228,12 @@ def _planned(frame: DataFrame, records: DataFrame, given: Given) -> _Planned:
     return _Planned(frame, columns, positions, refuse_other_plans(frame, records, positions))
 
 
-def _new_run(planned: _Planned, given: Given) -> Run:
+def _new_run(given: Given) -> Run:
     location: str = given["checkpoint_location"]
     return Run(
         commit_settings_of(given),
         destination_of(given),
-        planned.columns,
+        (),
         query_id_of(location),
         given["query_name"],
         location,
@@ -240,26 +244,6 @@ def _new_run(planned: _Planned, given: Given) -> Run:
 def _sink_name(run: Run) -> str:
     with looking(run.settings.url) as connection:
         return named_sink(connection, run.sink_name, run.destination).name
-
-
-def flush_of(run: Run) -> str:
-    """The statement that writes rows, for the table as it is now."""
-    columns, destination = run.columns, run.destination
-    with connect(run.settings.url) as connection:
-        table = look_at_table(connection, destination, columns)
-        if table is None:
-            raise RuntimeError("the run's first batch has made the table")
-        plan = plan_columns(table, without_extra(table, columns, destination), destination)
-        there = {column.column_name for column in table.columns if column.declared}
-        if table.oid != run.table_oid or not there.issuperset(column.target for column in plan):
-            raise SparkError(
-                "TARGET_CHANGED",
-                f"{destination.table} is not the table any more with which this run began: it was exchanged for "
-                "another, or dropped and created again, or a column was dropped.",
-                NOTHING,
-                "Start the query again.",
-            )
-        return flush_statement(table, columns, plan).as_string(connection)
 
 
 # The newest of the older ones stays, for people who want to look at it.

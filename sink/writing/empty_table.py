@@ -9,7 +9,6 @@ has named, and only if nothing but the table's own rows is deleted with them.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +18,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger.feeders import Feeder, count_jobs_in_tx, lock_feeders_in_tx
+from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.postgres import search_path
 
 from .by_key.tombstone_sets import forget_in_tx
@@ -195,7 +195,8 @@ def _fed_by_others(others: Sequence[Feeder]) -> str:
 
 def _forget_retired(others: Sequence[Feeder]) -> str:
     commands = ", ".join(
-        f"`pgonce forget {other.query_id} --sink {shlex.quote(other.sink_name)} --reason ... --yes`"
+        f"`pgonce forget {in_command(other.query_id, 'QUERY')} --sink {in_command(other.sink_name, 'SINK')} "
+        "--reason ... --yes`"
         for other in others
         if other.is_retired
     )

@@ -114,6 +114,12 @@ def test_backfill(start_reader, url):
     assert rows(url, "SELECT count(*) FROM pgonce.batch_job_skips") == [(1,)]
 
 
+def test_testing_with_pytest(start_reader):
+    """Both tests of a reader's job pass, on the embedded Postgres of the page."""
+    printed = start_reader().follow("how-to/testing-with-pytest.md")
+    assert printed.splitlines()[-1].startswith(" ".join(*shown_by("how-to/testing-with-pytest.md")))
+
+
 def test_environments(start_reader, url):
     """Two environments write with one program, and each has its line."""
     printed = start_reader(PGONCE_URL=url).follow("how-to/environments.md")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.log_lines import LOGGERS, one_line
+from pgonce.offsets_store.log_lines import LOGGERS, in_command, one_line
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,3 +133,31 @@ def test_an_error_is_one_line():
     assert str(error) == (
         "[QUERY_NOT_FOUND] No query 'a\\nINFO forged\\x1b[2J'. Nothing was changed. Help: Look again."
     )
+
+
+@given(st.text() | st.text("-abcXY_0 ;$`'\"\n\x1b/"), st.sampled_from(["QUERY", "CODE", "CHECKPOINT", "SINK"]))
+def test_a_text_is_one_word_of_a_command_or_is_not_in_it(text, means):
+    """A shell takes it for that word, and no command takes it for an option."""
+    word = in_command(text, means)
+    assert word == means or shlex.split(word) == [text]
+    assert not word.startswith("-")
+    assert word.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "means", "word"),
+    [
+        ("0f6c0000-0000-0000-0000-000000000001", "QUERY", "0f6c0000-0000-0000-0000-000000000001"),
+        ("another query's name", "QUERY", "QUERY"),
+        ("orders", "QUERY", "QUERY"),
+        ("TYPE_MISMATCH", "CODE", "TYPE_MISMATCH"),
+        ("java.io.IOException", "CODE", "CODE"),
+        ("s3a://bucket/a b", "CHECKPOINT", "'s3a://bucket/a b'"),
+        ("--undo", "CHECKPOINT", "CHECKPOINT"),
+        ("", "SINK", "SINK"),
+        (None, "CHECKPOINT", "CHECKPOINT"),
+    ],
+)
+def test_an_id_is_one_of_sparks_and_a_code_one_of_ours(text, means, word):
+    """A word that is neither stands for nothing that the ledger may say."""
+    assert in_command(text, means) == word

@@ -6,8 +6,10 @@ Covers: ``website/``.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 from check_site import faults
 from support.fixtures.browser import DESKTOP, PHONE, opened_pages
+from support.fixtures.skips import unavailable
 from support.tables_page import ledger_columns
 
 import pgonce
@@ -81,6 +84,25 @@ def test_the_reference_has_all_that_the_code_has(site):
     assert tables <= ids_in(site, "tables.html")
     for name in ("options.html", "errors.html", "tables.html", "reference/commands.html", "reference/python.html"):
         assert "Added in version 0.1.0" in (site / name).read_text()
+
+
+def test_what_people_look_for_is_found_first(site):
+    """The site's own search, in another JavaScript than a browser's, leads to the section that answers."""
+    node = shutil.which("node")
+    if node is None:
+        unavailable("Node.js is missing: apt-get install nodejs")
+    answers = {
+        "license": "start/for-a-platform-team#the-package",
+        "exactly once": "guarantees#what-is-guaranteed",
+        "Duplicate": "guarantees#what-is-guaranteed",
+        "lag": "watching#lag",
+        "TYPE_MISMATCH": "errors#TYPE_MISMATCH",
+        "onConflict": "options#onConflict",
+    }
+    command = [node, ROOT / "tests" / "support" / "search_site.js", site, *answers]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = dict(zip(answers, map(json.loads, done.stdout.splitlines()), strict=True))
+    assert {query: places[0] for query, places in found.items()} == answers
 
 
 def test_no_page_scrolls_sideways_or_asks_another_host(site, open_page):

@@ -17,9 +17,7 @@ from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.real_time.run import Run
-from pgonce.sink.real_time.statements import CLAIM, DISPUTE, LOOK, flush_statement
-from pgonce.sink.writing.checked_table import plan_columns
-from pgonce.sink.writing.first_look import look_at_table
+from pgonce.sink.real_time.statements import CLAIM, DISPUTE, LOOK
 
 COLUMNS = encoded_columns(StructType([StructField("id", LongType()), StructField("name", StringType())]))
 QUERY = "11111111-0000-0000-0000-000000000000"
@@ -58,9 +56,6 @@ class Task:
         self.claim, self.attempt = uuid.uuid4(), next(_attempts)
         self.stage, self.spark_partition, self.floor, self.before = stage, spark_partition, floor, before
         self.next = None
-        table = look_at_table(self.connection, run.destination, COLUMNS)
-        plan = plan_columns(table, COLUMNS, run.destination)
-        self.flush_text = flush_statement(table, COLUMNS, plan).as_string(self.connection)
 
     def _ask(self, statement, *values):
         text = statement.replace("%", "%%").replace("?", "%s")
@@ -89,7 +84,7 @@ class Task:
         ids = "{" + ",".join(map(str, offsets)) + "}"
         after, known = offsets[-1] + 1, self.next if next_known is None else next_known
         row = self._ask(
-            self.flush_text, ids, ids, after, len(offsets), self.run.writer_id, "orders", self.partition, self.claim,
+            self.run.flush, ids, ids, after, len(offsets), self.run.writer_id, "orders", self.partition, self.claim,
             known, offsets[0],
         ).fetchone()  # fmt: skip
         if row:

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-import uvicorn
-
 from pgonce.serve.app import Settings, application
 from pgonce.serve.lag import PartitionLags
 from pgonce.serve.reader import Reader, Snapshot
+from pgonce.serve.server import Server
 
 EVERY_SECONDS = 0.2
 PATIENCE_SECONDS = 30.0
@@ -89,16 +88,7 @@ def served(url: str, *, every: float = EVERY_SECONDS, brokers: Any = None, **set
     reader = Reader(url, every, lag.measured)
     made = Settings(**{"database": "the test's database", **settings})
     app = application(reader, made, lag)
-    config = uvicorn.Config(
-        app,
-        host="127.0.0.1",
-        port=0,
-        root_path=made.root_path,
-        log_level="error",
-        proxy_headers=False,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
+    server = Server(app, reader, host="127.0.0.1", port=0, root_path=made.root_path)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until = time.monotonic() + PATIENCE_SECONDS

@@ -1,3 +1,7 @@
+-- The id of a query as a word of a command that people copy. One that is no id of Spark's may be a command of its own.
+CREATE OR REPLACE FUNCTION pgonce.in_command(query_id text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN query_id ~ '^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$' THEN query_id ELSE 'QUERY' END;
+
 -- What this session has measured counts too: pgonce.measured_lag may be set to a JSON list of rows of that table.
 CREATE OR REPLACE VIEW pgonce.queries AS
 WITH measured AS (
@@ -198,14 +202,15 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
             WHEN j.state = 'lagging' OR (j.state = 'waiting' AND j.session_began_at < statement_timestamp() - interval '1 minute') THEN 'warning'
        END AS severity,
        CASE j.state
-           WHEN 'refused' THEN 'pgonce explain ' || j.code
+           WHEN 'refused' THEN CASE WHEN j.code ~ '^[A-Z0-9_]+$' THEN 'pgonce explain ' || j.code
+               ELSE 'pgonce errors --query ' || pgonce.in_command(j.query_id) END
            WHEN 'waiting' THEN 'End that session, or wait for it.'
            WHEN 'expiring' THEN CASE WHEN j.ended_at >= coalesce(j.updated_at, '-infinity')
                THEN 'It was stopped: start it again, or set retention.ms of the topic higher at once.'
                ELSE 'Make the query faster, or set retention.ms of the topic higher at once.' END
            WHEN 'lagging' THEN 'pgonce explain performance'
-           WHEN 'gone' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || j.query_id
-           WHEN 'stuck' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || j.query_id
+           WHEN 'gone' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || pgonce.in_command(j.query_id)
+           WHEN 'stuck' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || pgonce.in_command(j.query_id)
        END AS help
 FROM judged AS j;
 COMMENT ON VIEW pgonce.queries IS 'What every query is doing: one row for each query and sink, with its state, what that was concluded from, its lag, and what went wrong last.';
@@ -250,7 +255,7 @@ WHERE q.severity IS NOT NULL
 UNION ALL
 SELECT 'warning', 'dead letters', d.query_id, max(w.query_name), d.sink_name,
        count(*) || ' rows were put aside within a day, the newest for ' || (array_agg(d.code ORDER BY d.made_at DESC))[1], min(d.made_at),
-       'pgonce dead-letters ' || d.query_id, false
+       'pgonce dead-letters ' || pgonce.in_command(d.query_id), false
 FROM pgonce.dead_letters AS d
 LEFT JOIN pgonce.writers AS w ON w.query_id = d.query_id AND w.sink_name = d.sink_name
 WHERE d.made_at > statement_timestamp() - interval '1 day'
@@ -258,7 +263,7 @@ GROUP BY d.query_id, d.sink_name
 UNION ALL
 SELECT 'warning', 'restarts', w.query_id, w.query_name, w.sink_name,
        count(DISTINCT r.run_id) || ' runs have begun within a day by skipping a batch that was published', min(r.skipped_at),
-       'pgonce errors --query ' || w.query_id, false
+       'pgonce errors --query ' || pgonce.in_command(w.query_id), false
 FROM pgonce.replays AS r JOIN pgonce.writers AS w USING (writer_id)
 WHERE r.skipped_at > statement_timestamp() - interval '1 day' AND w.retired_at IS NULL AND w.replaced_by IS NULL
 GROUP BY w.writer_id
@@ -267,7 +272,7 @@ UNION ALL
 -- A restart runs at most the last two batches again.
 SELECT 'warning', 'replays', w.query_id, w.query_name, w.sink_name,
        'one run has skipped ' || count(*) || ' batches that were published, within a day', min(r.skipped_at),
-       'pgonce history ' || w.query_id, false
+       'pgonce history ' || pgonce.in_command(w.query_id), false
 FROM pgonce.replays AS r JOIN pgonce.writers AS w USING (writer_id)
 WHERE r.skipped_at > statement_timestamp() - interval '1 day' AND w.retired_at IS NULL AND w.replaced_by IS NULL
 GROUP BY w.writer_id, r.run_id

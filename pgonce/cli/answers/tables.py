@@ -13,6 +13,7 @@ from enum import Enum
 
 from rich.table import Table
 
+from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.details import Session
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, place_of, tone_of
@@ -138,7 +139,7 @@ def _facts_of_state(query: QueryState, now: datetime) -> Iterable[tuple[str, str
     elif query.last_lag is not None:
         yield "Lag", f"? (was {query.last_lag} records at {time_text(query.lag_measured_at, now)})"
     if query.dead_letters:
-        yield "Dead letters", f"{query.dead_letters}: pgonce dead-letters {query.query_id}"
+        yield "Dead letters", f"{query.dead_letters}: pgonce dead-letters {in_command(query.query_id, 'QUERY')}"
     if query.replays:
         yield "Replays", f"{query.replays} skipped"
     yield "Query id", query.query_id

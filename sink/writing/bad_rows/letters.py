@@ -18,6 +18,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger import SCHEMA
+from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.verdict.facts import Batch
 
@@ -122,7 +123,8 @@ class Letters:
             "batch %s of query %s: rows for %s that cannot be written, put aside in %s if the batch is committed: %s "
             "(`pgonce dead-letters %s`)"
         )
-        _log.warning(said, batch.batch_id, batch.query_id, self.target, self.settings.table, count, batch.query_id)
+        word = in_command(batch.query_id, "QUERY")
+        _log.warning(said, batch.batch_id, batch.query_id, self.target, self.settings.table, count, word)
 
     def _insert(self, table: sql.Identifier, rows: sql.Composable) -> sql.Composed:
         return sql.SQL(

@@ -438,7 +438,7 @@ class TestRefused:
         retire_sink("ended", url, reason="its topic has ended")
         found = swap("--caught-up")
         assert "[SWAP_BEHIND]" in found.stderr
-        assert "`pgonce forget ended --sink public.events --reason ... --yes`" in found.stderr
+        assert "`pgonce forget QUERY --sink public.events --reason ... --yes`" in found.stderr
         forget_query("ended", url, reason="its rows were copied")
         assert swap().exit_code == ExitCode.OK
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from support.batches import make_batch, make_writer
+from support.batches import make_batch as made_batch
+from support.batches import make_writer
 
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.status.ends import starting_offsets_json
@@ -15,8 +16,14 @@ from pgonce.offsets_store.verdict.facts import Ledger, Recorded, Remedies, Rival
 from pgonce.offsets_store.verdict.refused_batch import EMPTY_STATE, refusal
 
 END = {"0": {"t": {"0": 70}}}
-OLD = make_writer("q0", 6, END, checkpoint_location="/old")
-NO_REMEDY, REPLACES = Remedies(), Remedies(replaces="q0")
+ID, OLD_ID = (f"0f6c0000-0000-0000-0000-00000000000{n}" for n in (1, 0))
+OLD = make_writer(OLD_ID, 6, END, checkpoint_location="/old")
+NO_REMEDY, REPLACES = Remedies(), Remedies(replaces=OLD_ID)
+
+
+def make_batch(batch_id=0, **changes):
+    """A batch of a query whose id is one of Spark's."""
+    return made_batch(batch_id, **{"query_id": ID, **changes})
 
 
 def beside(writer):
@@ -48,7 +55,7 @@ def test_a_lost_checkpoint_with_state_is_to_be_brought_back(before, now, remedie
 def test_a_query_that_was_judged_by_ids_may_keep_no_state():
     """Its records say that it keeps state because that was not checked."""
     ledger = beside(replace(OLD, guarantee="ids", last=last_batch(stateful=True)))
-    assert "`pgonce offsets q0 --starting-offsets` prints" in help_for(Verdict.FOREIGN, ledger, make_batch())
+    assert f"`pgonce offsets {OLD_ID} --starting-offsets` prints" in help_for(Verdict.FOREIGN, ledger, make_batch())
 
 
 @pytest.mark.parametrize("verdict", [Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT])
@@ -57,7 +64,7 @@ def test_a_new_checkpoint_of_a_stateful_query_has_empty_state(verdict):
     known = Ledger(writer=replace(OLD, retired_at=OLD.updated_at))
     for stateful in (True, False):
         said = help_for(verdict, known, make_batch(9, stateful=stateful))
-        assert "`pgonce offsets q1 --starting-offsets`" in said
+        assert f"`pgonce offsets {ID} --starting-offsets`" in said
         assert (EMPTY_STATE in said) == stateful
 
 
@@ -66,7 +73,7 @@ def test_a_source_whose_offsets_no_start_takes_gets_its_checkpoint_written_again
     """Only Kafka's startingOffsets can be set."""
     known = Ledger(writer=replace(OLD, end_offsets={"0": {"logOffset": 3}}))
     said = help_for(verdict, known, make_batch(9))
-    assert "`pgonce new-checkpoint q1 PATH`" in said
+    assert f"`pgonce new-checkpoint {ID} PATH`" in said
     assert "--starting-offsets" not in said
 
 
@@ -75,7 +82,7 @@ def test_state_from_a_source_that_no_start_can_be_given_cannot_be_written_again(
     """`new-checkpoint` refuses stateful queries, and `offsets` refuses such sources: neither is named."""
     known = Ledger(writer=replace(OLD, end_offsets={"0": 3000}))
     said = help_for(verdict, known, make_batch(9, stateful=True))
-    assert "`pgonce accept q1 --batch 9 --reason ... --yes`" in said
+    assert f"`pgonce accept {ID} --batch 9 --reason ... --yes`" in said
     assert "new-checkpoint" not in said
     assert "--starting-offsets" not in said
 
@@ -83,7 +90,7 @@ def test_state_from_a_source_that_no_start_can_be_given_cannot_be_written_again(
 def test_batches_that_were_left_out_because_they_were_empty_are_accepted():
     """A function that returns before it calls the writer has lost nothing, and nothing can be recovered."""
     said = help_for(Verdict.GAP, Ledger(writer=OLD), make_batch(9))
-    assert "If all that it left out were empty, accept this batch, once: `pgonce accept q1 --batch 9 " in said
+    assert f"If all that it left out were empty, accept this batch, once: `pgonce accept {ID} --batch 9 " in said
 
 
 def test_a_retired_query_goes_on_as_another_sink():
@@ -95,7 +102,7 @@ def test_a_retired_query_goes_on_as_another_sink():
 
 def test_the_last_batch_of_a_retired_query_is_not_written_again():
     """Its rows are there, whichever way the query goes on: under the other name that it was told, too."""
-    retired = replace(OLD, query_id="q1", retired_at=OLD.updated_at)
+    retired = replace(OLD, query_id=ID, retired_at=OLD.updated_at)
     said = help_for(Verdict.FENCED, Ledger(writer=retired), make_batch(6))
     assert said.endswith("and set adoptCheckpoint=7.")
     own = Ledger(rivals=(Rival(retired, "the same query", other_sink="public.events"),))
@@ -118,8 +125,8 @@ def test_a_partition_that_was_added_is_named():
     batch = make_batch(start={"0": {"t": {"0": 70, "1": 2}}})
     error = refusal(Verdict.FOREIGN, beside(OLD), batch, REPLACES)
     assert "leaves out the first rows of t-1, which it has not read" in error.what
-    assert "`pgonce offsets q0 --starting-offsets --bootstrap-servers ...` prints" in error.remedy
-    assert "deleted the first rows of t-1, or they are not wanted, run `pgonce retire q0 --yes`" in error.remedy
+    assert f"`pgonce offsets {OLD_ID} --starting-offsets --bootstrap-servers ...` prints" in error.remedy
+    assert f"deleted the first rows of t-1, or they are not wanted, run `pgonce retire {OLD_ID} --yes`" in error.remedy
 
 
 def test_the_other_topics_of_a_query_are_thought_of():

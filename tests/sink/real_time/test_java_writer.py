@@ -12,13 +12,10 @@ import psycopg
 import pytest
 from py4j.protocol import Py4JJavaError
 from support.fixtures.driver import wait_until
-from support.real_time_tasks import COLUMNS, begun
+from support.real_time_tasks import begun
 
 from pgonce.sink.real_time.java_writer import load_classes, writer_settings
 from pgonce.sink.real_time.jdbc import jdbc_url
-from pgonce.sink.real_time.statements import flush_statement
-from pgonce.sink.writing.checked_table import plan_columns
-from pgonce.sink.writing.first_look import look_at_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
@@ -42,13 +39,11 @@ def ids(admin):
 
 
 @pytest.fixture
-def settings(jvm, tcp_url, ids, admin):
+def settings(jvm, tcp_url, ids):
     """Make a run's settings: whether its tasks report is said."""
     run = begun(tcp_url)
-    table = look_at_table(admin, run.destination, COLUMNS)
-    flush = flush_statement(table, COLUMNS, plan_columns(table, COLUMNS, run.destination)).as_string(admin)
     jdbc = jdbc_url(tcp_url, run.run_id, run.settings.lock_timeout)
-    return lambda tasks_report: writer_settings(run, jdbc, flush, one_row_a_record=True, tasks_report=tasks_report)
+    return lambda tasks_report: writer_settings(run, jdbc, one_row_a_record=True, tasks_report=tasks_report)
 
 
 @pytest.fixture
@@ -60,7 +55,7 @@ def writer(spark, jvm, settings):
     """
     context = spark.sparkContext._jsc.sc()  # noqa: SLF001
     kept, forgotten = context.collectionAccumulator(), context.collectionAccumulator()
-    return lambda fails=False: jvm.pgonce.RealTimeWriter(settings(True), forgotten if fails else kept, ["orders 0 0"])
+    return lambda fails=False: jvm.pgonce.RealTimeWriter(settings(True), forgotten if fails else kept, ["orders 0 0 0"])
 
 
 @pytest.fixture
@@ -77,7 +72,7 @@ def planned_again(spark, jvm, settings):
         companion.setTaskContext(task)
         plan.contexts.append(task)
         accumulator = spark.sparkContext._jsc.sc().collectionAccumulator()  # noqa: SLF001
-        return jvm.pgonce.RealTimeWriter(settings(False), accumulator, ["orders 0 0"])
+        return jvm.pgonce.RealTimeWriter(settings(False), accumulator, ["orders 0 0 0"])
 
     plan.contexts = []
     yield plan

@@ -22,6 +22,7 @@ import pgonce
 from pgonce import OffsetsStore, PgonceError, PostgresBatchWriter
 from pgonce.sink.real_time import recorder
 from pgonce.sink.real_time.recorder import ends_of, reported
+from pgonce.sink.real_time.run import Run
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
@@ -112,6 +113,54 @@ def ids(observer):
             time.sleep(0.05)
 
     return read
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_start_that_fails_ends_no_query(trigger, begin, spark, topic, produce, ids, tcp_url):
+    """The query that runs goes on: neither the user's function nor Spark refuses the new run when it has taken over."""
+    name = topic(1)
+    produce(name, range(10))
+    query = begin(name, trigger)
+    assert ids(10, query) == list(range(10)), query.exception()
+
+    def fails(_):
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        begin(name, trigger, rows=fails)
+    spark.conf.set("spark.sql.streaming.stopActiveRunOnRestart", "false")
+    try:
+        with pytest.raises(PgonceError, match="QUERY_ACTIVE"):
+            begin(name, trigger)
+    finally:
+        spark.conf.unset("spark.sql.streaming.stopActiveRunOnRestart")
+    produce(name, range(10, 20))
+    assert ids(20, query) == list(range(20)), query.exception()
+    assert query.isActive
+    assert OffsetsStore(tcp_url).failures() == []
+    query.stop()
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_query_that_writes_on_until_it_is_replaced(trigger, begin, topic, produce, ids, monkeypatch):
+    """What it has stored since the new run was planned is read again, and passed over."""
+    name = topic(1)
+    produce(name, range(10))
+    older = begin(name, trigger)
+    assert ids(10, older) == list(range(10)), older.exception()
+    taken_over = Run.begin
+
+    def later(*arguments):
+        produce(name, range(10, 20))
+        assert ids(20, older) == list(range(20))
+        taken_over(*arguments)
+
+    monkeypatch.setattr(Run, "begin", later)
+    query = begin(name, trigger)
+    produce(name, range(20, 30))
+    assert ids(30, query) == list(range(30)), query.exception()
+    assert query.isActive
+    query.stop()
 
 
 def test_a_table_that_was_renamed(begin, topic, produce, ids, admin):

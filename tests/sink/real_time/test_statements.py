@@ -19,7 +19,7 @@ from pgonce import OffsetsStore
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, RefusedBatch
+from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, RefusedBatch, TargetError
 from pgonce.offsets_store.ledger import migrations
 from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.ledger.published import Published
@@ -30,12 +30,11 @@ from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.recovery.recover import recover_checkpoint
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
-from pgonce.sink.errors import SparkError
 from pgonce.sink.real_time import recorder as recorder_module
 from pgonce.sink.real_time import run as run_module
 from pgonce.sink.real_time.offsets import stored_positions
 from pgonce.sink.real_time.recorder import Recorder
-from pgonce.sink.real_time.start import flush_of, new_checkpoint, query_id_of
+from pgonce.sink.real_time.start import new_checkpoint, query_id_of
 
 OTHER = "22222222-0000-0000-0000-000000000000"
 
@@ -263,6 +262,19 @@ class TestRecovery:
         retire_sink("orders", url, reason="it is over")
         assert examine(location, url).finding is Finding.NEEDS_PERSON
 
+    def test_a_table_that_cannot_be_written(self, url, admin, orders, monkeypatch):
+        """What fails when the statement is composed leaves the older run the owner."""
+        older = Task(url, begun(url))
+
+        def fails(*_):
+            raise psycopg.errors.UndefinedColumn
+
+        monkeypatch.setattr(run_module, "flush_of", fails)
+        with pytest.raises(TargetError):
+            begun(url, last=0)
+        assert older.claims()
+        assert older.flushes(0)
+
     def test_two_starts_at_once(self, url):
         """Both read the same last batch before they begin; the later one takes over."""
         first, second = (a_run(url) for _ in range(2))
@@ -274,12 +286,11 @@ class TestRecovery:
 
     def test_a_table_that_is_exchanged_after_the_run_has_begun(self, url, admin, orders):
         """What is composed for the tasks is for the table that the run has found, and for no other of its name."""
-        run = begun(url)
-        flush_of(run)
+        task = Task(url, begun(url))
         admin.execute("ALTER TABLE orders RENAME TO older; CREATE TABLE orders (LIKE older INCLUDING ALL)")
-        with pytest.raises(SparkError) as refused:
-            flush_of(run)
-        assert refused.value.code == "TARGET_CHANGED"
+        assert task.claims()
+        assert not task.flushes(0)
+        assert orders() == []
 
     def test_the_recorder_is_a_thread_like_others(self):
         """Python calls methods of its threads by their names, in each process that is forked."""

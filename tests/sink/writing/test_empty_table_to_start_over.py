@@ -111,7 +111,7 @@ class TestOtherRows:
         commit(url, "ended", 0, 7, remedies=Remedies(independent=True))
         retire_sink("ended", url, reason="its topic has ended")
         said = refused("START_OVER_REFUSED", url, "new", 0, 1, over="old")
-        assert "forget these: `pgonce forget ended --sink public.events --reason ... --yes`." in said
+        assert "forget these: `pgonce forget QUERY --sink public.events --reason ... --yes`." in said
         assert ids(admin) == [1, 7]
         forget_query("ended", url, reason="its rows may go")
         assert commit(url, "new", 0, 1, over="old") is Verdict.NEW

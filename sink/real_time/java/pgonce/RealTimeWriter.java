@@ -41,13 +41,14 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     /**
      * @param settings what {@link Settings} reads.
      * @param reached by which tasks report.
-     * @param positions where each partition stands: topic, space, partition, space, offset.
+     * @param positions where each partition stands, and from where it is read: topic, partition and both offsets, with
+     *     spaces between.
      */
     public RealTimeWriter(
             Map<String, Object> settings, CollectionAccumulator<String> reached, List<String> positions) {
         this.settings = new Settings(settings);
         this.reached = reached;
-        positions.forEach(said -> learn(said + said.substring(said.lastIndexOf(' '))));
+        positions.forEach(this::learn);
     }
 
     @Override

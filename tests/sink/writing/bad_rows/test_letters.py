@@ -120,7 +120,7 @@ def test_it_names_the_table_that_refused_it_and_the_log_says_how_many_there_are(
     assert message == 'null value in column "name" of relation "events" violates not-null constraint'
     assert (
         "batch 0 of query q1: rows for public.events that cannot be written, put aside in pgonce.dead_letters if the "
-        "batch is committed: 2 (`pgonce dead-letters q1`)"
+        "batch is committed: 2 (`pgonce dead-letters QUERY`)"
     ) in caplog.messages
 
 
