@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import queue
 import re
+import signal
 import sys
 import threading
 import time
@@ -160,14 +162,20 @@ class OffsetsListener(StreamingQueryListener):
 
     def _close_at_exit(self) -> None:
         deadline = time.monotonic() + _LAST_EVENTS_SECONDS
-        while self._heartbeats.has_living() and time.monotonic() < deadline:
+        while self._heartbeats.living() and time.monotonic() < deadline:
             time.sleep(0.02)
-        self.close(_AT_EXIT_SECONDS)
+        self.close_with_driver("EXIT")
         # An error that ended the program has been printed by now, with Spark's plan of the query behind the sentence.
         # (At a prompt, the last error did not end it.)
         printed = said_in(str(getattr(sys, "last_value", None) or ""))
         if printed is not None and not hasattr(sys, "ps1"):
             _log.error("[%s] %s Help: %s", printed.code, printed.sentences, printed.remedy)
+
+    def close_with_driver(self, reason: str) -> None:
+        """Say that the driver ends the runs that have not ended yet, and close."""
+        for run in self._heartbeats.living():
+            self._heartbeats.end(run.query_id, run.run_id, reason)
+        self.close(_AT_EXIT_SECONDS)
 
     def _store_all(self) -> None:
         while not self._abandoned.is_set():
@@ -233,7 +241,9 @@ class OffsetsListener(StreamingQueryListener):
                 # Spark has logged its own lines before; this is what a person looks for.
                 name = failed.query_name or failed.query_id
                 _log.error("query %s has ended: [%s] %s Help: %s", name, said.code, said.sentences, said.remedy)
-            keep_failure(self._url, failed, code, _MESSAGE if said else _NOT_OURS, is_ours=said is not None)
+                keep_failure(self._url, failed, code, _MESSAGE, remedy=said.remedy)
+            else:
+                keep_failure(self._url, failed, code, _NOT_OURS, is_ours=False)
 
     def _drop(self, reason: str, count: int = 1) -> None:
         with self._lock:
@@ -287,17 +297,36 @@ _watching: dict[tuple[str, str, str | None], OffsetsListener] = {}
 _watching_lock = threading.Lock()
 
 
+def _at_sigterm(signum: int, _: object) -> None:
+    """Say what ends the runs, and let the signal end the driver as it would have done."""
+
+    def say() -> None:
+        for listener in list(_watching.values()):
+            listener.close_with_driver("SIGTERM")
+
+    # In a thread, because the one that the signal has interrupted may hold a lock.
+    saying = threading.Thread(target=say, name="pgonce-sigterm", daemon=True)
+    saying.start()
+    saying.join(_AT_EXIT_SECONDS)
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+
+
 def watch(spark: SparkSession, url: str = "", *, password_from: str | None = None) -> OffsetsListener:
     """
     Have all queries of a session heard by an :class:`OffsetsListener`, so that the states of its queries are certain.
 
-    It is added once to a session, classic or of Spark Connect, and returned again until it is closed.
+    It is added once to a session, classic or of Spark Connect, and returned again until it is closed. If the program
+    does not handle SIGTERM itself, the ledger is told within two seconds that a SIGTERM ends the driver.
 
     :param url: where the ledger is; a libpq URI or key=value string, empty for libpq's environment.
     :param password_from: ``module:function`` that returns the password for each new connection.
     :raises ConfigurationError: as of :class:`OffsetsListener`.
     """
     key = _session_id(spark), url, password_from
+    # Python allows it in the main thread alone.
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _at_sigterm)
     with _watching_lock:
         listener = _watching.get(key)
         if listener is None or listener.is_closed:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, desc, exists, func, or_, select, true
 
-from ..errors import NoLedgerError
+from ..errors import NoLedgerError, OldLedgerError
 from ..ledger.session import reading
 from ..ledger.tables import failures, writers
 from ..ledger.writers import meant_by
@@ -25,7 +25,7 @@ class StoredFailure:
     Something that went wrong, as often as it was seen: one row of ``pgonce.failures``.
 
     ``code`` is that of an error of pgonce, or the class of Spark's error. ``message`` says what happened, without
-    values of rows. ``seen_by`` is ``commit``, ``planner``, ``recovery`` or ``listener``. What was not known where the
+    values of rows, and ``remedy`` what to do. ``seen_by`` is ``commit``, ``planner``, ``recovery`` or ``listener``. What was not known where the
     failure was seen is None.
     """
 
@@ -40,6 +40,7 @@ class StoredFailure:
     attempts: int
     first_at: datetime
     last_at: datetime
+    remedy: str | None
 
 
 _NAME = (
@@ -92,12 +93,9 @@ def last_failure(url: str, query_id: str) -> StoredFailure | None:
         writers.c.updated_at > failures.c.last_at,
     )
     try:
-        with reading(url) as connection:
-            # A ledger of the first release does not have them.
-            if connection.execute(select(func.to_regclass(str(failures)))).scalar() is None:
-                return None
+        with reading(url, whole=True) as connection:
             found = connection.execute(failures_of(query_id, None, 1).where(~is_over)).mappings().first()
-    except NoLedgerError:
+    except (NoLedgerError, OldLedgerError):
         return None
     return StoredFailure(**found) if found else None
 

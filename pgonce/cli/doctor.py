@@ -109,20 +109,20 @@ def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosi
     writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(query, sink)])
     location = writer.checkpoint_location
     if location is None:
-        raise _elsewhere("The ledger does not know where the checkpoint of this query is.", None)
+        raise _elsewhere("The ledger does not know where the checkpoint of this query is.")
     # A query that has other sinks is compared with all of them.
     try:
         found, tables = _examined(open_recorded(location), url)
     except NoCheckpointError:
         found = None
     if found is None or found.query_id != writer.query_id:
-        raise _elsewhere(f"On this host, {location} does not have the checkpoint of this query.", location)
+        raise _elsewhere(f"On this host, {location} does not have the checkpoint of this query.")
     return found, tables
 
 
-def _elsewhere(what: str, location: str | None) -> NoCheckpointError:
-    typed = f"pgonce doctor {in_command(location, 'CHECKPOINT')}"
-    return NoCheckpointError("CHECKPOINT_ELSEWHERE", what, UNCHANGED, f"Type where it can be read: {typed}")
+def _elsewhere(what: str) -> NoCheckpointError:
+    way = "Type where it can be read: pgonce doctor CHECKPOINT. If it was deleted: pgonce explain recovering 'A lost checkpoint'"
+    return NoCheckpointError("CHECKPOINT_ELSEWHERE", what, UNCHANGED, way)
 
 
 def _examined(

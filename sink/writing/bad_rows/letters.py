@@ -129,16 +129,22 @@ class Letters:
     def _insert(self, table: sql.Identifier, rows: sql.Composable) -> sql.Composed:
         return sql.SQL(
             "INSERT INTO {} (query_id, sink_name, batch_id, target, position, row_data, column_name, code, message, "
-            "destination) SELECT {}, {}, {}, {}, s.position, s.row_data, s.column_name, s.code, s.message, {}::jsonb "
-            "FROM {}"
+            "destination) SELECT {}, {}, {}, {}, coalesce(s.position, {}), s.row_data, s.column_name, s.code, "
+            "s.message, {}::jsonb FROM {}"
         ).format(
             table,
             *map(sql.Literal, (self.batch.query_id, self.batch.sink_name, self.batch.batch_id, self.target)),
+            _FROM_KAFKA,
             sql.Literal(json.dumps(self.destination)),
             rows,
         )
 
 
+# Rows that have the columns of Spark's Kafka source come from there, also without positionColumns.
+_FROM_KAFKA = sql.SQL(
+    "(SELECT jsonb_object_agg(k.key, k.value) FROM jsonb_each(s.row_data) AS k WHERE (k.key, jsonb_typeof(k.value)) IN "
+    "(('topic', 'string'), ('partition', 'number'), ('offset', 'number')) HAVING count(*) = 3)"
+)
 _OF_LETTERS = "The table of the dead letters"
 
 

@@ -50,6 +50,7 @@ def known(text="x"):
         7, "q", "s", 12, f"public.{text}", None, "", "amount", "22003", f"out of range {text}", {}, NOW
     )
     failed = {"code": "TYPE_MISMATCH", "message": f"Column {text}.", "batch_id": 13, "seen_by": "commit", "attempts": 3}
+    failed["remedy"] = None
     when = {"first_at": NOW - timedelta(minutes=4), "last_at": NOW}
     return QueryDetails(
         writer(f"/checkpoints/{text}"),
@@ -86,7 +87,7 @@ def test_other_findings_of_the_query():
 
 def test_an_error_that_is_not_ours_is_not_explained():
     """No page has the name of a class of Spark's errors, so no command is shown for it."""
-    failure = StoredFailure("q", None, None, None, None, "java.lang.Error", "Spark.", "listener", 1, NOW, NOW)
+    failure = StoredFailure("q", None, None, None, None, "java.lang.Error", "Spark.", "listener", 1, NOW, NOW, None)
     told = QueryDetails(failures=(failure,))
     text = "\n".join(page(told=told))
     assert "java.lang.Error  " in text
