@@ -160,12 +160,7 @@ def _keep(url: str, row: Callable[[], Mapping[str, object]]) -> None:
         with connect(url, connect_timeout=2) as session:
             session.execute(BEGIN_BRIEFLY)
             keep_in_tx(session, described)
-    except (
-        psycopg.errors.UndefinedTable,
-        psycopg.errors.UndefinedColumn,
-        psycopg.errors.InvalidSchemaName,
-        psycopg.errors.InsufficientPrivilege,
-    ):
+    except psycopg.ProgrammingError:
         _say_once(url)
     except psycopg.Error as error:
         _log.info(_NOT_KEPT, without_values(error))
@@ -181,8 +176,8 @@ def _say_once(url: str) -> None:
     if url not in _said:
         _said.add(url)
         _log.info(
-            "failures are not kept, because the ledger lacks pgonce.failures as it is now, or the role may not write it: "
-            "run `pgonce init --role` as the ledger's owner"
+            "failures are not kept, because the ledger lacks pgonce.failures as it is now, or the role may not write "
+            "it: run `pgonce init --role` as the ledger's owner"
         )
 
 

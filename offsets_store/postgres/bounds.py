@@ -85,10 +85,9 @@ def enter_in_tx(connection: psycopg.Connection, lock_seconds: float = LOCK_SECON
     """
     Begin a transaction of ours: set our search_path, a bound for each lock, and the server's bounds for the connection.
 
-    Nothing in it is compiled: where Postgres has LLVM, that takes seconds, and no statement of ours has so many rows.
-
     :return: the pid of the server's process. The pid that the client library knows may be made up by a pooler.
     """
+    # Where Postgres has LLVM, it may take seconds to compile a statement that takes milliseconds.
     settings = {"lock_timeout": f"{int(lock_seconds * 1000)}", "jit": "off", **server_settings(connection)}
     limits = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]
     cursor = connection.execute("; ".join([SET_OURS, *limits, "SELECT pg_catalog.pg_backend_pid()"]).encode())

@@ -45,7 +45,8 @@ class Heartbeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        # The thread that a SIGTERM interrupts may hold it.
+        self._lock = threading.RLock()
         self._runs: dict[str, Run] = {}
         self._has_news = False
         self._said_at: float | None = None

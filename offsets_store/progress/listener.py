@@ -31,7 +31,6 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
     StreamingQueryListener,
 )
-from sqlalchemy import Connection
 
 from ..errors import Said, said_in
 from ..ledger.failures import NOT_KEPT, Failed, keep_failure
@@ -41,7 +40,7 @@ from ..postgres.postgres_url import PostgresUrl
 from ..postgres.translate import driver_error, ledger_error
 from .heard import parse_progress
 from .heartbeats import BEAT_SECONDS, Heartbeats
-from .stored_progress import begin_in_tx, store_progress_in_tx, tells_states_in_tx
+from .stored_progress import store_progress_in_tx
 
 _log = logging.getLogger("pgonce")
 
@@ -76,14 +75,13 @@ class OffsetsListener(StreamingQueryListener):
         parse_url(url)
         self._url = PostgresUrl(url, password_from)
         self._events: queue.Queue[Any] = queue.Queue(QUEUED_EVENTS)
-        self._lock = threading.Lock()
+        # The thread that a SIGTERM interrupts may hold it.
+        self._lock = threading.RLock()
         self._dropped = 0
         self._stored = 0
         self._warned_at: float | None = None
         self._heartbeats = Heartbeats()
         self._ended: deque[tuple[Failed, str, Said | None]] = deque(maxlen=QUEUED_EVENTS)
-        self._tells_states = False
-        self._asked_at: float | None = None
         self._closing = threading.Event()
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._store_all, name="pgonce-listener", daemon=True)
@@ -201,7 +199,7 @@ class OffsetsListener(StreamingQueryListener):
             heard = parse_progress(progress)
             ensure_ledger(self._url)
             with checked_out(self._url) as connection, connection.begin():
-                found = store_progress_in_tx(connection, heard, with_lag=self._has_states(connection))
+                found = store_progress_in_tx(connection, heard)
         except Exception as error:  # noqa: BLE001 (nothing that happens here may end the thread)
             self._drop(_reason(error))
             self._closing.wait(_PAUSE_AFTER_FAILURE_SECONDS)
@@ -210,29 +208,19 @@ class OffsetsListener(StreamingQueryListener):
         if found:
             _log.warning("query %s (%s) and the ledger disagree: %s", heard.query_id, heard.query_name, found)
 
-    def _has_states(self, connection: Connection) -> bool:
-        """Whether the ledger has the tables and columns that only people need."""
-        now = time.monotonic()
-        if not self._tells_states and (self._asked_at is None or now >= self._asked_at + _ASK_AGAIN_SECONDS):
-            begin_in_tx(connection)
-            self._tells_states, self._asked_at = tells_states_in_tx(connection), now
-        return self._tells_states
-
     def _beat(self) -> None:
         try:
             ensure_ledger(self._url)
             with checked_out(self._url) as connection, connection.begin():
-                runs = self._heartbeats.store_in_tx(connection) if self._has_states(connection) else None
+                runs = self._heartbeats.store_in_tx(connection)
         except Exception as error:  # noqa: BLE001 (as above)
-            is_refused = isinstance(driver_error(error), psycopg.errors.InsufficientPrivilege)
+            missing = (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable)
+            is_refused = isinstance(driver_error(error), missing)
             self._heartbeats.wait(_ASK_AGAIN_SECONDS if is_refused else BEAT_SECONDS)
             if self._may_warn():
                 _log.warning("heartbeats are not stored: %s", _reason(error))
             return
-        if runs is None:
-            self._heartbeats.wait(_ASK_AGAIN_SECONDS)
-        else:
-            self._heartbeats.forget_ended(runs)
+        self._heartbeats.forget_ended(runs)
 
     def _keep_failures(self) -> None:
         while self._ended:
@@ -241,9 +229,8 @@ class OffsetsListener(StreamingQueryListener):
                 # Spark has logged its own lines before; this is what a person looks for.
                 name = failed.query_name or failed.query_id
                 _log.error("query %s has ended: [%s] %s Help: %s", name, said.code, said.sentences, said.remedy)
-                keep_failure(self._url, failed, code, _MESSAGE, remedy=said.remedy)
-            else:
-                keep_failure(self._url, failed, code, _NOT_OURS, is_ours=False)
+            message, remedy = (_MESSAGE, said.remedy) if said else (_NOT_OURS, None)
+            keep_failure(self._url, failed, code, message, remedy=remedy, is_ours=said is not None)
 
     def _drop(self, reason: str, count: int = 1) -> None:
         with self._lock:
@@ -299,15 +286,8 @@ _watching_lock = threading.Lock()
 
 def _at_sigterm(signum: int, _: object) -> None:
     """Say what ends the runs, and let the signal end the driver as it would have done."""
-
-    def say() -> None:
-        for listener in list(_watching.values()):
-            listener.close_with_driver("SIGTERM")
-
-    # In a thread, because the one that the signal has interrupted may hold a lock.
-    saying = threading.Thread(target=say, name="pgonce-sigterm", daemon=True)
-    saying.start()
-    saying.join(_AT_EXIT_SECONDS)
+    for listener in list(_watching.values()):
+        listener.close_with_driver("SIGTERM")
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
 

@@ -189,8 +189,6 @@ def retire_sink(
     """
     Say that a sink will publish no more; its query is refused if it comes back.
 
-    A query that has published nothing is no rival of others: it is only taken from the list.
-
     :param person: who decided it, if more is known than the database role.
     :raises RecoveryError: WRITER_GONE, RECOVERY_RUNNING.
     :raises OffsetsError: if no query or sink, or several, have that name.
@@ -207,10 +205,10 @@ def retire_sink(
 
 
 def _dismissed(url: str, query: str, error: NotFoundError, *, dry_run: bool) -> Retirement:
-    """:raises OffsetsError: the ``error``, unless one query is meant that is known only because it failed, or started."""
+    """:raises OffsetsError: the ``error``, unless a query is meant that has published nothing, so no rival."""
     with writing(url, whole=True) as connection:
-        new = (one for one in query_states(connection) if one.batch_id is None)
-        ids = {one.query_id for one in new if is_meant(query, one.query_id, one.query_name)}
+        meant = (one for one in query_states(connection) if is_meant(query, one.query_id, one.query_name))
+        ids = {one.query_id for one in meant if one.batch_id is None}
         if len(ids) != 1:
             raise error
         for seen in () if dry_run else (failures, heartbeats):

@@ -170,11 +170,7 @@ def _show_one(
     stored: dict[tuple[str, str | None], list[PartitionLag]] = {
         (writer.query_id, writer.sink_name): lag for writer, lag in found
     }
-    chosen = [
-        one
-        for one in states
-        if (one.query_id, one.sink_name) in stored or _is_new(one, query, None)
-    ]
+    chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _is_new(one, query, None)]
     if as_json:
         print_json(
             [

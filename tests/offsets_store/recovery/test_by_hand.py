@@ -128,7 +128,10 @@ def test_a_query_that_never_published_is_taken_from_the_list(pgonce, url, admin,
     if seen == "failed":
         keep_failure(url, Failed(seen_by="planner", query_id=OTHER, query_name="clicks"), "TARGET_MISSING", "Gone.")
     else:
-        admin.execute("INSERT INTO pgonce.heartbeats (query_id, run_id, query_name, listener) VALUES (%s, 'r', 'clicks', 'l')", [OTHER])
+        admin.execute(
+            "INSERT INTO pgonce.heartbeats (query_id, run_id, query_name, listener) VALUES (%s, 'r', 'clicks', 'l')",
+            [OTHER],
+        )
     assert "clicks" in pgonce("status").stdout
     assert "--yes" in pgonce("retire", "clicks").stdout
     assert "clicks" in pgonce("status").stdout

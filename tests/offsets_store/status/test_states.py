@@ -159,7 +159,7 @@ class TestWithListener:
 
     @pytest.mark.parametrize(("ended_by", "says"), [("SIGTERM", "SIGTERM"), ("EXIT", "driver ended")])
     def test_a_driver_that_was_ended_is_gone_and_not_stopped(self, url, store, admin, ended_by, says):
-        """A deployment, which starts another one soon, is a warning; what has no successor after ten minutes is critical."""
+        """A deployment, which starts another one soon, is a warning; without a successor it becomes critical."""
         publish(url, 3, KAFKA)
         age(admin, 3600)
         beat(admin, heard=5, ended=5)
@@ -174,7 +174,7 @@ class TestWithListener:
         assert (only(store).state, only(store).severity) == ("running", None)
 
     def test_a_query_is_seen_from_its_start(self, url, store, admin):
-        """Before its first batch it is starting, then gone if its driver falls silent; one that writes elsewhere is not ours."""
+        """It is starting before its first batch, and gone if its driver falls silent; others' queries are not shown."""
         publish(url, 3, KAFKA, query_id=OTHER, query_name="another")
         beat(admin, heard=5)
         state = next(one for one in store.states() if one.query_id == QUERY)

@@ -52,7 +52,7 @@ def commit(url, rows, number=0):
 
 @pytest.mark.parametrize("named", [True, False])
 def test_it_has_the_row_and_where_it_comes_from(url, admin, named):
-    """The query, the sink, the batch, the table, the position in Kafka (if it is not named, too), each value, and why."""
+    """The query, the sink, the batch, the table, the position in Kafka, named or not, each value, and why."""
     admin.execute(TABLE.encode())
     rows = typed_rows(COLUMNS, ROWS)
     if named:
@@ -80,7 +80,13 @@ def test_rows_that_could_not_be_encoded_are_there_too(url, admin):
     )
     of_kafka = {"topic": "orders", "partition": 0, "offset": 4, "name": {"base64": "AA=="}}
     commit(url, replace(typed_rows(COLUMNS, ROWS), unfit=lambda: (unfit,)))
-    commit(url, replace(typed_rows(COLUMNS, ROWS[:1]), unfit=lambda: (replace(unfit, row_data=json.dumps(of_kafka), place=None),)), 1)
+    commit(
+        url,
+        replace(
+            typed_rows(COLUMNS, ROWS[:1]), unfit=lambda: (replace(unfit, row_data=json.dumps(of_kafka), place=None),)
+        ),
+        1,
+    )
     found = admin.execute(
         "SELECT position, row_data, column_name, code, message FROM pgonce.dead_letters ORDER BY code, dead_letter_id"
     ).fetchall()
