@@ -73,7 +73,7 @@ STATES = {
     "refused": "a batch failed, and none has been published since",
     "expiring": "unread records will soon be deleted by the topic's retention, or have been",
     "stuck": "records wait, and nothing shows that the query runs",
-    "gone": "its driver ended, or its listener fell silent, and nobody had stopped it",
+    "gone": "its driver ended, or its listener fell silent, before it was stopped",
     "waiting": "the session of its commit waits for another session, or for standbys",
     "lagging": "it runs, and does not catch up",
     "starting": "it runs, and has published nothing yet",
