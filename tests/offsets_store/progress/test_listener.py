@@ -265,7 +265,7 @@ class TestLife:
         finally:
             spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
         assert wait_until(lambda: "orders" in states(url), PATIENCE_SECONDS)
-        assert states(url)["orders"][0] in ("running", "idle")
+        assert wait_until(lambda: states(url)["orders"][0] == "idle", PATIENCE_SECONDS)
         query.stop()
         assert wait_until(lambda: states(url)["orders"] == ("stopped", None), PATIENCE_SECONDS)
 
