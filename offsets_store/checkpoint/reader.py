@@ -205,8 +205,9 @@ class Checkpoint:
             + (f" after {waited:g} seconds" if waited else "")
             + f": {there}.",
             "Nothing was written.",
-            "Check that this is the checkpoint of the running query, and that nothing else cleans it up. "
-            "With a path that has no scheme, check that Spark's default file system is this machine's disk.",
+            "Check that this is the checkpoint of the running query, and that nothing else cleans it up. If it was "
+            "deleted: `pgonce explain recovering 'A lost checkpoint'`. With a path that has no scheme, check that "
+            "Spark's default file system is this machine's disk.",
         )
 
 

@@ -196,7 +196,7 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
             f"{_WITHIN if watch.has_own else ''}End that session or wait for it, then {what.again}; lockTimeout and "
             "retryTimeout set how long a batch waits.",
         )
-        locked.kept = f"{what.begins} waited {waited:g} s for a lock that other sessions hold."
+        locked.kept = f"{what.begins} waited {waited:g} s for a lock that is still held: {watch.holders}."
         return locked
     if isinstance(error, ConnectError) or _will_be_promoted(error, settings.url):
         return _translated(error, settings.url, what, in_ledger=outcome.in_ledger)

@@ -4,7 +4,7 @@ Keep what went wrong in ``pgonce.failures``, for people who do not have the driv
 Runs where a batch, its plan or a recovery has failed: in a session of its own, after the transaction was rolled back.
 Invariants: nothing is raised here, the error that is kept gets no other form, and it waits for at most
 :data:`LONGEST_SECONDS`. No value of a row is kept: of an error of Postgres only its SQLSTATE and the names that it
-gives, and of ours a sentence only if it is made of names, ids and offsets.
+gives, and of ours a sentence only if it is made of names, ids and offsets, as what it tells to do always is.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def failures_kept(url: str, failed: Failed | Callable[[], Failed]) -> Iterator[N
     try:
         yield
     except PgonceError as error:
-        keep_failure(url, failed, error.code, kept_words(error), error.sink_name)
+        keep_failure(url, failed, error.code, kept_words(error), error.sink_name, remedy=error.remedy)
         raise
 
 
@@ -87,6 +87,7 @@ def keep_failure(
     message: str,
     sink_name: str | None = None,
     *,
+    remedy: str | None = None,
     is_ours: bool = True,
 ) -> None:
     """
@@ -94,12 +95,13 @@ def keep_failure(
 
     :param failed: as in :func:`failures_kept`.
     :param sink_name: the sink, if the error knows it and ``failed`` does not.
+    :param remedy: what to do; of an error of ours, that is made of names and options.
     :param is_ours: whether the error is one of pgonce. Another one is kept only of a query that has published.
     """
 
     def row() -> dict[str, object]:
         found = failed if isinstance(failed, Failed) else failed()
-        return row_of(found, code, message, sink_name, is_ours=is_ours)
+        return row_of(found, code, message, sink_name, remedy=remedy, is_ours=is_ours)
 
     # In a thread, because connecting, fetching a password or reading a checkpoint may take longer.
     keeping = threading.Thread(target=_keep, args=[url, row], name="pgonce-failure", daemon=True)
@@ -112,7 +114,13 @@ def keep_failure(
 
 
 def row_of(
-    failed: Failed, code: str, message: str, sink_name: str | None = None, *, is_ours: bool = True
+    failed: Failed,
+    code: str,
+    message: str,
+    sink_name: str | None = None,
+    *,
+    remedy: str | None = None,
+    is_ours: bool = True,
 ) -> dict[str, object]:
     """What :func:`keep_in_tx` stores; the arguments are those of :func:`keep_failure`."""
     return {
@@ -123,6 +131,7 @@ def row_of(
         "batch_id": failed.batch_id,
         "code": _text(code),
         "message": _text(scrub(message)),
+        "remedy": remedy and _text(scrub(remedy)),
         "seen_by": failed.seen_by,
         "is_ours": is_ours,
     }
@@ -151,7 +160,7 @@ def _keep(url: str, row: Callable[[], Mapping[str, object]]) -> None:
         with connect(url, connect_timeout=2) as session:
             session.execute(BEGIN_BRIEFLY)
             keep_in_tx(session, described)
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.InsufficientPrivilege):
+    except psycopg.ProgrammingError:
         _say_once(url)
     except psycopg.Error as error:
         _log.info(_NOT_KEPT, without_values(error))
@@ -167,8 +176,8 @@ def _say_once(url: str) -> None:
     if url not in _said:
         _said.add(url)
         _log.info(
-            "failures are not kept, because the ledger lacks the table pgonce.failures, or the role may not write it: "
-            "run `pgonce init --role` as the ledger's owner"
+            "failures are not kept, because the ledger lacks pgonce.failures as it is now, or the role may not write "
+            "it: run `pgonce init --role` as the ledger's owner"
         )
 
 
@@ -178,8 +187,9 @@ BEGIN_BRIEFLY = (
 )
 """Begins a transaction that does not wait for standbys or for the disk, and only briefly for anything else."""
 _KEEP = """
-INSERT INTO pgonce.failures AS f (query_id, query_name, sink_name, run_id, batch_id, code, message, seen_by)
-SELECT %(query_id)s, %(query_name)s, %(sink_name)s, %(run_id)s, %(batch_id)s, %(code)s, %(message)s, %(seen_by)s
+INSERT INTO pgonce.failures AS f (query_id, query_name, sink_name, run_id, batch_id, code, message, remedy, seen_by)
+SELECT %(query_id)s, %(query_name)s, %(sink_name)s, %(run_id)s, %(batch_id)s, %(code)s, %(message)s, %(remedy)s,
+    %(seen_by)s
 -- What ended a run is known from the place where it was raised, if that could keep it.
 WHERE (%(is_ours)s OR EXISTS (SELECT FROM pgonce.writers AS w WHERE w.query_id = %(query_id)s))
 AND (%(seen_by)s <> 'listener' OR NOT EXISTS (
@@ -190,6 +200,7 @@ AND (%(seen_by)s <> 'listener' OR NOT EXISTS (
             WHERE h.query_id = %(query_id)s AND h.run_id = %(run_id)s), clock_timestamp() - interval '1 minute')))))
 ON CONFLICT (query_id, coalesce(sink_name, ''), coalesce(run_id, ''), coalesce(batch_id, -1), code)
 DO UPDATE SET attempts = f.attempts + 1, last_at = clock_timestamp(), message = excluded.message,
+    remedy = excluded.remedy,
     query_name = coalesce(excluded.query_name, f.query_name), seen_by = excluded.seen_by
 """
 _PRUNE = """

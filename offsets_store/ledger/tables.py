@@ -120,7 +120,7 @@ failures = _table(
     "failures",
     bigint="failure_id batch_id",
     integer="attempts",
-    text="query_id query_name sink_name run_id code message seen_by",
+    text="query_id query_name sink_name run_id code message remedy seen_by",
     timestamptz="first_at last_at",
 )
 

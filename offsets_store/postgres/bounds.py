@@ -91,6 +91,8 @@ def enter_in_tx(
     :return: the pid of the server's process. The pid that the client library knows may be made up by a pooler.
     """
     settings = dict.fromkeys(time_limits(connection), "0") | server_settings(connection)
+    # Where Postgres has LLVM, it may take seconds to compile a statement that takes milliseconds.
+    settings["jit"] = "off"
     for name, seconds in (("statement_timeout", statement_seconds), ("lock_timeout", lock_seconds)):
         settings[name] = f"{int(seconds * 1000)}"
     to_set = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]

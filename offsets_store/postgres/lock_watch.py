@@ -90,10 +90,11 @@ class LockWatch:
 
 
 WHO = (
-    "concat('pid ', a.pid, ', application ', quote_literal(a.application_name), ', user ', a.usename, ', ', a.state, "
-    "' since ', a.state_change, ', query: ', "
+    "concat('pid ', a.pid, ', application ', quote_literal(a.application_name), ', user ', a.usename, "
+    "CASE WHEN a.state IS NULL THEN ', of which only a role with pg_read_all_stats sees more' "
+    "ELSE concat(', ', a.state, ' since ', a.state_change, ', query: ', "
     "regexp_replace(split_part(split_part(left(a.query, 120), chr(39), 1), '$', 1), "
-    "'(?<![a-zA-Z0-9_\"])[0-9]+', '?', 'g'))"
+    "'(?<![a-zA-Z0-9_\"])[0-9]+', '?', 'g')) END)"
 )
 """A session of ``pg_stat_activity AS a`` in SQL. Its query shows no texts and no numbers: they may be secrets."""
 

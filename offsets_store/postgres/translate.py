@@ -196,7 +196,7 @@ def _ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
         "LEDGER_FAILED",
         f"While {doing}, a statement was refused (SQLSTATE {error.sqlstate or 'none: by the client'}): {text}.",
         "Nothing was written.",
-        "Look the SQLSTATE up in Postgres's manual, remove its cause and start the query again.",
+        "Look the SQLSTATE up in Postgres's manual, remove its cause and try again.",
     )
 
 

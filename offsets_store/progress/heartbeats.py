@@ -3,7 +3,8 @@ Keep in ``pgonce.heartbeats`` which runs of queries are alive, and since when th
 
 Runs on the driver: what Spark says is noted in Spark's thread, without any I/O, and stored in the listener's thread.
 Invariant: it is one short transaction for all runs of a listener, every :data:`BEAT_SECONDS`, and one more when runs
-have started or ended. A run whose driver was killed falls silent; one that Spark has heard end has ``ended_at``.
+have started or ended. A run whose driver was killed falls silent; one that has ended, with its driver or before it, has
+``ended_at``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Heartbeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        # The thread that a SIGTERM interrupts may hold it.
+        self._lock = threading.RLock()
         self._runs: dict[str, Run] = {}
         self._has_news = False
         self._said_at: float | None = None
@@ -81,10 +83,10 @@ class Heartbeats:
                 del self._runs[oldest.run_id]
             return run
 
-    def has_living(self) -> bool:
-        """Whether a run has not ended yet."""
+    def living(self) -> list[Run]:
+        """The runs that have not ended yet."""
         with self._lock:
-            return any(run.ended_at is None for run in self._runs.values())
+            return [run for run in self._runs.values() if run.ended_at is None]
 
     def _heard(self, query_id: str, run_id: str, query_name: str | None) -> Run:
         if run_id not in self._runs:

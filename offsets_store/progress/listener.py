@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import queue
 import re
+import signal
 import sys
 import threading
 import time
@@ -29,7 +31,6 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
     StreamingQueryListener,
 )
-from sqlalchemy import Connection
 
 from ..errors import Said, said_in
 from ..ledger.failures import NOT_KEPT, Failed, keep_failure
@@ -39,7 +40,7 @@ from ..postgres.postgres_url import PostgresUrl
 from ..postgres.translate import driver_error, ledger_error
 from .heard import parse_progress
 from .heartbeats import BEAT_SECONDS, Heartbeats
-from .stored_progress import begin_in_tx, store_progress_in_tx, tells_states_in_tx
+from .stored_progress import store_progress_in_tx
 
 _log = logging.getLogger("pgonce")
 
@@ -74,14 +75,13 @@ class OffsetsListener(StreamingQueryListener):
         parse_url(url)
         self._url = PostgresUrl(url, password_from)
         self._events: queue.Queue[Any] = queue.Queue(QUEUED_EVENTS)
-        self._lock = threading.Lock()
+        # The thread that a SIGTERM interrupts may hold it.
+        self._lock = threading.RLock()
         self._dropped = 0
         self._stored = 0
         self._warned_at: float | None = None
         self._heartbeats = Heartbeats()
         self._ended: deque[tuple[Failed, str, Said | None]] = deque(maxlen=QUEUED_EVENTS)
-        self._tells_states = False
-        self._asked_at: float | None = None
         self._closing = threading.Event()
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._store_all, name="pgonce-listener", daemon=True)
@@ -160,14 +160,20 @@ class OffsetsListener(StreamingQueryListener):
 
     def _close_at_exit(self) -> None:
         deadline = time.monotonic() + _LAST_EVENTS_SECONDS
-        while self._heartbeats.has_living() and time.monotonic() < deadline:
+        while self._heartbeats.living() and time.monotonic() < deadline:
             time.sleep(0.02)
-        self.close(_AT_EXIT_SECONDS)
+        self.close_with_driver("EXIT")
         # An error that ended the program has been printed by now, with Spark's plan of the query behind the sentence.
         # (At a prompt, the last error did not end it.)
         printed = said_in(str(getattr(sys, "last_value", None) or ""))
         if printed is not None and not hasattr(sys, "ps1"):
             _log.error("[%s] %s Help: %s", printed.code, printed.sentences, printed.remedy)
+
+    def close_with_driver(self, reason: str) -> None:
+        """Say that the driver ends the runs that have not ended yet, and close."""
+        for run in self._heartbeats.living():
+            self._heartbeats.end(run.query_id, run.run_id, reason)
+        self.close(_AT_EXIT_SECONDS)
 
     def _store_all(self) -> None:
         while not self._abandoned.is_set():
@@ -193,7 +199,7 @@ class OffsetsListener(StreamingQueryListener):
             heard = parse_progress(progress)
             ensure_ledger(self._url)
             with checked_out(self._url) as connection, connection.begin():
-                found = store_progress_in_tx(connection, heard, with_lag=self._has_states(connection))
+                found = store_progress_in_tx(connection, heard)
         except Exception as error:  # noqa: BLE001 (nothing that happens here may end the thread)
             self._drop(_reason(error))
             self._closing.wait(_PAUSE_AFTER_FAILURE_SECONDS)
@@ -202,29 +208,19 @@ class OffsetsListener(StreamingQueryListener):
         if found:
             _log.warning("query %s (%s) and the ledger disagree: %s", heard.query_id, heard.query_name, found)
 
-    def _has_states(self, connection: Connection) -> bool:
-        """Whether the ledger has the tables and columns that only people need."""
-        now = time.monotonic()
-        if not self._tells_states and (self._asked_at is None or now >= self._asked_at + _ASK_AGAIN_SECONDS):
-            begin_in_tx(connection)
-            self._tells_states, self._asked_at = tells_states_in_tx(connection), now
-        return self._tells_states
-
     def _beat(self) -> None:
         try:
             ensure_ledger(self._url)
             with checked_out(self._url) as connection, connection.begin():
-                runs = self._heartbeats.store_in_tx(connection) if self._has_states(connection) else None
+                runs = self._heartbeats.store_in_tx(connection)
         except Exception as error:  # noqa: BLE001 (as above)
-            is_refused = isinstance(driver_error(error), psycopg.errors.InsufficientPrivilege)
+            missing = (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable)
+            is_refused = isinstance(driver_error(error), missing)
             self._heartbeats.wait(_ASK_AGAIN_SECONDS if is_refused else BEAT_SECONDS)
             if self._may_warn():
                 _log.warning("heartbeats are not stored: %s", _reason(error))
             return
-        if runs is None:
-            self._heartbeats.wait(_ASK_AGAIN_SECONDS)
-        else:
-            self._heartbeats.forget_ended(runs)
+        self._heartbeats.forget_ended(runs)
 
     def _keep_failures(self) -> None:
         while self._ended:
@@ -233,7 +229,8 @@ class OffsetsListener(StreamingQueryListener):
                 # Spark has logged its own lines before; this is what a person looks for.
                 name = failed.query_name or failed.query_id
                 _log.error("query %s has ended: [%s] %s Help: %s", name, said.code, said.sentences, said.remedy)
-            keep_failure(self._url, failed, code, _MESSAGE if said else _NOT_OURS, is_ours=said is not None)
+            message, remedy = (_MESSAGE, said.remedy) if said else (_NOT_OURS, None)
+            keep_failure(self._url, failed, code, message, remedy=remedy, is_ours=said is not None)
 
     def _drop(self, reason: str, count: int = 1) -> None:
         with self._lock:
@@ -287,17 +284,29 @@ _watching: dict[tuple[str, str, str | None], OffsetsListener] = {}
 _watching_lock = threading.Lock()
 
 
+def _at_sigterm(signum: int, _: object) -> None:
+    """Say what ends the runs, and let the signal end the driver as it would have done."""
+    for listener in list(_watching.values()):
+        listener.close_with_driver("SIGTERM")
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+
+
 def watch(spark: SparkSession, url: str = "", *, password_from: str | None = None) -> OffsetsListener:
     """
     Have all queries of a session heard by an :class:`OffsetsListener`, so that the states of its queries are certain.
 
-    It is added once to a session, classic or of Spark Connect, and returned again until it is closed.
+    It is added once to a session, classic or of Spark Connect, and returned again until it is closed. If the program
+    does not handle SIGTERM itself, the ledger is told within two seconds that a SIGTERM ends the driver.
 
     :param url: where the ledger is; a libpq URI or key=value string, empty for libpq's environment.
     :param password_from: ``module:function`` that returns the password for each new connection.
     :raises ConfigurationError: as of :class:`OffsetsListener`.
     """
     key = _session_id(spark), url, password_from
+    # Python allows it in the main thread alone.
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _at_sigterm)
     with _watching_lock:
         listener = _watching.get(key)
         if listener is None or listener.is_closed:

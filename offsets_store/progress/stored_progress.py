@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, desc, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
 from ..ledger.record import is_pruned_at
-from ..ledger.tables import batches, progress, schema_version, writers
+from ..ledger.tables import batches, progress, writers
 from ..ledger.writers import records_in_tx, writers_in_tx
 from ..postgres.bounds import enter_in_tx
 from ..postgres.connect import driver_connection
@@ -22,8 +22,6 @@ from ..verdict.facts import Recorded, Writer
 from .heard import Heard, disagreement
 
 KEPT_A_QUERY = 1000
-# The migration that made these.
-TELLS_STATES = 101
 
 
 def begin_in_tx(connection: Connection) -> None:
@@ -32,23 +30,13 @@ def begin_in_tx(connection: Connection) -> None:
     enter_in_tx(driver_connection(connection), lock_seconds=2, statement_seconds=10)
 
 
-def tells_states_in_tx(connection: Connection) -> bool:
-    """Whether the ledger has the tables and columns that only people need; our search_path must be in force."""
-    has = select(func.max(schema_version.c.version) >= TELLS_STATES)
-    return bool(connection.execute(has).scalar())
-
-
-def store_progress_in_tx(connection: Connection, heard: Heard, *, with_lag: bool = True) -> str | None:
+def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
     """
     Store one event, and fill in offsets that are unknown otherwise; return the text for what disagrees with the ledger.
-
-    :param with_lag: whether the ledger has the column for it.
     """
     begin_in_tx(connection)
     found = disagreement(heard, _sinks_in_tx(connection, heard))
-    row: dict[str, Any] = {**dataclasses.asdict(heard), "disagreement": found}
-    if with_lag:
-        row["lag"] = heard.lag
+    row: dict[str, Any] = {**dataclasses.asdict(heard), "disagreement": found, "lag": heard.lag}
     connection.execute(
         insert(progress)
         .values(row)

@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from ..checkpoint.files import open_location, open_recorded
-from ..errors import CheckpointError, ConfigurationError, RecoveryError
+from ..errors import CheckpointError, ConfigurationError, NotFoundError, RecoveryError
 from ..ledger.lock import is_accepted_in_tx, revoke_acceptance_in_tx
-from ..ledger.session import reading
-from ..ledger.tables import writers
-from ..ledger.writers import COUNTS_AS_FEEDER, writers_in_tx
+from ..ledger.session import reading, writing
+from ..ledger.tables import failures, heartbeats, writers
+from ..ledger.writers import COUNTS_AS_FEEDER, is_meant, writers_in_tx
 from ..status.decisions import decisions_on
+from ..status.states import query_states
 from ..status.store import OffsetsStore
 from ..verdict.decide import ACCEPTABLE, Verdict
 from .fence import holding, note
@@ -66,14 +67,16 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Retirement:
-    """A sink of a query that is retired, or would be."""
+    """A sink of a query that is retired, or would be; ``sink`` is None if the query has published nothing."""
 
     query_id: str
-    sink: SinkFacts
+    sink: SinkFacts | None
 
     @property
     def says(self) -> list[str]:
         """What that means, as sentences."""
+        if self.sink is None:
+            return [f"Query {self.query_id} has published nothing: what was seen of it is deleted from the ledger."]
         return [
             f"Query {self.query_id}, sink {self.sink.sink_name}: stands at batch {self.sink.last_batch_id}.",
             "Once it is retired, it can never publish again, and recovery leaves it out.",
@@ -190,12 +193,27 @@ def retire_sink(
     :raises RecoveryError: WRITER_GONE, RECOVERY_RUNNING.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
-    query_id, _, chosen = _chosen_sink(url, query, sink)
+    try:
+        query_id, _, chosen = _chosen_sink(url, query, sink)
+    except NotFoundError as error:
+        return _dismissed(url, query, error, dry_run=dry_run)
     with reading(url) as connection:
         refuse_gone(connection, chosen)
     if not dry_run:
         put_out_of_the_way(url, [chosen], "retire", reason, person)
     return Retirement(query_id, chosen)
+
+
+def _dismissed(url: str, query: str, error: NotFoundError, *, dry_run: bool) -> Retirement:
+    """:raises OffsetsError: the ``error``, unless a query is meant that has published nothing, so no rival."""
+    with writing(url, whole=True) as connection:
+        meant = (one for one in query_states(connection) if is_meant(query, one.query_id, one.query_name))
+        ids = {one.query_id for one in meant if one.batch_id is None}
+        if len(ids) != 1:
+            raise error
+        for seen in () if dry_run else (failures, heartbeats):
+            connection.execute(delete(seen).where(seen.c.query_id.in_(ids)))
+    return Retirement(ids.pop(), None)
 
 
 def put_out_of_the_way(

@@ -155,7 +155,9 @@ def recover_checkpoint(
         raise
     except PgonceError as error:
         if not dry_run:
-            keep_failure(url, lambda: _what_failed(checkpoint_location), error.code, kept_words(error))
+            keep_failure(
+                url, lambda: _what_failed(checkpoint_location), error.code, kept_words(error), remedy=error.remedy
+            )
         raise
 
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, desc, exists, func, or_, select, true
+from sqlalchemy import Connection, Select, desc, func, or_, select, true
 
-from ..errors import NoLedgerError
-from ..ledger.session import reading
 from ..ledger.tables import failures, writers
 from ..ledger.writers import meant_by
 from .read_stored import writers_of
@@ -25,8 +23,8 @@ class StoredFailure:
     Something that went wrong, as often as it was seen: one row of ``pgonce.failures``.
 
     ``code`` is that of an error of pgonce, or the class of Spark's error. ``message`` says what happened, without
-    values of rows. ``seen_by`` is ``commit``, ``planner``, ``recovery`` or ``listener``. What was not known where the
-    failure was seen is None.
+    values of rows, and ``remedy`` what to do. ``seen_by`` is ``commit``, ``planner``, ``recovery`` or ``listener``.
+    What was not known where the failure was seen is None.
     """
 
     query_id: str
@@ -40,6 +38,7 @@ class StoredFailure:
     attempts: int
     first_at: datetime
     last_at: datetime
+    remedy: str | None
 
 
 _NAME = (
@@ -78,28 +77,6 @@ def failures_of(query_id: str, sink_name: str | None, limit: int) -> Select[Any]
     """What asks for the newest failures of a query and this sink, of the whole query, or of all sinks if it is None."""
     of_sink = or_(failures.c.sink_name == sink_name, failures.c.sink_name.is_(None)) if sink_name else true()
     return FAILURES.where(failures.c.query_id == query_id, of_sink).limit(limit)
-
-
-def last_failure(url: str, query_id: str) -> StoredFailure | None:
-    """
-    What went wrong last with a query, unless that sink has published a batch since then.
-
-    :raises LedgerError: if the ledger cannot be read.
-    """
-    is_over = exists().where(
-        writers.c.query_id == failures.c.query_id,
-        or_(failures.c.sink_name.is_(None), writers.c.sink_name == failures.c.sink_name),
-        writers.c.updated_at > failures.c.last_at,
-    )
-    try:
-        with reading(url) as connection:
-            # A ledger of the first release does not have them.
-            if connection.execute(select(func.to_regclass(str(failures)))).scalar() is None:
-                return None
-            found = connection.execute(failures_of(query_id, None, 1).where(~is_over)).mappings().first()
-    except NoLedgerError:
-        return None
-    return StoredFailure(**found) if found else None
 
 
 def _ids_meant_by(connection: Connection, query: str) -> list[str]:

@@ -73,20 +73,22 @@ STATES = {
     "refused": "a batch failed, and none has been published since",
     "expiring": "unread records will soon be deleted by the topic's retention, or have been",
     "stuck": "records wait, and nothing shows that the query runs",
-    "gone": "its listener fell silent, and did not hear the query end",
+    "gone": "its driver ended, or its listener fell silent, before it was stopped",
     "waiting": "the session of its commit waits for another session, or for standbys",
     "lagging": "it runs, and does not catch up",
+    "starting": "it runs, and has published nothing yet",
     "running": "it runs",
     "idle": "it runs, and Spark finds nothing to read",
     "quiet": "it is idle or gone: no listener hears it, and it has no session",
-    "stopped": "its listener heard it end",
+    "stopped": "its listener heard it end without an error",
     "retired": "a person has said that it publishes no more",
     "replaced": "another query has taken its place",
 }
 """What each state means; those that need attention most come first."""
 TONES: Mapping[str, str] = {
     "refused": "bad", "expiring": "bad", "stuck": "bad", "gone": "bad", "waiting": "warn", "lagging": "warn",
-    "running": "good", "idle": "calm", "quiet": "still", "stopped": "still", "retired": "over", "replaced": "over",
+    "starting": "good", "running": "good", "idle": "calm", "quiet": "still", "stopped": "still", "retired": "over",
+    "replaced": "over",
 }  # fmt: skip
 """How serious each state is: bad, warn, good, calm (good, and nothing to do), still (unknown or at rest), or over."""
 _PLACES = {state: place for place, state in enumerate(STATES)}

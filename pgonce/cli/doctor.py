@@ -7,7 +7,8 @@ looked at with pyspark's types; where pyspark is missing, the command says that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timezone
 from pathlib import Path
@@ -20,17 +21,20 @@ from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_recorded
 from pgonce.offsets_store.errors import (
     UNCHANGED,
     NoCheckpointError,
+    NoLedgerError,
     NotInstalledError,
+    OldLedgerError,
     PgonceError,
     RecoveryError,
     needing_pyspark,
 )
 from pgonce.offsets_store.ledger.published import changed_targets
-from pgonce.offsets_store.log_lines import in_command, one_line, scrub
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.log_lines import one_line, scrub
 from pgonce.offsets_store.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.offsets_store.recovery.next_start import ANY_SINK
-from pgonce.offsets_store.status.failures import StoredFailure, last_failure
 from pgonce.offsets_store.status.read_stored import LastWritten, last_written
+from pgonce.offsets_store.status.states import query_states
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import last_to_publish
 
@@ -109,20 +113,21 @@ def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosi
     writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(query, sink)])
     location = writer.checkpoint_location
     if location is None:
-        raise _elsewhere("The ledger does not know where the checkpoint of this query is.", None)
+        raise _elsewhere("The ledger does not know where the checkpoint of this query is.")
     # A query that has other sinks is compared with all of them.
     try:
         found, tables = _examined(open_recorded(location), url)
     except NoCheckpointError:
         found = None
     if found is None or found.query_id != writer.query_id:
-        raise _elsewhere(f"On this host, {location} does not have the checkpoint of this query.", location)
+        raise _elsewhere(f"On this host, {location} does not have the checkpoint of this query.")
     return found, tables
 
 
-def _elsewhere(what: str, location: str | None) -> NoCheckpointError:
-    typed = f"pgonce doctor {in_command(location, 'CHECKPOINT')}"
-    return NoCheckpointError("CHECKPOINT_ELSEWHERE", what, UNCHANGED, f"Type where it can be read: {typed}")
+def _elsewhere(what: str) -> NoCheckpointError:
+    deleted = "If it was deleted: pgonce explain recovering 'A lost checkpoint'"
+    way = f"Type where it can be read: pgonce doctor CHECKPOINT. {deleted}"
+    return NoCheckpointError("CHECKPOINT_ELSEWHERE", what, UNCHANGED, way)
 
 
 def _examined(
@@ -130,18 +135,21 @@ def _examined(
 ) -> tuple[Diagnosis, list[Looked]]:
     found = examine(checkpoint, url, sink=sink, query_name=query_name)
     tables = _tables(url, found.query_id)
-    failure = last_failure(url, found.query_id) if found.query_id else None
-    if failure is not None:
-        found = replace(found, remarks=(*found.remarks, _said_of(failure)))
+    if found.query_id:
+        found = replace(found, remarks=(*found.remarks, *_failures(url, found.query_id)))
     refused = [(each.table, each.refused) for each in tables if each.refused]
     return (_refused(found, *refused[0]) if refused else found), tables
 
 
-def _said_of(failure: StoredFailure) -> str:
-    batch = "" if failure.batch_id is None else f"batch {failure.batch_id}, "
-    when = failure.last_at.astimezone(timezone.utc)
-    says = one_line(" ".join(failure.message.split()))
-    return f"Last failure ({batch}{when:%Y-%m-%d %H:%M:%S} UTC): {failure.code}, {says}"
+def _failures(url: str, query_id: str) -> Iterator[str]:
+    """What has gone wrong with the query since its last batch, if the ledger tells it."""
+    with suppress(NoLedgerError, OldLedgerError), reading(url, whole=True) as connection:
+        for one in query_states(connection, [query_id]):
+            if one.failing_since:
+                batch = "" if one.failed_batch_id is None else f"batch {one.failed_batch_id}, "
+                when = f"{batch}{one.failing_since.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+                said = one_line(" ".join(f"{one.failure_code}, {one.failure_message or ''} {one.help or ''}".split()))
+                yield f"Last failure ({when}): {said}"
 
 
 _BOUNDS = (

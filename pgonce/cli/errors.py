@@ -90,14 +90,14 @@ def _nothing(since: str | None, query: str | None) -> str:
 
 def _lines(found: Sequence[StoredFailure], now: datetime, width: int | None) -> Iterator[str]:
     for failure in found:
-        first, what = failure_lines(failure, now)
-        yield from (*_wrapped(first, width), *_wrapped(what, width))
+        for line in failure_lines(failure, now):
+            yield from _wrapped(line, width)
     yield ""
     yield from next_lines(failure.code for failure in found)
 
 
-def failure_lines(failure: StoredFailure, now: datetime) -> tuple[str, str]:
-    """When it was seen last, and where; and what happened."""
+def failure_lines(failure: StoredFailure, now: datetime) -> list[str]:
+    """When it was seen last, and where; what happened; and what to do, if an error of pgonce has told that."""
     where = [failure.query_name or failure.query_id]
     if failure.batch_id is not None:
         where.append(f"batch {failure.batch_id}")
@@ -106,7 +106,8 @@ def failure_lines(failure: StoredFailure, now: datetime) -> tuple[str, str]:
     if failure.sink_name:
         where.append(f"sink {failure.sink_name}")
     age = f"{age_text(failure.last_at, now)} ago".ljust(_AGE_WIDTH)
-    return f"{age}{failure.code}: {', '.join(where)}", f"{'':{_AGE_WIDTH}}{failure.message}"
+    said = [failure.message, *([f"Help: {failure.remedy}"] if failure.remedy else [])]
+    return [f"{age}{failure.code}: {', '.join(where)}", *(f"{'':{_AGE_WIDTH}}{line}" for line in said)]
 
 
 def _wrapped(line: str, width: int | None, indent: str = " " * _AGE_WIDTH) -> list[str]:

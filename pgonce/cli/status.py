@@ -149,11 +149,11 @@ _STORED = (
 def _statuses(
     store: OffsetsStore, states: Sequence[QueryState], query: str, sink: str | None, servers: str | None, login: Any
 ) -> list[Status]:
-    """What is stored of the query; nothing if it is only known because it failed before it published anything."""
+    """What is stored of the query; nothing if it has published nothing yet."""
     try:
         return store.status_of(query, sink, servers, login)
     except NotFoundError:
-        if any(_failed_at_once(one, query, sink) for one in states):
+        if any(_is_new(one, query, sink) for one in states):
             return []
         raise
 
@@ -170,11 +170,7 @@ def _show_one(
     stored: dict[tuple[str, str | None], list[PartitionLag]] = {
         (writer.query_id, writer.sink_name): lag for writer, lag in found
     }
-    chosen = [
-        one
-        for one in states
-        if (one.query_id, one.sink_name) in stored or (not found and is_meant(query, one.query_id, one.query_name))
-    ]
+    chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _is_new(one, query, None)]
     if as_json:
         print_json(
             [
@@ -247,7 +243,7 @@ def health(
     (states, found), now = read_states(url, measured), datetime.now(timezone.utc)
     if query is not None:
         stored = {(one.query_id, one.sink_name) for one, _ in _statuses(store, states, query, sink, None, None)}
-        chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _failed_at_once(one, query, sink)]
+        chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _is_new(one, query, sink)]
         chosen = [one for one in chosen if one.state not in ENDED] or chosen
         ids, sinks = {one.query_id for one in chosen}, {None, *(one.sink_name for one in chosen)}
         found = [one for one in found if one.query_id in ids and (sink is None or one.sink_name in sinks)]
@@ -278,7 +274,8 @@ def health(
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
-def _failed_at_once(one: QueryState, query: str, sink: str | None) -> bool:
+def _is_new(one: QueryState, query: str, sink: str | None) -> bool:
+    """Whether it is the query that is meant, and has published nothing yet."""
     is_chosen = sink in (None, one.sink_name) and is_meant(query, one.query_id, one.query_name)
     return one.batch_id is None and is_chosen
 

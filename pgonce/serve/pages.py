@@ -218,23 +218,24 @@ def findings_of(snapshot: Snapshot, view: View) -> list[Group]:
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for one in snapshot.findings:
         if _has_text(view.text, one.query_name, one.sink_name, one.what, query_id=one.query_id):
-            # Some commands name the query.
-            asks = one.help.replace(one.query_id, "")
+            # Some commands name the query, and what an error tells to do names its table.
+            is_refused = one.finding == "refused"
+            asks = one.what.partition(" ")[0] if is_refused else one.help.replace(one.query_id, "")
             groups.setdefault((one.severity, one.finding, asks), []).append(one)
     return [_group(view, *key, found) for key, found in groups.items()]
 
 
 def _group(view: View, severity: str, finding: str, asks: str, found: Sequence[Finding]) -> Group:
-    is_same = len({one.what for one in found}) == 1
+    is_same, says_same = len({one.what for one in found}) == 1, len({one.help for one in found}) == 1
     link = view.link(state=(finding,)) if finding in STATES else view.link(state=(), sort="state")
     return Group(
         severity,
         finding,
         found[:_NAMED],
         len(found),
-        found[0].what if is_same else asks.rpartition(" ")[2] if finding == "refused" else "",
+        found[0].what if is_same else asks if finding == "refused" else "",
         min((one.since for one in found if one.since), default=None),
-        found[0].help if len(found) == 1 else asks.strip(),
+        found[0].help if says_same else "pgonce errors" if finding == "refused" else asks.strip(),
         link,
     )
 

@@ -20,7 +20,7 @@ from .destination import Destination
 from .reading import Given
 from .routes import Routes
 
-_NAMES = ("topic", "partition", "offset")
+KAFKAS_NAMES = ("topic", "partition", "offset")
 _SPARK_TYPES = (StringType, IntegerType, LongType)
 
 
@@ -44,7 +44,7 @@ class PositionColumns:
 
         :raises ConfigurationError: if one is not there, or not once, or has another type than Kafka's.
         """
-        for name, meaning, spark_type in zip(self.names, _NAMES, _SPARK_TYPES, strict=True):
+        for name, meaning, spark_type in zip(self.names, KAFKAS_NAMES, _SPARK_TYPES, strict=True):
             types = [field.dataType for field in struct_type.fields if field.name == name]
             if len(types) != 1 or not isinstance(types[0], spark_type):
                 here = f"which is {' and '.join(found.simpleString() for found in types)} here"
@@ -83,7 +83,7 @@ class PositionColumns:
                 )
         topic, partition, offset = arrays
         # Indices of 32 bits: a batch may have more topics than a smaller dictionary would hold.
-        return pa.RecordBatch.from_arrays([topic.dictionary_encode(), partition, offset], names=list(_NAMES))
+        return pa.RecordBatch.from_arrays([topic.dictionary_encode(), partition, offset], names=list(KAFKAS_NAMES))
 
 
 def written_type(
@@ -102,7 +102,7 @@ def positions_of(given: Given) -> PositionColumns | None:
 
 def position_columns(names: Sequence[str], *, written: bool) -> PositionColumns:
     """:raises ConfigurationError: if these are not three different names: topic, partition, offset."""
-    if len(names) != len(_NAMES) or len(set(names)) != len(_NAMES) or not all(names):
+    if len(names) != len(KAFKAS_NAMES) or len(set(names)) != len(KAFKAS_NAMES) or not all(names):
         raise bad_option(
             "BAD_OPTION",
             f"The position columns are {', '.join(map(repr, names))}: three different names are needed.",

@@ -150,7 +150,7 @@ class Recorder(threading.Thread):
             return
         said = said_in(str(error))
         if said is not None:
-            keep_failure(self._run.settings.url, self._failed(), said.code, said.sentences)
+            keep_failure(self._run.settings.url, self._failed(), said.code, said.sentences, remedy=said.remedy)
         else:
             # Spark may have been first: where the old topic ended, the new one may have no record yet.
             self._look_at_topics()

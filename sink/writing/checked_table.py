@@ -203,6 +203,7 @@ def _generated(table: TargetTable, target: TargetColumn, column: EncodedColumn) 
 def _find(table: TargetTable, column: EncodedColumn) -> TargetColumn:
     found = table.columns_named(column.name)
     if len(found) != 1:
+        place = ", or leave it out with writePositions=false" if column.name in ("topic", "partition", "offset") else ""
         several = ", but several that differ from it only in case." if found else "."
         add = f": {_altered(table, Change(column.name, column.ddl_type))}, as schemaEvolution=addColumns would"
         raise TargetError(
@@ -210,7 +211,7 @@ def _find(table: TargetTable, column: EncodedColumn) -> TargetColumn:
             f"{table.qualified_name} has no column {column.name!r}{several}",
             NOTHING,
             f"Its columns are {', '.join(column.column_name for column in table.columns)}. Rename or drop "
-            f"{column.name!r} in the DataFrame, or add the column to the table{'' if found else add}.",
+            f"{column.name!r} in the DataFrame, or add the column to the table{'' if found else add}{place}.",
         )
     return found[0]
 

@@ -80,7 +80,9 @@ def test_by_the_name_of_the_query(url, doctor, tmp_path, admin):
     elsewhere = asked("orders")
     assert elsewhere.exit_code == ExitCode.UNREADABLE
     assert "[CHECKPOINT_ELSEWHERE]" in elsewhere.stderr
-    assert f"pgonce doctor {tmp_path / 'ckpt'}" in elsewhere.stderr
+    assert f"pgonce doctor {tmp_path / 'ckpt'}" not in elsewhere.stderr, "that would fail again"
+    assert "pgonce doctor CHECKPOINT" in elsewhere.stderr
+    assert "pgonce explain recovering 'A lost checkpoint'" in elsewhere.stderr
 
 
 def test_a_query_with_a_retired_sink(url, doctor, tmp_path, admin):

@@ -102,26 +102,3 @@ BEGIN
     RETURN pgonce.real_time_positions(writer);
 END
 $$;
-
--- As in the first release; in real time, tasks go on between two batches.
-CREATE OR REPLACE VIEW pgonce.current_offsets AS
-SELECT w.query_id, w.query_name, w.sink_name, w.last_batch_id AS batch_id, s.key AS source,
-       t.topic, t.partition,
-       -- Where rows carry positions, a batch that Spark ran again may end before what is stored.
-       CASE WHEN t.topic IS NULL THEN s.value ELSE to_jsonb(greatest(
-           t.next_offset::bigint, (b.positions -> s.key -> t.topic ->> t.partition::text)::bigint,
-           (SELECT p.next_offset FROM pgonce.positions AS p
-            WHERE (p.writer_id, p.topic, p.partition) = (w.writer_id, t.topic, t.partition)))) END AS end_offset,
-       w.updated_at AS committed_at
-FROM pgonce.writers AS w
--- The listener fills in the batch's record even where the next commit keeps it from the writer's row.
-LEFT JOIN pgonce.batches AS b
-    ON (b.writer_id, b.generation, b.batch_id) = (w.writer_id, w.generation, w.last_batch_id)
-CROSS JOIN LATERAL jsonb_each(coalesce(w.end_offsets, b.end_offsets)) AS s
-LEFT JOIN LATERAL (
-    SELECT topics.key AS topic, parts.key::integer AS partition, parts.value AS next_offset
-    FROM jsonb_each(CASE WHEN jsonb_typeof(s.value) = 'object' THEN s.value ELSE '{}' END) AS topics
-    CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(topics.value) = 'object' THEN topics.value ELSE '{}' END) AS parts
-    WHERE parts.key ~ '^[0-9]{1,9}$' AND jsonb_typeof(parts.value) = 'number'
-) AS t ON true
-WHERE w.replaced_by IS NULL AND w.retired_at IS NULL;

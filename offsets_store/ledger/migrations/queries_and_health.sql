@@ -2,6 +2,32 @@
 CREATE OR REPLACE FUNCTION pgonce.in_command(query_id text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN query_id ~ '^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$' THEN query_id ELSE 'QUERY' END;
 
+-- Where Postgres has LLVM, it compiles a statement whose cost it guesses at more than 100000, which takes seconds. It would
+-- guess a million rows for each object within an object: as a call, which STRICT makes of it, it has the rows that are told here.
+ALTER FUNCTION pgonce.kafka_offsets(jsonb) STRICT COST 10 ROWS 12;
+
+-- In real time, tasks go on between two batches.
+CREATE OR REPLACE VIEW pgonce.current_offsets AS
+SELECT w.query_id, w.query_name, w.sink_name, w.last_batch_id AS batch_id, s.key AS source,
+       t.topic, t.partition,
+       -- Where rows carry positions, a batch that Spark ran again may end before what is stored.
+       CASE WHEN t.topic IS NULL THEN s.value ELSE to_jsonb(greatest(
+           t.next_offset, (b.positions -> s.key -> t.topic ->> t.partition::text)::bigint, p.next_offset)) END AS end_offset,
+       w.updated_at AS committed_at
+FROM pgonce.writers AS w
+-- The listener fills in the batch's record even where the next commit keeps it from the writer's row.
+LEFT JOIN pgonce.batches AS b
+    ON (b.writer_id, b.generation, b.batch_id) = (w.writer_id, w.generation, w.last_batch_id)
+CROSS JOIN LATERAL jsonb_each(coalesce(w.end_offsets, b.end_offsets)) AS s
+LEFT JOIN LATERAL pgonce.kafka_offsets(jsonb_build_object(s.key, s.value)) AS t ON true
+LEFT JOIN pgonce.positions AS p ON (p.writer_id, p.topic, p.partition) = (w.writer_id, t.topic, t.partition)
+WHERE w.replaced_by IS NULL AND w.retired_at IS NULL;
+
+ALTER TABLE pgonce.failures ADD COLUMN IF NOT EXISTS remedy text;
+COMMENT ON COLUMN pgonce.failures.remedy IS 'What the error told to do; null where it is not one of pgonce, or of before this column.';
+COMMENT ON COLUMN pgonce.heartbeats.ended_at IS 'When Spark said that the run had ended, or when its driver ended; null if neither is known.';
+COMMENT ON COLUMN pgonce.heartbeats.ended_by IS 'The code or class of the error that ended it; SIGTERM or EXIT if its driver ended before it; null if it was stopped.';
+
 -- What this session has measured counts too: pgonce.measured_lag may be set to a JSON list of rows of that table.
 CREATE OR REPLACE VIEW pgonce.queries AS
 WITH measured AS (
@@ -33,21 +59,29 @@ WITH measured AS (
            w.created_at, w.updated_at, w.replaced_by, w.retired_at
     FROM pgonce.writers AS w
     UNION ALL
-    -- A query that has failed before it published anything is not in pgonce.writers. It counts for a day, or until a query
-    -- of its name has published since, which has taken its place. Its sink may have become known only at a later failure.
-    SELECT NULL, f.query_id, max(f.query_name), f.sink_name, NULL, 0, NULL, NULL, min(f.first_at), NULL, NULL, NULL
-    FROM pgonce.failures AS f
-    WHERE f.last_at > statement_timestamp() - interval '1 day'
+    -- A query that has published nothing is not in pgonce.writers: it has failed, or a listener has heard it start. (One that has
+    -- finished a batch writes elsewhere.) It counts for a day, or until a query of its name has published since, which has taken
+    -- its place. Its sink may have become known only at a later failure.
+    SELECT NULL, n.query_id, max(n.query_name), n.sink_name, NULL, 0, NULL, NULL, min(n.first_at), NULL, NULL, NULL
+    FROM (
+        SELECT f.query_id, f.query_name, f.sink_name, f.first_at, f.last_at FROM pgonce.failures AS f
+        UNION ALL
+        SELECT h.query_id, h.query_name, NULL, h.started_at, h.heard_at FROM pgonce.heartbeats AS h
+        WHERE NOT EXISTS (SELECT FROM pgonce.writers AS w WHERE w.query_id = h.query_id)
+            AND NOT EXISTS (SELECT FROM pgonce.progress AS p WHERE p.query_id = h.query_id)
+    ) AS n
+    WHERE n.last_at > statement_timestamp() - interval '1 day'
         AND NOT EXISTS (
             SELECT FROM pgonce.writers AS w
-            WHERE w.query_id = f.query_id OR (w.query_name = f.query_name AND w.updated_at > f.last_at))
-        AND (f.sink_name IS NOT NULL
-            OR NOT EXISTS (SELECT FROM pgonce.failures AS o WHERE o.query_id = f.query_id AND o.sink_name IS NOT NULL))
-    GROUP BY f.query_id, f.sink_name
+            WHERE w.query_id = n.query_id OR (w.query_name = n.query_name AND w.updated_at > n.last_at))
+        AND (n.sink_name IS NOT NULL
+            OR NOT EXISTS (SELECT FROM pgonce.failures AS o WHERE o.query_id = n.query_id AND o.sink_name IS NOT NULL))
+    GROUP BY n.query_id, n.sink_name
 ), facts AS (
-    SELECT w.*, b.rows AS last_rows, b.transport, b.counts, h.run_id AS heard_run_id, h.heard_at, h.idle_since, h.ended_at,
+    SELECT w.*, b.rows AS last_rows, b.transport, b.counts, h.run_id AS heard_run_id, h.heard_at, h.idle_since, h.ended_at, h.ended_by,
+           h.ended_by IN ('SIGTERM', 'EXIT') AS is_driver_gone,
            -- A failure that could not be written down while Postgres was unavailable: the listener has heard what ended the query.
-           coalesce(f.code, e.code) AS code, f.message, f.batch_id AS failed_batch_id,
+           coalesce(f.code, e.code) AS code, f.message, f.remedy, f.batch_id AS failed_batch_id,
            coalesce(f.failures, e.failures) AS failures, coalesce(f.failing_since, e.failing_since) AS failing_since, s.waits_for, s.began_at AS session_began_at,
            r.rows_per_second, r.usual_interval, l.lag, l.lag_seconds, l.retention_used_percent, l.last_lag, l.measured_at AS lag_measured_at,
            coalesce(h.ended_at IS NULL AND h.heard_at > statement_timestamp() - interval '1 minute', false) AS is_heard,
@@ -67,7 +101,7 @@ WITH measured AS (
     -- A failure counts until a batch is published, a replay is skipped, or a later run is heard. What an old run meets
     -- after another has taken its place (FENCED, or a run that has published before) says nothing of the other.
     LEFT JOIN LATERAL (
-        SELECT f.code, f.message, f.batch_id, sum(f.attempts) OVER of_code AS failures, min(f.first_at) OVER of_code AS failing_since
+        SELECT f.code, f.message, f.remedy, f.batch_id, sum(f.attempts) OVER of_code AS failures, min(f.first_at) OVER of_code AS failing_since
         FROM pgonce.failures AS f
         WHERE f.query_id = w.query_id AND (f.sink_name = w.sink_name OR f.sink_name IS NULL OR w.sink_name IS NULL)
             AND f.last_at > coalesce(w.updated_at, '-infinity') AND f.code <> 'FENCED'
@@ -81,7 +115,7 @@ WITH measured AS (
     ) AS f ON true
     LEFT JOIN LATERAL (
         SELECT h.ended_by AS code, 1::bigint AS failures, h.ended_at AS failing_since
-        WHERE h.ended_by <> 'FENCED' AND h.ended_at >= coalesce(w.updated_at, '-infinity')
+        WHERE h.ended_by NOT IN ('FENCED', 'SIGTERM', 'EXIT') AND h.ended_at >= coalesce(w.updated_at, '-infinity')
             AND (h.run_id = w.run_id
                 OR NOT EXISTS (SELECT FROM pgonce.runs AS o WHERE o.writer_id = w.writer_id AND o.run_id = h.run_id))
             AND NOT EXISTS (SELECT FROM pgonce.replays AS o WHERE o.writer_id = w.writer_id AND o.skipped_at > h.ended_at)
@@ -93,7 +127,7 @@ WITH measured AS (
     -- Over the last ten minutes, or over the newest 60 batches if they took less.
     LEFT JOIN LATERAL (
         SELECT coalesce(sum(n.rows) FILTER (WHERE n.committed_at > n.began), 0)
-                   / nullif(extract(epoch FROM statement_timestamp() - n.began), 0) AS rows_per_second,
+                   / nullif(extract(epoch FROM statement_timestamp() - max(n.began)), 0) AS rows_per_second,
                (max(n.committed_at) - min(n.committed_at)) / nullif(count(*) - 1, 0) AS usual_interval,
                -- Null for a single batch: least() would ignore a null.
                CASE WHEN count(*) > 1 THEN least(3 * (max(n.committed_at) - min(n.committed_at)) / (count(*) - 1), interval '1 hour') END AS patience
@@ -105,7 +139,6 @@ WITH measured AS (
                 WHERE n.writer_id = w.writer_id AND n.generation = w.generation ORDER BY n.batch_id DESC LIMIT 60
             ) AS n
         ) AS n
-        GROUP BY n.began
     ) AS r ON true
     LEFT JOIN LATERAL (
         SELECT p.progress_at, p.latest_offsets FROM pgonce.progress AS p
@@ -151,9 +184,10 @@ WITH measured AS (
                WHEN f.code IS NOT NULL THEN 'refused'
                WHEN f.waits_for IS NOT NULL THEN 'waiting'
                WHEN f.retention_used_percent >= 80 THEN 'expiring'
-               WHEN f.ended_at >= coalesce(f.updated_at, '-infinity') THEN 'stopped'
+               WHEN f.ended_at >= coalesce(f.updated_at, '-infinity') THEN CASE WHEN f.is_driver_gone THEN 'gone' ELSE 'stopped' END
                WHEN f.is_behind AND (f.is_heard OR f.has_session OR f.is_recent) THEN 'lagging'
                WHEN f.is_heard AND f.idle_since IS NOT NULL THEN 'idle'
+               WHEN f.is_heard AND f.last_batch_id IS NULL THEN 'starting'
                WHEN f.is_heard OR f.has_session OR f.is_recent THEN 'running'
                -- A query with many batches a minute has published after its last beat. One that goes on for longer than that has
                -- lost only its listener.
@@ -176,7 +210,9 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
            WHEN 'idle' THEN 'its listener hears it, and Spark finds nothing to read'
            WHEN 'running' THEN CASE WHEN j.is_heard THEN 'its listener hears it' WHEN j.has_session THEN 'a session of it is in a transaction'
                                     ELSE 'it has published lately' END
-           WHEN 'gone' THEN 'its listener fell silent, and did not hear it end'
+           WHEN 'starting' THEN 'its listener hears it, and it has published nothing yet'
+           WHEN 'gone' THEN CASE j.ended_by WHEN 'SIGTERM' THEN 'a SIGTERM ended its driver' WHEN 'EXIT' THEN 'its driver ended, and had not stopped it'
+                                 ELSE 'its listener fell silent, and did not hear it end' END
            WHEN 'stuck' THEN 'records wait for it, and nothing shows that it runs'
            ELSE 'nothing shows whether it is idle or gone: no listener hears it, and it has no session'
        END AS because,
@@ -187,7 +223,8 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
            WHEN 'stopped' THEN j.ended_at
            WHEN 'lagging' THEN coalesce(statement_timestamp() - make_interval(secs => j.lag_seconds), j.lagging_since)
            WHEN 'idle' THEN j.idle_since
-           WHEN 'gone' THEN j.heard_at
+           WHEN 'starting' THEN j.created_at
+           WHEN 'gone' THEN coalesce(j.ended_at, j.heard_at)
            WHEN 'stuck' THEN j.updated_at
            WHEN 'quiet' THEN j.updated_at
        END AS state_since,
@@ -198,11 +235,18 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
        j.waits_for, j.run_id, j.created_at, j.heard_at,
        (SELECT count(*) FROM (SELECT FROM pgonce.dead_letters AS d WHERE d.query_id = j.query_id AND d.sink_name = j.sink_name LIMIT 10000) AS d) AS dead_letters,
        (SELECT count(*) FROM pgonce.replays AS y WHERE y.writer_id = j.writer_id) AS replays,
-       CASE WHEN j.state IN ('refused', 'expiring', 'gone', 'stuck') THEN 'critical'
+       -- A deployment ends drivers too, and starts others in their place.
+       CASE WHEN j.state = 'gone' AND coalesce(j.ended_at, j.heard_at) > statement_timestamp() - interval '10 minutes' THEN 'warning'
+            WHEN j.state IN ('refused', 'expiring', 'gone', 'stuck') THEN 'critical'
             WHEN j.state = 'lagging' OR (j.state = 'waiting' AND j.session_began_at < statement_timestamp() - interval '1 minute') THEN 'warning'
        END AS severity,
        CASE j.state
-           WHEN 'refused' THEN CASE WHEN j.code ~ '^[A-Z0-9_]+$' THEN 'pgonce explain ' || j.code
+           WHEN 'refused' THEN CASE
+               -- A role has written it: it must not look like a command of ours.
+               WHEN j.remedy IS NOT NULL THEN 'Help: ' || j.remedy
+               WHEN j.code ~ '^[A-Z0-9_]+$' THEN 'pgonce explain ' || j.code
+               WHEN j.code LIKE '%FileNotFoundException'
+               THEN 'If its checkpoint was deleted: pgonce explain recovering ''A lost checkpoint''. If files of its source were: restore them.'
                ELSE 'pgonce errors --query ' || pgonce.in_command(j.query_id) END
            WHEN 'waiting' THEN 'End that session, or wait for it.'
            WHEN 'expiring' THEN CASE WHEN j.ended_at >= coalesce(j.updated_at, '-infinity')
@@ -216,8 +260,8 @@ FROM judged AS j;
 COMMENT ON VIEW pgonce.queries IS 'What every query is doing: one row for each query and sink, with its state, what that was concluded from, its lag, and what went wrong last.';
 COMMENT ON COLUMN pgonce.queries.query_id IS 'The id that Spark keeps in the checkpoint.';
 COMMENT ON COLUMN pgonce.queries.query_name IS 'The query''s name, for people.';
-COMMENT ON COLUMN pgonce.queries.sink_name IS 'The sink; null for a query that failed before its sink was known.';
-COMMENT ON COLUMN pgonce.queries.state IS 'running, idle, lagging, expiring, waiting, refused, stopped, gone, stuck, quiet, retired or replaced.';
+COMMENT ON COLUMN pgonce.queries.sink_name IS 'The sink; null for a query that has published nothing, and whose sink is not known yet.';
+COMMENT ON COLUMN pgonce.queries.state IS 'starting, running, idle, lagging, expiring, waiting, refused, stopped, gone, stuck, quiet, retired or replaced.';
 COMMENT ON COLUMN pgonce.queries.because IS 'What the state was concluded from.';
 COMMENT ON COLUMN pgonce.queries.state_since IS 'Since when, where that is known.';
 COMMENT ON COLUMN pgonce.queries.batch_id IS 'The newest published batch; null if there is none.';
@@ -238,7 +282,7 @@ COMMENT ON COLUMN pgonce.queries.failures IS 'How often that went wrong since th
 COMMENT ON COLUMN pgonce.queries.failing_since IS 'When that went wrong first.';
 COMMENT ON COLUMN pgonce.queries.waits_for IS 'What the session of its commit waits for.';
 COMMENT ON COLUMN pgonce.queries.run_id IS 'The run that published the last batch.';
-COMMENT ON COLUMN pgonce.queries.created_at IS 'When its first batch was published.';
+COMMENT ON COLUMN pgonce.queries.created_at IS 'When its first batch was published; before that, when it was first seen.';
 COMMENT ON COLUMN pgonce.queries.heard_at IS 'When a listener last heard the query; null if none ever did.';
 COMMENT ON COLUMN pgonce.queries.dead_letters IS 'Rows that were put aside and are in pgonce.dead_letters; at most 10000 are counted.';
 COMMENT ON COLUMN pgonce.queries.replays IS 'Replays that were skipped and are still recorded.';

@@ -25,7 +25,7 @@ from pgonce.offsets_store.verdict.facts import Batch
 from ...encoding.encoded_types import ATTEMPT_COLUMN, EncodedColumn
 from ...encoding.unfit_rows import UnfitRow
 from ...options.destination import DeadLetters, Destination
-from ...options.position_columns import PositionColumns
+from ...options.position_columns import KAFKAS_NAMES, PositionColumns
 from ..bad_row import BadRow
 from ..checked_table import check_table, not_durable
 from ..rows import GatheredRows
@@ -242,13 +242,15 @@ def _values(types: Sequence[str], rows: Iterable[tuple[str | None, ...]]) -> sql
 
 
 def _position(row: UnfitRow) -> str | None:
-    return json.dumps(dict(zip(("topic", "partition", "offset"), row.place, strict=True))) if row.place else None
+    place = row.place or tuple(map(json.loads(row.row_data).get, KAFKAS_NAMES))
+    return None if None in place else json.dumps(dict(zip(KAFKAS_NAMES, place, strict=True)))
 
 
 def _position_of(columns: Sequence[EncodedColumn], positions: PositionColumns | None) -> sql.Composable:
     """Where a gathered row comes from, as far as it says so."""
-    names = {column.name for column in columns}
-    if positions is None or not names.issuperset(positions.names):
+    # Also without positionColumns, rows that have the columns of Spark's Kafka source come from there.
+    names = positions.names if positions else KAFKAS_NAMES
+    if not {column.name for column in columns}.issuperset(names):
         return sql.SQL("NULL::jsonb")
-    topic, partition, offset = (sql.Identifier("given", name) for name in positions.names)
+    topic, partition, offset = (sql.Identifier("given", name) for name in names)
     return sql.SQL("jsonb_build_object('topic', {}, 'partition', {}, 'offset', {})").format(topic, partition, offset)

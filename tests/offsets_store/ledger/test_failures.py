@@ -68,7 +68,8 @@ class TestKeeping:
         with pytest.raises(CommitError) as raised, failures_kept(ledger, BATCH):
             raise REFUSED
         assert raised.value is REFUSED
-        assert [failure.code for failure in OffsetsStore(ledger).failures()] == ["TARGET_CHANGED"]
+        (failure,) = OffsetsStore(ledger).failures()
+        assert (failure.code, failure.remedy) == ("TARGET_CHANGED", "Look.")
 
     def test_other_errors_are_left_to_the_listener(self, ledger):
         """A query that a person stops in the middle of a batch raises them too."""
@@ -97,7 +98,7 @@ class TestBestEffort:
             assert time.monotonic() - began < failures.LONGEST_SECONDS + 1
         assert OffsetsStore(ledger).failures() == []
 
-    @pytest.mark.parametrize("is_there", ["no ledger", "no migration", "no grant"])
+    @pytest.mark.parametrize("is_there", ["no ledger", "no migration", "an older one", "no grant"])
     def test_a_ledger_that_cannot_take_it(self, url, admin, login, caplog, is_there):
         """Nothing is raised, and it is said once, for information."""
         caplog.set_level(logging.INFO, "pgonce")
@@ -105,6 +106,8 @@ class TestBestEffort:
             ensure_ledger(url)
         if is_there == "no migration":
             admin.execute("DROP TABLE pgonce.failures CASCADE")
+        if is_there == "an older one":
+            admin.execute("ALTER TABLE pgonce.failures DROP COLUMN remedy CASCADE")
         if is_there == "no grant":
             for grant in grants(login.user):
                 admin.execute(grant.encode())

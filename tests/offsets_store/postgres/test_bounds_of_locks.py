@@ -21,9 +21,11 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger import migrations, session
+from pgonce.offsets_store.ledger.failures import kept_words
 from pgonce.offsets_store.ledger.migrations import LOCK_KEY, ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.lock_watch import WHO
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.stager import Stager
@@ -85,6 +87,16 @@ class TestTheLedger:
             commit_batch(settings(url, retry_timeout=1), make_batch(0), WORK)
         assert error.value.code == "LOCKED"
         assert holder in str(error.value)
+        assert holder in kept_words(error.value), "whoever lacks the driver's log has to find the session too"
+
+    def test_what_is_missing_to_see_the_holder(self, url, admin, login):
+        """A role that may not see other roles' sessions is told which role could."""
+        with migrating(url), psycopg.connect(login.url, autocommit=True) as other:
+            (said,) = other.execute(
+                f"SELECT {WHO} FROM pg_stat_activity AS a WHERE a.application_name = 'somebody'"
+            ).fetchone()
+        assert "pg_read_all_stats" in said
+        assert "SELECT" not in said
 
     def test_init_says_who_holds_it(self, url):
         """The command fails soon, and names the holder."""

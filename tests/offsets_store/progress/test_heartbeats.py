@@ -117,7 +117,7 @@ class TestWhat:
         say()
         found = rows(observer, "ended_by, extract(epoch FROM ended_at - started_at)::int, heard_at >= ended_at")
         assert found == [("LOCKED", 5, True)]
-        assert not beats.has_living()
+        assert not beats.living()
         assert not beats.is_due()
 
     def test_a_listener_that_came_late(self, beats, say, observer):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import signal
 import time
 from pathlib import Path
 
 import psycopg
 import pytest
-from support.fixtures.driver import wait_until
+from support.fixtures.driver import wait_until, with_tests_on_path
+from support.fixtures.spark import spark_settings
 from support.patience import PATIENCE_SECONDS
 from support.progress_events import Event
 
@@ -19,6 +23,7 @@ from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 
 pytestmark = pytest.mark.spark
 
+ENDED_JOB = Path(__file__).parents[2] / "support" / "ended_job.py"
 AWAY = "postgresql://somebody:s3cret@127.0.0.1:1/nowhere"
 
 
@@ -260,7 +265,7 @@ class TestLife:
         finally:
             spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
         assert wait_until(lambda: "orders" in states(url), PATIENCE_SECONDS)
-        assert states(url)["orders"][0] in ("running", "idle")
+        assert wait_until(lambda: states(url)["orders"][0] == "idle", PATIENCE_SECONDS)
         query.stop()
         assert wait_until(lambda: states(url)["orders"] == ("stopped", None), PATIENCE_SECONDS)
 
@@ -312,8 +317,8 @@ class TestLife:
         assert (failure.seen_by, failure.attempts, failure.batch_id) == ("planner", 1, 0)
         assert (failure.query_id, failure.query_name, failure.run_id) == (str(query.id), "orders", None)
 
-    def test_a_ledger_without_the_tables_for_it(self, url, admin, observer, caplog):
-        """Progress is stored as before, nothing else is, and nobody is warned."""
+    def test_a_ledger_without_the_tables_for_it(self, url, admin, caplog):
+        """Nothing is raised, what is dropped is counted, and a warning says why."""
         ensure_ledger(url)
         admin.execute("""
             DELETE FROM pgonce.schema_version WHERE version >= 101; DROP VIEW pgonce.health, pgonce.queries;
@@ -322,9 +327,8 @@ class TestLife:
         listener = OffsetsListener(url)
         listener.onQueryProgress(Event(0))
         assert listener.close(30)
-        assert (listener.stored, listener.dropped) == (1, 0)
-        assert observer.execute("SELECT count(*) FROM pgonce.progress").fetchone() == (1,)
-        assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+        assert (listener.stored, listener.dropped) == (0, 1)
+        assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
 class TestCodes:
@@ -349,6 +353,24 @@ class TestCodes:
 
 
 class TestWatch:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("ended_by", ["SIGTERM", "EXIT"])
+    def test_what_ends_a_driver(self, start_driver, url, store, tmp_path, ended_by):
+        """A query is seen in its first batch; a driver that ends says why, and the signal ends it as without us."""
+        settings = spark_settings(tmp_path, kafka=False)
+        told = json.dumps({"url": url, "settings": settings, "folder": str(tmp_path)})
+        driver = start_driver(ENDED_JOB, told, env=with_tests_on_path())
+        driver.wait_for(lambda: [one.state for one in store.states()] == ["starting"], "its query was seen")
+        if ended_by == "SIGTERM":
+            os.kill(driver.pid, signal.SIGTERM)
+            assert driver.wait(20) == -signal.SIGTERM
+        else:
+            (tmp_path / "end").touch()
+        assert wait_until(lambda: [one.state for one in store.states()] == ["gone"], 30)
+        (state,) = store.states()
+        assert (state.query_name, state.severity) == ("orders", "warning")
+        assert ("SIGTERM" in state.because) is (ended_by == "SIGTERM")
+
     def test_a_client_of_spark_connect(self, connect, url, observer):
         """Its session is watched as well: events come to the client."""
         listener = watch(connect, url)

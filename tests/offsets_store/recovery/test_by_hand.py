@@ -14,6 +14,8 @@ from support.stopped_query import entries, write_checkpoint
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import RecoveryError
+from pgonce.offsets_store.ledger.failures import Failed, keep_failure
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.status.decisions import newest_decisions
@@ -117,3 +119,22 @@ class TestRetire:
         assert verdict(url, checkpoint, 3, "new", sink_name="audit") is Verdict.FENCED
         accept = pgonce("accept", "orders", "--sink", "audit", "--batch", 9, "--reason", "r", "--yes")
         assert "[WRITER_GONE]" in accept.stderr
+
+
+@pytest.mark.parametrize("seen", ["failed", "starting"])
+def test_a_query_that_never_published_is_taken_from_the_list(pgonce, url, admin, seen):
+    """It is no rival of any other, so what was seen of it is deleted, and it may start again."""
+    ensure_ledger(url)
+    if seen == "failed":
+        keep_failure(url, Failed(seen_by="planner", query_id=OTHER, query_name="clicks"), "TARGET_MISSING", "Gone.")
+    else:
+        admin.execute(
+            "INSERT INTO pgonce.heartbeats (query_id, run_id, query_name, listener) VALUES (%s, 'r', 'clicks', 'l')",
+            [OTHER],
+        )
+    assert "clicks" in pgonce("status").stdout
+    assert "--yes" in pgonce("retire", "clicks").stdout
+    assert "clicks" in pgonce("status").stdout
+    assert pgonce("retire", OTHER[:8], "--yes").exit_code == ExitCode.OK
+    assert "clicks" not in pgonce("status", "--all").stdout
+    assert "[QUERY_NOT_FOUND]" in pgonce("retire", "clicks", "--yes").stderr

@@ -157,6 +157,40 @@ class TestWithListener:
         admin.execute("UPDATE pgonce.heartbeats SET ended_at = heard_at")
         assert only(store).state == "stopped"
 
+    @pytest.mark.parametrize(("ended_by", "says"), [("SIGTERM", "SIGTERM"), ("EXIT", "driver ended")])
+    def test_a_driver_that_was_ended_is_gone_and_not_stopped(self, url, store, admin, ended_by, says):
+        """A deployment, which starts another one soon, is a warning; without a successor it becomes critical."""
+        publish(url, 3, KAFKA)
+        age(admin, 3600)
+        beat(admin, heard=5, ended=5)
+        admin.execute("UPDATE pgonce.heartbeats SET ended_by = %s", [ended_by])
+        state = only(store)
+        assert (state.state, state.severity, state.failure_code) == ("gone", "warning", None)
+        assert says in state.because
+        admin.execute("UPDATE pgonce.heartbeats SET ended_at = now() - interval '11 min', heard_at = now()")
+        assert (only(store).state, only(store).severity) == ("gone", "critical")
+        beat(admin, run_id=LATER_RUN)
+        admin.execute("UPDATE pgonce.heartbeats SET started_at = now() WHERE run_id = %s", [LATER_RUN])
+        assert (only(store).state, only(store).severity) == ("running", None)
+
+    def test_a_query_is_seen_from_its_start(self, url, store, admin):
+        """It is starting before its first batch, and gone if its driver falls silent; others' queries are not shown."""
+        publish(url, 3, KAFKA, query_id=OTHER, query_name="another")
+        beat(admin, heard=5)
+        state = next(one for one in store.states() if one.query_id == QUERY)
+        assert (state.state, state.sink_name, state.batch_id, state.severity) == ("starting", None, None, None)
+        assert state.state_since == state.created_at
+        admin.execute("UPDATE pgonce.heartbeats SET idle_since = now()")
+        assert next(one.state for one in store.states() if one.query_id == QUERY) == "idle"
+        admin.execute("UPDATE pgonce.heartbeats SET heard_at = now() - interval '2 min'")
+        (finding,) = store.health()
+        assert (finding.query_id, finding.finding) == (QUERY, "gone")
+        fail(admin, "TARGET_MISSING")
+        assert [one.state for one in store.states() if one.query_id == QUERY] == ["refused"]
+        admin.execute("DELETE FROM pgonce.failures")
+        hear(url, MORE)
+        assert [one.query_id for one in store.states()] == [OTHER]
+
     def test_an_end_by_an_error_that_was_not_written_down(self, url, store, admin):
         """A query whose failure could not be stored is refused for what its listener heard, unless it was fenced."""
         publish(url, 3, KAFKA)
@@ -192,6 +226,9 @@ class TestWithListener:
         publish(url, 3, KAFKA)
         age(admin, 100)
         beat(admin, heard=112)
+        assert (only(store).state, only(store).severity) == ("gone", "warning")
+        age(admin, 600)
+        admin.execute("UPDATE pgonce.heartbeats SET heard_at = now() - interval '712 s'")
         assert (only(store).state, only(store).severity) == ("gone", "critical")
 
     def test_a_lag_that_does_not_shrink(self, url, store, admin):
@@ -304,6 +341,20 @@ class TestFailures:
             "refused",
             "pgonce explain TARGET_MISSING",
         )
+
+    def test_a_deleted_checkpoint(self, store, admin):
+        """Spark knows only that a file is not found; the alert says what that may mean, and what to do."""
+        fail(admin, "java.io.FileNotFoundException", query_id=OTHER)
+        (finding,) = store.health()
+        assert "pgonce explain recovering 'A lost checkpoint'" in finding.help
+
+    def test_what_to_do_is_what_the_error_said(self, store, admin):
+        """An alert tells the GRANT or the ALTER that the driver's log has; without it, a command that works."""
+        fail(admin, "TARGET_MISSING", query_id=OTHER)
+        admin.execute("UPDATE pgonce.failures SET remedy = 'CREATE TABLE public.orders (...).'")
+        assert [one.help for one in store.health()] == ["Help: CREATE TABLE public.orders (...)."]
+        admin.execute("UPDATE pgonce.failures SET remedy = NULL, code = 'java.lang.Error'")
+        assert [one.help for one in store.health()] == [f"pgonce errors --query {OTHER}"]
 
     def test_a_query_that_never_published_is_forgotten_after_a_day(self, store, admin):
         """No command takes it away: somebody has mistyped an option, and started another query since."""

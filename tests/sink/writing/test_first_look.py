@@ -40,6 +40,16 @@ def define(admin, ddl):
     admin.execute(f"DROP SCHEMA IF EXISTS sales CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public; {ddl}")
 
 
+def test_a_table_without_a_column_for_the_position_in_kafka(admin, url):
+    """In real time rows have it in any case: the error says how the table gets on without it."""
+    define(admin, TABLE)
+    topic = encoded_columns(t.StructType([t.StructField("id", t.LongType()), t.StructField("topic", t.StringType())]))
+    with pytest.raises(TargetError) as refused:
+        look_once(next(_queries), url, destination("events", "append", (), None), topic)
+    assert refused.value.code == "COLUMN_UNKNOWN"
+    assert "writePositions=false" in refused.value.remedy
+
+
 def test_what_the_commit_would_refuse_is_refused_before(admin, url):
     """A table that is missing or does not fit needs no row to be found out."""
     for ddl, arguments, says in (

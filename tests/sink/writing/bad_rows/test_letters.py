@@ -50,11 +50,13 @@ def commit(url, rows, number=0):
     return commit_batch(CommitSettings(url, Remedies()), make_planned_batch(number), work_into(None, WHERE, rows))
 
 
-def test_it_has_the_row_and_where_it_comes_from(url, admin):
-    """The query, the sink, the batch, the table, the position in Kafka, each value, and Postgres's words."""
+@pytest.mark.parametrize("named", [True, False])
+def test_it_has_the_row_and_where_it_comes_from(url, admin, named):
+    """The query, the sink, the batch, the table, the position in Kafka, named or not, each value, and why."""
     admin.execute(TABLE.encode())
     rows = typed_rows(COLUMNS, ROWS)
-    object.__setattr__(rows, "positions", position_columns(("topic", "partition", "offset"), written=True))
+    if named:
+        object.__setattr__(rows, "positions", position_columns(("topic", "partition", "offset"), written=True))
     commit(url, rows)
     found = admin.execute(
         "SELECT query_id, sink_name, batch_id, target, position, row_data, message FROM pgonce.dead_letters"
@@ -76,10 +78,19 @@ def test_rows_that_could_not_be_encoded_are_there_too(url, admin):
     unfit = UnfitRow(
         json.dumps({"id": 5, "name": {"base64": "AA=="}}), "name", "NUL_IN_TEXT", "A NUL.", ("orders", 0, 3)
     )
+    of_kafka = {"topic": "orders", "partition": 0, "offset": 4, "name": {"base64": "AA=="}}
     commit(url, replace(typed_rows(COLUMNS, ROWS), unfit=lambda: (unfit,)))
+    commit(
+        url,
+        replace(
+            typed_rows(COLUMNS, ROWS[:1]), unfit=lambda: (replace(unfit, row_data=json.dumps(of_kafka), place=None),)
+        ),
+        1,
+    )
     found = admin.execute(
-        "SELECT position, row_data, column_name, code, message FROM pgonce.dead_letters ORDER BY code"
+        "SELECT position, row_data, column_name, code, message FROM pgonce.dead_letters ORDER BY code, dead_letter_id"
     ).fetchall()
+    assert found[2][:2] == ({"topic": "orders", "partition": 0, "offset": 4}, of_kafka)
     assert found[1] == (
         {"topic": "orders", "partition": 0, "offset": 3},
         {"id": 5, "name": {"base64": "AA=="}},
