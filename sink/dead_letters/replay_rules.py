@@ -23,6 +23,7 @@ from pgonce.offsets_store.status.dead_letters import StoredLetter
 
 from ..options.definitions import BY_KEY
 from ..options.destination import Destination
+from ..writing.by_key.apply import MOVED
 from ..writing.rows import Rows
 from .mended_rows import only
 
@@ -227,6 +228,8 @@ def write_letters_in_tx(
     else:
         if _is_clear(counts, len(given.letters)):
             why = next((why for stage, why in _NO_EFFECT.items() if (counts or {}).get(stage)), None)
+            if counts and counts.get(MOVED) and (counts["written"] or counts["deleted"]):
+                why = None
             counted = None if counts is None else Counter(counts)
             return counted, [Kept(letter, why) for letter in given.letters] if why else []
     (first, kept), (second, more) = (
@@ -242,6 +245,9 @@ def write_letters_in_tx(
 def _is_clear(counts: Mapping[str, int] | None, letters: int) -> bool:
     """Whether each of the rows has had an effect, or all have had none for the same reason."""
     without = [number for stage in _NO_EFFECT if (number := (counts or {}).get(stage, 0))]
+    if counts and counts.get(MOVED):
+        # One row of two counts may have had no effect.
+        return not without or letters == 1
     return not without or without == [letters]
 
 

@@ -11,6 +11,7 @@ import json
 import pytest
 from pyspark.sql import types as t
 from support.applied_changes import apply, changes
+from support.dead_letters import a_past, replayed
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -143,6 +144,12 @@ def test_a_refused_move_leaves_the_old_row(only_newer, url, admin):
     how = {"dead_letters": True, "only_newer": only_newer}
     assert put(url, move(1, "eu", "us", "bad", 2), write(2, "eu", "b", 3), **how) == {"written": 1, "dead_letters": 1}
     assert stored(admin) == [(1, "eu", "a", 1), (2, "eu", "b", 3)]
+    admin.execute('UPDATE pgonce.dead_letters SET row_data = row_data || \'{"name": "good"}\'')
+    if only_newer:
+        a_past(url, query_id="q1", sink_name="public.events")
+        (group,) = replayed(url, "q1")
+        assert group.kept == ()
+        assert stored(admin) == [(1, "us", "good", 2), (2, "eu", "b", 3)]
 
 
 def test_what_was_not_read_comes_from_the_old_row(url, admin):
@@ -164,6 +171,11 @@ def test_a_value_that_only_the_batch_has_is_not_guessed(only_newer, url, admin):
         put(url, *rows, keep_where="?", only_newer=only_newer)
     put(url, *rows, keep_where="?", only_newer=only_newer, dead_letters=True)
     assert stored(admin) == [(1, "eu", "new", 2)]
+    if only_newer:
+        a_past(url, query_id="q1", sink_name="public.events")
+        (group,) = replayed(url, "q1")
+        assert group.kept == ()
+        assert stored(admin) == [(1, "us", "new", 3)]
 
 
 @pytest.mark.parametrize("only_newer", [False, True])
