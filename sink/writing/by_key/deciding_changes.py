@@ -201,7 +201,11 @@ def read_from_old_rows_in_tx(connection: psycopg.Connection, given: ChangeTable)
     """
     Fill what moved rows lack with the values of the rows of their old keys, of which ``given`` has no other change.
 
-    The others stay without the value, and are refused if nothing else has it.
+    The others stay without the value, and are refused if nothing else has it; or at once where changes may come out of
+    order: what is stored under the new key may be an older row of another one, unless it has the order of the change,
+    which came before then.
+
+    :raises RowsRefusedError: VALUE_NOT_READ.
     """
     others = sql.SQL(
         'EXISTS (SELECT FROM {} AS target WHERE target."pgonce: place" OPERATOR(pg_catalog.<>) old."pgonce: place" '
@@ -222,6 +226,26 @@ def read_from_old_rows_in_tx(connection: psycopg.Connection, given: ChangeTable)
             others=others,
         )
         execute_joined(connection, fill, given.upsert)
+    if not given.upsert.newer_by or not given.unread:
+        return
+    flags = [sql.SQL("change.{}").format(flag) for flag in given.unread.values()]
+    left = sql.SQL(
+        'SELECT change."pgonce: place"::pg_catalog.text, {flags} FROM {given} AS change JOIN {given} AS old '
+        'ON change."pgonce: place" OPERATOR(pg_catalog.=) old."pgonce: place" '
+        "WHERE old.{deleted} AND NOT change.{deleted} AND ({lacking}) AND NOT {came_before}"
+    ).format(
+        flags=sql.SQL(", ").join(flags),
+        given=given.name,
+        deleted=DELETED,
+        lacking=sql.SQL(" OR ").join(flags),
+        came_before=given.exists(
+            sql.SQL("target.{0} OPERATOR(pg_catalog.=) change.{0}").format(sql.Identifier(given.upsert.newer_by))
+        ),
+    )
+    rows = [(place, lacks) for place, *lacks in execute_joined(connection, left, given.upsert).fetchall()]
+    if rows:
+        names = [name for number, name in enumerate(given.unread) if any(lacks[number] for _, lacks in rows)]
+        raise RowsRefusedError(_error(given, len(rows), names), [_bad_row(given.unread, *row) for row in rows])
 
 
 VALUE_NOT_READ = "VALUE_NOT_READ"

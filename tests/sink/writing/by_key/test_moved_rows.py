@@ -162,6 +162,20 @@ def test_what_was_not_read_comes_from_the_old_row(url, admin):
     assert stored(admin) == [(1, "us", "long", 3)]
 
 
+def test_what_was_not_read_is_not_taken_from_another_row(url, admin):
+    """Where changes come out of order, an older row may still be stored under the new key. A change may come again."""
+    how = {"keep_where": "?", "only_newer": True}
+    put(url, write(1, "us", "other", 1), **how)
+    with pytest.raises(TargetError, match="VALUE_NOT_READ"):
+        put(url, move(1, "eu", "us", "?", 3), **how)
+    put(url, move(1, "eu", "us", "?", 3), dead_letters=True, **how)
+    put(url, write(1, "eu", "long", 2), **how)
+    assert stored(admin) == [(1, "eu", "long", 2), (1, "us", "other", 1)]
+    for _ in range(2):
+        put(url, move(1, "eu", "us", "?", 3), **how)
+        assert stored(admin) == [(1, "us", "long", 3)]
+
+
 @pytest.mark.parametrize("only_newer", [False, True])
 def test_a_value_that_only_the_batch_has_is_not_guessed(only_newer, url, admin):
     """The move is put aside until the row is stored."""
