@@ -14,9 +14,9 @@ from datetime import datetime
 
 from rich.cells import cell_len
 
+from pgonce.offsets_store.status.figures import UNKNOWN, age_text, count_text, duration_text, rate_text, sparkline
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, tone_of
 
-from ..answers.figures import UNKNOWN, age_text, count_text, duration_text, rate_text, sparkline
 from .lines import Line, Marks, Role
 from .view import Key, View, key_of
 

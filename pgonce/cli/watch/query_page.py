@@ -13,10 +13,7 @@ from rich.cells import cell_len
 
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.details import Blocker, QueryDetails
-from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of
-from pgonce.offsets_store.status.stored import outcomes
-
-from ..answers.figures import (
+from pgonce.offsets_store.status.figures import (
     UNKNOWN,
     age_text,
     count_text,
@@ -27,6 +24,9 @@ from ..answers.figures import (
     times_text,
     took_text,
 )
+from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of
+from pgonce.offsets_store.status.stored import outcomes
+
 from ..answers.output import json_text, text_of
 from .lines import Line, Marks, clipped, wrapped
 from .query_list import role_of

@@ -23,9 +23,9 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
+from pgonce.offsets_store.status.figures import duration_text
 from pgonce.offsets_store.status.states import STATES, QueryState
 
-from ..answers.figures import duration_text
 from .lines import Line, Marks, Role, wrapped
 from .poller import Outage, Picture, Poller, Reader
 from .query_list import columns_for, finding_lines, header_line, list_lines, role_of, summary
