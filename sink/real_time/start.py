@@ -18,7 +18,6 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.utils import is_remote
 from typing_extensions import Unpack
 
@@ -111,7 +110,7 @@ def start_real_time(
             sink_name = named_sink(connection, run.sink_name, run.destination).name
         last, stored = stored_positions(run.settings.url, run.query_id, sink_name, given["replaces"])
         if stored is None and not given["replaces"]:
-            refuse_unknown_past(run.checkpoint_location)
+            refuse_unknown_past(location)
         start = source.start(stored)
         _refuse_too_few_cores(spark, start)
     records = spark.readStream.format("kafka").options(**source.options_from(start)).load()
@@ -125,49 +124,42 @@ def start_real_time(
         refuse_not_real_time(spark, frame, source.options, real_time)
     else:
         refuse_not_continuous(spark, frame)
-    checkpoint = new_checkpoint(run.checkpoint_location, run.query_id)
-    stream = _triggered(sent(frame, positions, run.columns), real_time, continuous)
-    stream = stream.option("checkpointLocation", checkpoint)
+    stream = sent(frame, positions, run.columns).writeStream
+    if real_time is not None:
+        stream = stream.outputMode("update").trigger(realTime=real_time)  # type: ignore[call-overload]
+    else:
+        stream = stream.outputMode("append").trigger(continuous=continuous or "")
     if run.query_name:
         stream = stream.queryName(run.query_name)
+    made: list[str] = []
     with failures_kept(run.settings.url, run.failed("planner")):
-        run.begin(last, source.known(start, stored), start, source.brokers)
+        run.begin(
+            last, source.known(start, stored), start, source.brokers,
+            lambda: made.append(new_checkpoint(location, run.query_id)),
+        )  # fmt: skip
     # From here on, older runs cannot write.
     settings = writer_settings(run, jdbc, one_row_a_record=one_row_a_record, tasks_report=real_time is not None)
     writer = java_writer(spark, run, settings, start)
-    wrapped: Any = stream
+    wrapped: Any = stream.option("checkpointLocation", made[-1])
     wrapped._jwrite.foreach(writer)
-    query = stream.start()
+    query: StreamingQuery = wrapped.start()
     Recorder(query, run, writer if real_time is not None else None, spark.sparkContext, source.brokers).start()
-    remove_older(spark, run.checkpoint_location, checkpoint)
+    remove_older(spark, location, made[-1])
     return query
-
-
-def _triggered(frame: DataFrame, real_time: str | None, continuous: str | None) -> DataStreamWriter:
-    if real_time is not None:
-        return frame.writeStream.outputMode("update").trigger(realTime=real_time)  # type: ignore[call-overload]
-    return frame.writeStream.outputMode("append").trigger(continuous=continuous or "")
 
 
 def _refuse_active(spark: SparkSession, run: Run) -> None:
     """Refuse what Spark would refuse when the run has begun."""
+    what = None
     if run.query_name is not None and run.query_name in {query.name for query in spark.streams.active}:
-        raise SparkError(
-            "QUERY_ACTIVE",
-            f"A query {run.query_name!r} runs in this session.",
-            NOTHING,
-            "Stop it first, or give this one another query_name.",
-        )
+        what = f"A query {run.query_name!r} runs in this session."
     jvm: Any = spark._jvm
     query_id = jvm.java.util.UUID.fromString(run.query_id)
     is_active = spark._jsparkSession.sharedState().activeStreamingQueries().containsKey(query_id)
     if is_active and spark.conf.get(_STOPS_ACTIVE, "true") != "true":
-        raise SparkError(
-            "QUERY_ACTIVE",
-            f"The query with the checkpoint location {run.checkpoint_location} runs in this application.",
-            NOTHING,
-            f"Stop it first, or set {_STOPS_ACTIVE} to true: then Spark stops it.",
-        )
+        what = f"The query with the checkpoint location {run.checkpoint_location} runs, and {_STOPS_ACTIVE} is false."
+    if what:
+        raise SparkError("QUERY_ACTIVE", what, NOTHING, "Stop it first, or give this one another query_name.")
 
 
 def _refuse_other_sessions(spark: SparkSession, real_time: str | None, continuous: str | None) -> None:
