@@ -95,14 +95,9 @@ def start_real_time(
     load_classes(spark)
     location: str = given["checkpoint_location"]
     run = Run(
-        commit_settings_of(given),
-        destination_of(given),
-        (),
-        query_id_of(location),
-        given["query_name"],
-        location,
-        given["sink_name"],
-    )
+        commit_settings_of(given), destination_of(given), (), query_id_of(location),
+        given["query_name"], location, given["sink_name"],
+    )  # fmt: skip
     _refuse_active(spark, run)
     jdbc = jdbc_url(given["executor_url"] or run.settings.url, run.run_id, run.settings.lock_timeout)
     with failures_kept(run.settings.url, run.failed("planner")):
