@@ -19,11 +19,11 @@ from rich.console import Console
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import in_command, one_line
 from pgonce.offsets_store.status.failures import StoredFailure
+from pgonce.offsets_store.status.figures import FORMS, age_text, parse_since
 from pgonce.offsets_store.status.states import QueryState, name_of, place_of, read_states
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import output
-from .answers.figures import FORMS, age_text, parse_since
 from .explain import error_entries
 from .terms import Json, Url
 

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from pgonce.offsets_store.status.ends import Status
+from pgonce.offsets_store.status.figures import FORMS, age_text
 from pgonce.offsets_store.status.states import name_of
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import tables
-from .answers.figures import FORMS, age_text
 from .answers.output import print_found, print_json, print_lines, print_table, text_of
 from .errors import since_of
 from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_own_lag

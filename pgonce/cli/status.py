@@ -23,6 +23,7 @@ from pgonce.offsets_store.errors import ConnectError, NotFoundError
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.ends import Status
+from pgonce.offsets_store.status.figures import age_text, count_text, duration_text
 from pgonce.offsets_store.status.measure import Measured
 from pgonce.offsets_store.status.states import (
     ENDED,
@@ -40,7 +41,6 @@ from pgonce.offsets_store.status.stored import PartitionLag
 
 from . import completion
 from .answers import tables
-from .answers.figures import age_text, count_text, duration_text
 from .answers.output import print_json, print_lines, print_table, text_of
 from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_own_lag
 from .terms import ExitCode, Json, Sink, Url, Wide

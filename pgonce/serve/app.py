@@ -36,6 +36,7 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.details import QueryDetails
+from pgonce.offsets_store.status.figures import age_text, duration_text, rate_text
 from pgonce.offsets_store.status.states import QueryState, name_of, parse_span, tone_of
 
 from . import api, health, metrics, pages
@@ -120,7 +121,7 @@ class _Site:
             lstrip_blocks=True,
         )
         shown = (
-            number, pages.rate, pages.span, pages.ago, pages.since, pages.clock, pages.marked, pages.lag_was,
+            number, rate_text, duration_text, age_text, pages.since, pages.clock, pages.marked, pages.lag_was,
             pages.course, name_of, tone_of, shown_value, in_command,
         )  # fmt: skip
         self._templates.filters.update({function.__name__: function for function in shown})

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from pgonce.offsets_store.status.figures import UNKNOWN
 from pgonce.offsets_store.status.stored import StoredBatch
 
-UNKNOWN = "?"
 _SPARK_HEIGHT = 18
 _BAR_HEIGHT = 100
 _MARK_HEIGHT = 8

@@ -14,10 +14,10 @@ from datetime import datetime
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import one_line
+from pgonce.offsets_store.status.figures import duration_text
 from pgonce.offsets_store.status.states import ENDED, Finding, QueryState, is_too_far_behind, is_too_old
 
 from .charts import number
-from .pages import span
 from .reader import Snapshot
 
 _OLDEST_LOOK_SECONDS = 30.0
@@ -53,8 +53,8 @@ def of_process(snapshot: Snapshot, now: datetime, every: float) -> Health:
         return _not_well("the ledger was not read yet")
     age = (now - snapshot.at).total_seconds()
     if age > max(_OLDEST_LOOK_SECONDS, 3 * every):
-        return _not_well(f"the ledger was last read {span(age)} ago")
-    read = f"{len(snapshot.states)} queries, read {span(age)} ago"
+        return _not_well(f"the ledger was last read {duration_text(age)} ago")
+    read = f"{len(snapshot.states)} queries, read {duration_text(age)} ago"
     if not snapshot.findings:
         return Health(True, f"ok: {read}")
     critical = sum(one.severity == "critical" for one in snapshot.findings)
@@ -95,12 +95,12 @@ def _judge(
             return _not_well(f"{called}: {one.what}")
     age = None if state.published_at is None else (now - state.published_at).total_seconds()
     if max_age is not None and is_too_old(state, max_age, now):
-        return _not_well(f"{called}, and its last batch is {span(age)} old")
+        return _not_well(f"{called}, and its last batch is {duration_text(age)} old")
     if max_lag is not None and is_too_far_behind(state, max_lag):
         lag = "unknown" if state.lag is None else f"{number(state.lag)} records"
         return _not_well(f"{called}, and its lag is {lag}")
     lag = "" if state.lag is None else f", lag {number(state.lag)}"
-    said = f"{called}, batch {number(state.batch_id)} {span(age)} ago{lag}"
+    said = f"{called}, batch {number(state.batch_id)} {duration_text(age)} ago{lag}"
     warned = "; ".join(f"{one.finding}: {one.what}" for one in own)
     return Health(True, one_line(f"warning: {said}; {warned}" if own else f"ok: {said}"))
 

@@ -17,9 +17,10 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup, escape
 
 from pgonce.offsets_store.status.details import QueryDetails
+from pgonce.offsets_store.status.figures import age_text
 from pgonce.offsets_store.status.states import ENDED, STATES, TONES, Finding, QueryState, name_of, place_of
 
-from .charts import UNKNOWN, number, sparkline
+from .charts import number, sparkline
 from .reader import Snapshot
 
 ATTENTION = "attention"
@@ -28,46 +29,11 @@ _NEED_ATTENTION = tuple(state for state, tone in TONES.items() if tone in ("bad"
 _NAMED = 4
 
 
-def rate(rows_per_second: float | None) -> str:
-    """
-    Rows a second.
-
-    >>> rate(1.5), rate(0), rate(1000), rate(0.01), rate(None)
-    ('1.5', '0', '1,000', '<0.1', '?')
-    """
-    if rows_per_second is None:
-        return UNKNOWN
-    if 0 < rows_per_second < 0.1:  # noqa: PLR2004 (the least that one digit shows)
-        return "<0.1"
-    return f"{rows_per_second:.1f}".removesuffix(".0") if rows_per_second < 10 else f"{rows_per_second:,.0f}"  # noqa: PLR2004
-
-
 def lag_was(state: QueryState, now: datetime) -> str:
     """The lag that was known last, where it is not known now; else nothing."""
     if state.lag is not None or state.last_lag is None:
         return ""
-    return f"was {number(state.last_lag)} {ago(state.lag_measured_at, now)} ago"
-
-
-def span(seconds: float | None) -> str:
-    """
-    A time span, in its largest unit.
-
-    >>> span(0.4), span(59), span(200), span(7300), span(500_000), span(None)
-    ('0 s', '59 s', '3 min', '2 h', '5 d', '?')
-    """
-    if seconds is None:
-        return UNKNOWN
-    seconds = max(seconds, 0)
-    for least, size, unit in ((172_800, 86_400, "d"), (3600, 3600, "h"), (60, 60, "min")):
-        if seconds >= least:
-            return f"{int(seconds / size)} {unit}"
-    return f"{int(seconds)} s"
-
-
-def ago(when: datetime | None, now: datetime) -> str:
-    """How long ago that was."""
-    return UNKNOWN if when is None else span((now - when).total_seconds())
+    return f"was {number(state.last_lag)} {age_text(state.lag_measured_at, now)} ago"
 
 
 def marked(text: str) -> Markup:
@@ -93,7 +59,7 @@ def since(when: datetime | None, now: datetime) -> Markup:
     if when is None:
         return Markup('<span class="unknown">?</span>')
     return Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M:%S} UTC">{}</time>').format(
-        when.isoformat(), when, ago(when, now)
+        when.isoformat(), when, age_text(when, now)
     )
 
 

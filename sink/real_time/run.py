@@ -91,12 +91,20 @@ class Run:
         """Where the partitions that the query reads stood when the run began, or was recorded last."""
         return only(self.stored.positions, self.ends)
 
-    def begin(self, last_batch_id: int | None, known: Offsets, start: Offsets, kafka: Brokers | None) -> None:
+    def begin(
+        self,
+        last_batch_id: int | None,
+        known: Offsets,
+        start: Offsets,
+        kafka: Brokers | None,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
         """
         Become the owner, at the positions that are stored then, or at ``start`` where that is further.
 
         :param last_batch_id: of the writer, if the ledger knows it.
         :param known: what is stored of the partitions in ``start``, as far as that is known before.
+        :param prepare: does what may still fail, when nothing refuses the run; again if the transaction is tried again.
         :raises PgonceError: as a commit does; nothing has changed then.
         """
         self.batch_id = 0 if last_batch_id is None else last_batch_id + 1
@@ -107,6 +115,7 @@ class Run:
             found.append(begin_in_tx(driver, batch.query_id, batch.sink_name, batch.run_id, below, start))
             # In this transaction, so that nothing can fail when older runs have ended.
             self.flush = flush_of(driver, self.destination, self.columns)
+            prepare()
 
         # Its span begins at what was known, so that what a query that is replaced has stored since is found.
         batch = replace(self._batch(known, start), span=Span(known, start))

@@ -13,13 +13,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.utils import is_remote
 from typing_extensions import Unpack
 
@@ -31,13 +29,13 @@ from pgonce.offsets_store.errors import NOTHING, NoCheckpointError, RefusedBatch
 from pgonce.offsets_store.ledger.failures import failures_kept
 from pgonce.offsets_store.offsets import Offsets, kafka_positions
 
-from ..encoding.encoded_types import EncodedColumn, encoded_columns
+from ..encoding.encoded_types import encoded_columns
 from ..errors import SparkError
 from ..options.definitions import RealTimeOptions
 from ..options.destination import destination_of
 from ..options.option import Way
-from ..options.position_columns import PositionColumns, position_columns, written_type
-from ..options.reading import Given, read, takes_options
+from ..options.position_columns import position_columns, written_type
+from ..options.reading import read, takes_options
 from ..options.sink_options import commit_settings_of
 from ..writing.first_look import looking
 from ..writing.write_batch import named_sink
@@ -95,65 +93,68 @@ def start_real_time(
     given.setdefault("position_columns", _POSITIONS)
     source = KafkaSource({**_SOON, **kafka} if continuous else kafka)
     load_classes(spark)
-    run = _new_run(given)
+    location: str = given["checkpoint_location"]
+    run = Run(
+        commit_settings_of(given), destination_of(given), (), query_id_of(location),
+        given["query_name"], location, given["sink_name"],
+    )  # fmt: skip
     _refuse_active(spark, run)
     jdbc = jdbc_url(given["executor_url"] or run.settings.url, run.run_id, run.settings.lock_timeout)
     with failures_kept(run.settings.url, run.failed("planner")):
-        last, stored = stored_positions(run.settings.url, run.query_id, _sink_name(run), given["replaces"])
+        with looking(run.settings.url) as connection:
+            sink_name = named_sink(connection, run.sink_name, run.destination).name
+        last, stored = stored_positions(run.settings.url, run.query_id, sink_name, given["replaces"])
         if stored is None and not given["replaces"]:
-            refuse_unknown_past(run.checkpoint_location)
+            refuse_unknown_past(location)
         start = source.start(stored)
         _refuse_too_few_cores(spark, start)
-    records = _records(spark, source.options_from(start))
-    planned = _planned(rows(records), records, given)
+    records = spark.readStream.format("kafka").options(**source.options_from(start)).load()
+    frame = rows(records)
+    positions = position_columns(given["position_columns"], written=given["write_positions"])
+    positions.check(frame.schema)
+    run.columns = encoded_columns(written_type(frame.schema, positions))
+    refuse_other_types(run.columns)
+    one_row_a_record = refuse_other_plans(frame, records, positions)
     if real_time is not None:
-        refuse_not_real_time(spark, planned.frame, source.options, real_time)
+        refuse_not_real_time(spark, frame, source.options, real_time)
     else:
-        refuse_not_continuous(spark, planned.frame)
-    run.columns = planned.columns
-    checkpoint = new_checkpoint(run.checkpoint_location, run.query_id)
-    stream = _triggered(sent(planned.frame, planned.positions, run.columns), real_time, continuous)
-    stream = stream.option("checkpointLocation", checkpoint)
+        refuse_not_continuous(spark, frame)
+    stream = sent(frame, positions, run.columns).writeStream
+    if real_time is not None:
+        stream = stream.outputMode("update").trigger(realTime=real_time)  # type: ignore[call-overload]
+    else:
+        stream = stream.outputMode("append").trigger(continuous=continuous or "")
     if run.query_name:
         stream = stream.queryName(run.query_name)
+    made: list[str] = []
     with failures_kept(run.settings.url, run.failed("planner")):
-        run.begin(last, source.known(start, stored), start, source.brokers)
+        run.begin(
+            last, source.known(start, stored), start, source.brokers,
+            lambda: made.append(new_checkpoint(location, run.query_id)),
+        )  # fmt: skip
     # From here on, older runs cannot write.
-    settings = writer_settings(run, jdbc, one_row_a_record=planned.one_row_a_record, tasks_report=real_time is not None)
+    settings = writer_settings(run, jdbc, one_row_a_record=one_row_a_record, tasks_report=real_time is not None)
     writer = java_writer(spark, run, settings, start)
-    wrapped: Any = stream
+    wrapped: Any = stream.option("checkpointLocation", made[-1])
     wrapped._jwrite.foreach(writer)
-    query = stream.start()
+    query: StreamingQuery = wrapped.start()
     Recorder(query, run, writer if real_time is not None else None, spark.sparkContext, source.brokers).start()
-    remove_older(spark, run.checkpoint_location, checkpoint)
+    remove_older(spark, location, made[-1])
     return query
-
-
-def _triggered(frame: DataFrame, real_time: str | None, continuous: str | None) -> DataStreamWriter:
-    if real_time is not None:
-        return frame.writeStream.outputMode("update").trigger(realTime=real_time)  # type: ignore[call-overload]
-    return frame.writeStream.outputMode("append").trigger(continuous=continuous or "")
 
 
 def _refuse_active(spark: SparkSession, run: Run) -> None:
     """Refuse what Spark would refuse when the run has begun."""
+    what = None
     if run.query_name is not None and run.query_name in {query.name for query in spark.streams.active}:
-        raise SparkError(
-            "QUERY_ACTIVE",
-            f"A query {run.query_name!r} runs in this session.",
-            NOTHING,
-            "Stop it first, or give this one another query_name.",
-        )
+        what = f"A query {run.query_name!r} runs in this session."
     jvm: Any = spark._jvm
     query_id = jvm.java.util.UUID.fromString(run.query_id)
     is_active = spark._jsparkSession.sharedState().activeStreamingQueries().containsKey(query_id)
     if is_active and spark.conf.get(_STOPS_ACTIVE, "true") != "true":
-        raise SparkError(
-            "QUERY_ACTIVE",
-            f"The query with the checkpoint location {run.checkpoint_location} runs in this application.",
-            NOTHING,
-            f"Stop it first, or set {_STOPS_ACTIVE} to true: then Spark stops it.",
-        )
+        what = f"The query with the checkpoint location {run.checkpoint_location} runs, and {_STOPS_ACTIVE} is false."
+    if what:
+        raise SparkError("QUERY_ACTIVE", what, NOTHING, "Stop it first, or give this one another query_name.")
 
 
 def _refuse_other_sessions(spark: SparkSession, real_time: str | None, continuous: str | None) -> None:
@@ -204,46 +205,6 @@ def _cores(context: Any) -> int:
     profile = context.resourceProfileManager().defaultResourceProfile()
     found: int = context.maxNumConcurrentTasks(profile)
     return found
-
-
-def _records(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-    return spark.readStream.format("kafka").options(**options).load()
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """What is known of the rows before anything is read."""
-
-    frame: DataFrame
-    columns: tuple[EncodedColumn, ...]
-    positions: PositionColumns
-    one_row_a_record: bool
-
-
-def _planned(frame: DataFrame, records: DataFrame, given: Given) -> _Planned:
-    positions = position_columns(given["position_columns"], written=given["write_positions"])
-    positions.check(frame.schema)
-    columns = encoded_columns(written_type(frame.schema, positions))
-    refuse_other_types(columns)
-    return _Planned(frame, columns, positions, refuse_other_plans(frame, records, positions))
-
-
-def _new_run(given: Given) -> Run:
-    location: str = given["checkpoint_location"]
-    return Run(
-        commit_settings_of(given),
-        destination_of(given),
-        (),
-        query_id_of(location),
-        given["query_name"],
-        location,
-        given["sink_name"],
-    )
-
-
-def _sink_name(run: Run) -> str:
-    with looking(run.settings.url) as connection:
-        return named_sink(connection, run.sink_name, run.destination).name
 
 
 # The newest of the older ones stays, for people who want to look at it.

@@ -30,8 +30,8 @@ def site(url, store, admin):
 @pytest.mark.parametrize(
     ("asked", "status", "line"),
     [
-        ("", 200, "the ledger is read: 2 queries, read 0 s ago; 1 critical of 1 findings (/api/health)"),
-        ("query=orders", 200, "ok: orders into public.orders is running, batch 3 0 s ago, lag 10"),
+        ("", 200, "the ledger is read: 2 queries, read 0s ago; 1 critical of 1 findings (/api/health)"),
+        ("query=orders", 200, "ok: orders into public.orders is running, batch 3 0s ago, lag 10"),
         (f"query={QUERY}&max_age=5m&max_lag=10", 200, "ok: orders"),
         (f"query={QUERY[:8]}&max_lag=9", 503, "Orders into public.orders is running, and its lag is 10 records"),
         ("query=orders&max_age=0s", 503, "Orders into public.orders is running, and its last batch is"),

@@ -16,10 +16,18 @@ from rich.table import Table
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.details import Session
 from pgonce.offsets_store.status.failures import StoredFailure
+from pgonce.offsets_store.status.figures import (
+    age_text,
+    count_text,
+    duration_text,
+    rate_text,
+    time_text,
+    times_text,
+    took_text,
+)
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, place_of, tone_of
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, outcomes
 
-from .figures import age_text, count_text, duration_text, rate_text, time_text, times_text, took_text
 from .output import add_row, columns, facts, json_text, offsets_text, text_of
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "calm": "green"}

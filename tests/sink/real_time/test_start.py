@@ -498,14 +498,21 @@ class TestRefused:
             begin(topic(8))
 
     def test_another_query_of_the_table(self, begin, topic, produce, ids, tmp_path):
-        """A query with another checkpoint location is refused as a rival, as in micro-batches."""
+        """A query with another checkpoint location is refused as a rival, until it is said to read other rows."""
         name = topic(1)
         produce(name, [1])
         query = begin(name)
         assert ids(1, query) == [1], query.exception()
         query.stop()
+        other = {"checkpoint_location": str(tmp_path / "other")}
         with pytest.raises(PgonceError, match="FOREIGN"):
-            begin(name, checkpoint_location=str(tmp_path / "other"))
+            begin(name, **other)
+        # What was refused has left nothing there that looks like a run.
+        produce(name, [2])
+        query = begin(name, **other, independent=True, source={"startingOffsets": "latest"})
+        produce(name, [3])
+        assert ids(2, query) == [1, 3], query.exception()
+        query.stop()
 
     def test_neither_trigger_or_both(self, begin, topic):
         """One trigger has to be chosen."""

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgonce.cli.answers import figures
-from pgonce.cli.answers.figures import count_text, parse_since
+from pgonce.offsets_store.status import figures
+from pgonce.offsets_store.status.figures import count_text, parse_since
 
 NOW = datetime(2026, 11, 26, 12, 0, tzinfo=timezone.utc)
 

@@ -1,9 +1,9 @@
 """
 Show numbers, times and the course of numbers in few characters, and read times as people write them.
 
-Pure: runs in the command ``pgonce``. Invariants: what is unknown reads ``?``, and never 0. A time that is read
-(``3h``, ``03:00``, ``2026-11-26``) has a zone, that of this machine unless the text says another, and is not in the
-future.
+Pure: runs in the commands of ``pgonce``, among them ``pgonce serve``. Invariants: what is unknown reads ``?``, and
+never 0. A time that is read (``3h``, ``03:00``, ``2026-11-26``) has a zone, that of this machine unless the text says
+another, and is not in the future.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from datetime import datetime, time, timedelta
 from itertools import pairwise
 
-from pgonce.offsets_store.status.states import seconds_of
+from .states import seconds_of
 
 UNKNOWN = "?"
 _THOUSAND = 1000
