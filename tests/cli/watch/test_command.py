@@ -100,9 +100,9 @@ class TestDoctor:
         with psycopg.connect(url) as connection:
             connection.execute("UPDATE pgonce.writers SET checkpoint_location = %s", [f"{tmp_path}/not here"])
             query_id, sink = connection.execute("SELECT query_id, sink_name FROM pgonce.writers").fetchone()
-        typed = f"Help: Type where it can be read: pgonce doctor '{tmp_path}/not here'"
-        assert doctor_of(url, query_id, sink)[-1].endswith(typed)
+        typed = "Help: Type where it can be read: pgonce doctor CHECKPOINT"
+        assert typed in doctor_of(url, query_id, sink)[-1]
         with psycopg.connect(url) as connection:
             connection.execute("UPDATE pgonce.writers SET checkpoint_location = NULL")
-        assert doctor_of(url, query_id, sink)[-1].endswith("Help: Type where it can be read: pgonce doctor CHECKPOINT")
+        assert typed in doctor_of(url, query_id, sink)[-1]
         assert "QUERY_NOT_FOUND" in doctor_of(url, "no such query", None)[0]
