@@ -33,6 +33,15 @@ def test_two_lines_each(pgonce, failed):
     assert all(len(line) <= 80 for line in lines)
 
 
+@pytest.mark.parametrize("command", [("errors",), ("status",), ("status", "clicks"), ("health",)])
+def test_what_to_do_is_what_the_error_told(pgonce, url, command):
+    """Who does not have the driver's log reads the same advice everywhere."""
+    ensure_ledger(url)
+    failed = Failed(seen_by="planner", query_id="q2", query_name="clicks")
+    keep_failure(url, failed, "TARGET_NOT_PERMITTED", "No.", remedy="GRANT INSERT ON orders TO app.")
+    assert "Help: GRANT INSERT ON orders TO app." in pgonce(*command).output
+
+
 def test_some_of_them(pgonce, failed, admin):
     """By query, and by time."""
     assert "LOCKED" not in pgonce("errors", "--query", "clicks").output
