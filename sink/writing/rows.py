@@ -26,7 +26,6 @@ from ..encoding.encoded_types import LONGEST_NAME, EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
 from ..options.position_columns import PositionColumns
 from ..staging import StagedRows, column_definitions, refuse_missing_table
-from .table.table_name import LONGEST_NAME
 
 
 @dataclass(frozen=True, eq=False)

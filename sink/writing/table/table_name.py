@@ -19,10 +19,10 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.one_trip import Asked, Statement
 from pgonce.offsets_store.postgres.text import qualified_name
 
+from ...encoding.encoded_types import LONGEST_NAME
+
 TEMPORARY = "pg_temp"
 """An alias: the session's own schema for temporary tables has a number, and is made with the first of them."""
-LONGEST_NAME = 63
-"""In bytes: Postgres's NAMEDATALEN, less the byte that ends the text."""
 
 
 # What to_regclass and parse_ident raise for a text that is not a name.

@@ -71,7 +71,7 @@ def test_a_value_that_the_column_would_round_is_refused(url, admin, orders):
     with pytest.raises(psycopg.errors.NumericValueOutOfRange):
         task.flushes(15)
     admin.execute("ALTER TABLE orders ALTER name TYPE time USING NULL")
-    later = Task(url, task.run, stage=1)
+    later = Task(url, begun(url), stage=1)
     assert later.claims()
     with pytest.raises(psycopg.errors.InvalidDatetimeFormat):
         later.flushes(6)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import psycopg
@@ -109,7 +109,10 @@ class Narrow:
 
 def numeric(precision: int, scale: int) -> Callable[[Any], bool]:
     """Whether a number is one of the type's."""
-    return lambda value: abs(value) < Decimal(10) ** (precision - scale) and value == round(value, scale)
+    # More digits than any of these has: by default, 28 are kept.
+    digits = Context(prec=200)
+    least, most = Decimal((0, (1,), -scale)), Decimal(10) ** (precision - scale)
+    return lambda value: abs(value) < most and value == Decimal(value).quantize(least, context=digits)
 
 
 def whole(bits: int) -> Callable[[Any], bool]:
