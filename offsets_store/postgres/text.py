@@ -16,6 +16,9 @@ import re
 
 from ..errors import bad_option
 
+LONGEST_NAME = 63
+"""In bytes: Postgres's NAMEDATALEN, less the byte that ends the text."""
+
 
 def is_storable(text: str) -> bool:
     """Whether Postgres can hold a text: it cannot hold a NUL, nor half a surrogate pair."""

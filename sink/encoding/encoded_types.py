@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pyspark.sql import types as t
 
-from pgonce.offsets_store.postgres.text import is_storable
+from pgonce.offsets_store.postgres.text import LONGEST_NAME, is_storable
 
 from ..errors import TypeMappingError
 
@@ -56,8 +56,6 @@ IN_SPARK = {
 MICROSECONDS = 6
 """The digits of a second that Postgres keeps."""
 _LONGEST_VARCHAR = 10_485_760
-LONGEST_NAME = 63
-"""In bytes: Postgres's NAMEDATALEN, less the byte that ends the text."""
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
 _MOST_COLUMNS = 1600
 ATTEMPT_COLUMN = "pgonce_task_attempt"

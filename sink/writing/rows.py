@@ -20,9 +20,10 @@ from psycopg.pq import TransactionStatus
 
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.text import LONGEST_NAME
 
 from ..encoding.copy_encoder import HEADER, TRAILER
-from ..encoding.encoded_types import LONGEST_NAME, EncodedColumn
+from ..encoding.encoded_types import EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
 from ..options.position_columns import PositionColumns
 from ..staging import StagedRows, column_definitions, refuse_missing_table

@@ -379,9 +379,9 @@ def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url, monkeypatc
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute("CREATE TABLE public.events (id bigint, name text)")
         work = Work(lambda _: "odd", publish, sealed=True)
-        monkeypatch.setattr("pgonce.offsets_store.postgres.connect._FORGET", "SELECT false")
-        commit_batch(CommitSettings(url=url, retry_timeout=0), make_planned_batch(), work)
         # A pooler hands out the same session, with these tables in it.
+        monkeypatch.setattr("pgonce.offsets_store.commit.one_transaction._FORGET", ())
+        commit_batch(CommitSettings(url=url, retry_timeout=0), make_planned_batch(), work)
         assert (
             commit(url, make_planned_batch(query_id="q2"), destination("public.events", "append", (), None))
             is Verdict.NEW

@@ -17,7 +17,9 @@ from typing import Any
 from psycopg import sql
 from pyspark.sql import types as t
 
-from ...encoding.encoded_types import LONGEST_NAME, EncodedColumn, VariantType, encoded_column
+from pgonce.offsets_store.postgres.text import LONGEST_NAME
+
+from ...encoding.encoded_types import EncodedColumn, VariantType, encoded_column
 from .catalogue import TargetColumn
 from .fit import Attribute, Fit, Fitting, UserType, fit, qualified, refused, rounds_its_text, unless
 

@@ -17,9 +17,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.one_trip import Asked, Statement
-from pgonce.offsets_store.postgres.text import qualified_name
-
-from ...encoding.encoded_types import LONGEST_NAME
+from pgonce.offsets_store.postgres.text import LONGEST_NAME, qualified_name
 
 TEMPORARY = "pg_temp"
 """An alias: the session's own schema for temporary tables has a number, and is made with the first of them."""
