@@ -1,5 +1,5 @@
 """
-Show numbers, times and the course of numbers in few characters, and read times as people write them.
+Show numbers and times in few characters, and read times as people write them.
 
 Pure: runs in the commands of ``pgonce``, among them ``pgonce serve``. Invariants: what is unknown reads ``?``, and
 never 0. A time that is read (``3h``, ``03:00``, ``2026-11-26``) has a zone, that of this machine unless the text says
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, time, timedelta
-from itertools import pairwise
 
 from .states import seconds_of
 
@@ -50,28 +49,6 @@ def rate_text(rows_per_second: float | None) -> str:
     if rows_per_second is None or rows_per_second == 0 or round(rows_per_second, 1) >= _TENTHS:
         return count_text(rows_per_second)
     return f"{rows_per_second:.1f}" if rows_per_second >= _LEAST_RATE else "<0.1"
-
-
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_ASCII = "_.-=+*#@"
-
-
-def sparkline(values: tuple[float, ...] | list[float], width: int, *, ascii_only: bool = False) -> str:
-    """
-    The course of ``values`` in ``width`` characters; a space stands where there was nothing.
-
-    >>> sparkline([0, 1, 4, 8], 4), sparkline([0, 1, 4, 8], 4, ascii_only=True)
-    (' ▁▄█', ' _=@')
-    """
-    if width < 1 or not values:
-        return ""
-    steps = _ASCII if ascii_only else _BLOCKS
-    width = min(width, len(values))
-    # Equal shares of the values, the oldest first.
-    edges = [round(place * len(values) / width) for place in range(width + 1)]
-    sums = [sum(values[start:end]) for start, end in pairwise(edges)]
-    top = max(sums)
-    return "".join(" " if value <= 0 else steps[max(int(value / top * len(steps)) - 1, 0)] for value in sums)
 
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
