@@ -101,6 +101,10 @@ chaos: setup ## strike running queries by seed and count lost and doubled rows; 
 	$(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(FAULT),--fault "$(FAULT)") \
 	$(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(TABLE),--table) $(if $(REPORT),--report $(REPORT))
 
+mutants: setup ## break the product in each way of tests/mutants/mutants.toml, and see which proof notices; ONLY=..., PROOF=... choose
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/mutants/run.py $(if $(ONLY),--only "$(ONLY)") \
+	$(if $(PROOF),--proof "$(PROOF)")
+
 RELEASE = PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/release/run.py
 
 release-check: setup ## all that a release needs and that takes minutes; it lists what takes hours

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import ast
 import shutil
-import tomllib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _DATA = Path(__file__).with_name("mutants.toml")
 ROOT = Path(__file__).resolve().parents[2]

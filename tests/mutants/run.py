@@ -96,7 +96,19 @@ def _judge(mutant: Mutant, installed: Path, folder: Path, proofs: dict[str, list
 def _first_failure(copy: Path, proofs: dict[str, list[str]]) -> tuple[str, str] | None:
     """The first of the proofs that fails, and the test."""
     for name, paths in proofs.items():
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-n", "2", *paths]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            "2",
+            *paths,
+        ]
         done = subprocess.run(command, env=_environment(copy), cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             continue
