@@ -182,6 +182,7 @@ def _shown(value: pa.Scalar) -> str:
     return repr(value.as_buffer().to_pybytes().decode(errors="replace"))[:40]
 
 
+_NESTED = (StructType, ArrayType, MapType, VariantType)
 _OPERATION, _KEY = "op", "key"
 _ENVELOPE = frozenset({"before", "after", "source", _OPERATION, "ts_ms", "ts_us", "ts_ns", "transaction"})
 _WRITES_OF_DEBEZIUM, _DELETES_OF_DEBEZIUM, _UPDATES = ("c", "r", "u"), "d", "u"
@@ -259,15 +260,20 @@ class Envelope:
                 raise _changed_route(route[0].name)
         keys = json_texts(batch.column(_KEY).filter(updates), record_key) if record_key else [None] * len(old)
         texts = [
-            None if row == now else f'{{"row":{row or "null"},"key":{key or "{}"}}}'
+            None if row == now and self._compares_all_keys else f'{{"row":{row or "null"},"key":{key or "{}"}}}'
             for row, now, key in zip(old, new, keys, strict=True)
         ]
         return pc.replace_with_mask(told, updates, pa.array(texts, pa.string()))
 
     def _may_be_key(self, field: StructField) -> bool:
-        if isinstance(field.dataType, (StructType, ArrayType, MapType, VariantType)):
-            return False
-        return field.name == self.route or not self.keys or field.name.lower() in self.keys
+        is_meant = field.name == self.route or not self.keys or field.name.lower() in self.keys
+        return is_meant and not isinstance(field.dataType, _NESTED)
+
+    @cached_property
+    def _compares_all_keys(self) -> bool:
+        """Whether no key is nested, or a column that the user has added: nothing tells what these were before."""
+        plain = {field.name.lower() for field in self._image if not isinstance(field.dataType, _NESTED)}
+        return self.keys <= plain if self.keys else len(plain) == len(self._image)
 
     @cached_property
     def _record_key(self) -> StructType | None:

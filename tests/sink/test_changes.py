@@ -200,6 +200,8 @@ def test_an_update_says_what_was_before_it_if_a_key_may_have_changed():
     named = {"row": {"id": 1, "region": "eu"}, "key": {"id": 1}}
     assert told(update(old, new, {"id": 1}), keys=["ID", "region"]) == [named]
     assert told(update(old, new), keys=["id"]) == [None]
+    # Nothing tells what a column was that the user has added, so each update is told.
+    assert told(update(new, new), keys=["id", "tenant"]) == [{"row": {"id": 1}, "key": {}}]
     # The row before is told as soon as one of them is missing in it.
     assert told(update({"region": "us"}, new), keys=["id", "region"]) == [
         {"row": {"id": None, "region": "us"}, "key": {}}

@@ -38,8 +38,8 @@ from .deciding_changes import (
     create_deciding,
     create_from,
     create_of_all,
-    read_from_old_rows_in_tx,
     refuse_unread_in_tx,
+    refuse_unread_moves_in_tx,
     wanted_changes,
 )
 from .keys import ComparedUpsert, Upsert, Written, execute_joined
@@ -179,7 +179,8 @@ def _reduce_in_tx(
 
     :return: how many these are, how many were passed over before, and the changes that they were chosen from.
     """
-    if not (batch.puts_together and (batch.upsert.newer_by or batch.moves)):
+    refuse_unread_moves_in_tx(connection, batch, rows)
+    if not (batch.puts_together and batch.upsert.newer_by):
         created = connection.execute(create_deciding(batch, rows, deletes_matter=has_deletes), prepare=False)
         return created.rowcount, 0, all_changes(batch, rows)
     # What is older than the stored row, or than its delete, must not say anything of a newer change.
@@ -187,10 +188,7 @@ def _reduce_in_tx(
     count = connection.execute(create_of_all(given, rows), prepare=False).rowcount
     _lock_rows_in_tx(connection, given, deletes=has_deletes)
     older = pass_over_in_tx(connection, given, tombstones, count)
-    if given.upsert.newer_by:
-        older += _pass_over_stored_in_tx(connection, given)
-    if given.moves:
-        read_from_old_rows_in_tx(connection, given)
+    older += _pass_over_stored_in_tx(connection, given)
     return connection.execute(create_from(batch, given), prepare=False).rowcount, older, given.name
 
 

@@ -24,6 +24,7 @@ from ..bad_row import BadRow, RowsRefusedError
 from ..rows import GatheredRows
 from .change_table import DELETED, NEW, ORDER, ChangeTable
 from .keys import execute_joined
+from .moved_rows import MovedRows
 
 _log = logging.getLogger("pgonce")
 
@@ -197,61 +198,32 @@ def _latest_first(table: ChangeTable) -> sql.Composable:
     return sql.Composed(parts)
 
 
-def read_from_old_rows_in_tx(connection: psycopg.Connection, given: ChangeTable) -> None:
-    """
-    Fill what moved rows lack with the values of the rows of their old keys, of which ``given`` has no other change.
-
-    The others stay without the value, and are refused if nothing else has it; or at once where changes may come out of
-    order: what is stored under the new key may be an older row of another one, unless it has the order of the change,
-    which came before then.
-
-    :raises RowsRefusedError: VALUE_NOT_READ.
-    """
-    others = sql.SQL(
-        'EXISTS (SELECT FROM {} AS target WHERE target."pgonce: place" OPERATOR(pg_catalog.<>) old."pgonce: place" '
-        "AND {})"
-    ).format(given.name, given.same_key("old"))
-    for name, flag in given.unread.items():
-        fill = sql.SQL(
-            "UPDATE {given} AS change SET {name} = target.{name}, {flag} = false "
-            "FROM {given} AS old JOIN {target} AS target ON {same_key} WHERE old.{deleted} AND NOT change.{deleted} "
-            'AND change.{flag} AND change."pgonce: place" OPERATOR(pg_catalog.=) old."pgonce: place" AND NOT {others}'
-        ).format(
-            given=given.name,
-            name=sql.Identifier(name),
-            flag=flag,
-            target=given.target.only,
-            same_key=given.same_key("old"),
-            deleted=DELETED,
-            others=others,
-        )
-        execute_joined(connection, fill, given.upsert)
-    if not given.upsert.newer_by or not given.unread:
-        return
-    flags = [sql.SQL("change.{}").format(flag) for flag in given.unread.values()]
-    left = sql.SQL(
-        'SELECT change."pgonce: place"::pg_catalog.text, {flags} FROM {given} AS change JOIN {given} AS old '
-        'ON change."pgonce: place" OPERATOR(pg_catalog.=) old."pgonce: place" '
-        "WHERE old.{deleted} AND NOT change.{deleted} AND ({lacking}) AND NOT {came_before}"
-    ).format(
-        flags=sql.SQL(", ").join(flags),
-        given=given.name,
-        deleted=DELETED,
-        lacking=sql.SQL(" OR ").join(flags),
-        came_before=given.exists(
-            sql.SQL("target.{0} OPERATOR(pg_catalog.=) change.{0}").format(sql.Identifier(given.upsert.newer_by))
-        ),
-    )
-    rows = [(place, lacks) for place, *lacks in execute_joined(connection, left, given.upsert).fetchall()]
-    if rows:
-        names = [name for number, name in enumerate(given.unread) if any(lacks[number] for _, lacks in rows)]
-        raise RowsRefusedError(_error(given, len(rows), names), [_bad_row(given.unread, *row) for row in rows])
-
-
 VALUE_NOT_READ = "VALUE_NOT_READ"
 UNREAD = "not_read"
 """The count of rows that were written without a value; they also count as written."""
 _INSERTS = ("c", "r")
+
+
+def refuse_unread_moves_in_tx(connection: psycopg.Connection, batch: ChangeTable, rows: GatheredRows) -> None:
+    """
+    Refuse changes that move a row and lack a value: what is stored under either key may be another row's.
+
+    :raises RowsRefusedError: VALUE_NOT_READ.
+    """
+    flags = list(batch.is_unread.values())
+    if not flags:
+        return
+    query = sql.SQL("SELECT ctid::pg_catalog.text, {} FROM {} WHERE {} AND {} AND ({})").format(
+        sql.SQL(", ").join(flags),
+        rows.source,
+        rows.wanted,
+        MovedRows(batch.columns, batch.upsert).is_moved,
+        sql.SQL(" OR ").join(flags),
+    )
+    bad = [(place, lacks) for place, *lacks in connection.execute(query, prepare=False).fetchall()]
+    if bad:
+        names = [name for number, name in enumerate(batch.unread) if any(lacks[number] for _, lacks in bad)]
+        raise RowsRefusedError(_error(batch, len(bad), names), [_bad_row(batch.unread, *row) for row in bad])
 
 
 def refuse_unread_in_tx(

@@ -53,9 +53,8 @@ class MovedRows:
             "{0} OPERATOR(pg_catalog.<>) '{{}}' AND {0} OPERATOR(pg_catalog.-) {1} OPERATOR(pg_catalog.=) '{{}}'"
         )
         has_no_others = sql.SQL("(" + no_others + ") IS TRUE").format(_RECORD, keys)
-        own = sql.SQL("true") if self.upsert.newer_by else has_no_others
         lacks_one = self._any("{before} IS NOT NULL AND {old} IS NULL")
-        return sql.SQL("({} AND NOT ({}) OR {} AND NOT ({}))").format(lacks_one, has_all, self.is_moved, own)
+        return sql.SQL("({} AND NOT ({}) OR {} AND NOT ({}))").format(lacks_one, has_all, self.is_moved, has_no_others)
 
     def deletes(self, rows: GatheredRows, deleted: str) -> sql.Composable:
         """The deletes of the old keys: like ``rows``, with their places and nothing but keys and order."""
@@ -103,10 +102,11 @@ def refuse_moved(written: Written, moved: int, unclear: int) -> None:
             "to go: the row before such an update lacks keys, or is null though the key of its record lacks some; or "
             "the old key may be another row's by now.",
             NOTHING,
-            "Set onlyNewer with orderBy; or let the frame have the key of Kafka's record as a struct (from_json(...) "
-            "AS key), which shows whether the old key is the row's own. Where rows before updates lack keys, let the "
-            "source send whole rows (ALTER TABLE ... REPLICA IDENTITY FULL), and write its rows again; or, if these "
-            "columns never change there, make before null where op is u (`pgonce explain change-data`).",
+            "Let the frame have the key of Kafka's record as a struct (from_json(...) AS key), which shows whether the "
+            "old key is the row's own: the table's keys must include it. Where rows before updates lack keys, let the "
+            "source send whole rows (ALTER TABLE ... REPLICA IDENTITY FULL), and write its rows again. If these "
+            "columns never change there, make before null where op is u, and leave the record's key out (`pgonce "
+            "explain change-data`).",
         )
     if moved and written.changes and written.changes.deletes == "hard" and written.table.deletes_reach:
         what = f"{moved} updates of the batch change {of}. Each is a delete and a write here, and the delete would"

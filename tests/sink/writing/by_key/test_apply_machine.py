@@ -110,24 +110,18 @@ def lacks_its_row(row: Row | None, change: Change, how: How) -> bool:
     return how.keep and not change.gone and change.name == UNREAD and row is None
 
 
-def of_key(change: Change, how: How, table: dict, stones: dict) -> list[Change]:
-    """A change as those of single keys: one that moves a row deletes it, and writes it again with what it had."""
-    old = change.old_key(how)
-    if old is None:
+def of_key(change: Change, how: How) -> list[Change]:
+    """A change as those of single keys: one that moves a row deletes it, and writes it again."""
+    if change.old_key(how) is None:
         return [change]
-    row = table.get(old)
-    is_newer = how.coming == "in order" or bool(row and change.seq >= max(row.seq, stones.get(old, -1)))
-    name = row.name if how.keep and change.name == UNREAD and row and is_newer else change.name
     number, region = change.old or (0, "")
-    return [change._replace(id=number, region=region, gone=True, old=None), change._replace(name=name, old=None)]
+    return [change._replace(id=number, region=region, gone=True, old=None), change._replace(old=None)]
 
 
 def newest(table: dict, stones: dict, changes: Iterable[Change], how: How) -> None:
     """The model where only newer changes count: newer than the row, and than the delete of its key."""
     ordered = sorted(changes, key=lambda change: change.seq)
-    for change in (
-        one for each in ordered if each.first != BAD or each.gone for one in of_key(each, how, table, stones)
-    ):
+    for change in (one for each in ordered if each.first != BAD or each.gone for one in of_key(each, how)):
         key = change.key(how)
         row, stone = table.get(key), stones.get(key, -1)
         if change.seq < stone or (row and change.seq < row.seq):
@@ -145,7 +139,7 @@ def one_by_one(table: dict, changes: Iterable[Change], how: How) -> dict:
         if change.first == BAD and not change.gone:
             continue
         if change.old_key(how):
-            one_by_one(table, of_key(change, how, table, {}), how)
+            one_by_one(table, of_key(change, how), how)
             continue
         key = change.key(how)
         row = table.get(key)
@@ -234,8 +228,8 @@ class Changing(RuleBasedStateMachine):
                 None if gone else old,
             )  # fmt: skip
             key, old_key = change.key(self.how), change.old_key(self.how)
-            if old_key and name == UNREAD and (key in self.source or self.how.coming == "in no order"):
-                # No row moves to where another one is, which has a value of its own.
+            if change.old_key(self.how._replace(deletes="hard")) and name == UNREAD:
+                # Such a change is refused.
                 change = change._replace(name="long")
             self.source = self.source - {old_key, key} if gone else self.source - {old_key} | {key}
             self.feed.append(change)
