@@ -306,9 +306,6 @@ class Changing(RuleBasedStateMachine):
         assert {seq for (seq,) in found} <= bad
         assert len(found) == counts.get("dead_letters", 0)
         self.connection.commit()
-        # A value that only another change of the batch has is not looked for: the row waits for a replay.
-        waits = {seq for (seq,) in found} if any(change.old for change in changes) else set()
-        changes = [change for change in changes if change.seq not in waits]
         if how.coming == "in order":
             self.model = one_by_one(self.model, changes, how)
         else:
