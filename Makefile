@@ -171,11 +171,14 @@ test-dist: $(TOOLS) setup ## the same tests with the wheel that is in dist/
 	$(UV) pip install --quiet --python .build/test-dist/bin/python --group test dist/*.whl
 	$(call short-tests,.build/test-dist)
 
-lint: setup ## ruff, the format check, mypy, which folder may import which, and phrases that are not plain English
-	@failed=0; for tool in "ruff check" "ruff format --check" mypy "lint-imports --no-logo --no-cache"; do \
-	$(BIN)/$$tool || failed=1; done; exit $$failed
+lint: setup ## ruff, the format check, mypy, which folder may import which, how large each room is, and plain English
+	@failed=0; for tool in "ruff check" "ruff format --check" mypy "lint-imports --no-logo --no-cache" "python -m release.sizes"; \
+	do PYTHONPATH=$(CURDIR)/tests $(BIN)/$$tool || failed=1; done; exit $$failed
 	@! grep -Ev '^(#|$$)' .ci/phrases | grep -rniE -f - --include='*.py' --include='*.md' --exclude-dir=archive $(PROSE) \
 	|| { echo 'These phrases have to be read twice: .ci/phrases says how to write instead.' >&2; exit 1; }
+
+sizes: setup ## lower the numbers of tests/repository/sizes.toml to what there is
+	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m release.sizes --lower
 
 package: export SOURCE_DATE_EPOCH := $(COMMITTED_AT)
 package: setup ## build sdist and wheel into dist/, and check what an index would show of them
