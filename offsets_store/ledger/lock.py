@@ -35,7 +35,7 @@ from ..postgres.text import QUALIFIED_NAME
 from ..verdict.facts import Batch, Ledger, PlannedBatch, Recorded, Remedies, rivals_of
 from .compiled import Compiled, send_once
 from .migrations import refuse_too_new
-from .tables import LEAST_READER, batches, interventions, replays, runs, writers
+from .tables import LEAST_READER, batches, interventions, positions, replays, runs, writers
 from .writers import (
     RECORDED,
     as_recorded,
@@ -196,15 +196,16 @@ def lock_writer_in_tx(
             # The old query may still run. It must not publish between the reading of its end and its replacement.
             replaced = connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name}).mappings().one_or_none()
             if replaced is not None:
-                take_positions_in_tx(connection, replaced["writer_id"], batch.run_id, row["least_reader"])
+                take_positions_in_tx(connection, replaced["writer_id"], batch.run_id)
         ledger = of_unknown_in_tx(connection, batch, replaces, start_over=start_over)
         return LockedWriter(row["writer_id"], row["generation"], ledger, replaces=replaces)
     facts: _Row | None = asked.facts.row() if asked else None
     # While the lock was waited for, the table may have got a name under which the query has another writer.
     if facts is None or facts["of_writer"] != row["writer_id"]:
         facts = connection.execute(_FACTS, {**_identity(batch), **_asked_about(batch)}).mappings().one()
-    # Before the batch takes the writer over, and not after: a task might write in between.
-    taken = take_positions_in_tx(connection, row["writer_id"], batch.run_id, row["least_reader"])
+    # Before the batch takes the writer over, and not after: a task might write in between. None begins to, because its
+    # first position would wait for the lock on the writer.
+    taken = take_positions_in_tx(connection, row["writer_id"], batch.run_id) if facts["has_positions"] else None
     ledger = _ledger(row, batch, facts, taken)
     return LockedWriter(row["writer_id"], row["generation"], ledger, facts["has_acceptances"], row["written_as_digest"])
 
@@ -306,6 +307,7 @@ _FACTS = (
         .exists()
         .label("was_owner"),
         select(literal(1)).where(is_open(writers.c.writer_id)).exists().label("has_acceptances"),
+        select(literal(1)).where(positions.c.writer_id == writers.c.writer_id).exists().label("has_positions"),
         select(replays.c.attempt)
         .where(
             replays.c.writer_id == writers.c.writer_id,

@@ -27,47 +27,41 @@ from .restored import follow_restore_in_tx
 
 
 @contextmanager
-def reading(url: str, *, whole: bool = False) -> Iterator[Connection]:
+def reading(url: str) -> Iterator[Connection]:
     """
     One snapshot of the ledger, in a transaction that cannot write.
 
-    :param whole: whether what is read needs all migrations, also those that no batch needs.
     :raises ConnectError: if Postgres cannot be reached.
     :raises LedgerError: if there is no ledger, or it cannot be read.
     """
     options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-    with _opened(url, "reading the ledger", LOCK_SECONDS, options, whole=whole) as connection:
+    with _opened(url, "reading the ledger", LOCK_SECONDS, options) as connection:
         yield connection
 
 
 @contextmanager
-def writing(
-    url: str, lock_seconds: float = LOCK_SECONDS, *, whole: bool = False, **options: Any
-) -> Iterator[Connection]:
+def writing(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> Iterator[Connection]:
     """
     A transaction that changes the ledger, all of it or nothing.
 
     :param lock_seconds: how long it waits for each lock.
-    :param whole: whether what is written needs all migrations, also those that no batch needs.
     :param options: of the connection, such as ``isolation_level``.
     :raises ConnectError: if Postgres cannot be reached.
     :raises LedgerError: if there is no ledger, or it cannot be written.
     """
-    with _opened(url, "writing the ledger", lock_seconds, options, whole=whole) as connection:
+    with _opened(url, "writing the ledger", lock_seconds, options) as connection:
         yield connection
 
 
 @contextmanager
-def _opened(
-    url: str, doing: str, lock_seconds: float, options: dict[str, Any], *, whole: bool = False
-) -> Iterator[Connection]:
+def _opened(url: str, doing: str, lock_seconds: float, options: dict[str, Any]) -> Iterator[Connection]:
     try:
         # What changes tables may fire event triggers, and these may leave something in the session.
         with (checked_out if options.get("postgresql_readonly") else lone)(url) as session:
             connection = session.execution_options(**options)
             with connection.begin():
                 enter_in_tx(driver_connection(connection), lock_seconds)
-                require_ledger(driver_connection(connection), whole=whole)
+                require_ledger(driver_connection(connection))
                 if not options.get("postgresql_readonly"):
                     follow_restore_in_tx(driver_connection(connection))
                 yield connection

@@ -26,7 +26,7 @@ from sqlalchemy import (
     func,
     select,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, OID
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB, OID
 from sqlalchemy.types import TypeEngine
 
 from . import SCHEMA
@@ -36,6 +36,7 @@ metadata = MetaData(schema=SCHEMA)
 _TYPES: dict[str, TypeEngine[Any]] = {
     "bigint": BigInteger(),
     "boolean": Boolean(),
+    "bytea": BYTEA(),
     "double": Double(),
     "integer": Integer(),
     "jsonb": JSONB(none_as_null=True),
@@ -180,7 +181,8 @@ dead_letters = _table(
     "dead_letters",
     bigint="dead_letter_id batch_id",
     text="query_id sink_name target column_name code message",
-    jsonb="position row_data destination",
+    jsonb="position row_data destination record_headers",
+    bytea="record_key record_value",
     timestamptz="made_at",
 )
 

@@ -39,9 +39,8 @@ from ..offsets import Offsets, furthest
 from ..verdict.facts import Batch, Recorded, Writer
 from ..verdict.reads import recorded_reads
 from .feeders import FEEDS, HAS_ROWS
-from .migrations import POSITIONS
 from .positions import refuse_disputed
-from .tables import LEAST_READER, batches, last_batches, replays, runs, writers, writers_and_last_batches
+from .tables import batches, last_batches, replays, runs, writers, writers_and_last_batches
 
 Condition = ColumnElement[bool] | TextClause
 
@@ -106,12 +105,12 @@ _OF_TASKS = text(
 
 def task_positions(connection: Connection, writer_ids: Sequence[int]) -> dict[int, Offsets]:
     """How far the tasks of those writers have stored rows that run in real time, or did so last."""
-    if not writer_ids or connection.execute(select(LEAST_READER)).scalar_one() < POSITIONS:
+    if not writer_ids:
         return {}
     return {row[0]: row[1] for row in connection.execute(_OF_TASKS, {"ids": list(writer_ids)})}
 
 
-def take_positions_in_tx(connection: Connection, writer_id: int, run_id: str, least_reader: int) -> Offsets | None:
+def take_positions_in_tx(connection: Connection, writer_id: int, run_id: str) -> Offsets | None:
     """
     How far the tasks of a writer have stored rows; those of other runs write nothing until this transaction ends.
 
@@ -119,8 +118,6 @@ def take_positions_in_tx(connection: Connection, writer_id: int, run_id: str, le
 
     :raises RefusedBatch: PARTITION_MIXED, if rows of a partition may be missing.
     """
-    if least_reader < POSITIONS:
-        return None
     # With exactly the types that the functions have.
     writer, run = cast(writer_id, BigInteger), cast(run_id, Text)
     taken = func.pgonce.take_positions(writer, run, type_=JSONB)

@@ -206,7 +206,7 @@ def retire_sink(
 
 def _dismissed(url: str, query: str, error: NotFoundError, *, dry_run: bool) -> Retirement:
     """:raises OffsetsError: the ``error``, unless a query is meant that has published nothing, so no rival."""
-    with writing(url, whole=True) as connection:
+    with writing(url) as connection:
         meant = (one for one in query_states(connection) if is_meant(query, one.query_id, one.query_name))
         ids = {one.query_id for one in meant if one.batch_id is None}
         if len(ids) != 1:

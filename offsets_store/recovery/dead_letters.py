@@ -190,7 +190,7 @@ def repair_letters(
     if dry_run:
         with reading(url) as connection:
             return _repaired_in_tx(connection, changes, letters_in_tx(connection, choice, lock=False))
-    with writing(url, whole=True, isolation_level="READ COMMITTED") as connection:
+    with writing(url, isolation_level="READ COMMITTED") as connection:
         writer_ids = lock_writers_in_tx(connection, choice)
         letters = letters_in_tx(connection, choice, lock=True)
         _refuse_changed(connection, choice.table, letters, seen or {})

@@ -8,7 +8,7 @@ user's own is read only if it has all columns of ``pgonce.dead_letters``.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -149,7 +149,7 @@ def letters_of(
     :param with_rows: False to leave ``row_data`` empty, because rows may be large, and there may be many.
     """
     row_data = (cast(table.c.row_data, Text) if with_rows else literal("", Text)).label("row_data")
-    others = [table.c[column.name] for column in dead_letters.columns if column.name != "row_data"]
+    others = [table.c[field.name] for field in fields(StoredLetter) if field.name != "row_data"]
     chosen = select(row_data, *others).where(tuple_(table.c.query_id, table.c.sink_name).in_(writers))
     if ids:
         chosen = chosen.where(one_of(table.c.dead_letter_id, ids))

@@ -108,7 +108,7 @@ def read_details(url: str, query_id: str, sink_name: str | None, newest: int = 1
 
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
-    with reading(url, whole=True) as connection:
+    with reading(url) as connection:
         return query_details(connection, query_id, sink_name, newest, **others)
 
 

@@ -61,7 +61,7 @@ def measure_own(url: str, settings: Mapping[str, str] | None = None) -> tuple[li
     :raises ConfigurationError: NO_KAFKA_CLIENT, or for settings that librdkafka cannot follow.
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
-    with reading(url, whole=True) as connection:
+    with reading(url) as connection:
         asked: dict[str, list[str]] = {}
         for query_id, servers in connection.execute(_OWN):
             asked.setdefault(servers, []).append(query_id)

@@ -226,7 +226,7 @@ def read_states(url: str, measured: Sequence[MeasuredLag] = ()) -> tuple[list[Qu
     :param measured: what was measured at brokers; it counts for the states.
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
-    with reading(url, whole=True) as connection:
+    with reading(url) as connection:
         use_measured(connection, measured)
         states = query_states(connection)
         return states, findings(connection, states)

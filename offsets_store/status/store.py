@@ -100,7 +100,7 @@ class OffsetsStore:
 
         :param since: only what was seen at this time or later; a time without a zone is this machine's.
         """
-        with reading(self._url, whole=True) as connection:
+        with reading(self._url) as connection:
             return stored_failures(connection, since.astimezone() if since else None, query)
 
     def latest(self, query: str, sink: str | None = None) -> StoredWriter:
@@ -116,7 +116,7 @@ class OffsetsStore:
 
         :param since: only batches that were published since then, with a zone.
         """
-        with reading(self._url, whole=True) as connection:
+        with reading(self._url) as connection:
             return newest_batches(connection, writers_of(connection, query, sink), limit, since)
 
     def batch_jobs(self, sink: str | None = None, batch_key: str | None = None, limit: int = 20) -> list[StoredJob]:

@@ -143,7 +143,7 @@ def _examined(
 
 def _failures(url: str, query_id: str) -> Iterator[str]:
     """What has gone wrong with the query since its last batch, if the ledger tells it."""
-    with suppress(NoLedgerError, OldLedgerError), reading(url, whole=True) as connection:
+    with suppress(NoLedgerError, OldLedgerError), reading(url) as connection:
         for one in query_states(connection, [query_id]):
             if one.failing_since:
                 batch = "" if one.failed_batch_id is None else f"batch {one.failed_batch_id}, "

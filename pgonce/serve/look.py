@@ -156,7 +156,7 @@ def look(url: str, known: Known | None, measured: Sequence[MeasuredLag] = ()) ->
     :param measured: the lag that was measured at the brokers.
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
-    with reading(url, whole=True) as connection:
+    with reading(url) as connection:
         if measured:
             use_measured(connection, measured)
         now = _found(connection, _NOW, {})

@@ -57,11 +57,10 @@ def test_the_query_for_the_versions(admin, url):
 class TestALedgerFromBeforeTheFirstRelease:
     @pytest.fixture(autouse=True)
     def _unreleased(self, admin, url):
-        """A query has published batches 0 to 2, as far as a ledger of version 13 says."""
+        """A query has published batches 0 to 2, as far as a ledger of version 109 says."""
         for number in range(3):
             assert commit(url, make_planned_batch(number), ORDERS) is Verdict.NEW
-        admin.execute("DELETE FROM pgonce.schema_version WHERE version > 100")
-        admin.execute("UPDATE pgonce.schema_version SET version = 13, least_reader_version = 1")
+        admin.execute("UPDATE pgonce.schema_version SET version = 109, least_reader_version = 103")
         forget_ledger(url)
 
     def test_it_is_refused(self, admin, url):
@@ -71,7 +70,7 @@ class TestALedgerFromBeforeTheFirstRelease:
             lambda: OffsetsStore(url).queries(),
             lambda: migrate(admin),
         ):
-            with pytest.raises(LedgerError, match=r"has version 13: .* ALTER SCHEMA pgonce RENAME") as refused:
+            with pytest.raises(LedgerError, match=r"has version 109: .* ALTER SCHEMA pgonce RENAME") as refused:
                 use()
             assert refused.value.code == "LEDGER_UNRELEASED"
         assert CliRunner().invoke(app, ["init", "--url", url]).exit_code != ExitCode.OK
@@ -87,13 +86,13 @@ class TestALedgerFromBeforeTheFirstRelease:
         assert len(rows_in(admin, "public.orders")) == 8
 
     def test_code_from_before_the_first_release_refuses_a_released_ledger(self, admin, url):
-        """It compares the greatest least reader version with its own newest one, which is 13 at most."""
+        """It compares the greatest least reader version with its own newest one, which is 109 at most."""
         admin.execute("DROP SCHEMA pgonce CASCADE")
         ensure_ledger(url)
         ((least_reader,),) = admin.execute(
             "SELECT coalesce(max(least_reader_version), 0) FROM pgonce.schema_version"
         ).fetchall()
-        assert least_reader > 13
+        assert least_reader > 109
 
 
 class TestTheLedgerOfTheFirstRelease:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from pgonce.offsets_store.ledger import migrations
-from pgonce.offsets_store.ledger.migrations import FIRST, MIGRATIONS, NEWEST, Migration, NeededBy
+from pgonce.offsets_store.ledger.migrations import FIRST, MIGRATIONS, NEWEST, Migration
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class MadeUp(Migration):
         return self.sql
 
 
-def made_up(sql: str = "SELECT", least_reader: int = FIRST, *, needed_by: NeededBy = "all") -> MadeUp:
+def made_up(sql: str = "SELECT", least_reader: int = FIRST) -> MadeUp:
     """The one after the newest that there is."""
-    return MadeUp(NEWEST + 1, least_reader, "", needed_by, sql=sql)
+    return MadeUp(NEWEST + 1, least_reader, (), sql=sql)
 
 
 def upgrade_pgonce(monkeypatch: pytest.MonkeyPatch, step: Migration) -> None:

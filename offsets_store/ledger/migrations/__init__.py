@@ -2,19 +2,17 @@
 Create the ledger, bring it up to this code's version, and refuse one that this code cannot use.
 
 Runs in the first commit of a process, in executors that stage, and in ``pgonce init``. Invariant: migrations are
-applied in order, inside one transaction that holds a lock, and they only add (105 also moves a privilege). A streaming
-role is granted what the code does with each table, and nothing more.
+applied in order, inside one transaction that holds a lock, and they only add. A streaming role is granted what the code
+does with each table, and nothing more.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
 from threading import Lock
-from typing import Literal
 
 import psycopg
 from psycopg import sql
@@ -28,13 +26,8 @@ from ...postgres.translate import is_transient, ledger_error
 from .. import SCHEMA, STAGING_SCHEMA, VIEWS
 from ..restored import follow_restore_in_tx
 
-_log = logging.getLogger("pgonce")
-
 # It can be any number that every pgonce uses. These are the bytes of "pgonce".
 LOCK_KEY = int.from_bytes(b"pgonce", "big")
-
-
-NeededBy = Literal["all", "batches", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -42,39 +35,27 @@ class Migration:
     """
     One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use the ledger after it.
 
-    A step that nothing needs is for people, or makes answers quicker: this code works with a ledger that lacks it. One
-    that only batches need is not needed by what reads the ledger.
     A step that raises ``least_reader_version`` begins with ``LOCK TABLE pgonce.schema_version``: it waits for the
     commits of older code that have begun, and those that begin later find the new version and are refused.
     """
 
     version: int
     least_reader_version: int
-    file: str
-    needed_by: NeededBy = "all"
+    files: tuple[str, ...]
 
     @property
     def ddl(self) -> str:
-        """The SQL of this step, as it stands in its file."""
-        return resources.files(__name__).joinpath(self.file).read_text(encoding="utf-8")
+        """The SQL of this step, as it stands in its files."""
+        return "\n".join(map(_sql, self.files))
 
 
-POSITIONS = 103
-"""The version from which on tasks of a query in real time may have stored more than its last batch says."""
+def _sql(file: str) -> str:
+    return resources.files(__name__).joinpath(file).read_text(encoding="utf-8")
 
-# The first release. Ledgers of versions 1 to 13 were made before it, and neither code is to misread the other's ledger:
+
+# Ledgers of versions 1 to 109 were made before the first release, and neither code is to misread the other's ledger:
 # this code refuses theirs, and by the least reader version that code refuses this one.
-MIGRATIONS = (
-    Migration(100, 100, "0100_first_release.sql"),
-    Migration(101, 100, "0101_what_queries_do.sql", needed_by="nothing"),
-    Migration(102, 100, "0102_who_decided.sql", needed_by="nothing"),
-    # The first run in real time raises the least reader to this version.
-    Migration(POSITIONS, 100, "0103_positions.sql", needed_by="nothing"),
-    Migration(104, 100, "0104_take_positions_as_a_role.sql", needed_by="nothing"),
-    Migration(105, 100, "0105_staging_schema.sql", needed_by="batches"),
-    # To change these views, change the file, and give it a higher version.
-    Migration(109, 100, "queries_and_health.sql", needed_by="nothing"),
-)
+MIGRATIONS = (Migration(200, 200, ("tables.sql", "views.sql")),)
 FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version
 
@@ -109,7 +90,7 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
                     if url not in ledgers_seen:
                         # What event triggers leave in a session is not to lead the rows of a batch elsewhere.
                         with connect(url, autocommit=True) as its_own:
-                            _migrate_if_needed(its_own, missing, LockWatch(url, LOCK_SECONDS, armed=True))
+                            migrate(its_own, LockWatch(url, LOCK_SECONDS, armed=True))
                         ledgers_seen.add(url)
             with session.transaction():
                 enter_in_tx(session)
@@ -134,17 +115,6 @@ def _one_thread() -> Iterator[None]:
 def forget_ledger(url: str) -> None:
     """Make the next :func:`ensure_ledger` look again, because the ledger was found to be gone."""
     ledgers_seen.discard(url)
-
-
-def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration, ...], watch: LockWatch) -> None:
-    try:
-        migrate(connection, watch)
-    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
-        # A streaming role may not change an administrator's ledger, and a long commit of another query holds locks on
-        # it: an upgrade must not stop a job without need.
-        if any(migration.needed_by != "nothing" for migration in missing):
-            raise
-        _log.info("the ledger lacks a migration that batches do not need: run `pgonce init` as its owner")
 
 
 def migrate(connection: psycopg.Connection, watch: LockWatch | None = None, role: str | None = None) -> list[int]:
@@ -180,9 +150,7 @@ def _migrate(connection: psycopg.Connection, watch: LockWatch, role: str | None)
             for migration in missing:
                 connection.execute(migration.ddl.encode())
                 connection.execute(_RECORD, [migration.version, migration.least_reader_version])
-        # A dump of the schema pgonce alone does not have it.
-        if connection.execute("SELECT to_regnamespace('pgonce_staging') IS NULL").fetchone() == (True,):
-            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(STAGING_SCHEMA)))
+        connection.execute(_sql("staging.sql").encode())
         for grant in grants(role) if role is not None else ():
             connection.execute(grant.encode())
     return [migration.version for migration in missing]
@@ -248,7 +216,8 @@ def _unreleased(applied: int) -> LedgerError:
         f"pgonce uses ledgers from version {FIRST} on.",
         "Nothing was read or written.",
         "Go on with the pgonce that made it. Or stop its jobs; run its `pgonce recover` for checkpoints with "
-        "asynchronous progress tracking, whose next batch could otherwise begin before the end of last_batch_id; "
+        "asynchronous progress tracking, and each query in real time once with the trigger availableNow, because their "
+        "next batch could begin before the end of last_batch_id; "
         f"note query_id, sink_name and last_batch_id of each row in {SCHEMA}.writers; run ALTER SCHEMA {SCHEMA} "
         "RENAME TO pgonce_unreleased; and start each query once with adoptCheckpoint=<last_batch_id + 1>. Deletes "
         "that onlyNewer remembers are forgotten.",
@@ -271,14 +240,13 @@ def refuse_too_new(least_reader: int) -> None:
         )
 
 
-def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> None:
+def require_ledger(connection: psycopg.Connection) -> None:
     """
     Check that there is a ledger and that this code can read it; create nothing. Our search_path must be in force.
 
-    :param whole: whether migrations that no batch needs have to be there too.
     :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW, LEDGER_UNRELEASED.
     """
-    missing = tuple(migration for migration in _missing(connection) if whole or migration.needed_by == "all")
+    missing = _missing(connection)
     if not missing:
         return
     if missing[0] is MIGRATIONS[0]:
@@ -293,8 +261,7 @@ def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> No
         "LEDGER_TOO_OLD",
         f"The ledger (schema {SCHEMA}) lacks version {missing[-1].version}, which this pgonce reads.",
         "Nothing was read or written.",
-        "Run `pgonce init`, which brings the ledger up to date. `pgonce explain running` says which older jobs can go "
-        "on.",
+        "Run `pgonce init`, which brings the ledger up to date.",
     )
 
 
@@ -334,6 +301,7 @@ def init_sql(role: str | None = None) -> str:
             "INSERT INTO pgonce.schema_version (version, least_reader_version) "
             f"VALUES ({migration.version}, {migration.least_reader_version});"
         )
+    parts.append(_sql("staging.sql"))
     if role is not None:
         parts.extend(f"{statement};" for statement in grants(role))
     return "\n".join([*parts, "COMMIT;", ""])

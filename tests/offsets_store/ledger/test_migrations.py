@@ -28,13 +28,10 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger import VIEWS, migrations, tables
+from pgonce.offsets_store.ledger import VIEWS, tables
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, ensure_ledger, grants, init_sql, migrate
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.ledger.writers import records_in_tx, writers_in_tx
-from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.status.store import OffsetsStore
 
 VERSIONS = [migration.version for migration in MIGRATIONS]
@@ -122,13 +119,6 @@ class TestForm:
         assert set(inspect(engine).get_view_names("pgonce")) == set(VIEWS)
         engine.dispose()
 
-    def test_the_views_can_be_replaced_where_they_are(self, url):
-        """The file of the views is applied again when it changes, to a ledger that has them."""
-        with psycopg.connect(url, autocommit=True) as connection:
-            before = connection.execute(SIGNATURE).fetchall()
-            connection.execute(MIGRATIONS[-1].ddl.encode())
-            assert connection.execute(SIGNATURE).fetchall() == before
-
     def test_everything_has_a_comment(self, observer):
         """A person in psql finds a comment on every table, view and column."""
         bare = observer.execute(
@@ -205,7 +195,7 @@ class TestVersions:
         """One upgraded job does not stop the others: an additive version is no obstacle."""
         publish(url, 0, {"0": 1})
         with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 100)")
+            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 200)")
             assert migrate(connection) == []
         assert OffsetsStore(url).latest("orders").batch_id == 0
 
@@ -235,49 +225,6 @@ class TestVersions:
             versions = connection.execute("SELECT version, to_regclass('pgonce.made_up') FROM pgonce.schema_version")
             assert versions.fetchall() == [(version, None) for version in VERSIONS]
 
-    def test_when_a_transaction_began_is_known_from_the_migration_on(self, url, monkeypatch, observer):
-        """Older batches have no such time; an INSERT of older code, which does not name the column, has it."""
-        with monkeypatch.context() as older:
-            older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
-            publish(url, 0, {"0": 1})
-            with reading(url) as connection:
-                (writer,) = writers_in_tx(connection)
-                assert set(records_in_tx(connection, writer)) == {0}
-        with psycopg.connect(url, autocommit=True) as connection:
-            assert migrate(connection) == VERSIONS[1:]
-            publish(url, 1, {"0": 2})
-            connection.execute(
-                "INSERT INTO pgonce.batches (writer_id, generation, batch_id, run_id, attempt, start_offsets, "
-                "end_offsets, offset_log, rows, transport, positions, dropped_rows, stateful, topic_ids, counts, "
-                "tables) SELECT writer_id, 0, 2, run_id, gen_random_uuid(), end_offsets, end_offsets, NULL, 1, "
-                "'inline', NULL, 0, NULL, NULL, NULL, NULL FROM pgonce.writers"
-            )
-        began = observer.execute(
-            "SELECT batch_id, begun_at IS NOT NULL, coalesce(begun_at <= committed_at, true) FROM pgonce.batches "
-            "ORDER BY batch_id"
-        ).fetchall()
-        assert began == [(0, False, True), (1, True, True), (2, True, True)]
-        seconds = [batch.commit_seconds for batch in OffsetsStore(url).history("orders")]
-        assert [took is None for took in seconds] == [False, False, True]
-        assert all(0 <= took < 60 for took in seconds[:2])
-
-    def test_a_step_that_is_only_for_people_does_not_wait_for_long_commits(self, url, monkeypatch):
-        """While a commit of another query holds the table, batches go on without it."""
-        publish(url, 0, {"0": 1})
-        step = made_up("ALTER TABLE pgonce.batches ADD COLUMN made_up text", needed_by="nothing")
-        monkeypatch.setattr(LockWatch, "__init__", bounded(LockWatch.__init__, 0.3))
-        with psycopg.connect(url) as busy:
-            busy.execute("LOCK TABLE pgonce.batches IN ROW EXCLUSIVE MODE")
-            upgrade_pgonce(monkeypatch, step)
-            publish(url, 1, {"0": 2})
-            busy.rollback()
-        assert OffsetsStore(url).latest("orders").batch_id == 1
-        with psycopg.connect(url, autocommit=True) as connection:
-            assert migrate(connection) == [step.version]
-
-
-A_FUNCTION = "CREATE FUNCTION pgonce.wait_for(text, text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true'"
-
 
 class TestRole:
     def test_without_create_it_is_told_whom_to_ask(self, login):
@@ -294,20 +241,6 @@ class TestRole:
             OffsetsStore(login.url).queries()
         assert refused.value.code == "LEDGER_NOT_PERMITTED"
 
-    def test_an_upgrade_takes_create_away_from_the_ledgers_schema(self, url, login, monkeypatch):
-        """A role that could stage in the schema pgonce, and so could make functions there, stages elsewhere."""
-        role = sql.Identifier(login.user)
-        with psycopg.connect(url, autocommit=True) as connection:
-            with monkeypatch.context() as older:
-                older.setattr(migrations, "MIGRATIONS", tuple(one for one in MIGRATIONS if one.version < 105))
-                migrate(connection)
-            connection.execute(sql.SQL("GRANT USAGE, CREATE ON SCHEMA pgonce TO {}").format(role))
-            migrate(connection)
-        with psycopg.connect(login.url, autocommit=True) as connection:
-            connection.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                connection.execute(A_FUNCTION)
-
     def test_a_superuser_does_not_run_what_an_ordinary_owner_has_made(self, url, login, admin):
         """`pgonce init` refuses before a trigger of the ledger's owner could run with the superuser's rights."""
         admin.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(
@@ -322,18 +255,6 @@ class TestRole:
         assert "[LEDGER_OWNER]" in refused.stderr
         assert f"Log in as {login.user}" in refused.stderr
 
-    def test_a_step_that_is_only_for_people_stops_nobody(self, url, login, monkeypatch):
-        """A role that may not change an older ledger publishes and reads with code that has such a step."""
-        with psycopg.connect(url, autocommit=True) as connection:
-            migrate(connection)
-            for grant in grants(login.user):
-                connection.execute(grant.encode())
-            for_people = made_up("CREATE INDEX made_up ON pgonce.progress (run_id)", needed_by="nothing")
-            upgrade_pgonce(monkeypatch, for_people)
-            publish(login.url, 0, {"0": 1})
-            assert OffsetsStore(login.url).status()[0][0].batch_id == 0
-            assert migrate(connection) == [for_people.version]
-
     def test_a_second_role_gets_nothing_of_the_first_ones_staging(self, url, login, observer):
         """Granting for another role passes over the staging tables that a streaming role owns."""
         with psycopg.connect(url, autocommit=True) as connection:
@@ -347,11 +268,6 @@ class TestRole:
         may = "SELECT has_table_privilege('pg_monitor', %s, 'SELECT')"
         assert observer.execute(may, ["pgonce_staging.staged_test"]).fetchone() == (False,)
         assert observer.execute(may, ["pgonce.writers"]).fetchone() == (True,)
-
-
-def bounded(make, seconds):
-    """The same, with a bound of so many seconds."""
-    return lambda self, url, _seconds, **others: make(self, url, seconds, **others)
 
 
 def form(table):

@@ -6,9 +6,8 @@ import pytest
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, publish
 
-from pgonce.offsets_store.errors import NotFoundError, OldLedgerError, RecoveryError
+from pgonce.offsets_store.errors import NotFoundError, RecoveryError
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters, repair_letters, row_version
 from pgonce.offsets_store.status.decisions import decisions_on_letters, newest_decisions
 
@@ -49,19 +48,6 @@ def test_a_letter_that_is_gone(url, letter):
     with pytest.raises(NotFoundError) as found:
         discard_letters(choice(url, letter + 1), url, reason="spam")
     assert "discarded by" not in found.value.what
-
-
-def test_a_ledger_without_the_column(url, letter, admin):
-    """Before version 102 it knows no person; decisions of roles are written and read as before, repairs are refused."""
-    admin.execute("ALTER TABLE pgonce.interventions DROP COLUMN person")
-    admin.execute("DELETE FROM pgonce.schema_version WHERE version >= 102")
-    with pytest.raises(OldLedgerError, match="LEDGER_TOO_OLD.*pgonce init"):
-        repair_letters(choice(url, letter), url, {"name": '"y"'})
-    retire_sink("orders", url, reason="gone")
-    discard_letters(choice(url, letter), url, reason="spam")
-    with reading(url) as connection:
-        found = newest_decisions(connection, QUERY, SINK, 10)
-    assert [(one.kind, one.person) for one in found] == [("discard-dead-letters", None), ("retire", None)]
 
 
 def test_a_role_that_may_not_read_them(url, letter, admin):

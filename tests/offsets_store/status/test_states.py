@@ -16,7 +16,7 @@ from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay, take_over
 
 from pgonce.offsets_store.commit.one_transaction import application_name
-from pgonce.offsets_store.errors import ConfigurationError, OldLedgerError
+from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.status import states
@@ -420,8 +420,8 @@ class TestHealth:
 
 def test_the_states_are_those_that_the_view_knows():
     """Python's list of states and the view's are the same."""
-    (views,) = (one for one in MIGRATIONS if one.file == "queries_and_health.sql")
-    decided = views.ddl.split("CASE", 1)[1]
+    (form,) = MIGRATIONS
+    decided = form.ddl.partition("CREATE VIEW pgonce.queries")[2]
     assert all(f"'{state}'" in decided for state in STATES)
 
 
@@ -439,19 +439,10 @@ def test_activity_counts_rows_by_the_minute(url, store, admin):
     assert sum(found.rows) == 8
 
 
-def test_a_ledger_that_lacks_the_views(url, store, admin):
-    """Commits work with such a ledger; who asks for states is told to bring it up to date."""
-    admin.execute("DROP VIEW pgonce.health, pgonce.queries; DELETE FROM pgonce.schema_version WHERE version > 105")
-    publish(url, 3, KAFKA)
-    with pytest.raises(OldLedgerError, match="pgonce init"):
-        store.states()
-    assert store.latest("orders").batch_id == 3
-
-
 def test_some_queries_only(url, store):
     """A reader may ask for some ids in its own transaction."""
     publish(url, 3, KAFKA)
-    with reading(url, whole=True) as connection:
+    with reading(url) as connection:
         assert [one.query_id for one in query_states(connection, [QUERY])] == [QUERY]
         assert query_states(connection, [OTHER]) == []
 

@@ -19,8 +19,7 @@ from pgonce import OffsetsStore
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, RefusedBatch, TargetError
-from pgonce.offsets_store.ledger import migrations
+from pgonce.offsets_store.errors import NOTHING, ConnectError, RefusedBatch, TargetError
 from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Span
@@ -687,15 +686,3 @@ class TestRecords:
             (1, 2, "real-time"),
             (0, 0, "real-time"),
         ]
-
-
-def test_code_that_knows_no_positions_is_refused_once_there_are_any(url, admin, orders, monkeypatch):
-    """An older pgonce would write such a query's rows again, so it is refused from the first run on, and not before."""
-    migrations.ensure_ledger(url)
-    least = "SELECT max(least_reader_version) FROM pgonce.schema_version"
-    assert admin.execute(least).fetchone() == (100,)
-    begun(url)
-    assert admin.execute(least).fetchone() == (103,)
-    monkeypatch.setattr(migrations, "NEWEST", 102)
-    with pytest.raises(LedgerError, match="LEDGER_TOO_NEW"):
-        begun(url, last=0)

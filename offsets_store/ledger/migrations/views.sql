@@ -1,13 +1,25 @@
+-- What people read: views of the ledger, and the functions that they and programs call.
+
+CREATE FUNCTION pgonce.kafka_offsets(offsets jsonb)
+RETURNS TABLE (topic text, partition integer, next_offset bigint)
+-- Where Postgres has LLVM, it compiles a statement whose cost it guesses at more than 100000, which takes seconds. It would
+-- guess a million rows for each object within an object: as a call, which STRICT makes of it, it has the rows told here.
+LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT COST 10 ROWS 12
+BEGIN ATOMIC
+    SELECT topics.key, parts.key::integer, min(parts.value::bigint)
+    FROM jsonb_each(CASE WHEN jsonb_typeof(offsets) = 'object' THEN offsets ELSE '{}' END) AS sources
+    CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(sources.value) = 'object' THEN sources.value ELSE '{}' END) AS topics
+    CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(topics.value) = 'object' THEN topics.value ELSE '{}' END) AS parts
+    WHERE parts.key ~ '^[0-9]{1,9}$' AND jsonb_typeof(parts.value) = 'number'
+    GROUP BY 1, 2;
+END;
+COMMENT ON FUNCTION pgonce.kafka_offsets(jsonb) IS 'The next offset of each Kafka partition in offsets of the ledger; the least, if several sources read it.';
+
 -- The id of a query as a word of a command that people copy. One that is no id of Spark's may be a command of its own.
-CREATE OR REPLACE FUNCTION pgonce.in_command(query_id text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+CREATE FUNCTION pgonce.in_command(query_id text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN query_id ~ '^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$' THEN query_id ELSE 'QUERY' END;
 
--- Where Postgres has LLVM, it compiles a statement whose cost it guesses at more than 100000, which takes seconds. It would
--- guess a million rows for each object within an object: as a call, which STRICT makes of it, it has the rows that are told here.
-ALTER FUNCTION pgonce.kafka_offsets(jsonb) STRICT COST 10 ROWS 12;
-
--- In real time, tasks go on between two batches.
-CREATE OR REPLACE VIEW pgonce.current_offsets AS
+CREATE VIEW pgonce.current_offsets AS
 SELECT w.query_id, w.query_name, w.sink_name, w.last_batch_id AS batch_id, s.key AS source,
        t.topic, t.partition,
        -- Where rows carry positions, a batch that Spark ran again may end before what is stored.
@@ -22,14 +34,30 @@ CROSS JOIN LATERAL jsonb_each(coalesce(w.end_offsets, b.end_offsets)) AS s
 LEFT JOIN LATERAL pgonce.kafka_offsets(jsonb_build_object(s.key, s.value)) AS t ON true
 LEFT JOIN pgonce.positions AS p ON (p.writer_id, p.topic, p.partition) = (w.writer_id, t.topic, t.partition)
 WHERE w.replaced_by IS NULL AND w.retired_at IS NULL;
+COMMENT ON VIEW pgonce.current_offsets IS 'Where every writer stands: one row for each topic and partition of Kafka, or for each other source. Writers that were replaced or retired, or whose offsets are unknown, are left out.';
+COMMENT ON COLUMN pgonce.current_offsets.query_id IS 'The id that Spark keeps in the checkpoint.';
+COMMENT ON COLUMN pgonce.current_offsets.query_name IS 'The query''s name, for people.';
+COMMENT ON COLUMN pgonce.current_offsets.sink_name IS 'The sink''s name.';
+COMMENT ON COLUMN pgonce.current_offsets.batch_id IS 'The newest published batch.';
+COMMENT ON COLUMN pgonce.current_offsets.source IS 'The source''s position in the query, or its name.';
+COMMENT ON COLUMN pgonce.current_offsets.topic IS 'Kafka''s topic; null for other sources.';
+COMMENT ON COLUMN pgonce.current_offsets.partition IS 'Kafka''s partition; null for other sources.';
+COMMENT ON COLUMN pgonce.current_offsets.end_offset IS 'The next offset to read (Kafka), or the source''s own offset.';
+COMMENT ON COLUMN pgonce.current_offsets.committed_at IS 'When that batch was published.';
 
-ALTER TABLE pgonce.failures ADD COLUMN IF NOT EXISTS remedy text;
-COMMENT ON COLUMN pgonce.failures.remedy IS 'What the error told to do; null where it is not one of pgonce, or of before this column.';
-COMMENT ON COLUMN pgonce.heartbeats.ended_at IS 'When Spark said that the run had ended, or when its driver ended; null if neither is known.';
-COMMENT ON COLUMN pgonce.heartbeats.ended_by IS 'The code or class of the error that ended it; SIGTERM or EXIT if its driver ended before it; null if it was stopped.';
+CREATE VIEW pgonce.replays_skipped AS
+SELECT w.query_id, w.query_name, w.sink_name, count(*) AS replays, max(r.skipped_at) AS last_skipped_at
+FROM pgonce.replays AS r JOIN pgonce.writers AS w USING (writer_id)
+GROUP BY w.writer_id;
+COMMENT ON VIEW pgonce.replays_skipped IS 'How many replays were skipped for every writer.';
+COMMENT ON COLUMN pgonce.replays_skipped.query_id IS 'The id that Spark keeps in the checkpoint.';
+COMMENT ON COLUMN pgonce.replays_skipped.query_name IS 'The query''s name, for people.';
+COMMENT ON COLUMN pgonce.replays_skipped.sink_name IS 'The sink''s name.';
+COMMENT ON COLUMN pgonce.replays_skipped.replays IS 'Proven replays that were skipped.';
+COMMENT ON COLUMN pgonce.replays_skipped.last_skipped_at IS 'When the last of them was skipped.';
 
 -- What this session has measured counts too: pgonce.measured_lag may be set to a JSON list of rows of that table.
-CREATE OR REPLACE VIEW pgonce.queries AS
+CREATE VIEW pgonce.queries AS
 WITH measured AS (
     SELECT DISTINCT ON (m.query_id, m.sink_name) m.*
     FROM (
@@ -289,10 +317,8 @@ COMMENT ON COLUMN pgonce.queries.replays IS 'Replays that were skipped and are s
 COMMENT ON COLUMN pgonce.queries.severity IS 'critical or warning if the state needs attention, else null.';
 COMMENT ON COLUMN pgonce.queries.help IS 'What to do, or the command that says more; null if nothing needs to be done.';
 
-CREATE INDEX IF NOT EXISTS dead_letters_newest ON pgonce.dead_letters (made_at);
-
 -- Of the findings that are no states, pgonce.queries need not be asked: WHERE NOT is_state leaves its part out.
-CREATE OR REPLACE VIEW pgonce.health AS
+CREATE VIEW pgonce.health AS
 SELECT q.severity, q.state AS finding, q.query_id, q.query_name, q.sink_name, q.because AS what, q.state_since AS since, q.help, true AS is_state
 FROM pgonce.queries AS q
 WHERE q.severity IS NOT NULL
@@ -344,3 +370,76 @@ COMMENT ON COLUMN pgonce.health.what IS 'What was found.';
 COMMENT ON COLUMN pgonce.health.since IS 'Since when, where that is known.';
 COMMENT ON COLUMN pgonce.health.help IS 'What to do, or the command that says more.';
 COMMENT ON COLUMN pgonce.health.is_state IS 'Whether the finding is a state of the query; its row in pgonce.queries says the same.';
+
+-- Read your writes: wait until the rows of given Kafka records are in Postgres.
+CREATE FUNCTION pgonce.wait_for(query text, offsets jsonb, timeout interval DEFAULT '10 seconds', sink text DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql
+-- VOLATILE, so that under READ COMMITTED each statement in here sees what was committed before it began.
+VOLATILE
+PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $wait_for$
+DECLARE
+    longest CONSTANT interval := '10 minutes';
+    until   CONSTANT timestamptz := clock_timestamp() + timeout;
+    pause   double precision := 0.005;
+    queries text[];
+    missing bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' AND current_setting('transaction_isolation') <> 'read uncommitted' THEN
+        RAISE EXCEPTION 'pgonce.wait_for cannot see new commits in a transaction that is %.', current_setting('transaction_isolation')
+            USING ERRCODE = 'invalid_transaction_state',
+                  HINT = 'Call it in a READ COMMITTED transaction, before the one that reads, or outside of any transaction.';
+    END IF;
+    IF query IS NULL OR offsets IS NULL OR timeout IS NULL OR timeout < '0 seconds' OR timeout > longest THEN
+        RAISE EXCEPTION 'pgonce.wait_for needs a query, offsets, and a timeout of at most %.', longest
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF jsonb_typeof(offsets) <> 'object' OR jsonb_path_exists(offsets, 'strict $.* ? (@.type() != "object")')
+        OR jsonb_path_exists(offsets, 'strict $.*.* ? (@.type() != "number")')
+        OR jsonb_path_exists(offsets, 'strict $.*.* ? (@ < 0 || @.floor() != @)')
+    THEN
+        RAISE EXCEPTION 'The offsets of pgonce.wait_for are not in the form {"topic": {"0": 41}}.'
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Give the topic, partition and offset of each record for which you wait, as the producer returned them.';
+    END IF;
+    LOOP
+        SELECT array_agg(DISTINCT w.query_id) INTO queries
+        FROM pgonce.writers AS w
+        WHERE (w.query_id = query OR w.query_name = query) AND w.replaced_by IS NULL AND w.retired_at IS NULL
+            AND (sink IS NULL OR w.sink_name = sink);
+        IF queries IS NULL OR cardinality(queries) > 1 THEN
+            RAISE EXCEPTION '% by the name or id %.',
+                CASE WHEN queries IS NULL THEN 'No query that may still publish is known' ELSE 'Several queries are known' END, quote_literal(query)
+                USING ERRCODE = 'no_data_found',
+                      HINT = 'pgonce status shows all queries. Give the id of one of them; the name of a sink counts, too, where it is given.';
+        END IF;
+        SELECT count(*) INTO missing
+        FROM pgonce.writers AS w
+        LEFT JOIN pgonce.batches AS b
+            ON b.writer_id = w.writer_id AND b.generation = w.generation AND b.batch_id = w.last_batch_id
+        CROSS JOIN jsonb_each(offsets) AS t
+        CROSS JOIN jsonb_each(t.value) AS p
+        WHERE w.query_id = queries[1] AND w.replaced_by IS NULL AND w.retired_at IS NULL
+            AND (sink IS NULL OR w.sink_name = sink)
+            AND NOT EXISTS (
+                -- A topic that two sources read has to be past the record in both of them.
+                SELECT FROM jsonb_each(coalesce(w.end_offsets, b.end_offsets)) AS s
+                WHERE jsonb_typeof(s.value -> t.key -> p.key) = 'number'
+                HAVING count(*) > 0 AND min(greatest(
+                    (s.value -> t.key ->> p.key)::numeric, (b.positions -> s.key -> t.key ->> p.key)::numeric
+                )) > (p.value #>> '{}')::numeric
+            );
+        IF missing = 0 THEN
+            RETURN true;
+        END IF;
+        IF clock_timestamp() >= until THEN
+            RETURN false;
+        END IF;
+        PERFORM pg_sleep(least(pause, greatest(extract(epoch FROM until - clock_timestamp()), 0)));
+        pause := least(pause * 2, 0.1);
+    END LOOP;
+END
+$wait_for$;
+COMMENT ON FUNCTION pgonce.wait_for(text, jsonb, interval, text) IS 'Waits until the rows of these Kafka records, {"topic": {"partition": offset}}, are in all tables of the query: true, or false after the timeout. A later statement sees them.';

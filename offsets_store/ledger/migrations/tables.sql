@@ -1,7 +1,7 @@
--- The ledger: what pgonce remembers of every writer and batch, in the database of the rows.
+-- The ledger: what pgonce remembers of every writer and batch, in the database of the rows. views.sql has what people read.
 --
--- This is the form of the first release. Later migrations only add: they create tables, columns and views, and never
--- change what something means that stands here. Do not edit what has been released; add a migration.
+-- Later migrations only add: they create tables, columns and views, and never change what something means that stands
+-- here. Do not edit what has been released; add a migration.
 
 -- The ledger itself ---------------------------------------------------------------------------------------------------
 
@@ -10,7 +10,7 @@ CREATE TABLE pgonce.schema_version (
     least_reader_version integer NOT NULL,
     applied_at           timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-COMMENT ON TABLE pgonce.schema_version IS 'One row a migration that was applied.';
+COMMENT ON TABLE pgonce.schema_version IS 'One row for each migration that was applied.';
 COMMENT ON COLUMN pgonce.schema_version.version IS 'Number of the migration.';
 COMMENT ON COLUMN pgonce.schema_version.least_reader_version IS 'Code that knows only lower versions must not use this ledger.';
 COMMENT ON COLUMN pgonce.schema_version.applied_at IS 'When it was applied.';
@@ -54,23 +54,23 @@ CREATE TABLE pgonce.writers (
     CONSTRAINT writers_guarantee_check CHECK (guarantee IN ('offsets', 'ids'))
 );
 CREATE INDEX writers_sink_name ON pgonce.writers (sink_name);
-COMMENT ON TABLE pgonce.writers IS 'One row a writer: a streaming query (by the id in its checkpoint) and one sink of it.';
+COMMENT ON TABLE pgonce.writers IS 'One row for each writer: a streaming query (by the id in its checkpoint) and one of its sinks. Rows are kept for ever.';
 COMMENT ON COLUMN pgonce.writers.writer_id IS 'Key of the writer inside this ledger.';
 COMMENT ON COLUMN pgonce.writers.query_id IS 'The id that Spark keeps in the checkpoint; it survives restarts.';
-COMMENT ON COLUMN pgonce.writers.sink_name IS 'The sink''s name; the qualified target table unless the user named it.';
+COMMENT ON COLUMN pgonce.writers.sink_name IS 'The sink: the qualified target table, with double quotes where SQL needs them (public.events, app."Orders"), unless the user has named it.';
 COMMENT ON COLUMN pgonce.writers.query_name IS 'The query''s name, for people; never an identity.';
 COMMENT ON COLUMN pgonce.writers.checkpoint_location IS 'Where the checkpoint was when the last batch was published.';
-COMMENT ON COLUMN pgonce.writers.run_id IS 'The run that published the last batch: the owner.';
+COMMENT ON COLUMN pgonce.writers.run_id IS 'The run that published the last batch: the owner. After a recovery it begins with recovery-.';
 COMMENT ON COLUMN pgonce.writers.generation IS 'Counts how often batch ids began to be used again.';
 COMMENT ON COLUMN pgonce.writers.last_batch_id IS 'The newest batch whose rows are in the target.';
 COMMENT ON COLUMN pgonce.writers.end_offsets IS 'Where that batch ended: source id to offset; a Kafka offset is the next one to read.';
 COMMENT ON COLUMN pgonce.writers.guarantee IS 'What a replay is judged by: offsets (proof), or ids alone (offsetsFrom=listener).';
-COMMENT ON COLUMN pgonce.writers.replaces IS 'The query id whose place this writer took.';
-COMMENT ON COLUMN pgonce.writers.replaced_by IS 'The query id that took this writer''s place; it may publish no more.';
+COMMENT ON COLUMN pgonce.writers.replaces IS 'The id of the query whose place this writer took.';
+COMMENT ON COLUMN pgonce.writers.replaced_by IS 'The id of the query that took this writer''s place; it may publish no more.';
 COMMENT ON COLUMN pgonce.writers.created_at IS 'When its first batch was published.';
 COMMENT ON COLUMN pgonce.writers.updated_at IS 'When its last batch was published.';
-COMMENT ON COLUMN pgonce.writers.retired_at IS 'When a person said that this writer will publish no more; null while it may.';
-COMMENT ON COLUMN pgonce.writers.targets IS 'Qualified name to oid of the tables that the last batch was written to; null where no batch has recorded them.';
+COMMENT ON COLUMN pgonce.writers.retired_at IS 'When pgonce retire or pgonce forget ended this writer; null while it may publish.';
+COMMENT ON COLUMN pgonce.writers.targets IS 'Qualified name to oid: the table of the last batch, or all tables so far if the writer may write to several; null where no batch has recorded them.';
 COMMENT ON COLUMN pgonce.writers.sources IS 'All that the query has ever read: kafka (topic to partitions) and folders (of files, as Spark describes them); null where not all of it is known.';
 COMMENT ON COLUMN pgonce.writers.swapped_from IS 'The sink''s name before its table was exchanged for another (pgonce swap); null again once a batch has gone into the right table.';
 COMMENT ON COLUMN pgonce.writers.offsets_read_by IS 'How the checkpoint of the last batch was read: python, from a disk; pyarrow, from another store; spark, through Spark''s own file system; or listener, which has not read it.';
@@ -94,9 +94,10 @@ CREATE TABLE pgonce.batches (
     topic_ids     jsonb,
     counts        jsonb,
     tables        jsonb,
+    begun_at      timestamptz NOT NULL DEFAULT transaction_timestamp(),
     PRIMARY KEY (writer_id, generation, batch_id)
 );
-COMMENT ON TABLE pgonce.batches IS 'One row a published batch, written in the transaction that wrote its rows.';
+COMMENT ON TABLE pgonce.batches IS 'One row for each published batch, written in the transaction that wrote its rows. The newest of a writer are kept (retainBatches).';
 COMMENT ON COLUMN pgonce.batches.writer_id IS 'The writer.';
 COMMENT ON COLUMN pgonce.batches.generation IS 'The writer''s generation when the batch was published.';
 COMMENT ON COLUMN pgonce.batches.batch_id IS 'Spark''s batch id.';
@@ -105,15 +106,16 @@ COMMENT ON COLUMN pgonce.batches.attempt IS 'Token of the commit that published 
 COMMENT ON COLUMN pgonce.batches.start_offsets IS 'Where the batch began, inclusive; null where unknown.';
 COMMENT ON COLUMN pgonce.batches.end_offsets IS 'Where the batch ended, exclusive for Kafka; null where unknown.';
 COMMENT ON COLUMN pgonce.batches.offset_log IS 'The text of the checkpoint''s offsets/N, byte for byte: what proves a replay.';
-COMMENT ON COLUMN pgonce.batches.rows IS 'Rows that the batch carried.';
-COMMENT ON COLUMN pgonce.batches.transport IS 'How the rows came: inline, staged, inline+staged, arrow, function, adopted.';
+COMMENT ON COLUMN pgonce.batches.rows IS 'Rows that were published.';
+COMMENT ON COLUMN pgonce.batches.transport IS 'How the rows came: inline, received or staged, or several of these joined by +; arrow with PostgresBatchWriter; function with transactional_batch; adopted for a batch that another sink had written; real-time for what tasks in real time had written by then.';
 COMMENT ON COLUMN pgonce.batches.committed_at IS 'When the record was written, just before COMMIT.';
 COMMENT ON COLUMN pgonce.batches.positions IS 'Source id to topic to partition to next position: rows below are in the target or were never selected; null where rows carry no positions.';
-COMMENT ON COLUMN pgonce.batches.dropped_rows IS 'Rows that the batch carried and that an earlier batch had published.';
+COMMENT ON COLUMN pgonce.batches.dropped_rows IS 'Rows of the batch that an earlier batch had published. They are not among rows.';
 COMMENT ON COLUMN pgonce.batches.stateful IS 'Whether the query keeps state, so that its checkpoint cannot be rebuilt from here; null where unknown.';
 COMMENT ON COLUMN pgonce.batches.topic_ids IS 'Topic to Kafka''s id of it, where brokers were asked: a topic made anew has another.';
-COMMENT ON COLUMN pgonce.batches.counts IS 'What became of the rows, where they were written by key and not all of them count: written, deleted, superseded by a later change in the batch, passed_over because the table has something newer, not_found, ignored. Together they are the batch''s rows. dead_letters and unrouted count rows that are not among these.';
+COMMENT ON COLUMN pgonce.batches.counts IS 'What became of the rows, where they were written by key and not all of them count: written, deleted, superseded by a later change in the batch, passed_over because the table has something newer, not_found, ignored. Together they are the batch''s rows. dead_letters and unrouted count rows that are not among these; not_read counts those of the written rows in which a value was not read, and moved those whose old rows are counted too.';
 COMMENT ON COLUMN pgonce.batches.tables IS 'How many rows went into each table, where the batch writes to several.';
+COMMENT ON COLUMN pgonce.batches.begun_at IS 'When the transaction that published the batch began. committed_at - begun_at is how long the commit took, without the COMMIT itself.';
 
 -- A writer may name a last batch only where that batch is recorded. Deferred, so that a transaction function can be
 -- sealed first and recorded last: a COMMIT that its own SQL issues in between fails, and takes everything with it.
@@ -129,7 +131,7 @@ CREATE TABLE pgonce.runs (
     started_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (writer_id, run_id)
 );
-COMMENT ON TABLE pgonce.runs IS 'The runs that owned a writer, each from its first published batch.';
+COMMENT ON TABLE pgonce.runs IS 'One row for each run that has owned a writer, from its first published batch on.';
 COMMENT ON COLUMN pgonce.runs.writer_id IS 'The writer.';
 COMMENT ON COLUMN pgonce.runs.run_id IS 'Spark''s run id; new at every start of a query.';
 COMMENT ON COLUMN pgonce.runs.first_batch_id IS 'The batch with which the run became the owner.';
@@ -145,7 +147,7 @@ CREATE TABLE pgonce.replays (
     skipped_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (writer_id, generation, batch_id, run_id)
 );
-COMMENT ON TABLE pgonce.replays IS 'One row a proven replay that was skipped, per run and batch.';
+COMMENT ON TABLE pgonce.replays IS 'One row for each run and batch, if that run skipped the batch as a proven replay. Rows are pruned with their batches.';
 COMMENT ON COLUMN pgonce.replays.writer_id IS 'The writer.';
 COMMENT ON COLUMN pgonce.replays.generation IS 'The writer''s generation.';
 COMMENT ON COLUMN pgonce.replays.batch_id IS 'The batch that Spark ran again.';
@@ -162,13 +164,13 @@ CREATE TABLE pgonce.target_changes (
     noticed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (writer_id, generation, batch_id, table_name)
 );
-COMMENT ON TABLE pgonce.target_changes IS 'One row a batch whose rows went into another table than those before: recreated, swapped, renamed or moved.';
+COMMENT ON TABLE pgonce.target_changes IS 'One row for each batch whose rows went into another table than those before (recreated, swapped, renamed or moved), or that altered its table or left out columns (schemaEvolution).';
 COMMENT ON COLUMN pgonce.target_changes.writer_id IS 'The writer.';
 COMMENT ON COLUMN pgonce.target_changes.generation IS 'The writer''s generation.';
-COMMENT ON COLUMN pgonce.target_changes.batch_id IS 'The first batch in the other table.';
+COMMENT ON COLUMN pgonce.target_changes.batch_id IS 'The first batch to which this applies.';
 COMMENT ON COLUMN pgonce.target_changes.table_name IS 'The table that it was written to.';
-COMMENT ON COLUMN pgonce.target_changes.change IS 'What is different, in words.';
-COMMENT ON COLUMN pgonce.target_changes.noticed_at IS 'When.';
+COMMENT ON COLUMN pgonce.target_changes.change IS 'A sentence that says what is different.';
+COMMENT ON COLUMN pgonce.target_changes.noticed_at IS 'When it was noticed.';
 
 CREATE TABLE pgonce.interventions (
     intervention_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -177,25 +179,27 @@ CREATE TABLE pgonce.interventions (
     batch_id        bigint,
     reason          text,
     details         jsonb,
+    person          text,
     made_by         text NOT NULL DEFAULT SESSION_USER,
     made_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     used_at         timestamptz,
     CONSTRAINT interventions_kind_check CHECK (kind IN (
         'accept', 'retire', 'recover', 'undo', 'new-checkpoint', 'forget', 'start-over', 'swap',
-        'replay-dead-letters', 'discard-dead-letters'
+        'replay-dead-letters', 'discard-dead-letters', 'repair-dead-letters'
     ))
 );
 CREATE INDEX interventions_writer ON pgonce.interventions (writer_id, kind, batch_id);
 COMMENT ON TABLE pgonce.interventions IS 'What people did by hand to a writer or its checkpoint, and why.';
-COMMENT ON COLUMN pgonce.interventions.intervention_id IS 'Counts them.';
+COMMENT ON COLUMN pgonce.interventions.intervention_id IS 'Number of the intervention.';
 COMMENT ON COLUMN pgonce.interventions.writer_id IS 'The writer.';
-COMMENT ON COLUMN pgonce.interventions.kind IS 'accept: publish this batch although nothing proves that it follows; retire: the writer is gone; forget: it is out of the way of a new query that loads the table again; recover, undo, new-checkpoint: its checkpoint was written to; start-over: its batch 0 has replaced the rows of another query; swap: its table was exchanged for another; replay-dead-letters, discard-dead-letters: rows that it had put aside were published after all, or given up.';
+COMMENT ON COLUMN pgonce.interventions.kind IS 'accept: publish this batch although nothing proves that it follows; retire: the writer is gone; forget: it is out of the way of a new query that loads the table again; recover, undo, new-checkpoint: its checkpoint was written to; start-over: its batch 0 has replaced the rows of another query; swap: its table was exchanged for another; replay-dead-letters, discard-dead-letters, repair-dead-letters: rows that it had put aside were published after all, given up, or changed.';
 COMMENT ON COLUMN pgonce.interventions.batch_id IS 'The batch that is accepted, or at which the checkpoint stands now.';
 COMMENT ON COLUMN pgonce.interventions.reason IS 'In the person''s words.';
 COMMENT ON COLUMN pgonce.interventions.details IS 'What was written, and where what it replaced is kept.';
+COMMENT ON COLUMN pgonce.interventions.person IS 'The person who was signed in at pgonce serve; null if it was done elsewhere.';
 COMMENT ON COLUMN pgonce.interventions.made_by IS 'The database role.';
-COMMENT ON COLUMN pgonce.interventions.made_at IS 'When.';
-COMMENT ON COLUMN pgonce.interventions.used_at IS 'When the accepted batch was published.';
+COMMENT ON COLUMN pgonce.interventions.made_at IS 'When it was done.';
+COMMENT ON COLUMN pgonce.interventions.used_at IS 'When the accepted batch was published, or the table was emptied to start over.';
 
 -- What the progress listener heard ------------------------------------------------------------------------------------
 
@@ -211,6 +215,7 @@ CREATE TABLE pgonce.progress (
     latest_offsets jsonb,
     durations_ms   jsonb,
     disagreement   text,
+    lag            bigint,
     received_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (query_id, run_id, batch_id)
 );
@@ -230,7 +235,97 @@ COMMENT ON COLUMN pgonce.progress.end_offsets IS 'Source position to offset wher
 COMMENT ON COLUMN pgonce.progress.latest_offsets IS 'Source position to the newest offset that the source knew: what lag is counted from.';
 COMMENT ON COLUMN pgonce.progress.durations_ms IS 'Spark''s durationMs: phase to milliseconds.';
 COMMENT ON COLUMN pgonce.progress.disagreement IS 'Null where event and ledger agree, else what differs.';
+COMMENT ON COLUMN pgonce.progress.lag IS 'Kafka records that lay in the sources when the batch was planned and that it left there; null where unknown.';
 COMMENT ON COLUMN pgonce.progress.received_at IS 'When the row was written.';
+
+-- What queries do, and what went wrong --------------------------------------------------------------------------------
+
+-- It is written in sessions of its own, so nothing here refers to pgonce.writers: a foreign key would wait for a commit.
+
+CREATE TABLE pgonce.failures (
+    failure_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    query_id   text NOT NULL,
+    query_name text,
+    sink_name  text,
+    run_id     text,
+    batch_id   bigint,
+    code       text NOT NULL,
+    message    text NOT NULL,
+    remedy     text,
+    seen_by    text NOT NULL,
+    attempts   integer NOT NULL DEFAULT 1,
+    first_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    last_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT failures_seen_by_check CHECK (seen_by IN ('commit', 'planner', 'recovery', 'listener'))
+);
+-- Not NULLS NOT DISTINCT, which Postgres 14 does not have.
+CREATE UNIQUE INDEX failures_once ON pgonce.failures
+    (query_id, coalesce(sink_name, ''), coalesce(run_id, ''), coalesce(batch_id, -1), code);
+CREATE INDEX failures_newest ON pgonce.failures (last_at);
+COMMENT ON TABLE pgonce.failures IS 'What went wrong, as far as it could be written down: one row for each query, sink, run, batch and code. It is written after the batch was rolled back, within two seconds or not at all. The newest 100 of a query are kept.';
+COMMENT ON COLUMN pgonce.failures.failure_id IS 'Key of the failure.';
+COMMENT ON COLUMN pgonce.failures.query_id IS 'The query.';
+COMMENT ON COLUMN pgonce.failures.query_name IS 'Its name, if it is known where the failure was seen.';
+COMMENT ON COLUMN pgonce.failures.sink_name IS 'The sink; null if the failure is one of the whole query, or came before the sink was known.';
+COMMENT ON COLUMN pgonce.failures.run_id IS 'The run; null where it is not known (Spark does not tell it to the planner).';
+COMMENT ON COLUMN pgonce.failures.batch_id IS 'The batch; null if there was none yet.';
+COMMENT ON COLUMN pgonce.failures.code IS 'The error''s code (pgonce explain CODE), or the class of Spark''s error.';
+COMMENT ON COLUMN pgonce.failures.message IS 'What happened, without values of rows and without secrets. The driver''s log has all of it.';
+COMMENT ON COLUMN pgonce.failures.remedy IS 'What the error told to do; null where it is not one of pgonce.';
+COMMENT ON COLUMN pgonce.failures.seen_by IS 'Who saw it: the commit, the planner (before rows were computed), a recovery, or the listener, when Spark said that the query had ended.';
+COMMENT ON COLUMN pgonce.failures.attempts IS 'How often it was seen.';
+COMMENT ON COLUMN pgonce.failures.first_at IS 'When it was first seen.';
+COMMENT ON COLUMN pgonce.failures.last_at IS 'When it was last seen.';
+
+CREATE TABLE pgonce.heartbeats (
+    query_id   text NOT NULL,
+    run_id     text NOT NULL,
+    query_name text,
+    listener   text NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    heard_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    idle_since timestamptz,
+    ended_at   timestamptz,
+    ended_by   text,
+    PRIMARY KEY (query_id, run_id)
+);
+COMMENT ON TABLE pgonce.heartbeats IS 'One row for each run that a listener hears. The newest 20 runs of a query are kept.';
+COMMENT ON COLUMN pgonce.heartbeats.query_id IS 'The query.';
+COMMENT ON COLUMN pgonce.heartbeats.run_id IS 'The run.';
+COMMENT ON COLUMN pgonce.heartbeats.query_name IS 'The query''s name.';
+COMMENT ON COLUMN pgonce.heartbeats.listener IS 'The process that hears it: host and process id.';
+COMMENT ON COLUMN pgonce.heartbeats.started_at IS 'When the listener first heard of the run.';
+COMMENT ON COLUMN pgonce.heartbeats.heard_at IS 'When the listener last said that the run was alive; it says so every 15 seconds.';
+COMMENT ON COLUMN pgonce.heartbeats.idle_since IS 'Since when Spark finds nothing to read; null if it does.';
+COMMENT ON COLUMN pgonce.heartbeats.ended_at IS 'When Spark said that the run had ended, or when its driver ended; null if neither is known.';
+COMMENT ON COLUMN pgonce.heartbeats.ended_by IS 'The code or class of the error that ended it; SIGTERM or EXIT if its driver ended before it; null if it was stopped.';
+
+CREATE TABLE pgonce.measured_lag (
+    query_id               text NOT NULL,
+    sink_name              text NOT NULL,
+    lag                    bigint,
+    lag_seconds            double precision,
+    retention_used_percent double precision,
+    measured_at            timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (query_id, sink_name)
+);
+COMMENT ON TABLE pgonce.measured_lag IS 'How far writers are behind their Kafka brokers, as pgonce serve measured it.';
+COMMENT ON COLUMN pgonce.measured_lag.query_id IS 'The query.';
+COMMENT ON COLUMN pgonce.measured_lag.sink_name IS 'The sink.';
+COMMENT ON COLUMN pgonce.measured_lag.lag IS 'Records that are not yet published.';
+COMMENT ON COLUMN pgonce.measured_lag.lag_seconds IS 'The age of the oldest of them, by Kafka''s timestamp; 0 if there is none.';
+COMMENT ON COLUMN pgonce.measured_lag.retention_used_percent IS 'How much of its topic''s retention that record has used. From 100 on, Kafka may have deleted it.';
+COMMENT ON COLUMN pgonce.measured_lag.measured_at IS 'When it was measured.';
+
+CREATE TABLE pgonce.brokers (
+    query_id          text PRIMARY KEY,
+    bootstrap_servers text NOT NULL,
+    noted_at          timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+COMMENT ON TABLE pgonce.brokers IS 'The Kafka brokers that queries name themselves, with the option bootstrapServers.';
+COMMENT ON COLUMN pgonce.brokers.query_id IS 'The query.';
+COMMENT ON COLUMN pgonce.brokers.bootstrap_servers IS 'Host names and ports, and never a login.';
+COMMENT ON COLUMN pgonce.brokers.noted_at IS 'When a run named these brokers first.';
 
 -- Staging tables ------------------------------------------------------------------------------------------------------
 
@@ -243,12 +338,12 @@ CREATE TABLE pgonce.staged_tables (
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 COMMENT ON TABLE pgonce.staged_tables IS 'Every staging table that is alive; the sweep drops those whose batch is decided.';
-COMMENT ON COLUMN pgonce.staged_tables.table_name IS 'Its name, in this schema.';
+COMMENT ON COLUMN pgonce.staged_tables.table_name IS 'Its name, in the schema pgonce_staging.';
 COMMENT ON COLUMN pgonce.staged_tables.query_id IS 'The query whose tasks fill it; for a batch job, the word batchKey and its key.';
 COMMENT ON COLUMN pgonce.staged_tables.sink_name IS 'The sink it is for.';
 COMMENT ON COLUMN pgonce.staged_tables.run_id IS 'The run whose tasks fill it; for a batch job, its attempt.';
 COMMENT ON COLUMN pgonce.staged_tables.batch_id IS 'The batch whose rows it holds.';
-COMMENT ON COLUMN pgonce.staged_tables.created_at IS 'When its first task created it.';
+COMMENT ON COLUMN pgonce.staged_tables.created_at IS 'When its batch was planned, or when it was registered, if that was earlier.';
 
 -- Batch jobs ----------------------------------------------------------------------------------------------------------
 
@@ -266,8 +361,8 @@ CREATE TABLE pgonce.batch_jobs (
     PRIMARY KEY (sink_name, batch_key)
 );
 CREATE INDEX batch_jobs_newest ON pgonce.batch_jobs (committed_at);
-COMMENT ON TABLE pgonce.batch_jobs IS 'One row per batch job that was published. Rows are never pruned: a key that is gone could be published again.';
-COMMENT ON COLUMN pgonce.batch_jobs.sink_name IS 'The option sinkName, or the qualified target table.';
+COMMENT ON TABLE pgonce.batch_jobs IS 'One row for each batch job that was published. Rows are never pruned: a key that is gone could be published again.';
+COMMENT ON COLUMN pgonce.batch_jobs.sink_name IS 'The option sinkName, or the qualified target table as it was called then.';
 COMMENT ON COLUMN pgonce.batch_jobs.batch_key IS 'The option batchKey: the same key again is skipped.';
 COMMENT ON COLUMN pgonce.batch_jobs.attempt IS 'The random id of the run that published it, by which a commit whose answer was lost is found again.';
 COMMENT ON COLUMN pgonce.batch_jobs.rows IS 'How many rows it has published.';
@@ -286,7 +381,7 @@ CREATE TABLE pgonce.batch_job_skips (
     PRIMARY KEY (sink_name, batch_key, attempt),
     FOREIGN KEY (sink_name, batch_key) REFERENCES pgonce.batch_jobs ON DELETE CASCADE
 );
-COMMENT ON TABLE pgonce.batch_job_skips IS 'One row per run of a batch job that was skipped, because its key had been published.';
+COMMENT ON TABLE pgonce.batch_job_skips IS 'One row for each run of a batch job that was skipped, because its key had been published.';
 COMMENT ON COLUMN pgonce.batch_job_skips.sink_name IS 'As in batch_jobs.';
 COMMENT ON COLUMN pgonce.batch_job_skips.batch_key IS 'As in batch_jobs.';
 COMMENT ON COLUMN pgonce.batch_job_skips.attempt IS 'The random id of the run that was skipped.';
@@ -297,7 +392,7 @@ CREATE TABLE pgonce.batch_job_aborts (
     batch_key  text NOT NULL,
     aborted_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-COMMENT ON TABLE pgonce.batch_job_aborts IS 'One row per run of a batch job that Spark gave up after it may have staged rows: a sweep may drop its staging table.';
+COMMENT ON TABLE pgonce.batch_job_aborts IS 'One row for each run of a batch job that Spark gave up after it may have staged rows: a sweep may drop its staging table.';
 COMMENT ON COLUMN pgonce.batch_job_aborts.attempt IS 'The random id of the run.';
 COMMENT ON COLUMN pgonce.batch_job_aborts.batch_key IS 'The key that it did not publish, unless the answer to its COMMIT was lost.';
 COMMENT ON COLUMN pgonce.batch_job_aborts.aborted_at IS 'When Spark gave it up.';
@@ -311,6 +406,9 @@ CREATE TABLE pgonce.dead_letters (
     batch_id       bigint NOT NULL,
     target         text NOT NULL,
     position       jsonb,
+    record_key     bytea,
+    record_value   bytea,
+    record_headers jsonb,
     row_data       jsonb NOT NULL,
     column_name    text,
     code           text NOT NULL,
@@ -319,6 +417,7 @@ CREATE TABLE pgonce.dead_letters (
     made_at        timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX dead_letters_writer ON pgonce.dead_letters (query_id, sink_name, batch_id);
+CREATE INDEX dead_letters_newest ON pgonce.dead_letters (made_at);
 COMMENT ON TABLE pgonce.dead_letters IS 'Rows that could not be published for their own values, if the query asks for that (deadLetters). Repair row_data and run pgonce dead-letters --replay, or discard them.';
 COMMENT ON COLUMN pgonce.dead_letters.dead_letter_id IS 'What pgonce dead-letters --id takes.';
 COMMENT ON COLUMN pgonce.dead_letters.query_id IS 'The query whose batch the row was in.';
@@ -326,12 +425,109 @@ COMMENT ON COLUMN pgonce.dead_letters.sink_name IS 'Its sink: the option sinkNam
 COMMENT ON COLUMN pgonce.dead_letters.batch_id IS 'Spark''s batch id.';
 COMMENT ON COLUMN pgonce.dead_letters.target IS 'The table, with its schema, that refused the row or was to get it.';
 COMMENT ON COLUMN pgonce.dead_letters.position IS 'Where in Kafka the row comes from (topic, partition, offset), where that is known.';
+COMMENT ON COLUMN pgonce.dead_letters.record_key IS 'The key of the Kafka record, as it came, where pgonce has decoded the record itself; else null.';
+COMMENT ON COLUMN pgonce.dead_letters.record_value IS 'Its value, likewise.';
+COMMENT ON COLUMN pgonce.dead_letters.record_headers IS 'Its headers, likewise, in their order: a list of lists of a name and a value in base64.';
 COMMENT ON COLUMN pgonce.dead_letters.row_data IS 'The row''s columns, as they were to be written. A value that neither Postgres nor JSON can hold is an object with the key base64, json or arrow.';
 COMMENT ON COLUMN pgonce.dead_letters.column_name IS 'The column whose value was refused, where that is known.';
 COMMENT ON COLUMN pgonce.dead_letters.code IS 'The SQLSTATE with which Postgres refused the row, or the code of an error of pgonce.';
 COMMENT ON COLUMN pgonce.dead_letters.message IS 'What Postgres, or pgonce, says of the row.';
 COMMENT ON COLUMN pgonce.dead_letters.destination IS 'How the row was to be written: the columns and their types, mode, keys and the like. A replay needs it.';
 COMMENT ON COLUMN pgonce.dead_letters.made_at IS 'When it was put aside.';
+
+-- Real time -----------------------------------------------------------------------------------------------------------
+
+-- Where the tasks of real-time and continuous queries stand: each moves the row of its Kafka partition with its rows.
+
+CREATE TABLE pgonce.positions (
+    writer_id       bigint NOT NULL REFERENCES pgonce.writers ON DELETE CASCADE,
+    topic           text NOT NULL,
+    partition       integer NOT NULL,
+    next_offset     bigint NOT NULL,
+    run_id          text NOT NULL,
+    rows            bigint NOT NULL DEFAULT 0,
+    claim           uuid,
+    stage           integer,
+    epoch           bigint,
+    spark_partition bigint,
+    task_attempt    bigint,
+    claimed_from    bigint,
+    disputed_from   bigint,
+    moved_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (writer_id, topic, partition)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE pgonce.positions IS 'One row for each Kafka partition of a query in real-time or continuous mode: how far its rows are in the table. A batch of another mode takes the rows away again, and goes on from there.';
+COMMENT ON COLUMN pgonce.positions.writer_id IS 'The writer.';
+COMMENT ON COLUMN pgonce.positions.topic IS 'The topic.';
+COMMENT ON COLUMN pgonce.positions.partition IS 'The number of the partition in Kafka.';
+COMMENT ON COLUMN pgonce.positions.next_offset IS 'The next record: rows below are in the table, or were never selected.';
+COMMENT ON COLUMN pgonce.positions.run_id IS 'The run that it belongs to; only the owner''s tasks may move it.';
+COMMENT ON COLUMN pgonce.positions.rows IS 'How many rows of the partition were written since the query began to run in this mode.';
+COMMENT ON COLUMN pgonce.positions.claim IS 'Token of the task that may move it; null if none may.';
+COMMENT ON COLUMN pgonce.positions.stage IS 'Spark''s number of the stage of the task that claimed it; a later stage has a greater one.';
+COMMENT ON COLUMN pgonce.positions.epoch IS 'Spark''s number of the batch or epoch in which it was claimed.';
+COMMENT ON COLUMN pgonce.positions.spark_partition IS 'Spark''s number of the task''s partition.';
+COMMENT ON COLUMN pgonce.positions.task_attempt IS 'Spark''s number of the task''s attempt; a later attempt has a greater one.';
+COMMENT ON COLUMN pgonce.positions.claimed_from IS 'The position when it was first claimed in that batch or epoch.';
+COMMENT ON COLUMN pgonce.positions.disputed_from IS 'Set if two tasks of one batch had rows of the partition: from this record on, some may be missing. No run begins until a person has set it to null.';
+COMMENT ON COLUMN pgonce.positions.moved_at IS 'When it was last moved.';
+
+-- The first partition of which rows may be missing; as the ledger's owner, because every way of taking a writer over asks.
+CREATE FUNCTION pgonce.first_dispute(writer bigint) RETURNS jsonb
+LANGUAGE sql STABLE SECURITY DEFINER
+BEGIN ATOMIC
+    SELECT jsonb_build_array(p.topic, p.partition, p.disputed_from, p.next_offset) FROM pgonce.positions AS p
+    WHERE p.writer_id = writer AND p.disputed_from IS NOT NULL ORDER BY p.topic, p.partition LIMIT 1;
+END;
+
+-- Whoever takes a writer over, retires it or takes its place ends the claims of its tasks, whatever code does it.
+-- As the ledger's owner, because it deletes rows of this table, which a streaming role may not.
+CREATE FUNCTION pgonce.end_claims() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF pgonce.first_dispute(NEW.writer_id) IS NOT NULL AND OLD.run_id IS DISTINCT FROM NEW.run_id THEN
+        RAISE EXCEPTION 'Rows of a partition may be missing: %', pgonce.first_dispute(NEW.writer_id)
+            USING HINT = 'pgonce explain PARTITION_MIXED';
+    END IF;
+    DELETE FROM pgonce.positions AS p WHERE p.writer_id = NEW.writer_id AND p.run_id IS DISTINCT FROM NEW.run_id;
+    IF NEW.retired_at IS NOT NULL OR NEW.replaced_by IS NOT NULL THEN
+        UPDATE pgonce.positions AS p SET claim = NULL WHERE p.writer_id = NEW.writer_id;
+    END IF;
+    RETURN NULL;
+END
+$$;
+REVOKE ALL ON FUNCTION pgonce.end_claims() FROM PUBLIC;
+CREATE TRIGGER end_claims AFTER UPDATE OF run_id, retired_at, replaced_by ON pgonce.writers FOR EACH ROW
+    WHEN (OLD.run_id IS DISTINCT FROM NEW.run_id OR OLD.retired_at IS DISTINCT FROM NEW.retired_at
+        OR OLD.replaced_by IS DISTINCT FROM NEW.replaced_by)
+    EXECUTE FUNCTION pgonce.end_claims();
+
+-- As the owner too, because commands of roles that only read ask it.
+CREATE FUNCTION pgonce.real_time_positions(writer bigint) RETURNS jsonb
+LANGUAGE sql STABLE PARALLEL SAFE SECURITY DEFINER
+BEGIN ATOMIC
+    SELECT jsonb_build_object('0', jsonb_object_agg(t.topic, t.partitions))
+    FROM (SELECT p.topic, jsonb_object_agg(p.partition::text, p.next_offset) AS partitions
+          FROM pgonce.positions AS p WHERE p.writer_id = writer GROUP BY p.topic) AS t
+    HAVING count(*) > 0;
+END;
+
+-- The same, for a transaction that takes the writer over: tasks of other runs cannot move them until it ends.
+CREATE FUNCTION pgonce.take_positions(writer bigint, run text) RETURNS jsonb
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    -- Those who cannot write a batch must not hold up the tasks of those who can. Here current_user is the owner, and a login
+    -- may only become the role of the stream (SET ROLE, or options=-crole=...).
+    IF NOT has_table_privilege(
+        coalesce(nullif(current_setting('role'), 'none'), session_user), 'pgonce.writers', 'UPDATE'
+    ) THEN
+        RAISE insufficient_privilege USING MESSAGE = 'permission denied for pgonce.take_positions';
+    END IF;
+    PERFORM FROM pgonce.positions AS p WHERE p.writer_id = writer AND p.run_id IS DISTINCT FROM run
+    ORDER BY p.topic, p.partition FOR UPDATE;
+    RETURN pgonce.real_time_positions(writer);
+END
+$$;
 
 -- Tombstones ----------------------------------------------------------------------------------------------------------
 
@@ -372,119 +568,3 @@ COMMENT ON COLUMN pgonce.tombstones.key IS 'The values of the key columns, in th
 COMMENT ON COLUMN pgonce.tombstones.order_value IS 'The value of orderBy with which the key was deleted.';
 COMMENT ON COLUMN pgonce.tombstones.deleted_at IS 'When it was deleted.';
 COMMENT ON COLUMN pgonce.tombstones.expires_at IS 'From when on the tombstone may go: tombstoneDays after it was made.';
-
--- For people ----------------------------------------------------------------------------------------------------------
-
-CREATE VIEW pgonce.current_offsets AS
-SELECT w.query_id, w.query_name, w.sink_name, w.last_batch_id AS batch_id, s.key AS source,
-       t.topic, t.partition,
-       -- Where rows carry positions, a batch that Spark ran again may end before what is stored.
-       CASE WHEN t.topic IS NULL THEN s.value ELSE to_jsonb(greatest(
-           t.next_offset::bigint, (b.positions -> s.key -> t.topic ->> t.partition::text)::bigint)) END AS end_offset,
-       w.updated_at AS committed_at
-FROM pgonce.writers AS w
--- The listener fills in the batch's record even where the next commit keeps it from the writer's row.
-LEFT JOIN pgonce.batches AS b
-    ON (b.writer_id, b.generation, b.batch_id) = (w.writer_id, w.generation, w.last_batch_id)
-CROSS JOIN LATERAL jsonb_each(coalesce(w.end_offsets, b.end_offsets)) AS s
-LEFT JOIN LATERAL (
-    SELECT topics.key AS topic, parts.key::integer AS partition, parts.value AS next_offset
-    FROM jsonb_each(CASE WHEN jsonb_typeof(s.value) = 'object' THEN s.value ELSE '{}' END) AS topics
-    CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(topics.value) = 'object' THEN topics.value ELSE '{}' END) AS parts
-    WHERE parts.key ~ '^[0-9]{1,9}$' AND jsonb_typeof(parts.value) = 'number'
-) AS t ON true
-WHERE w.replaced_by IS NULL AND w.retired_at IS NULL;
-COMMENT ON VIEW pgonce.current_offsets IS 'Where every writer stands: one row a topic and partition for Kafka, one a source otherwise.';
-COMMENT ON COLUMN pgonce.current_offsets.query_id IS 'The id that Spark keeps in the checkpoint.';
-COMMENT ON COLUMN pgonce.current_offsets.query_name IS 'The query''s name, for people.';
-COMMENT ON COLUMN pgonce.current_offsets.sink_name IS 'The sink''s name.';
-COMMENT ON COLUMN pgonce.current_offsets.batch_id IS 'The newest published batch.';
-COMMENT ON COLUMN pgonce.current_offsets.source IS 'The source''s position in the query, or its name.';
-COMMENT ON COLUMN pgonce.current_offsets.topic IS 'Kafka''s topic; null for other sources.';
-COMMENT ON COLUMN pgonce.current_offsets.partition IS 'Kafka''s partition; null for other sources.';
-COMMENT ON COLUMN pgonce.current_offsets.end_offset IS 'The next offset to read (Kafka), or the source''s own offset.';
-COMMENT ON COLUMN pgonce.current_offsets.committed_at IS 'When that batch was published.';
-
-CREATE VIEW pgonce.replays_skipped AS
-SELECT w.query_id, w.query_name, w.sink_name, count(*) AS replays, max(r.skipped_at) AS last_skipped_at
-FROM pgonce.replays AS r JOIN pgonce.writers AS w USING (writer_id)
-GROUP BY w.writer_id;
-COMMENT ON VIEW pgonce.replays_skipped IS 'How many replays were skipped for every writer.';
-COMMENT ON COLUMN pgonce.replays_skipped.query_id IS 'The id that Spark keeps in the checkpoint.';
-COMMENT ON COLUMN pgonce.replays_skipped.query_name IS 'The query''s name, for people.';
-COMMENT ON COLUMN pgonce.replays_skipped.sink_name IS 'The sink''s name.';
-COMMENT ON COLUMN pgonce.replays_skipped.replays IS 'Proven replays that were skipped.';
-COMMENT ON COLUMN pgonce.replays_skipped.last_skipped_at IS 'When the last of them was skipped.';
-
--- Read your writes: wait until the rows of given Kafka records are in Postgres.
-CREATE FUNCTION pgonce.wait_for(query text, offsets jsonb, timeout interval DEFAULT '10 seconds', sink text DEFAULT NULL)
-RETURNS boolean
-LANGUAGE plpgsql
--- VOLATILE, so that under READ COMMITTED each statement in here sees what was committed before it began.
-VOLATILE
-PARALLEL UNSAFE
-SET search_path = pg_catalog, pg_temp
-AS $wait_for$
-DECLARE
-    longest CONSTANT interval := '10 minutes';
-    until   CONSTANT timestamptz := clock_timestamp() + timeout;
-    pause   double precision := 0.005;
-    queries text[];
-    missing bigint;
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' AND current_setting('transaction_isolation') <> 'read uncommitted' THEN
-        RAISE EXCEPTION 'pgonce.wait_for cannot see new commits in a transaction that is %.', current_setting('transaction_isolation')
-            USING ERRCODE = 'invalid_transaction_state',
-                  HINT = 'Call it in a READ COMMITTED transaction, before the one that reads, or outside of any transaction.';
-    END IF;
-    IF query IS NULL OR offsets IS NULL OR timeout IS NULL OR timeout < '0 seconds' OR timeout > longest THEN
-        RAISE EXCEPTION 'pgonce.wait_for needs a query, offsets, and a timeout of at most %.', longest
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF jsonb_typeof(offsets) <> 'object' OR jsonb_path_exists(offsets, 'strict $.* ? (@.type() != "object")')
-        OR jsonb_path_exists(offsets, 'strict $.*.* ? (@.type() != "number")')
-        OR jsonb_path_exists(offsets, 'strict $.*.* ? (@ < 0 || @.floor() != @)')
-    THEN
-        RAISE EXCEPTION 'The offsets of pgonce.wait_for are not in the form {"topic": {"0": 41}}.'
-            USING ERRCODE = 'invalid_parameter_value',
-                  HINT = 'Give the topic, partition and offset of each record for which you wait, as the producer returned them.';
-    END IF;
-    LOOP
-        SELECT array_agg(DISTINCT w.query_id) INTO queries
-        FROM pgonce.writers AS w
-        WHERE (w.query_id = query OR w.query_name = query) AND w.replaced_by IS NULL AND w.retired_at IS NULL
-            AND (sink IS NULL OR w.sink_name = sink);
-        IF queries IS NULL OR cardinality(queries) > 1 THEN
-            RAISE EXCEPTION '% by the name or id %.',
-                CASE WHEN queries IS NULL THEN 'No query that may still publish is known' ELSE 'Several queries are known' END, quote_literal(query)
-                USING ERRCODE = 'no_data_found',
-                      HINT = 'pgonce status shows all queries. Give the id of one of them; the name of a sink counts, too, where it is given.';
-        END IF;
-        SELECT count(*) INTO missing
-        FROM pgonce.writers AS w
-        LEFT JOIN pgonce.batches AS b
-            ON b.writer_id = w.writer_id AND b.generation = w.generation AND b.batch_id = w.last_batch_id
-        CROSS JOIN jsonb_each(offsets) AS t
-        CROSS JOIN jsonb_each(t.value) AS p
-        WHERE w.query_id = queries[1] AND w.replaced_by IS NULL AND w.retired_at IS NULL
-            AND (sink IS NULL OR w.sink_name = sink)
-            AND NOT EXISTS (
-                -- A topic that two sources read has to be past the record in both of them.
-                SELECT FROM jsonb_each(coalesce(w.end_offsets, b.end_offsets)) AS s
-                WHERE jsonb_typeof(s.value -> t.key -> p.key) = 'number'
-                HAVING count(*) > 0 AND min(greatest(
-                    (s.value -> t.key ->> p.key)::numeric, (b.positions -> s.key -> t.key ->> p.key)::numeric
-                )) > (p.value #>> '{}')::numeric
-            );
-        IF missing = 0 THEN
-            RETURN true;
-        END IF;
-        IF clock_timestamp() >= until THEN
-            RETURN false;
-        END IF;
-        PERFORM pg_sleep(least(pause, greatest(extract(epoch FROM until - clock_timestamp()), 0)));
-        pause := least(pause * 2, 0.1);
-    END LOOP;
-END
-$wait_for$;
-COMMENT ON FUNCTION pgonce.wait_for(text, jsonb, interval, text) IS 'Waits until the rows of these Kafka records, {"topic": {"partition": offset}}, are in all tables of the query: true, or false after the timeout. A later statement sees them.';
