@@ -99,15 +99,6 @@ def is_location(text: str) -> bool:
     return "/" in text or (Path(text) / "metadata").exists()
 
 
-def doctor_says(query: str, url: str, sink: str | None = None) -> list[str]:
-    """
-    What ``pgonce doctor`` says of a query, in lines, for a screen.
-
-    :raises PgonceError: as the command does.
-    """
-    return _lines(*_examined_query(query, url, sink=sink))
-
-
 def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosis, list[Looked]]:
     """What is found of the query at the place of its checkpoint that the ledger knows."""
     writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(query, sink)])
