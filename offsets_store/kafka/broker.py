@@ -174,7 +174,7 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> BrokersE
             f"The brokers {brokers.servers} refused this client's login, or its settings cannot work: {words}.",
             UNCHANGED,
             "Check security.protocol, sasl.mechanism, user, password and certificates: they are Kafka's settings as "
-            "Spark has them, kafka.security.protocol and so on (`pgonce explain options`).",
+            "Spark has them, kafka.security.protocol and so on (page `options` of the documentation).",
         )
     if cause is not None and cause.name() in RIGHTS:
         return BrokersError(

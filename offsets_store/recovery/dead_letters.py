@@ -241,7 +241,8 @@ _TOO_DEEP = "54001"
 
 
 def _unmended(what: str, remedy: str = "Name the columns as they stand in row_data.") -> RecoveryError:
-    return RecoveryError("DEAD_LETTER_UNMENDED", what, UNCHANGED, f"{remedy} (`pgonce explain dead-letters`)")
+    remedy = f"{remedy} (Page `dead-letters` of the documentation.)"
+    return RecoveryError("DEAD_LETTER_UNMENDED", what, UNCHANGED, remedy)
 
 
 def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool = False) -> list[StoredLetter]:

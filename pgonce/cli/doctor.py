@@ -116,7 +116,7 @@ def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosi
 
 
 def _elsewhere(what: str) -> NoCheckpointError:
-    deleted = "If it was deleted: pgonce explain recovering 'A lost checkpoint'"
+    deleted = "If it was deleted: page `recovering` of the documentation, A lost checkpoint."
     way = f"Type where it can be read: pgonce doctor CHECKPOINT. {deleted}"
     return NoCheckpointError("CHECKPOINT_ELSEWHERE", what, UNCHANGED, way)
 

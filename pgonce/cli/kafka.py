@@ -128,7 +128,7 @@ def parse_properties(text: str) -> dict[str, str]:
                 raise bad_option(
                     "BAD_OPTION",
                     f"Line {number} of the Kafka settings has no setting that can be used here.",
-                    "Write name=value, with the names of `pgonce explain options`. A value goes on in the "
+                    "Write name=value, with the names in page `options` of the documentation. A value goes on in the "
                     "next line if its line ends with a backslash.",
                 )
             found[part.key.lower()] = part.value

@@ -73,7 +73,7 @@ MIGRATIONS = (
     Migration(104, 100, "0104_take_positions_as_a_role.sql", needed_by="nothing"),
     Migration(105, 100, "0105_staging_schema.sql", needed_by="batches"),
     # To change these views, change the file, and give it a higher version.
-    Migration(109, 100, "queries_and_health.sql", needed_by="nothing"),
+    Migration(110, 100, "queries_and_health.sql", needed_by="nothing"),
 )
 FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version
@@ -293,8 +293,8 @@ def require_ledger(connection: psycopg.Connection, *, whole: bool = False) -> No
         "LEDGER_TOO_OLD",
         f"The ledger (schema {SCHEMA}) lacks version {missing[-1].version}, which this pgonce reads.",
         "Nothing was read or written.",
-        "Run `pgonce init`, which brings the ledger up to date. `pgonce explain running` says which older jobs can go "
-        "on.",
+        "Run `pgonce init`, which brings the ledger up to date. Page `running` of the documentation says which older "
+        "jobs can go on.",
     )
 
 
