@@ -22,7 +22,7 @@ from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.status.store import OffsetsStore
 
-from . import completion, kafka, offsets, recover, status
+from . import completion, offsets, recover, status
 from .answers import output
 from .answers.tables import job_table
 from .answers.waiting import at_work
@@ -131,7 +131,6 @@ app.command()(recover.retire)
 app.command()(recover.forget)
 app.command("new-checkpoint")(recover.new_checkpoint)
 app.command()(recover.swap)
-app.command("export-group")(kafka.export)
 app.command()(check)
 app.command()(doctor)
 app.command()(errors)
