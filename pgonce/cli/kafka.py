@@ -71,9 +71,9 @@ def own_lag(url: str, config: Path | None) -> list[Measured]:
     return found
 
 
-def with_own_lag(found: Sequence[Status], own: Sequence[Measured]) -> list[Status]:
-    """The same, with the partitions as their own brokers told them."""
-    told = {(one.total.query_id, one.total.sink_name): list(one.partitions) for one in own}
+def with_measured(found: Sequence[Status], measured: Sequence[Measured]) -> list[Status]:
+    """The same, with the partitions as brokers told them."""
+    told = {(one.total.query_id, one.total.sink_name): list(one.partitions) for one in measured}
     return [(writer, told.get((writer.query_id, writer.sink_name), lag)) for writer, lag in found]
 
 
