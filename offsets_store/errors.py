@@ -173,14 +173,6 @@ class UnreachableBrokersError(BrokersError):
     """Kafka's brokers gave no answer. The same may succeed later."""
 
 
-class GroupError(OffsetsError):
-    """A consumer group that may belong to another reader."""
-
-
-class GroupInUseError(GroupError):
-    """A consumer reads with the group. The same may succeed once it has stopped."""
-
-
 class RecoveryError(PgonceError):
     """A checkpoint that cannot be repaired from the ledger, or a command of a person that a writer does not allow."""
 

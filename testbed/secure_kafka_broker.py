@@ -58,12 +58,12 @@ class SecureKafkaBroker(KafkaBroker):
         """The same for SCRAM."""
         return self.jaas(_SCRAM, password)
 
-    def deny(self, kind: str, name: str) -> None:
-        """Take all rights on a ``GROUP`` or a ``TOPIC`` from ``user``."""
+    def deny(self, topic: str) -> None:
+        """Take all rights on a topic from ``user``."""
         from confluent_kafka import admin
 
         client = admin.AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        where = (admin.ResourceType[kind], name, admin.ResourcePatternType.LITERAL, f"User:{self.user}", "*")
+        where = (admin.ResourceType.TOPIC, topic, admin.ResourcePatternType.LITERAL, f"User:{self.user}", "*")
         what = (admin.AclOperation.ALL, admin.AclPermissionType.DENY)
         denied = admin.AclBinding(*where, *what)
         client.create_acls([denied])[denied].result(timeout=30)

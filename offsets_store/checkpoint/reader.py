@@ -206,8 +206,8 @@ class Checkpoint:
             + f": {there}.",
             "Nothing was written.",
             "Check that this is the checkpoint of the running query, and that nothing else cleans it up. If it was "
-            "deleted: `pgonce explain recovering 'A lost checkpoint'`. With a path that has no scheme, check that "
-            "Spark's default file system is this machine's disk.",
+            "deleted: page `recovering` of the documentation, A lost checkpoint. With a path that has no scheme, check "
+            "that Spark's default file system is this machine's disk.",
         )
 
 

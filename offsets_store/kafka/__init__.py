@@ -1,1 +1,1 @@
-"""Kafka: its brokers, consumer groups, and the settings for logging in."""
+"""Kafka: its brokers, and the settings for logging in."""

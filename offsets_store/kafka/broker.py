@@ -50,14 +50,14 @@ def _takes(place: tuple[str, int], seconds: float) -> bool:
 
 def partitions_of(topics: Iterable[str], brokers: Brokers) -> set[TopicPartition]:
     """Every partition of ``topics``; a topic that does not exist has none."""
-    with consumer_for(brokers) as consumer:
+    with _consumer_for(brokers) as consumer:
         return set(_partitions(consumer, topics, brokers.patience_seconds))
 
 
 def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tuple[int | None, int]]:
     """Each partition's earliest offset, and the one that its next row will get."""
     seconds = brokers.patience_seconds
-    with consumer_for(brokers) as consumer:
+    with _consumer_for(brokers) as consumer:
         import confluent_kafka
 
         return {
@@ -72,7 +72,7 @@ def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
     if not names:
         return {}
     found = {}
-    with admin_for(brokers) as admin:
+    with _admin_for(brokers) as admin:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         answers = admin.describe_topics(TopicCollection(names), request_timeout=brokers.patience_seconds)
@@ -81,7 +81,7 @@ def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
                 found[topic] = str(answer.result().topic_id)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise at_topic(topic, error.args[0]) from None
+                    raise _at_topic(topic, error.args[0]) from None
     return {topic: topic_id for topic, topic_id in found.items() if topic_id != _NO_ID}
 
 
@@ -114,17 +114,13 @@ def _asking(brokers: Brokers) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def consumer_for(brokers: Brokers, group: str = _NO_GROUP) -> Iterator[Any]:
-    """
-    A consumer that joins no group and commits nothing.
-
-    :param group: the group whose offsets it can read.
-    """
+def _consumer_for(brokers: Brokers) -> Iterator[Any]:
+    """A consumer that joins no group and commits nothing."""
     with _asking(brokers) as settings:
         from confluent_kafka import Consumer
 
         consumer = Consumer(
-            {**settings, "group.id": group, "enable.auto.commit": False, "allow.auto.create.topics": False}
+            {**settings, "group.id": _NO_GROUP, "enable.auto.commit": False, "allow.auto.create.topics": False}
         )
         try:
             yield consumer
@@ -136,8 +132,8 @@ def consumer_for(brokers: Brokers, group: str = _NO_GROUP) -> Iterator[Any]:
 
 
 @contextmanager
-def admin_for(brokers: Brokers) -> Iterator[Any]:
-    """A client that asks, and changes, what needs no consumer. Its answers end with the block."""
+def _admin_for(brokers: Brokers) -> Iterator[Any]:
+    """A client that asks what needs no consumer. Its answers end with the block."""
     with _asking(brokers) as settings:
         from confluent_kafka.admin import AdminClient
 
@@ -150,8 +146,7 @@ def admin_for(brokers: Brokers) -> Iterator[Any]:
 
 
 # The broker's errors for a missing permission, and which permission that is.
-RIGHTS = {
-    "GROUP_AUTHORIZATION_FAILED": "READ on the group",
+_RIGHTS = {
     "TOPIC_AUTHORIZATION_FAILED": "DESCRIBE on the topic",
     "CLUSTER_AUTHORIZATION_FAILED": "DESCRIBE on the cluster",
 }
@@ -174,15 +169,14 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> BrokersE
             f"The brokers {brokers.servers} refused this client's login, or its settings cannot work: {words}.",
             UNCHANGED,
             "Check security.protocol, sasl.mechanism, user, password and certificates: they are Kafka's settings as "
-            "Spark has them, kafka.security.protocol and so on (`pgonce explain options`).",
+            "Spark has them, kafka.security.protocol and so on (page `options` of the documentation).",
         )
-    if cause is not None and cause.name() in RIGHTS:
+    if cause is not None and cause.name() in _RIGHTS:
         return BrokersError(
             "KAFKA_REFUSED",
             f"The brokers {brokers.servers} accepted this client's login, but its user lacks a permission: {words}.",
             UNCHANGED,
-            f"Give its user the permission {RIGHTS[cause.name()]}, as an ACL of Kafka. Asking for offsets needs "
-            "DESCRIBE on the topics; setting a group needs READ on the topics and on the group.",
+            f"Give its user the permission {_RIGHTS[cause.name()]}, as an ACL of Kafka.",
         )
     return UnreachableBrokersError(
         "KAFKA_UNREACHABLE",
@@ -193,7 +187,7 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> BrokersE
     )
 
 
-def at_topic(topic: str, error: Any) -> Exception:
+def _at_topic(topic: str, error: Any) -> Exception:
     """The exception for an error of the broker that does not name its topic."""
     from confluent_kafka import KafkaError, KafkaException
 
@@ -206,8 +200,8 @@ def _partitions(consumer: Any, topics: Iterable[str], seconds: float) -> list[To
     for topic in topics:
         # A list of all topics leaves out those that this user may not see. Asked for one of them, the broker says so.
         told = known.get(topic) or consumer.list_topics(topic, timeout=seconds).topics[topic]
-        if told.error is not None and told.error.name() in RIGHTS:
-            raise at_topic(topic, told.error)
+        if told.error is not None and told.error.name() in _RIGHTS:
+            raise _at_topic(topic, told.error)
         found += [(topic, partition) for partition in told.partitions]
     return found
 
@@ -229,7 +223,7 @@ def times_of(records: Mapping[TopicPartition, int], brokers: Brokers) -> dict[To
     if not records:
         return {}
     found: dict[TopicPartition, float | None] = {}
-    with consumer_for(replace(brokers, settings=(*brokers.settings, *_LITTLE.items()))) as consumer:
+    with _consumer_for(replace(brokers, settings=(*brokers.settings, *_LITTLE.items()))) as consumer:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka import TopicPartition as Place
 
@@ -261,7 +255,7 @@ def retention_seconds(topics: Iterable[str], brokers: Brokers) -> dict[str, floa
     if not names:
         return {}
     kept = {}
-    with admin_for(brokers) as admin:
+    with _admin_for(brokers) as admin:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 

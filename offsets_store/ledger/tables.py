@@ -172,7 +172,7 @@ home = _table("home", bigint="written_in", boolean="is_only_row", timestamptz="s
 interventions = _table(
     "interventions",
     bigint="intervention_id writer_id batch_id",
-    text="kind reason made_by person",
+    text="kind reason made_by",
     jsonb="details",
     timestamptz="made_at used_at",
 )

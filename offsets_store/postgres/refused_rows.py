@@ -53,7 +53,7 @@ REMEDIES = {
               "jsonb cannot store: replace it in Spark, or use a database in UTF8."),
     "22021": ("VALUE_NOT_STORABLE", "Postgres cannot store a NUL character in a text: remove it in Spark, for "
                                     "example with translate(column, '\\0', '')."),
-    "22": ("VALUE_NOT_STORABLE", "Repair the value in Spark, or widen the column (`pgonce explain types`)."),
+    "22": ("VALUE_NOT_STORABLE", "Repair the value in Spark, or widen the column (page `types` of the documentation)."),
 }  # fmt: skip
 
 UPDATES_A_ROW_TWICE = ("ExecOnConflictUpdate", "ExecOnConflictLockRow")

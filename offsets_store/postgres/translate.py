@@ -176,7 +176,7 @@ def _ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
             "LEDGER_NOT_PERMITTED",
             f"While {doing}, the role lacked a permission: {text}.",
             "Nothing was written.",
-            f"{GRANTS_NEEDED} A role that only reads needs less: `pgonce explain security` has its grants.",
+            f"{GRANTS_NEEDED} A role that only reads needs less: page `security` of the documentation has its grants.",
         )
     if error.sqlstate == "55P03":
         return LockedLedgerError(
@@ -220,9 +220,10 @@ def ledger_gone(what: str) -> LedgerError:
         "Restore the schema pgonce as it was at the same moment as the target tables, in place of an empty one that a "
         "start may have made since. If it is lost for good, and the tables have lost nothing, start each query with "
         "adoptCheckpoint=<the first batch whose rows are not in its table>. Look for that batch: the one that has "
-        "just failed may have been written by an earlier try, and then it is the batch after it (`pgonce explain "
-        "replace-your-foreachbatch` tells how to find out). If the database fell back to a time before the first batch "
-        "of this query, its rows are gone too: start it on a new, empty checkpoint that begins with the first of them.",
+        "just failed may have been written by an earlier try, and then it is the batch after it (page "
+        "`replace-your-foreachbatch` of the documentation tells how to find out). If the database fell back to a time "
+        "before the first batch of this query, its rows are gone too: start it on a new, empty checkpoint that begins "
+        "with the first of them.",
     )
 
 

@@ -112,7 +112,7 @@ def _version(connection: psycopg.Connection) -> Answer:
         return Answer(
             Holds.UNKNOWN,
             f"this is {other}, on which pgonce was never tested. The other answers below come from this server itself.",
-            "Read `pgonce explain databases`, and try pgonce with test data first.",
+            "Read page `databases` of the documentation, and try pgonce with test data first.",
         )
     number = connection.info.server_version
     added = [name for (name,) in connection.execute(_CITUS.encode()).fetchall()]
@@ -126,7 +126,7 @@ def _version(connection: psycopg.Connection) -> Answer:
         return Answer(
             Holds.UNKNOWN,
             f"this is {called}, with {', '.join(added)}: pgonce was tested only on plain Postgres",
-            "Read `pgonce explain databases`.",
+            "Read page `databases` of the documentation.",
         )
     return Answer(Holds.YES, f"this is {called}")
 
@@ -259,7 +259,7 @@ def _standbys(connection: psycopg.Connection) -> Answer:
             f"COMMIT waits for {_counted(demanded)} ({names!r}), and {missing} {'is' if missing == 1 else 'are'} "
             f"missing: every COMMIT would wait, without a limit, until {'it is' if missing == 1 else 'they are'} "
             "back",
-            "`pgonce explain failures` has the section: When a synchronous standby is missing.",
+            "Read page `failures` of the documentation, When a synchronous standby is missing.",
         )
     are, waited_for = ("is", "it") if connected == 1 else ("are", f"{demanded} of them")
     return Answer(Holds.YES, f"{_counted(connected)} {are} connected ({names!r}), and COMMIT waits for {waited_for}")

@@ -91,14 +91,12 @@ def accept_batch(
     reason: str,
     sink: str | None = None,
     checkpoint_location: str | None = None,
-    person: str | None = None,
     dry_run: bool = False,
 ) -> Acceptance:
     """
     Let one batch of a query (its id or name) through, once, with any verdict.
 
     :param checkpoint_location: the query's checkpoint, where it is not the one that the ledger has noted.
-    :param person: who decided it, if more is known than the database role.
     :raises ConfigurationError: NO_REASON.
     :raises RecoveryError: WRITER_GONE, ALREADY_ACCEPTED, ACCEPT_NOT_NEEDED, RECOVERY_RUNNING.
     :raises CheckpointError: OTHER_CHECKPOINT; or where the checkpoint that was given cannot be read.
@@ -113,11 +111,11 @@ def accept_batch(
     checkpoint = _read_if_possible(checkpoint_location, recorded)
     verdict = _refused_verdict(query_id, checkpoint, chosen, batch_id)
     if not dry_run:
-        accept(url, chosen, batch_id, reason, person)
+        accept(url, chosen, batch_id, reason)
     return Acceptance(query_id, chosen, batch_id, verdict)
 
 
-def accept(url: str, sink: SinkFacts, batch_id: int, reason: str, person: str | None = None) -> None:
+def accept(url: str, sink: SinkFacts, batch_id: int, reason: str) -> None:
     """
     Note that this batch may follow.
 
@@ -128,7 +126,7 @@ def accept(url: str, sink: SinkFacts, batch_id: int, reason: str, person: str | 
         refuse_gone(connection, _as_it_is_in_tx(connection, sink))
         if is_accepted_in_tx(connection, sink.writer_id, batch_id):
             raise _accepted_already(connection, sink, batch_id)
-        note(connection, sink.writer_id, "accept", batch_id=batch_id, reason=reason.strip(), person=person)
+        note(connection, sink.writer_id, "accept", batch_id=batch_id, reason=reason.strip())
 
 
 def revoke_acceptance(
@@ -138,7 +136,6 @@ def revoke_acceptance(
     *,
     reason: str,
     sink: str | None = None,
-    person: str | None = None,
     dry_run: bool = False,
 ) -> SinkFacts:
     """
@@ -161,8 +158,7 @@ def revoke_acceptance(
         if dry_run:
             return chosen
         role = connection.execute(select(func.session_user())).scalar_one()
-        by = {"made_by": role, "reason": reason.strip(), **({"person": person} if person else {})}
-        revoke_acceptance_in_tx(connection, chosen.writer_id, batch_id, by)
+        revoke_acceptance_in_tx(connection, chosen.writer_id, batch_id, {"made_by": role, "reason": reason.strip()})
     return chosen
 
 
@@ -183,13 +179,11 @@ def retire_sink(
     *,
     sink: str | None = None,
     reason: str | None = None,
-    person: str | None = None,
     dry_run: bool = False,
 ) -> Retirement:
     """
     Say that a sink will publish no more; its query is refused if it comes back.
 
-    :param person: who decided it, if more is known than the database role.
     :raises RecoveryError: WRITER_GONE, RECOVERY_RUNNING.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
@@ -200,7 +194,7 @@ def retire_sink(
     with reading(url) as connection:
         refuse_gone(connection, chosen)
     if not dry_run:
-        put_out_of_the_way(url, [chosen], "retire", reason, person)
+        put_out_of_the_way(url, [chosen], "retire", reason)
     return Retirement(query_id, chosen)
 
 
@@ -216,9 +210,7 @@ def _dismissed(url: str, query: str, error: NotFoundError, *, dry_run: bool) -> 
     return Retirement(ids.pop(), None)
 
 
-def put_out_of_the_way(
-    url: str, sinks: Sequence[SinkFacts], kind: str, reason: str | None, person: str | None = None
-) -> None:
+def put_out_of_the_way(url: str, sinks: Sequence[SinkFacts], kind: str, reason: str | None) -> None:
     """
     Make the sinks publish no more, so that they are not rivals of new queries.
 
@@ -233,7 +225,7 @@ def put_out_of_the_way(
             gone = update(writers).where(writers.c.writer_id == sink.writer_id)
             retired_at = func.coalesce(writers.c.retired_at, func.clock_timestamp())
             connection.execute(gone.values(retired_at=retired_at))
-            note(connection, sink.writer_id, kind, batch_id=sink.last_batch_id, reason=reason, person=person)
+            note(connection, sink.writer_id, kind, batch_id=sink.last_batch_id, reason=reason)
 
 
 def counts_as_feeder(connection: Connection, sink: SinkFacts) -> bool:

@@ -8,7 +8,6 @@ other session can take them, or repair them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -114,13 +113,12 @@ def remove_letters_in_tx(
     writer_ids: dict[Key, int],
     kind: str,
     reason: str | None,
-    person: str | None = None,
 ) -> None:
-    """Delete letters that are locked, and note for each sink which they were, why, and who decided it."""
+    """Delete letters that are locked, and note for each sink which they were, and why."""
     with _saying_what_to_grant(table):
         ids = [letter.dead_letter_id for letter in letters]
         connection.execute(delete(table).where(one_of(table.c.dead_letter_id, ids)))
-    _note_in_tx(connection, table, letters, writer_ids, {}, kind=kind, reason=reason, person=person)
+    _note_in_tx(connection, table, letters, writer_ids, {}, kind=kind, reason=reason)
 
 
 def _note_in_tx(
@@ -160,19 +158,12 @@ def shown_ids(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids[:_MOST_IDS_SHOWN])) + (", ..." if len(ids) > _MOST_IDS_SHOWN else "")
 
 
-def row_version(row_data: str) -> str:
-    """What is the same only as long as the row of a letter is the same."""
-    return hashlib.sha256(row_data.encode()).hexdigest()
-
-
 def repair_letters(
     choice: Choice,
     url: str,
     changes: Mapping[str, str],
     *,
-    seen: Mapping[int, str] | None = None,
     reason: str | None = None,
-    person: str | None = None,
     dry_run: bool = False,
 ) -> list[StoredLetter]:
     """
@@ -181,10 +172,8 @@ def repair_letters(
     Whether the row can be written now is not asked: a replay tells that.
 
     :param changes: the new value of each column, as the text of a JSON value.
-    :param seen: the :func:`row_version` of each row that was looked at: one that has changed since then is refused.
-    :param person: who decided it, if more is known than the database role.
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
-    :raises RecoveryError: DEAD_LETTER_UNMENDED, DEAD_LETTER_CHANGED.
+    :raises RecoveryError: DEAD_LETTER_UNMENDED.
     :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, or where the ledger cannot be written.
     """
     if dry_run:
@@ -193,7 +182,6 @@ def repair_letters(
     with writing(url, isolation_level="READ COMMITTED") as connection:
         writer_ids = lock_writers_in_tx(connection, choice)
         letters = letters_in_tx(connection, choice, lock=True)
-        _refuse_changed(connection, choice.table, letters, seen or {})
         repaired = _repaired_in_tx(connection, changes, letters)
         for letter in repaired:
             changed = update(choice.table).where(choice.table.c.dead_letter_id == letter.dead_letter_id)
@@ -202,10 +190,8 @@ def repair_letters(
         if repaired:
             # Names only: what the row holds is not to outlive it in the ledger.
             more, why = {"columns": sorted(changes)}, reason.strip() if reason else None
-            _note_in_tx(
-                connection, choice.table, repaired, writer_ids, more,
-                kind="repair-dead-letters", reason=why, person=person,
-            )  # fmt: skip
+            kind = "repair-dead-letters"
+            _note_in_tx(connection, choice.table, repaired, writer_ids, more, kind=kind, reason=why)
     return repaired
 
 
@@ -255,35 +241,14 @@ _TOO_DEEP = "54001"
 
 
 def _unmended(what: str, remedy: str = "Name the columns as they stand in row_data.") -> RecoveryError:
-    return RecoveryError("DEAD_LETTER_UNMENDED", what, UNCHANGED, f"{remedy} (`pgonce explain dead-letters`)")
+    remedy = f"{remedy} (Page `dead-letters` of the documentation.)"
+    return RecoveryError("DEAD_LETTER_UNMENDED", what, UNCHANGED, remedy)
 
 
-def _refuse_changed(
-    connection: Connection, table: Table, letters: Sequence[StoredLetter], seen: Mapping[int, str]
-) -> None:
-    for letter in letters:
-        if seen.get(letter.dead_letter_id, row_version(letter.row_data)) != row_version(letter.row_data):
-            raise RecoveryError(
-                "DEAD_LETTER_CHANGED",
-                f"The row of dead letter {letter.dead_letter_id} has changed since it was read."
-                + _repaired_by(connection, table, letter.dead_letter_id),
-                UNCHANGED,
-                "Look at the row again, and repair it if it still needs that.",
-            )
-
-
-def _repaired_by(connection: Connection, table: Table, letter: int) -> str:
-    found = decisions_on_letters(connection, table.fullname, [letter], ["repair-dead-letters"])
-    return f" It was {found[-1].says}." if found else ""
-
-
-def discard_letters(
-    choice: Choice, url: str = "", *, reason: str, person: str | None = None, dry_run: bool = False
-) -> list[StoredLetter]:
+def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool = False) -> list[StoredLetter]:
     """
     Give dead letters up: delete them, and keep the reason. Those that are, or would be, deleted, without their rows.
 
-    :param person: who decided it, if more is known than the database role.
     :raises ConfigurationError: NO_REASON.
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
     :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, or where the ledger cannot be written.
@@ -296,7 +261,7 @@ def discard_letters(
         letters = letters_in_tx(connection, choice, lock=True, with_rows=False)
         if letters:
             kind = "discard-dead-letters"
-            remove_letters_in_tx(connection, choice.table, letters, writer_ids, kind, reason.strip(), person)
+            remove_letters_in_tx(connection, choice.table, letters, writer_ids, kind, reason.strip())
     return letters
 
 

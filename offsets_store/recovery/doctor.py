@@ -122,17 +122,19 @@ def diagnose(
     if finding is Finding.AGREE and checkpoint.is_continuous:
         finding = Finding.NEEDS_PERSON
         advice = (
-            "Start the query on a new checkpoint at the stored offsets: `pgonce explain recovering`, A lost checkpoint."
+            "Start the query on a new checkpoint at the stored offsets: page `recovering` of the documentation, A lost "
+            "checkpoint."
         )
     elif finding is Finding.RECOVERABLE and not sinks and checkpoint.newest is not None:
         advice += (
             f" Then start the query with adoptCheckpoint={start.batch_id}, if batch {start.batch_id} is still to be "
             f"written, or with adoptCheckpoint={start.batch_id + 1}, if it has been: "
-            "`pgonce explain replace-your-foreachbatch`."
+            "page `replace-your-foreachbatch` of the documentation."
         )
     elif finding is Finding.RECOVERABLE and checkpoint.is_stateful:
         advice += (
-            " Then start the query in a new Spark application: `pgonce explain recovering`, Several batches run again."
+            " Then start the query in a new Spark application: page `recovering` of the documentation, Several batches "
+            "run again."
         )
     return _met(_diagnosis(checkpoint, sinks, remarks, finding, advice), contacts)
 

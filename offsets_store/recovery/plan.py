@@ -38,7 +38,7 @@ from .target import Target, changes_for, fit_for_micro_batches
 MAY_DOUBLE = (
     "Spark has done batches that the ledger does not have, and runs them again. If the database was restored, or lost "
     "them in a failover, that is right. If something else wrote their rows, such as a function that you went back to, "
-    "they would be written twice: see `pgonce explain replace-your-foreachbatch`, And back."
+    "they would be written twice: see page `replace-your-foreachbatch` of the documentation, And back."
 )
 
 

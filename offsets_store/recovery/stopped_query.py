@@ -244,8 +244,9 @@ def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> lis
 
 _ELSEWHERE = (
     "Check that url names the database that the query writes to. A query that wrote elsewhere before is taken in with "
-    "adoptCheckpoint: `pgonce explain replace-your-foreachbatch`. If the database fell back to a time before the first "
-    "batch of this query, start it on a new, empty checkpoint that begins with the first record whose row is lost."
+    "adoptCheckpoint: page `replace-your-foreachbatch` of the documentation. If the database fell back to a time "
+    "before the first batch of this query, start it on a new, empty checkpoint that begins with the first record whose "
+    "row is lost."
 )
 
 

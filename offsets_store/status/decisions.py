@@ -1,9 +1,9 @@
 """
 Read what people did by hand: which decision, who made it, when and why.
 
-Runs where a user or a program asks. Invariant: it only reads, in a transaction that the caller owns. A ledger that
-knows no person yet (before version 102) can be read too. A writer is found if another query reads its rows again from
-the beginning: the writer was forgotten, or a query that started over took its place or its successor's.
+Runs where a user or a program asks. Invariant: it only reads, in a transaction that the caller owns. A writer is found
+if another query reads its rows again from the beginning: the writer was forgotten, or a query that started over took
+its place or its successor's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _WORDS = {
     "discard-dead-letters": "discarded",
     "repair-dead-letters": "repaired",
 }
-_MOST_IDS = 10
 
 
 @dataclass(frozen=True)
@@ -35,23 +34,15 @@ class Decision:
     """
     One row of ``pgonce.interventions``.
 
-    ``person`` is who was signed in at ``pgonce serve``, and ``made_by`` the database role. ``ids`` are the dead letters
-    that it was about. ``taken_back`` says who has taken an acceptance back, and why.
+    ``made_by`` is the database role. ``ids`` are the dead letters that it was about.
     """
 
     kind: str
     batch_id: int | None
     reason: str | None
-    person: str | None
     made_by: str
     made_at: datetime
     ids: tuple[int, ...]
-    taken_back: str = ""
-
-    @property
-    def who(self) -> str:
-        """The person, or the database role if no person is known."""
-        return one_line(self.person) if self.person else f"role {one_line(self.made_by)}"
 
     @property
     def says(self) -> str:
@@ -59,33 +50,19 @@ class Decision:
         What was done, by whom, when and why, as the end of a sentence.
 
         >>> from datetime import timezone
-        >>> Decision("retire", 3, "moved", "ann", "operator", datetime(2026, 11, 26, tzinfo=timezone.utc), ()).says
-        'retired by ann at 2026-11-26 00:00:00 UTC: moved'
+        >>> Decision("retire", 3, "moved", "operator", datetime(2026, 11, 26, tzinfo=timezone.utc), ()).says
+        'retired by role operator at 2026-11-26 00:00:00 UTC: moved'
         """
         why = f": {one_line(self.reason.strip().rstrip('.'))}" if self.reason and self.reason.strip() else ""
-        back = f"; taken back by {one_line(self.taken_back)}" if self.taken_back else ""
-        return f"{_WORDS.get(self.kind, self.kind)} by {self.who} at {self.made_at:%Y-%m-%d %H:%M:%S %Z}{why}{back}"
-
-    @property
-    def about(self) -> str:
-        """What it was about, in few words."""
-        if self.ids:
-            more = ", ..." if len(self.ids) > _MOST_IDS else ""
-            return f"dead letter {', '.join(map(str, self.ids[:_MOST_IDS]))}{more}"
-        return "" if self.batch_id is None else f"batch {self.batch_id}"
+        who, when = one_line(self.made_by), f"{self.made_at:%Y-%m-%d %H:%M:%S %Z}"
+        return f"{_WORDS.get(self.kind, self.kind)} by role {who} at {when}{why}"
 
 
-# As JSON, because a ledger that lacks a migration has no column "person".
 _READ = """
-SELECT i.kind, i.batch_id, i.reason, to_jsonb(i) ->> 'person' AS person, i.made_by, i.made_at AT TIME ZONE 'UTC' AS at,
-       concat_ws(': ', coalesce(i.details -> 'revoked' ->> 'person', 'role ' || (i.details -> 'revoked' ->> 'made_by')),
-                 i.details -> 'revoked' ->> 'reason') AS taken_back,
+SELECT i.kind, i.batch_id, i.reason, i.made_by, i.made_at AT TIME ZONE 'UTC' AS at,
        CASE jsonb_typeof(i.details -> 'ids') WHEN 'array' THEN i.details -> 'ids' END AS ids
-FROM pgonce.interventions AS i JOIN pgonce.writers AS w USING (writer_id)
+FROM pgonce.interventions AS i
 """
-_NEWEST = text(
-    f"{_READ} WHERE w.query_id = :query_id AND w.sink_name = :sink_name ORDER BY i.intervention_id DESC LIMIT :most"
-)
 _OF_WRITER = text(
     f"{_READ} WHERE i.writer_id = :writer_id AND i.kind = ANY (CAST(:kinds AS text[])) ORDER BY i.intervention_id"
 )
@@ -94,12 +71,6 @@ _OF_LETTERS = text(
     "AND i.details -> 'ids' @> ANY (SELECT to_jsonb(n) FROM unnest(CAST(:ids AS bigint[])) AS n) "
     "ORDER BY i.intervention_id"
 )
-
-
-def newest_decisions(connection: Connection, query_id: str, sink_name: str, limit: int) -> list[Decision]:
-    """The newest decisions about a query and sink."""
-    found = connection.execute(_NEWEST, {"query_id": query_id, "sink_name": sink_name, "most": limit})
-    return [_decision(row) for row in found]
 
 
 def decisions_on(connection: Connection, writer_id: int, kinds: Collection[str]) -> list[Decision]:
@@ -126,7 +97,7 @@ def _if_permitted(connection: Connection, statement: Any, asked: dict[str, Any])
 def _decision(row: Any) -> Decision:
     ids = tuple(one for one in row.ids or () if isinstance(one, int))
     at = row.at.replace(tzinfo=timezone.utc)
-    return Decision(row.kind, row.batch_id, row.reason, row.person, row.made_by, at, ids, row.taken_back)
+    return Decision(row.kind, row.batch_id, row.reason, row.made_by, at, ids)
 
 
 def begun_again_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> dict[Key, str]:

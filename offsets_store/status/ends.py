@@ -184,7 +184,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
     """
     end: Offsets | None = writer.end_offsets
     if end is None:
-        raise end_unknown(writer)
+        raise _end_unknown(writer)
     called = f"Query {writer.query_id} into sink {writer.sink_name!r}"
     offset, *others = end.values() or [None]
     if not all(same_json(offset, other) for other in others):
@@ -205,8 +205,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
     return {(topic, int(partition)): at for topic, parts in offset.items() for partition, at in parts.items()}
 
 
-def end_unknown(writer: StoredWriter) -> OffsetsError:
-    """The error for a writer whose last batch has no known end."""
+def _end_unknown(writer: StoredWriter) -> OffsetsError:
     return OffsetsError(
         "OFFSETS_UNKNOWN",
         f"Query {writer.query_id} into sink {writer.sink_name!r} has no known end of batch {writer.batch_id}: with "

@@ -21,8 +21,8 @@ from ..ledger.session import reading
 from ..ledger.tables import brokers as brokers_named
 from ..ledger.tables import writers
 from ..ledger.writers import IS_LIVING
-from ..offsets import TopicPartition, kafka_topics
-from .ends import Newest, lag_of, total_lag
+from ..offsets import Offsets, TopicPartition, kafka_topics
+from .ends import Newest, Status, lag_of, total_lag
 from .read_stored import stored_writers
 from .states import MeasuredLag
 from .stored import PartitionLag, StoredWriter
@@ -99,6 +99,25 @@ def _ask_own(
         return [], [Unmeasured(query_ids, f"{error.what}{login}")]
 
 
+def lag_at_brokers(
+    writers: Sequence[StoredWriter], kafka: Brokers, other: Offsets | None = None
+) -> tuple[list[Status], Ends, datetime]:
+    """
+    How far each writer is behind these brokers, by partition; the ends that were compared; and when they were read.
+
+    :param other: the newest offsets of sources that are not Kafka, as far as they are known.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    topics = [set(kafka_topics(writer.end_offsets or {})) for writer in writers]
+    ends = ends_of(set().union(*topics), kafka)
+    now = datetime.now(timezone.utc)
+    found = []
+    for writer, own in zip(writers, topics, strict=True):
+        newest = Newest({place: end for place, end in ends.items() if place[0] in own}, other or {}, now)
+        found.append((writer, lag_of(writer, newest, now)))
+    return found, ends, now
+
+
 def measure_partitions(url: str, kafka: Brokers, query_ids: Sequence[str] | None = None) -> list[Measured]:
     """
     One entry for each living query and sink that reads topics of these brokers, and nothing else.
@@ -110,11 +129,8 @@ def measure_partitions(url: str, kafka: Brokers, query_ids: Sequence[str] | None
     with reading(url) as connection:
         known = [writer for writer in stored_writers(connection) if writer.is_living]
     known = [writer for writer in known if query_ids is None or writer.query_id in query_ids]
-    topics = {topic for writer in known for topic in kafka_topics(writer.end_offsets or {})}
-    ends = ends_of(topics, kafka)
-    now = datetime.now(timezone.utc)
-    behind = {_key(writer): lag_of(writer, _newest(writer, ends, now), now) for writer in known if writer.end_offsets}
-    behind = {key: rows for key, rows in behind.items() if total_lag(rows) is not None}
+    compared, ends, now = lag_at_brokers(known, kafka)
+    behind = {(writer.query_id, writer.sink_name): rows for writer, rows in compared if total_lag(rows) is not None}
     # Several queries may stand at other offsets of one partition: the broker is asked for one of them at a time.
     times: dict[tuple[TopicPartition, int], float | None] = {}
     unread = {(place, end) for rows in behind.values() for place, end in _unread(rows)}
@@ -137,15 +153,6 @@ def _measured(
 ) -> Measured:
     total = MeasuredLag(*key, total_lag(rows), _oldest(ages), _retention_used(rows, ages, kept, ends), now)
     return Measured(total, rows, ages)
-
-
-def _key(writer: StoredWriter) -> tuple[str, str]:
-    return writer.query_id, writer.sink_name
-
-
-def _newest(writer: StoredWriter, ends: Ends, now: datetime) -> Newest:
-    topics = set(kafka_topics(writer.end_offsets or {}))
-    return Newest({place: end for place, end in ends.items() if place[0] in topics}, {}, now)
 
 
 def _unread(rows: Iterable[PartitionLag]) -> Iterable[tuple[TopicPartition, int]]:

@@ -15,16 +15,14 @@ from datetime import datetime, timezone
 from sqlalchemy import desc
 
 from ..errors import ConnectError, LedgerError, bad_option
-from ..kafka.broker import ends_of, partitions_of
+from ..kafka.broker import partitions_of
 from ..kafka.settings import brokers
 from ..ledger.session import reading
-from ..offsets import kafka_topics
 from ..postgres.connect import engine_for
 from ..postgres.postgres_url import PostgresUrl
 from ..postgres.translate import passes
 from .dead_letters import StoredLetter, as_letters, letters_of, letters_table
 from .ends import (
-    Newest,
     RecordOffsets,
     Status,
     has_reached,
@@ -35,7 +33,7 @@ from .ends import (
     starting_offsets_json,
 )
 from .failures import StoredFailure, stored_failures
-from .measure import measure_partitions
+from .measure import lag_at_brokers, measure_partitions
 from .read_stored import newest_batches, newest_jobs, newest_progress, stored_writers, writers_of
 from .states import Activity, Finding, MeasuredLag, QueryState, activity, read_states
 from .stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, the_writer, where_to_resume
@@ -200,8 +198,7 @@ class OffsetsStore:
             chosen = writers_of(connection, query, sink)
             newest = newest_progress(connection, [chosen[0].query_id]).get(chosen[0].query_id)
         if kafka is not None:
-            topics = {topic for writer in chosen for topic in kafka_topics(writer.end_offsets or {})}
-            newest = Newest(ends_of(topics, kafka), newest.other if newest else {}, datetime.now(timezone.utc))
+            return lag_at_brokers(chosen, kafka, newest.other if newest else None)[0]
         return [(writer, lag_of(writer, newest, datetime.now(timezone.utc))) for writer in chosen]
 
     def wait_for(self, query: str, offsets: RecordOffsets, timeout: float = 10, sink: str | None = None) -> bool:

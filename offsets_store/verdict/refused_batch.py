@@ -251,8 +251,8 @@ def _unknown(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
         f"{batch.batch_id} has NOT been written to the target by other means, set adoptCheckpoint={batch.batch_id}: it "
         "and all later ones are published. If it HAS been written already, set "
         f"adoptCheckpoint={batch.batch_id + 1}: batch {batch.batch_id} is recorded as done and skipped. "
-        "`pgonce explain replace-your-foreachbatch` tells how to find out. (If `pgonce status` shows this query with "
-        "another sink, whose table was renamed, set sinkName to that sink instead.)",
+        "Page `replace-your-foreachbatch` of the documentation tells how to find out. (If `pgonce status` shows this "
+        "query with another sink, whose table was renamed, set sinkName to that sink instead.)",
     )
 
 
@@ -318,7 +318,8 @@ def _gap(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         "empty ones too, and let its errors out of the function; then recover. If all that it left out were empty, "
         f"accept this batch, once: `pgonce accept {_typed(batch.query_id)} --batch {batch.batch_id} --reason ... "
         "--yes`. If something else wrote these batches, such as a function that you went back to, do not recover, "
-        "because their rows would be written twice: see `pgonce explain replace-your-foreachbatch`, And back.",
+        "because their rows would be written twice: see page `replace-your-foreachbatch` of the documentation, And "
+        "back.",
     )
 
 

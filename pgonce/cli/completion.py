@@ -1,5 +1,5 @@
 """
-Complete names while a command is typed: of queries and sinks from the ledger, of codes and pages from the documents.
+Complete names while a command is typed: of queries and sinks from the ledger, of codes and states from the documents.
 
 Runs in the shell's completion, before the command does. Invariant: it is silent. Where Postgres cannot be asked within
 two seconds, nothing is proposed, and what a person types stays as it is.
@@ -18,7 +18,7 @@ import typer
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
-from .explain import error_entries, pages
+from .explain import error_entries, state_entries
 
 _SECONDS = 2.0
 _PLAIN = re.compile(r"[\w.:@+=/][\w.:@+=/-]*")
@@ -50,8 +50,8 @@ def sinks(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def explained(incomplete: str) -> list[str]:
-    """Codes and pages of the documents that begin so, in either case."""
-    names = [*error_entries(), *sorted(pages())]
+    """Codes of errors and states of queries that begin so, in either case."""
+    names = [*error_entries(), *state_entries()]
     return [name for name in names if name.lower().startswith(incomplete.lower())]
 
 

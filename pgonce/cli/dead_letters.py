@@ -124,7 +124,7 @@ def _what_to_do(letters: Sequence[StoredLetter], choice: str) -> list[str]:
     if may_be_replayed:
         what = "the others" if said else "them"
         said += [
-            f"To write {what} after all, repair the rows (--set; pgonce explain dead-letters repair), and type:",
+            f"To write {what} after all, repair the rows (--set), and type:",
             f"  pgonce dead-letters {in_command(letters[0].query_id, 'QUERY')[:_SHORT_ID]}{choice} --replay",
         ]
     return said

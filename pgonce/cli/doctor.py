@@ -99,15 +99,6 @@ def is_location(text: str) -> bool:
     return "/" in text or (Path(text) / "metadata").exists()
 
 
-def doctor_says(query: str, url: str, sink: str | None = None) -> list[str]:
-    """
-    What ``pgonce doctor`` says of a query, in lines, for a screen.
-
-    :raises PgonceError: as the command does.
-    """
-    return _lines(*_examined_query(query, url, sink=sink))
-
-
 def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosis, list[Looked]]:
     """What is found of the query at the place of its checkpoint that the ledger knows."""
     writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(query, sink)])
@@ -125,7 +116,7 @@ def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosi
 
 
 def _elsewhere(what: str) -> NoCheckpointError:
-    deleted = "If it was deleted: pgonce explain recovering 'A lost checkpoint'"
+    deleted = "If it was deleted: page `recovering` of the documentation, A lost checkpoint."
     way = f"Type where it can be read: pgonce doctor CHECKPOINT. {deleted}"
     return NoCheckpointError("CHECKPOINT_ELSEWHERE", what, UNCHANGED, way)
 

@@ -1,38 +1,25 @@
 """
-The options that name Kafka brokers, what the queries' own brokers tell, and the command ``pgonce export-group``.
+The options that name Kafka brokers, and what the queries' own brokers tell.
 
 Runs in a shell, without Spark. Invariant: passwords stand in a file, never on the command line, where all users of a
-machine see them. After any failure the exported group is behind Postgres, never ahead of it.
+machine see them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pgonce.offsets_store.errors import (
-    UNCHANGED,
-    GroupInUseError,
-    NotInstalledError,
-    PgonceError,
-    UnreachableBrokersError,
-    bad_option,
-)
-from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
-from pgonce.offsets_store.log_lines import scrub
-from pgonce.offsets_store.postgres.translate import passes
-from pgonce.offsets_store.recovery.export_group import Exported, export_group
+from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, bad_option
+from pgonce.offsets_store.kafka.settings import PREFIX
 from pgonce.offsets_store.status.ends import Status
 from pgonce.offsets_store.status.measure import Measured, measure_own
 
-from .answers.output import print_error, print_json, print_lines
-from .terms import Json, Query, Sink, Url
+from .answers.output import print_error
 
 Servers = Annotated[
     str | None,
@@ -84,22 +71,10 @@ def own_lag(url: str, config: Path | None) -> list[Measured]:
     return found
 
 
-def with_own_lag(found: Sequence[Status], own: Sequence[Measured]) -> list[Status]:
-    """The same, with the partitions as their own brokers told them."""
-    told = {(one.total.query_id, one.total.sink_name): list(one.partitions) for one in own}
+def with_measured(found: Sequence[Status], measured: Sequence[Measured]) -> list[Status]:
+    """The same, with the partitions as brokers told them."""
+    told = {(one.total.query_id, one.total.sink_name): list(one.partitions) for one in measured}
     return [(writer, told.get((writer.query_id, writer.sink_name), lag)) for writer, lag in found]
-
-
-def needed_brokers(servers: str | None, config: Path | None) -> Brokers:
-    """
-    The brokers, for a command that cannot do without them.
-
-    :raises ConfigurationError: NO_BROKERS, or what is wrong with the settings.
-    """
-    found = brokers(servers, kafka_options(config) if servers else None)
-    if found is None:
-        raise bad_option("NO_BROKERS", "No Kafka brokers are named.", "Give --bootstrap-servers host:port,...")
-    return found
 
 
 def parse_properties(text: str) -> dict[str, str]:
@@ -128,68 +103,9 @@ def parse_properties(text: str) -> dict[str, str]:
                 raise bad_option(
                     "BAD_OPTION",
                     f"Line {number} of the Kafka settings has no setting that can be used here.",
-                    "Write name=value, with the names of `pgonce explain options`. A value goes on in the "
+                    "Write name=value, with the names in page `options` of the documentation. A value goes on in the "
                     "next line if its line ends with a backslash.",
                 )
             found[part.key.lower()] = part.value
         number += part.source.count("\n")
     return found
-
-
-# Errors that may be gone at the next look.
-_PASSING = (UnreachableBrokersError, GroupInUseError)
-
-
-def export(
-    query: Query,
-    *,
-    group: Annotated[str, typer.Option(help="The consumer group; preferably one that nothing else uses.")],
-    bootstrap_servers: Servers = None,
-    kafka_config: KafkaConfig = None,
-    url: Url = "",
-    sink: Sink = None,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Overwrite offsets in the group that this query has not set.")
-    ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until this is stopped.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="With --follow, the seconds between two checks.")] = 5,
-    as_json: Json = False,
-) -> None:
-    """Set a Kafka consumer group to what Postgres holds of a query's topics, so that lag tools see the query."""
-    brokers = needed_brokers(bootstrap_servers, kafka_config)
-    said = ""
-    while True:
-        try:
-            found = export_group(query, group, brokers, url, sink=sink, take_over=take_over)
-        except PgonceError as error:
-            if not (follow and (isinstance(error, _PASSING) or passes(error))):
-                raise
-            said = _say_once(scrub(f"{error} Trying again."), said)
-        else:
-            if said:
-                print_error("It works again.")
-                said = ""
-            if found.moves or not follow:
-                _show(found, group, as_json=as_json)
-        if not follow:
-            return
-        time.sleep(every)
-
-
-def _say_once(text: str, said: str) -> str:
-    if text != said:
-        print_error(text)
-    return text
-
-
-def _show(found: Exported, group: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(dataclasses.asdict(found) | {"group": group})
-        return
-    what = f"group {group}, query {found.query_id}, batch {found.batch_id}"
-    if not found.moves:
-        print_lines([f"{what}: all {found.partitions} partitions stand where Postgres stands."])
-    for move in found.moves:
-        before = "nowhere" if move.before is None else move.before
-        back = " (back: the ledger has gone back, as after a restore or a failover)" if move.goes_back else ""
-        print_lines([f"{what}: {move.topic}-{move.partition} from {before} to {move.after}{back}"])

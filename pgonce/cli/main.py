@@ -22,7 +22,7 @@ from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.status.store import OffsetsStore
 
-from . import completion, kafka, offsets, recover, status
+from . import completion, offsets, recover, status
 from .answers import output
 from .answers.tables import job_table
 from .answers.waiting import at_work
@@ -30,7 +30,7 @@ from .check import check
 from .dead_letters import dead_letters
 from .doctor import doctor
 from .errors import errors
-from .explain import explanation, headings, nearest, page_list, pages, under_heading
+from .explain import explanation, nearest
 from .serve import serve
 from .terms import EXIT_CODES, Application, ExitCode, Json, Url
 
@@ -87,31 +87,16 @@ def explain(
     name: Annotated[
         str,
         typer.Argument(
-            help="An error's code (TYPE_MISMATCH), a query's state (lagging), a page (types), a heading, or a word.",
+            help="An error's code (TYPE_MISMATCH), an SQLSTATE (22001), or a query's state (lagging).",
             autocompletion=completion.explained,
         ),
-    ] = "",
-    heading: Annotated[str, typer.Argument(help='A heading of that page ("starting over"), or a part of one.')] = "",
+    ],
 ) -> None:
-    """Show what the documents say about an error, a page or a part of one, where a word stands, or all pages."""
-    if heading:
-        typer.echo(_under_heading(name.lower(), heading))
-        return
-    text = explanation(name) if name.strip() else page_list()
+    """Show what an error or a state means, and what to do."""
+    text = explanation(name)
     if text is None:
-        raise typer.BadParameter(
-            f"there is no {name!r}, and the documents do not have that word. There is {', '.join(nearest(name))}."
-        )
+        raise typer.BadParameter(f"there is no code and no state {name!r}. There is {', '.join(nearest(name))}.")
     typer.echo(text)
-
-
-def _under_heading(page: str, heading: str) -> str:
-    if page not in pages():
-        raise typer.BadParameter(f"there is no page {page!r}. There is {', '.join(sorted(pages()))}.")
-    text = under_heading(page, heading)
-    if text is None:
-        raise typer.BadParameter(f"{page} has no heading {heading!r}. It has {'; '.join(headings(page))}.")
-    return text
 
 
 def _init(url: str, role: str | None) -> list[int]:
@@ -146,7 +131,6 @@ app.command()(recover.retire)
 app.command()(recover.forget)
 app.command("new-checkpoint")(recover.new_checkpoint)
 app.command()(recover.swap)
-app.command("export-group")(kafka.export)
 app.command()(check)
 app.command()(doctor)
 app.command()(errors)

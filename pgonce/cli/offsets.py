@@ -20,7 +20,7 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from .answers import tables
 from .answers.output import print_found, print_json, print_lines, print_table, text_of
 from .errors import since_of
-from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_own_lag
+from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_measured
 from .status import position_records
 from .terms import Json, Query, Sink, Url, Wide
 
@@ -45,7 +45,7 @@ def offsets(
         typer.echo(store.starting_offsets(query, sink, bootstrap_servers, login))
         return
     own = own_lag(url, kafka_config) if measure and not bootstrap_servers else []
-    found = with_own_lag(store.status_of(query, sink, bootstrap_servers, login), own)
+    found = with_measured(store.status_of(query, sink, bootstrap_servers, login), own)
     if as_json:
         print_json(offsets_records(found))
         return

@@ -20,15 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 from pgonce.offsets_store.errors import ConnectError, NotFoundError
+from pgonce.offsets_store.kafka.settings import brokers
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.ends import Status
 from pgonce.offsets_store.status.figures import age_text, count_text, duration_text
-from pgonce.offsets_store.status.measure import Measured
+from pgonce.offsets_store.status.measure import Measured, measure_partitions
 from pgonce.offsets_store.status.states import (
     ENDED,
     Finding,
-    MeasuredLag,
     QueryState,
     is_too_far_behind,
     is_too_old,
@@ -42,7 +42,7 @@ from pgonce.offsets_store.status.stored import PartitionLag
 from . import completion
 from .answers import tables
 from .answers.output import print_json, print_lines, print_table, text_of
-from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_own_lag
+from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_measured
 from .terms import ExitCode, Json, Sink, Url, Wide
 
 _FEW = 5
@@ -76,27 +76,23 @@ def status(
 
     def show() -> None:
         store = OffsetsStore(url)
-        measured, own = _asked(store, url, bootstrap_servers, kafka_config, own=measure)
-        states, findings = read_states(url, measured)
+        measured = _measured(url, bootstrap_servers, kafka_config, own=measure)
+        states, findings = read_states(url, [one.total for one in measured])
         if query is None:
             shown = states if everything else [one for one in states if one.state not in ENDED]
             _show_all(store, tables.in_order(shown, sort), findings, wide=wide, as_json=as_json)
         else:
-            login = kafka_options(kafka_config) if bootstrap_servers else None
-            found = with_own_lag(_statuses(store, states, query, sink, bootstrap_servers, login), own)
+            found = with_measured(_statuses(store, states, query, sink), measured)
             _show_one(url, states, found, query, findings, as_json=as_json)
 
     _again_and_again(show, every if watch else None)
 
 
-def _asked(
-    store: OffsetsStore, url: str, servers: str | None, config: Path | None, *, own: bool
-) -> tuple[list[MeasuredLag], list[Measured]]:
-    """What these brokers tell; or else what the queries' own ones do, and by partition."""
-    if servers:
-        return store.measured_lag(servers, kafka_options(config)), []
-    found = own_lag(url, config) if own else []
-    return [one.total for one in found], found
+def _measured(url: str, servers: str | None, config: Path | None, *, own: bool) -> list[Measured]:
+    """What these brokers tell, or else what the queries' own ones do."""
+    if kafka := brokers(servers, kafka_options(config) if servers else None):
+        return measure_partitions(url, kafka)
+    return own_lag(url, config) if own else []
 
 
 def _again_and_again(show: Callable[[], None], every: float | None) -> None:
@@ -146,12 +142,10 @@ _STORED = (
 )  # fmt: skip
 
 
-def _statuses(
-    store: OffsetsStore, states: Sequence[QueryState], query: str, sink: str | None, servers: str | None, login: Any
-) -> list[Status]:
+def _statuses(store: OffsetsStore, states: Sequence[QueryState], query: str, sink: str | None) -> list[Status]:
     """What is stored of the query; nothing if it has published nothing yet."""
     try:
-        return store.status_of(query, sink, servers, login)
+        return store.status_of(query, sink)
     except NotFoundError:
         if any(_is_new(one, query, sink) for one in states):
             return []
@@ -239,10 +233,10 @@ def health(
     """Say what needs attention, with an exit code for probes: all queries, or one, which may be given bounds."""
     oldest = None if max_age is None else parse_span(max_age)
     store = OffsetsStore(url)
-    measured, _ = _asked(store, url, bootstrap_servers, kafka_config, own=measure)
+    measured = [one.total for one in _measured(url, bootstrap_servers, kafka_config, own=measure)]
     (states, found), now = read_states(url, measured), datetime.now(timezone.utc)
     if query is not None:
-        stored = {(one.query_id, one.sink_name) for one, _ in _statuses(store, states, query, sink, None, None)}
+        stored = {(one.query_id, one.sink_name) for one, _ in _statuses(store, states, query, sink)}
         chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _is_new(one, query, sink)]
         chosen = [one for one in chosen if one.state not in ENDED] or chosen
         ids, sinks = {one.query_id for one in chosen}, {None, *(one.sink_name for one in chosen)}

@@ -40,7 +40,6 @@ from pgonce.offsets_store.status.figures import age_text, duration_text, rate_te
 from pgonce.offsets_store.status.states import QueryState, name_of, parse_span, tone_of
 
 from . import api, health, metrics, pages
-from .actions import POSTS, Actions, ActionSettings, shown_value
 from .charts import charts_of, number
 from .lag import PartitionLags
 from .reader import Reader, Snapshot
@@ -59,8 +58,7 @@ class Settings:
 
     ``names`` are the host names under which it is reached, next to addresses and localhost. ``root_path`` is the path
     under which a proxy shows it. ``with_rows`` tells whether the rows of dead letters are shown. ``gone_after`` is in
-    seconds. ``explained`` gives the meaning and the remedy of an error's code, if it has an entry. ``actions`` are None
-    where nothing may be changed.
+    seconds. ``explained`` gives the meaning and the remedy of an error's code, if it has an entry.
     """
 
     database: str
@@ -69,7 +67,6 @@ class Settings:
     with_rows: bool = True
     gone_after: float = 86_400.0
     explained: Callable[[str], tuple[str, str] | None] = lambda _: None
-    actions: ActionSettings | None = None
 
 
 def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIApp:
@@ -95,7 +92,6 @@ def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIA
             Route("/api/queries/{query_id:path}", site.api_query),
             Route("/api/health", site.api_health),
             Route("/api/failures", site.api_failures),
-            *site.actions(),
             Mount("/page", StaticFiles(directory=_PAGE / "static")),
         ],
         middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)],
@@ -103,7 +99,7 @@ def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIA
         lifespan=lifespan,
     )
     # Around all of it, so that an answer to an error of ours has the headers too.
-    return Guard(inside, settings.names, POSTS if settings.actions else (), settings.root_path)
+    return Guard(inside, settings.names)
 
 
 class _Site:
@@ -122,7 +118,7 @@ class _Site:
         )
         shown = (
             number, rate_text, duration_text, age_text, pages.since, pages.clock, pages.marked, pages.lag_was,
-            pages.course, name_of, tone_of, shown_value, in_command,
+            pages.course, name_of, tone_of, in_command,
         )  # fmt: skip
         self._templates.filters.update({function.__name__: function for function in shown})
         self._templates.globals.update(
@@ -131,27 +127,7 @@ class _Site:
             version=version("pgonce"),
             query_link=pages.query_link,
             explained=settings.explained,
-            with_actions=settings.actions is not None,
         )
-
-    def actions(self) -> list[Route]:
-        """What changes something, if that is allowed."""
-        settings = self._settings
-        if settings.actions is None:
-            return []
-
-        def show(name: str, status: int, **context: Any) -> Response:
-            return HTMLResponse(self._rendered(name, **context), status)
-
-        return Actions(
-            settings.actions,
-            self._exactly,
-            show,
-            self._reader.forget_pages,
-            root=settings.root_path,
-            place=settings.database,
-            with_rows=settings.with_rows,
-        ).routes()
 
     def _page(self, request: Request, name: str, status: int = 200, **context: Any) -> Response:
         return HTMLResponse(self._rendered(_part_of(request, name), **context), status, {"vary": PART})
@@ -219,9 +195,6 @@ class _Site:
         # What the brokers told is newer than what the listener heard, and is there without one.
         rows = self._lag.rows_of(state.query_id, state.sink_name)
         return replace(found, partitions=rows) if rows else found
-
-    def _exactly(self, query_id: str, sink: str) -> QueryState | None:
-        return self._reader.snapshot.state_of(query_id, sink)
 
     def _state(self, query_id: str, sink: str | None) -> QueryState | None:
         snapshot = self._reader.snapshot

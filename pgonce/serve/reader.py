@@ -140,10 +140,6 @@ class Reader:
             self._reading_pages.release()
         return kept[1]
 
-    def forget_pages(self) -> None:
-        """Read each query again when it is asked for, because something was changed."""
-        self._pages = OrderedDict()
-
     def _run(self) -> None:
         while not self._stopping.is_set():
             began = time.monotonic()

@@ -113,7 +113,7 @@ def _missing(where: str = _WHERE, reason: str = "{reason}") -> SparkError:
         f'format("pgonce") writes in tasks too, and {where} cannot import it: {reason}.',
         NOTHING,
         f"Install pgonce {LOADED_VERSION} into that Python on every executor, or ship an environment that has it (an "
-        "archive made by venv-pack or conda-pack: `pgonce explain clusters`). PostgresBatchWriter in "
+        "archive made by venv-pack or conda-pack: page `clusters` of the documentation). PostgresBatchWriter in "
         "foreachBatch needs pgonce on the driver alone.",
     )
 

@@ -211,5 +211,5 @@ def _unmended(
         UNCHANGED,
         f"Repair it: UPDATE {table.as_string(None)} SET row_data = jsonb_set(row_data, {path}, '\"...\"') WHERE "
         f"dead_letter_id = {letter}; with the value as JSON in the place of the three dots. Or choose other letters "
-        "with --id. (`pgonce explain dead-letters`)",
+        "with --id. (Page `dead-letters` of the documentation.)",
     )

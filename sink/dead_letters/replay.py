@@ -90,7 +90,6 @@ def replay_letters(
     url: str = "",
     *,
     reason: str | None = None,
-    person: str | None = None,
     dry_run: bool = False,
     settings: CommitSettings | None = None,
 ) -> list[Group]:
@@ -100,7 +99,6 @@ def replay_letters(
     A letter whose row changes nothing stays. A dry run does all of it in a transaction that is rolled back; there a row
     that is refused does not keep the others from being tried.
 
-    :param person: who decided it, if more is known than the database role.
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
     :raises RecoveryError: REPLAY_IMPOSSIBLE, REPLAY_UNSAFE, DEAD_LETTER_UNMENDED.
     :raises TargetError: if the table, or the rows, are refused again.
@@ -121,7 +119,7 @@ def replay_letters(
                     groups = _tried_in_tx(connection, choice, outcome)
                     connection.rollback()
                     return groups
-                groups = _replay_in_tx(connection, choice, began, (reason, person), outcome)
+                groups = _replay_in_tx(connection, choice, began, reason, outcome)
             # That the letters are gone is recorded already.
             with committing(url, connection, began, _WHAT, outcome):
                 pass
@@ -152,7 +150,7 @@ def _replay_in_tx(
     connection: Connection,
     choice: Choice,
     began: TransactionState,
-    decided: tuple[str | None, str | None],
+    reason: str | None,
     outcome: Outcome,
 ) -> list[Group]:
     # As a commit does: first the writer's row, then the tables. So a running query and a replay take turns.
@@ -166,10 +164,9 @@ def _replay_in_tx(
     replayed = [letter for group in done for letter in group.replayed]
     with as_it_began_in_tx(connection, began):
         if replayed:
-            reason, person = decided
             why = reason.strip() if reason else None
             with outcome.on_ledger():
-                remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why, person)
+                remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why)
     # What the commit finds in force is what deferred triggers of the user's tables run under.
     leave_in_tx(driver)
     return done

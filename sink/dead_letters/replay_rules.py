@@ -112,8 +112,8 @@ def refuse_other_table(letters: Sequence[StoredLetter], recorded: int | None, no
             f"{recorded}): the table was exchanged (pgonce swap), renamed, or created again, and the other one may "
             "have this row already",
             "If the old table has another name now, write that name into `target` and `destination` of the letter. "
-            "If the row is to go into the table that has the name now, write its oid into the letter (`pgonce "
-            f"explain dead-letters`). {_DISCARD}",
+            "If the row is to go into the table that has the name now, write its oid into the letter (page "
+            f"`dead-letters` of the documentation). {_DISCARD}",
         )
 
 
@@ -128,8 +128,8 @@ def refuse_other_target(letters: Sequence[StoredLetter], table: str, qualified_n
         raise _unsafe(
             letters,
             f"its destination names another table, {table}. No batch writes such a letter, so it was changed",
-            "Find out who has changed it: streaming roles can write letters (`pgonce explain security`). If the "
-            f"row is wanted, write the same table into `target` and `destination`. {_DISCARD}",
+            "Find out who has changed it: streaming roles can write letters (page `security` of the documentation). "
+            f"If the row is wanted, write the same table into `target` and `destination`. {_DISCARD}",
         )
 
 

@@ -1,7 +1,7 @@
 """
 Say in sentences what a replay, a repair or a discard of dead letters does, or has done.
 
-Pure: runs in the commands ``pgonce dead-letters`` and ``pgonce serve``. Invariant: a sentence names letters by their
+Pure: runs in the command ``pgonce dead-letters``. Invariant: a sentence names letters by their
 ids, and shows nothing of their rows but what a refusal says.
 """
 

@@ -185,7 +185,7 @@ _NOT_UTF8 = (
 
 def _unencodable(value: str) -> UnfitValueError:
     return UnfitValueError(
-        "VALUE_UNENCODABLE", value, "Cast the column in Spark to a type that `pgonce explain types` lists."
+        "VALUE_UNENCODABLE", value, "Cast the column in Spark to a type that page `types` of the documentation lists."
     )
 
 

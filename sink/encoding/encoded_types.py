@@ -198,7 +198,7 @@ def _unsupported(data_type: t.DataType, path: str) -> TypeMappingError:
     if isinstance(data_type, TimeType):
         remedy = "Postgres keeps microseconds: cast to time(6) in Spark."
     else:
-        otherwise = "Cast it in Spark to a type that `pgonce explain types` lists, or leave the column out."
+        otherwise = "Cast it in Spark to a type that page `types` of the documentation lists, or leave the column out."
         remedy = _REFUSED_SPARK_TYPES.get(type(data_type), otherwise)
     what = f"Column {path!r} has Spark's type {data_type.simpleString()}, which cannot be written to Postgres."
     return TypeMappingError("TYPE_UNSUPPORTED", what, "Nothing was written.", remedy)

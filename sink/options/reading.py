@@ -144,9 +144,8 @@ def _unknown(name: str, way: Way) -> ConfigurationError:
     known = {_plain(other.argument): _spelled(other, way) for other in options_of(way)}
     hint = _hint(name.lower(), plain, known)
     # A hint that stands before forty names is not read.
-    remedy = (
-        f"{hint} (`pgonce explain options` has all of them.)" if hint else f"There are {', '.join(known.values())}."
-    )
+    all_of_them = "(Page `options` of the documentation has all of them.)"
+    remedy = f"{hint} {all_of_them}" if hint else f"There are {', '.join(known.values())}."
     return bad_option("UNKNOWN_OPTION", f"There is no option {name!r}.", remedy)
 
 

@@ -75,8 +75,8 @@ def refuse_other_types(columns: Sequence[EncodedColumn]) -> None:
                 "mode.",
                 NOTHING,
                 "Make it a string that the table's column reads: of a time by a cast, and for jsonb by to_json(column, "
-                "options) with the options in `pgonce explain real-time`, or fractions of seconds are cut. There is "
-                "none for an array: write it in micro-batches.",
+                "options) with the options in page `real-time` of the documentation, or fractions of seconds are cut. "
+                "There is none for an array: write it in micro-batches.",
             )
 
 

@@ -108,7 +108,7 @@ def _check_temporary(table: TargetTable, destination: Destination) -> None:
             "that its rows are there.",
             NOTHING,
             "Write into a permanent table, and name it with its schema. For an intermediate step, a transactional "
-            "function may create a temporary table and write into it (`pgonce explain writing`).",
+            "function may create a temporary table and write into it (page `writing` of the documentation).",
         )
     changes = destination.changes
     if changes and changes.deletes != "ignore" and destination.existing.only_newer:
@@ -159,7 +159,7 @@ def plan_columns(
                 "TYPE_MISMATCH",
                 f"{table.qualified_name} cannot take the rows. {fitting.reason}",
                 NOTHING,
-                "Do that (`pgonce explain types` has the rule), or alter the table: "
+                "Do that (page `types` of the documentation has the rule), or alter the table: "
                 f"{_altered(table, Change(target.column_name, column.ddl_type, target.full_type))} (Postgres may have "
                 "to rewrite it, and some pairs of types need USING).",
             )

@@ -53,10 +53,10 @@ def test_sinks(two, proposed):
     assert len(proposed("offsets", "--sink", "")) == 3
 
 
-def test_codes_and_pages(proposed):
+def test_codes_and_states(proposed):
     """Of the documents, without a ledger."""
     assert "TYPE_MISMATCH" in proposed("explain", "TYPE_")
-    assert "recovering" in proposed("explain", "recov")
+    assert proposed("explain", "lagg") == ["lagging"]
 
 
 def test_a_name_that_a_shell_would_obey_is_not_proposed(url, proposed):

@@ -1,7 +1,7 @@
 """
 The command ``pgonce dead-letters``: what it shows, what it asks for first, and its exit codes.
 
-Covers: pgonce.cli.terms.
+Covers: pgonce.cli.terms, sink.dead_letters.report.
 """
 
 from __future__ import annotations
@@ -109,7 +109,11 @@ class TestRepair:
     def test_refused(self, admin, command):
         """What is no JSON, or for no column, or no value at all, is refused in words."""
         put_aside(admin, {"id": 1, "name": "too long"})
-        for given in ("name=short", "nam=1", 'name="\\u0000"'):
+        given_values = (
+            "name=short", "nam=1", 'name="\\u0000"', 'name="\\ud800"', "name={", 'name="x", "y": 1',
+            'name="a" }; {"b": "c"', f"name={'[' * 20_000}", "name=",
+        )  # fmt: skip
+        for given in given_values:
             refused = command("--set", given, "--yes")
             assert (refused.exit_code, "[DEAD_LETTER_UNMENDED]" in refused.stderr) == (ExitCode.NEEDS_PERSON, True)
         for given in ("name", "=1"):

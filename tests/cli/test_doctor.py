@@ -82,7 +82,7 @@ def test_by_the_name_of_the_query(url, doctor, tmp_path, admin):
     assert "[CHECKPOINT_ELSEWHERE]" in elsewhere.stderr
     assert f"pgonce doctor {tmp_path / 'ckpt'}" not in elsewhere.stderr, "that would fail again"
     assert "pgonce doctor CHECKPOINT" in elsewhere.stderr
-    assert "pgonce explain recovering 'A lost checkpoint'" in elsewhere.stderr
+    assert "page `recovering` of the documentation" in elsewhere.stderr
 
 
 def test_a_query_with_a_retired_sink(url, doctor, tmp_path, admin):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pgonce.cli.kafka import kafka_options, needed_brokers, parse_properties
+from pgonce.cli.kafka import kafka_options, parse_properties
 from pgonce.offsets_store.errors import ConfigurationError
 
 SECRET = "zq7s3cret"
@@ -44,11 +44,6 @@ def test_a_file(tmp_path):
     path = tmp_path / "client.properties"
     path.write_text("security.protocol=SSL\nkafka.client.id=me\n")
     assert kafka_options(path) == {"kafka.security.protocol": "SSL", "kafka.client.id": "me"}
-    assert needed_brokers("a:1", path).client == {
-        "bootstrap.servers": "a:1",
-        "security.protocol": "SSL",
-        "client.id": "me",
-    }
     assert kafka_options(None) == {}
     for bad in (b"\xff\xfe", f"ssl.key.password=\\u00{SECRET}".encode(), None):
         path.unlink()
@@ -67,11 +62,3 @@ def test_without_the_package(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match="javaproperties") as refused:
         kafka_options(path)
     assert refused.value.code == "NO_KAFKA_CLIENT"
-
-
-def test_no_brokers(tmp_path):
-    """A command that needs brokers says so, whether or not there is a file of settings."""
-    for config in (None, tmp_path / "none"):
-        with pytest.raises(ConfigurationError) as refused:
-            needed_brokers(None, config)
-        assert refused.value.code == "NO_BROKERS"

@@ -94,7 +94,7 @@ class Streamer:
 
     def _for_this(self, statement: str) -> str:
         statement = statement.replace("DATABASE shop", f"DATABASE {quoted(self.admin.info.dbname)}")
-        return re.sub(r' TO "?(streamer|viewer)"?$', f" TO {quoted(self.user)}", statement)
+        return re.sub(r' TO "?(streamer|viewer|operator)"?$', f" TO {quoted(self.user)}", statement)
 
 
 @pytest.fixture
@@ -422,6 +422,29 @@ def test_a_role_that_only_looks_changes_nothing(looked_at, command):
     assert "NOT_PERMITTED]" in answer.stderr
     after = [rows_in(viewer.admin, f"pgonce.{table}") for table in ("writers", "dead_letters", "interventions")]
     assert after == before
+
+
+def test_a_role_that_decides_by_hand(looked_at):
+    """With the document's grants for it, and INSERT on the table, it repairs, replays, discards and retires."""
+    operator, run = looked_at
+    operator.admin.execute("DROP TABLE events; CREATE TABLE events (id bigint, name text)")
+    put_letter_aside(operator.admin, {"id": 2, "name": "y"})
+    operator.grant(granted_in_the_document("viewer"))
+    operator.grant(granted_in_the_document("operator"))
+    operator.admin.execute(f"GRANT INSERT ON events TO {quoted(operator.user)}".encode())
+    first, second = (
+        row[0] for row in operator.admin.execute("SELECT dead_letter_id FROM pgonce.dead_letters ORDER BY 1")
+    )
+    for command in (
+        f"dead-letters orders --set name=null --id {first} --yes",
+        f"dead-letters orders --replay --id {first} --yes",
+        f"dead-letters orders --discard --reason test --id {second} --yes",
+        "retire orders --yes",
+    ):
+        answer = run(command)
+        assert (answer.exit_code, answer.stderr) == (ExitCode.OK, ""), command
+    kinds = [row[0] for row in operator.admin.execute("SELECT kind FROM pgonce.interventions ORDER BY intervention_id")]
+    assert kinds == ["repair-dead-letters", "replay-dead-letters", "discard-dead-letters", "retire"]
 
 
 def test_doctor_needs_the_interventions(looked_at):

@@ -113,7 +113,7 @@ class TestList:
 
 class TestQuery:
     def test_its_page(self, url, store, admin):
-        """State, batches, offsets with lag, failures with their help, dead letters, and the next start."""
+        """State, batches, offsets with lag, failures with their help, dead letters, commands, and the next start."""
         replay(url, publish(url, 2, KAFKA, rows=7))
         publish(url, 3, KAFKA, rows=12345)
         hear(url, AHEAD, batch_id=3)
@@ -128,6 +128,9 @@ class TestQuery:
             "<code>pgonce &lt;x&gt;</code> says which.", "batch 3: 12,345 rows", "replayed 1 times",
             "value too long for type character varying(5)", "too long", "Its last batch is 3.",
             f"pgonce doctor {QUERY}", "No session of this query is in Postgres now.",
+            f"pgonce dead-letters {QUERY} --sink public.orders<",
+            f"pgonce accept {QUERY} --sink public.orders --batch N",
+            f"pgonce retire {QUERY} --sink public.orders --reason",
         ):  # fmt: skip
             assert shown in text, shown
         cells = re.findall(r"<tr><td>t</td>(.*?)</tr>", text, re.DOTALL)

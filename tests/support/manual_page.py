@@ -64,7 +64,7 @@ def page() -> str:
             *_item("pgonce --install-completion", "Completes commands, options, and the names of queries and sinks."),
             ".SH SEE ALSO",
             ".B pgonce explain",
-            "shows the documents: an error's code, a page, a heading or a word.",
+            "shows what an error's code or a query's state means.",
             "",
         ]
     )

@@ -47,9 +47,7 @@ class Served:
     reader: Reader
     lag: PartitionLags
 
-    def get(
-        self, path: str, *, method: str = "GET", host: str | None = None, body: bytes = b"", **headers: str
-    ) -> Answer:
+    def get(self, path: str, *, method: str = "GET", host: str | None = None, **headers: str) -> Answer:
         """Ask for a path; ``host`` is what the header of that name says."""
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         try:
@@ -57,9 +55,7 @@ class Served:
             line.putheader("Host", f"127.0.0.1:{self.port}" if host is None else host)
             for name, value in headers.items():
                 line.putheader(name.replace("_", "-"), value)
-            if body:
-                line.putheader("Content-Length", str(len(body)))
-            line.endheaders(body or None)
+            line.endheaders()
             found = line.getresponse()
             names = {name.lower(): value for name, value in found.getheaders()}
             return Answer(found.status, names, found.read().decode())

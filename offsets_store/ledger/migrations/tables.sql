@@ -179,7 +179,6 @@ CREATE TABLE pgonce.interventions (
     batch_id        bigint,
     reason          text,
     details         jsonb,
-    person          text,
     made_by         text NOT NULL DEFAULT SESSION_USER,
     made_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     used_at         timestamptz,
@@ -196,7 +195,6 @@ COMMENT ON COLUMN pgonce.interventions.kind IS 'accept: publish this batch altho
 COMMENT ON COLUMN pgonce.interventions.batch_id IS 'The batch that is accepted, or at which the checkpoint stands now.';
 COMMENT ON COLUMN pgonce.interventions.reason IS 'In the person''s words.';
 COMMENT ON COLUMN pgonce.interventions.details IS 'What was written, and where what it replaced is kept.';
-COMMENT ON COLUMN pgonce.interventions.person IS 'The person who was signed in at pgonce serve; null if it was done elsewhere.';
 COMMENT ON COLUMN pgonce.interventions.made_by IS 'The database role.';
 COMMENT ON COLUMN pgonce.interventions.made_at IS 'When it was done.';
 COMMENT ON COLUMN pgonce.interventions.used_at IS 'When the accepted batch was published, or the table was emptied to start over.';

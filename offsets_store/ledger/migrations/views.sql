@@ -274,13 +274,13 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
                WHEN j.remedy IS NOT NULL THEN 'Help: ' || j.remedy
                WHEN j.code ~ '^[A-Z0-9_]+$' THEN 'pgonce explain ' || j.code
                WHEN j.code LIKE '%FileNotFoundException'
-               THEN 'If its checkpoint was deleted: pgonce explain recovering ''A lost checkpoint''. If files of its source were: restore them.'
+               THEN 'If its checkpoint was deleted: page recovering of the documentation, A lost checkpoint. If files of its source were: restore them.'
                ELSE 'pgonce errors --query ' || pgonce.in_command(j.query_id) END
            WHEN 'waiting' THEN 'End that session, or wait for it.'
            WHEN 'expiring' THEN CASE WHEN j.ended_at >= coalesce(j.updated_at, '-infinity')
                THEN 'It was stopped: start it again, or set retention.ms of the topic higher at once.'
                ELSE 'Make the query faster, or set retention.ms of the topic higher at once.' END
-           WHEN 'lagging' THEN 'pgonce explain performance'
+           WHEN 'lagging' THEN 'Make it faster: page performance of the documentation.'
            WHEN 'gone' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || pgonce.in_command(j.query_id)
            WHEN 'stuck' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || pgonce.in_command(j.query_id)
        END AS help
@@ -350,13 +350,13 @@ HAVING count(*) > 2
 UNION ALL
 SELECT 'critical', 'disagreement', p.query_id, max(p.query_name), NULL,
        'batch ' || max(p.batch_id) || ': ' || (array_agg(p.disagreement ORDER BY p.received_at DESC))[1], min(p.received_at),
-       'pgonce explain recovering', false
+       'See page recovering of the documentation.', false
 FROM pgonce.progress AS p
 WHERE p.disagreement IS NOT NULL AND p.received_at > statement_timestamp() - interval '1 day'
 GROUP BY p.query_id
 UNION ALL
 SELECT 'warning', 'staging tables', s.query_id, NULL, s.sink_name, count(*) || ' staging tables are older than a day', min(s.created_at),
-       'pgonce explain running', false
+       'See page running of the documentation.', false
 FROM pgonce.staged_tables AS s
 WHERE s.created_at < statement_timestamp() - interval '1 day'
 GROUP BY s.query_id, s.sink_name;

@@ -274,7 +274,7 @@ def refuse_unread_in_tx(
     if found:
         _log.warning(
             "%s rows are written to %s without a value that the source could not read, because nothing holds it: the "
-            "row had another key before, or has NULL in the table (`pgonce explain change-data`)",
+            "row had another key before, or has NULL in the table (page `change-data` of the documentation)",
             found,
             batch.target.qualified_name,
         )

@@ -105,8 +105,8 @@ def refuse_moved(written: Written, moved: int, unclear: int) -> None:
             "Let the frame have the key of Kafka's record as a struct (from_json(...) AS key), which shows whether the "
             "old key is the row's own: the table's keys must include it. Where rows before updates lack keys, let the "
             "source send whole rows (ALTER TABLE ... REPLICA IDENTITY FULL), and write its rows again. If these "
-            "columns never change there, make before null where op is u, and leave the record's key out (`pgonce "
-            "explain change-data`).",
+            "columns never change there, make before null where op is u, and leave the record's key out (page "
+            "`change-data` of the documentation).",
         )
     if moved and written.changes and written.changes.deletes == "hard" and written.table.deletes_reach:
         what = f"{moved} updates of the batch change {of}. Each is a delete and a write here, and the delete would"

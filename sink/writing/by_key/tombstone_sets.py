@@ -93,7 +93,7 @@ def tombstones_in_tx(connection: psycopg.Connection, changes: ChangeTable, *, tr
             "key_columns or order_column of pgonce.tombstone_sets. If no change that is older than these deletes "
             "can still arrive, delete what is remembered: DELETE FROM pgonce.tombstone_sets WHERE tombstone_set_id "
             f"IN ({', '.join(str(set_id) for set_id, _, _ in others)}). pgonce itself forgets the deletes at "
-            f"{max(until for _, _, until in others)} (`pgonce explain change-data`).",
+            f"{max(until for _, _, until in others)} (page `change-data` of the documentation).",
         )
     return tuple(found)
 

@@ -186,7 +186,7 @@ def _refused(encoded: EncodedColumn, target: str, full_type: str, why: str) -> F
     from ...encoding.encoded_types import IN_SPARK
 
     is_array, way_out = full_type.endswith("[]"), f"make a string of it in Spark, in the text form of {full_type}"
-    by_sql = "in a transactional function, convert it in SQL from a temporary table (`pgonce explain types`)"
+    by_sql = "in a transactional function, convert it in SQL from a temporary table (page `types` of the documentation)"
     if target in IN_SPARK:
         way_out = f"cast to {f'array<{IN_SPARK[target]}>' if is_array else IN_SPARK[target]} in Spark"
         if encoded.postgres_type == "text" and target in _DATES:

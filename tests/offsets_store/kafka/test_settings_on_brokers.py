@@ -1,23 +1,19 @@
 """
 Brokers that ask who one is, and encrypt, and deny what one may not do: real ones, by each protocol of Kafka.
 
-Covers: offsets_store.kafka.broker, offsets_store.kafka.groups.
+Covers: offsets_store.kafka.broker.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from support.ledger_history import publish
 
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.kafka.broker import ends_of, partitions_of, topic_ids
-from pgonce.offsets_store.kafka.groups import group_offsets, has_members, move_group
 from pgonce.offsets_store.kafka.settings import brokers
-from pgonce.offsets_store.recovery.export_group import export_group
 
 pytestmark = pytest.mark.kafka
 
@@ -76,45 +72,19 @@ def test_a_wrong_password(secure_kafka, secure_topic, monkeypatch):
         assert wrong not in str(refused.value)
 
 
-def test_a_group_that_one_may_not_read(secure_kafka, secure_topic, url):
-    """Who lacks a right on the group is told so at once, and is not taken for somebody who gets no answer."""
-    options = options_for(secure_kafka, "SASL_SSL", "SCRAM-SHA-256")
-    found = brokers(secure_kafka.servers("SASL_SSL"), options)
-    closed = f"closed-{secrets.token_hex(4)}"
-    secure_kafka.deny("GROUP", closed)
-    for ask in (
-        lambda: group_offsets(closed, [(secure_topic, 0)], found),
-        lambda: has_members(closed, found),
-        lambda: move_group(closed, {(secure_topic, 0): 0}, "note", found),
-    ):
-        began = time.monotonic()
-        with pytest.raises(OffsetsError, match="READ on the group") as refused:
-            ask()
-        assert refused.value.code == "KAFKA_REFUSED"
-        assert time.monotonic() - began < 10
-    publish(url, 0, {"0": {secure_topic: {"0": 0}}})
-    with pytest.raises(OffsetsError) as refused:
-        export_group("orders", closed, found, url)
-    assert refused.value.code == "KAFKA_REFUSED"
-
-
 def test_a_topic_that_one_may_not_see(secure_kafka, secure_topic):
     """A topic that is closed to this user is not taken for one that does not exist; the error names it."""
     found = brokers(secure_kafka.servers("SASL_SSL"), options_for(secure_kafka, "SASL_SSL", "SCRAM-SHA-256"))
     closed = f"closed-{secrets.token_hex(4)}"
     client = AdminClient({"bootstrap.servers": secure_kafka.bootstrap_servers})
     client.create_topics([NewTopic(closed, 1, 1)], operation_timeout=10)[closed].result(timeout=30)
-    secure_kafka.deny("TOPIC", closed)
+    secure_kafka.deny(closed)
     for ask in (
         lambda: partitions_of([secure_topic, closed], found),
         lambda: ends_of([secure_topic, closed], found),
         lambda: topic_ids([secure_topic, closed], found),
-        lambda: group_offsets("lag", [(secure_topic, 0), (closed, 0)], found),
     ):
         with pytest.raises(OffsetsError, match=f"{closed}.*DESCRIBE on the topic") as refused:
             ask()
         assert refused.value.code == "KAFKA_REFUSED"
-    with pytest.raises(OffsetsError, match=f"{closed}.*READ on the group and on the topic") as refused:
-        move_group("lag", {(closed, 0): 0}, "note", found)
-    assert refused.value.code == "KAFKA_REFUSED"
     assert partitions_of(["no-such-topic"], found) == set()

@@ -6,9 +6,12 @@ Covers: pgonce.cli.recover, offsets_store.ledger.lock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
-from support.ledger_history import OTHER, QUERY
+from support.ledger_history import OTHER
 from support.recoveries import history, noted, recover_at_once, verdict
 from support.stopped_query import entries, write_checkpoint
 
@@ -16,10 +19,25 @@ from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import RecoveryError
 from pgonce.offsets_store.ledger.failures import Failed, keep_failure
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.recovery.by_hand import accept_batch, retire_sink
 from pgonce.offsets_store.recovery.doctor import Finding, examine
-from pgonce.offsets_store.status.decisions import newest_decisions
 from pgonce.offsets_store.verdict.decide import Verdict
+
+
+def at_once(do: Callable[[], object]) -> RecoveryError:
+    """Two people do the same at the same time: one of them does it, and what the other is told."""
+
+    def told(_: int) -> RecoveryError | None:
+        try:
+            do()
+        except RecoveryError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(2) as pool:
+        errors = [error for error in pool.map(told, range(2)) if error]
+    [error] = errors
+    return error
 
 
 class TestAccept:
@@ -54,12 +72,17 @@ class TestAccept:
         assert examine(str(stuck), url).sinks[0].verdict is Verdict.ACCEPTED
         assert self.accept(pgonce, stuck, "--revoke", "--yes", reason="by mistake").exit_code == ExitCode.OK
         assert examine(str(stuck), url).sinks[0].verdict is Verdict.GAP
-        why = observer.execute("SELECT details -> 'revoked' ->> 'reason' FROM pgonce.interventions").fetchone()
-        assert why == ("by mistake",)
-        with reading(url) as connection:
-            (decision,) = newest_decisions(connection, QUERY, "public.orders", 5)
-        assert "; taken back by role" in decision.says
+        revoked = "details -> 'revoked' ->> 'reason', details -> 'revoked' ->> 'made_by' = session_user"
+        assert observer.execute(f"SELECT {revoked} FROM pgonce.interventions").fetchone() == ("by mistake", True)
         assert self.accept(pgonce, stuck, "--yes").exit_code == ExitCode.OK
+
+    def test_of_two_people_the_second_reads_who_was_quicker(self, stuck, url, observer):
+        """One acceptance is noted, and the other person is told by whom, and why."""
+        error = at_once(lambda: accept_batch("orders", 9, url, reason="restored", checkpoint_location=str(stuck)))
+        assert error.code == "ALREADY_ACCEPTED"
+        role = observer.execute("SELECT session_user").fetchone()[0]
+        assert f"It was accepted by role {role} at " in error.what
+        assert noted(observer) == [("accept", 9, "restored", None)]
 
     def test_what_it_means_for_other_batches(self, pgonce, ahead):
         """Batches that are left out are named."""
@@ -119,6 +142,15 @@ class TestRetire:
         assert verdict(url, checkpoint, 3, "new", sink_name="audit") is Verdict.FENCED
         accept = pgonce("accept", "orders", "--sink", "audit", "--batch", 9, "--reason", "r", "--yes")
         assert "[WRITER_GONE]" in accept.stderr
+
+    def test_of_two_people_the_second_reads_who_was_quicker(self, url, observer):
+        """One retirement is noted, and the other person is told by whom, and why."""
+        history(url, 5)
+        error = at_once(lambda: retire_sink("orders", url, reason="moved"))
+        assert error.code == "WRITER_GONE"
+        role = observer.execute("SELECT session_user").fetchone()[0]
+        assert f"was retired by role {role} at " in error.what
+        assert noted(observer) == [("retire", 5, "moved", None)]
 
 
 @pytest.mark.parametrize("seen", ["failed", "starting"])

@@ -1,17 +1,19 @@
-"""What people decided is told in words, also where the ledger knows no person yet, or may not be read."""
+"""What people decided is told in words, and an error goes without them where they may not be read."""
 
 from __future__ import annotations
 
+import doctest
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from support.dead_letters import put_aside
-from support.ledger_history import KAFKA, QUERY, publish
+from support.ledger_history import KAFKA, publish
 
 from pgonce.offsets_store.errors import NotFoundError, RecoveryError
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters, repair_letters, row_version
-from pgonce.offsets_store.status.decisions import decisions_on_letters, newest_decisions
-
-SINK = "public.orders"
+from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters, repair_letters
+from pgonce.offsets_store.status import decisions
+from pgonce.offsets_store.status.decisions import decisions_on_letters
 
 
 @pytest.fixture
@@ -27,27 +29,43 @@ def choice(url, letter):
 
 
 def test_who_and_why(url, letter, store):
-    """A person, or the role if none is known; the newest first."""
-    repair_letters(choice(url, letter), url, {"name": '"y"'}, reason=" short. ", person="ann")
+    """The database role, and the reason in one line."""
+    repair_letters(choice(url, letter), url, {"name": '"y"'}, reason=" short. ")
     discard_letters(choice(url, letter), url, reason="spam\nmore")
+    kinds = ["repair-dead-letters", "discard-dead-letters"]
     with reading(url) as connection:
-        discarded, repaired = newest_decisions(connection, QUERY, SINK, 10)
-        assert newest_decisions(connection, QUERY, SINK, 1) == [discarded]
-    assert repaired.says.startswith("repaired by ann at 20")
+        repaired, discarded = decisions_on_letters(connection, "pgonce.dead_letters", [letter], kinds)
+    assert repaired.says.startswith(f"repaired by role {repaired.made_by} at 20")
     assert repaired.says.endswith(" UTC: short")
     assert discarded.says.startswith(f"discarded by role {discarded.made_by} at ")
     assert discarded.says.endswith("spam\\nmore")
-    assert discarded.about == f"dead letter {letter}"
 
 
 def test_a_letter_that_is_gone(url, letter):
     """The error says what became of it; of one that was never there, nothing."""
-    discard_letters(choice(url, letter), url, reason="spam", person="ann")
-    with pytest.raises(NotFoundError, match=rf"Dead letter {letter} was discarded by ann at .* UTC: spam\."):
+    discard_letters(choice(url, letter), url, reason="spam")
+    with pytest.raises(NotFoundError, match=rf"Dead letter {letter} was discarded by role .* at .* UTC: spam\."):
         discard_letters(choice(url, letter), url, reason="spam")
     with pytest.raises(NotFoundError) as found:
         discard_letters(choice(url, letter + 1), url, reason="spam")
     assert "discarded by" not in found.value.what
+
+
+def test_of_two_people_the_second_reads_what_happened(url, letter, admin):
+    """Of two who discard a letter at once, one does it, and the other reads that it was done and why."""
+    chosen = choice(url, letter)
+
+    def told(reason):
+        try:
+            discard_letters(chosen, url, reason=reason)
+        except NotFoundError as error:
+            return error.what
+        return None
+
+    with ThreadPoolExecutor(2) as pool:
+        errors = [error for error in pool.map(told, ("spam", "spam")) if error]
+    assert [f"Dead letter {letter} was discarded by role " in error for error in errors] == [True]
+    assert admin.execute("SELECT count(*) FROM pgonce.interventions").fetchone() == (1,)
 
 
 def test_a_role_that_may_not_read_them(url, letter, admin):
@@ -62,13 +80,9 @@ def test_a_role_that_may_not_read_them(url, letter, admin):
 
 
 class TestRepair:
-    def test_what_was_seen(self, url, letter, admin):
-        """A row that has changed since it was read is refused, with who has changed it."""
-        (before,) = repair_letters(choice(url, letter), url, {}, dry_run=True)
-        seen = {letter: row_version(before.row_data)}
-        repair_letters(choice(url, letter), url, {"name": '"y"'}, seen=seen, person="ann")
-        with pytest.raises(RecoveryError, match="DEAD_LETTER_CHANGED.*It was repaired by ann at "):
-            repair_letters(choice(url, letter), url, {"name": '"z"'}, seen=seen, person="bob")
+    def test_only_the_named_columns_change(self, url, letter, admin):
+        """What is not repaired stays as it is, to the last digit."""
+        repair_letters(choice(url, letter), url, {"name": '"y"'})
         found = admin.execute("SELECT row_data::text FROM pgonce.dead_letters").fetchone()
         assert found == ('{"name": "y", "price": 1.10}',)
 
@@ -83,3 +97,8 @@ class TestRepair:
         """It is refused: the row would get a column that no table has."""
         with pytest.raises(RecoveryError, match="DEAD_LETTER_UNMENDED.* has no column nam, "):
             repair_letters(choice(url, letter), url, {"nam": "1", "name": "1", "x\x01": "1"})
+
+
+def test_examples_in_docstrings():
+    """What the docstrings show is so."""
+    assert doctest.testmod(decisions).failed == 0

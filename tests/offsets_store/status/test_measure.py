@@ -133,6 +133,8 @@ def test_in_the_shell(url, pgonce, kafka, topic):
     assert line.split()[-2:] == ["4", "50m"]
     assert "expiring" in line
     assert any("retention.ms" in each for each in rest)
+    (one,) = json.loads(pgonce("status", "orders", "--json", *asked).stdout)
+    assert (one["lag"], [(at["latest_offset"], at["lag"]) for at in one["positions"]]) == (4, [(5, 4)])
     late = pgonce("health", "orders", "--max-lag", 3, "--json", *asked)
     assert late.exit_code == ExitCode.UNHEALTHY
     assert json.loads(late.stdout)["beyond_bounds"][0]["what"] == "more than 3 records behind"

@@ -346,7 +346,7 @@ class TestFailures:
         """Spark knows only that a file is not found; the alert says what that may mean, and what to do."""
         fail(admin, "java.io.FileNotFoundException", query_id=OTHER)
         (finding,) = store.health()
-        assert "pgonce explain recovering 'A lost checkpoint'" in finding.help
+        assert "page recovering of the documentation, A lost checkpoint" in finding.help
 
     def test_what_to_do_is_what_the_error_said(self, store, admin):
         """An alert tells the GRANT or the ALTER that the driver's log has; without it, a command that works."""

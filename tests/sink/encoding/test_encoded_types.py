@@ -94,9 +94,9 @@ def nested(data_type: t.DataType) -> list[tuple[str, t.DataType]]:
         (t.CalendarIntervalType(), "cast the column to string"),
         (t.YearMonthIntervalType(), "INTERVAL MONTH"),
         (t.TimeType(9), "time(6)"),
-        (Point(), "pgonce explain types"),
-        (t.GeometryType(4326), "pgonce explain types"),
-        (t.GeographyType(4326), "pgonce explain types"),
+        (Point(), "page `types`"),
+        (t.GeometryType(4326), "page `types`"),
+        (t.GeographyType(4326), "page `types`"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -45,7 +45,7 @@ def test_an_option_of_another_writer_or_of_the_source_gets_the_hint_that_fits(na
         parse_options({**LEAST, name: "hunter2"}, overwrite=False)
     assert "hunter2" not in str(refused.value)
     assert "The options are" not in str(refused.value)
-    assert "`pgonce explain options`" in str(refused.value)
+    assert "Page `options` of the documentation" in str(refused.value)
 
 
 def make_writer(**arguments):

@@ -23,7 +23,6 @@
       row?.classList.add("selected");
       row?.scrollIntoView({ block: "nearest" });
     };
-    const box = (row) => row?.querySelector("input[type=checkbox]");
     const open = (row) => row?.querySelector("a")?.click();
 
     const localTimes = () => {
@@ -36,8 +35,6 @@
 
     // The server makes the markup; a selection of text is left alone until it is gone.
     const refresh = async () => {
-      // A page with a form stays as it is.
-      if ("still" in live.dataset) return;
       const mine = ++asked;
       let answer;
       try {
@@ -113,22 +110,13 @@
 
     live.addEventListener("click", (event) => {
       const row = event.target.closest("tr.row");
-      if (!row || event.target.closest("a, input, button") || !window.getSelection().isCollapsed) return;
-      if (box(row)) box(row).click(); else open(row);
-    });
-
-    document.getElementById("all")?.addEventListener("change", (event) => {
-      for (const row of rows()) box(row).checked = event.target.checked;
+      if (row && !event.target.closest("a") && window.getSelection().isCollapsed) open(row);
     });
 
     document.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || keys.open) return;
       if (event.target === input) {
         if (event.key === "Escape") { input.value = ""; filter(); input.blur(); }
-        return;
-      }
-      if (event.target.closest?.("textarea, select, input:not([type=checkbox])")) {
-        if (event.key === "Escape") event.target.blur();
         return;
       }
       const all = rows();
@@ -142,7 +130,6 @@
           if (!input) document.getElementById("back")?.click();
           else if (input.value) { input.value = ""; filter(); } else select(null);
         },
-        x: () => box(all[at])?.click(),
         t: theme,
         "?": () => keys.showModal(),
       }[event.key];
