@@ -21,7 +21,7 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger, forget_ledger,
 class TestInit:
     def test_creates_once(self, pgonce, observer):
         """The first run creates the ledger, the second finds it up to date."""
-        assert "applied version 1" in pgonce("init").stdout
+        assert "applied version 200" in pgonce("init").stdout
         assert "up to date already" in pgonce("init").stdout
         assert json.loads(pgonce("init", "--json").stdout) == {"applied": [], "role": None}
         assert observer.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
