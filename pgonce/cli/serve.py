@@ -60,7 +60,7 @@ def serve(
         bool,
         typer.Option(
             "--allow-actions",
-            help="Let people who prove who they are repair, replay and discard dead letters, retire and accept.",
+            help="Let people who prove who they are replay and discard dead letters, retire and accept.",
         ),
     ] = False,
     token_file: Annotated[

@@ -11,7 +11,7 @@ pages, charts  what the templates show: filter, sort, words for numbers and time
 server         where it listens, and who is let go who keeps the others waiting
 api, metrics,  the same as JSON, as Prometheus's text, and as one line with 200 or 503
 health
-actions        repair, replay and discard dead letters, retire, accept: with ``--allow-actions``
+actions        replay and discard dead letters, retire, accept: with ``--allow-actions``
 entrance       who may act: signing in, forms, and in words what goes wrong
 security       which Host is answered, what may be sent from where and by whom, and the headers of each answer
 =============  =======================================================================================

@@ -1,5 +1,5 @@
 """
-Let a person repair, replay or discard dead letters, retire a sink, and accept a batch, from the page.
+Let a person replay or discard dead letters, retire a sink, and accept a batch, from the page.
 
 Runs in ``pgonce serve --allow-actions``. Invariants: each action is the function that the command line calls, in one
 transaction of Postgres that ends whether the browser waits for it or not; it was shown before, and then asked for with
@@ -25,24 +25,19 @@ from pgonce.offsets_store.recovery.dead_letters import (
     Choice,
     chosen_letters,
     discard_letters,
-    repair_letters,
-    row_version,
 )
-from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.decisions import Decision, newest_decisions
 from pgonce.offsets_store.status.states import QueryState, name_of
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.sink.dead_letters.report import discard_says, repair_says, replay_says
+from pgonce.sink.dead_letters.report import discard_says, replay_says
 
 from . import entrance
 from .entrance import Entrance, Form, Refused
 from .security import Admission, Visitor
 
-POSTS = frozenset({"/actions/letters", "/actions/repair", "/actions/retire", "/actions/accept", *entrance.POSTS})
+POSTS = frozenset({"/actions/letters", "/actions/retire", "/actions/accept", *entrance.POSTS})
 _MOST_LETTERS = 100
 _MOST_DECISIONS = 20
-# A value that is longer is repaired by SQL.
-_LONGEST_VALUE = 100_000
 
 
 @dataclass(frozen=True)
@@ -86,11 +81,11 @@ class Actions:
     def routes(self) -> list[Route]:
         """What is answered here. Each path with a POST is one of ``POSTS``."""
         posts = (
-            ("/actions/letters", self._letters), ("/actions/repair", self._repair),
+            ("/actions/letters", self._letters),
             ("/actions/retire", self._retire), ("/actions/accept", self._accept),
         )  # fmt: skip
         gets = (
-            ("/letters", self._letters_page), ("/letter", self._letter_page),
+            ("/letters", self._letters_page),
             ("/retire", self._retire_page), ("/accept", self._accept_page),
         )  # fmt: skip
         answered = self._entrance.answered
@@ -142,7 +137,9 @@ class Actions:
             kept = {one.letter.dead_letter_id for group in groups for one in group.kept}
             ids = [one for one in ids if one not in kept]
             if kept:
-                lines.append("These stay." + (" The others can be replayed now." if ids else " Repair them first."))
+                lines.append(
+                    "These stay." + (" The others can be replayed now." if ids else " Repair them first, by SQL.")
+                )
         else:
             lines = discard_says(discard_letters(choice, self._url, reason="", dry_run=True))
         hidden = [("do", form.one("do")), *(("id", str(one)) for one in ids)]
@@ -156,33 +153,6 @@ class Actions:
         with needing_pyspark("A replay needs pyspark, to know the types of the rows", UNCHANGED):
             from pgonce.sink.dead_letters.replay import replay_letters
         return replay_letters(choice, self._url, reason=reason, person=person, dry_run=dry_run)
-
-    def _letter_page(self, visitor: Visitor, form: Form, state: QueryState) -> Response:
-        if not self._with_rows:
-            raise Refused(403, "Rows are not shown here (--hide-rows), so they cannot be repaired here.")
-        (letter,) = repair_letters(self._chosen(state, form.ids[:1]), self._url, {}, dry_run=True)
-        columns = _columns(letter)
-        return self._show(
-            "repair.html", visitor,
-            state=state, letter=letter, columns=columns, longest=_LONGEST_VALUE, seen=row_version(letter.row_data),
-        )  # fmt: skip
-
-    def _repair(self, visitor: Visitor, form: Form, state: QueryState) -> Response:
-        if not self._with_rows:
-            raise Refused(403, f"Rows are not shown here (--hide-rows), so they cannot be repaired here. {UNCHANGED}")
-        reason, ids = form.reason, form.ids[:1]
-        _refuse_no_yes(form)
-        choice = self._chosen(state, ids)
-        (letter,) = repair_letters(choice, self._url, {}, dry_run=True)
-        known = dict(_columns(letter))
-        given = zip(form.all("column"), form.all("value"), strict=False)
-        changes = {name: value.strip() for name, value in given if value.strip() != known.get(name)}
-        if not changes:
-            raise Refused(400, f"Every column has the value that it had. {UNCHANGED}")
-        found = repair_letters(
-            choice, self._url, changes, seen={ids[0]: form.one("seen")}, reason=reason, person=visitor.person
-        )
-        return self._done(visitor, state, "Repaired", repair_says(found, changes))
 
     # -- A query's sink -----------------------------------------------------------------------------------------------
 
@@ -234,34 +204,6 @@ def _refuse_no_yes(form: Form) -> None:
 def _refuse_other_name(form: Form, state: QueryState) -> None:
     if not is_meant(form.one("sure").strip(), state.query_id, state.query_name):
         raise Refused(400, f"What was typed is neither {name_of(state)} nor the beginning of its id. {UNCHANGED}")
-
-
-def _columns(letter: StoredLetter) -> list[tuple[str, str]]:
-    try:
-        return [(name, shown_value(raw)) for name, raw in columns_of(letter.row_data)]
-    except (ValueError, RecursionError):
-        what = f"The row of dead letter {letter.dead_letter_id} cannot be shown by its columns. Repair it by SQL."
-        raise Refused(409, what) from None
-
-
-def columns_of(row_data: str) -> list[tuple[str, str]]:
-    """
-    The columns of a row, and the value of each as it stands there: Python's numbers would not hold every decimal.
-
-    >>> columns_of('{"id": 7, "price": 1.10, "tags": ["a", null]}')
-    [('id', '7'), ('price', '1.10'), ('tags', '["a", null]')]
-    """
-    read = json.JSONDecoder(parse_int=str, parse_float=str).raw_decode
-    found, place = [], 1
-    if not row_data.startswith("{"):
-        raise ValueError
-    while not row_data.startswith("}", place):
-        name, place = read(row_data, place)
-        begins = place + len(": ")
-        _, place = read(row_data, begins)
-        found.append((name, row_data[begins:place]))
-        place += len(", ") if row_data.startswith(", ", place) else 0
-    return found
 
 
 def shown_value(raw: str) -> str:

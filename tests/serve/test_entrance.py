@@ -16,7 +16,7 @@ from support.served import served
 from pgonce.serve import security
 from pgonce.serve.security import Admission, Visitors
 
-POSTS = ("/sign-in", "/sign-out", "/actions/letters", "/actions/repair", "/actions/retire", "/actions/accept")
+POSTS = ("/sign-in", "/sign-out", "/actions/letters", "/actions/retire", "/actions/accept")
 
 
 @pytest.fixture

@@ -39,7 +39,6 @@ class Filled(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.forms: list[tuple[str, list[tuple[str, str]]]] = []
-        self._open: str | None = None
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -47,22 +46,8 @@ class Filled(HTMLParser):
         known = {name: value or "" for name, value in attrs}
         if tag == "form":
             self.forms.append((known.get("action", ""), []))
-        elif tag == "textarea":
-            self._open = ""
-            self.forms[-1][1].append((known["name"], ""))
         elif tag == "input" and self.forms and "name" in known and known.get("type") != "checkbox":
             self.forms[-1][1].append((known["name"], known.get("value", "")))
-
-    def handle_data(self, data: str) -> None:
-        """What stands in a field of several lines."""
-        if self._open is not None:
-            name, before = self.forms[-1][1][-1]
-            self.forms[-1][1][-1] = (name, before + data)
-
-    def handle_endtag(self, tag: str) -> None:
-        """End a field of several lines."""
-        if tag == "textarea":
-            self._open = None
 
     def to(self, action: str) -> list[tuple[str, str]]:
         """The fields of the form that is sent there."""

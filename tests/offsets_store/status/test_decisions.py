@@ -6,10 +6,10 @@ import pytest
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, publish
 
-from pgonce.offsets_store.errors import NotFoundError, OldLedgerError, RecoveryError
+from pgonce.offsets_store.errors import NotFoundError
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.recovery.by_hand import retire_sink
-from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters, repair_letters, row_version
+from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.status.decisions import decisions_on_letters, newest_decisions
 
 SINK = "public.orders"
@@ -29,13 +29,13 @@ def choice(url, letter):
 
 def test_who_and_why(url, letter, store):
     """A person, or the role if none is known; the newest first."""
-    repair_letters(choice(url, letter), url, {"name": '"y"'}, reason=" short. ", person="ann")
+    retire_sink("orders", url, reason=" moved. ", person="ann")
     discard_letters(choice(url, letter), url, reason="spam\nmore")
     with reading(url) as connection:
-        discarded, repaired = newest_decisions(connection, QUERY, SINK, 10)
+        discarded, retired = newest_decisions(connection, QUERY, SINK, 10)
         assert newest_decisions(connection, QUERY, SINK, 1) == [discarded]
-    assert repaired.says.startswith("repaired by ann at 20")
-    assert repaired.says.endswith(" UTC: short")
+    assert retired.says.startswith("retired by ann at 20")
+    assert retired.says.endswith(" UTC: moved")
     assert discarded.says.startswith(f"discarded by role {discarded.made_by} at ")
     assert discarded.says.endswith("spam\\nmore")
     assert discarded.about == f"dead letter {letter}"
@@ -52,11 +52,9 @@ def test_a_letter_that_is_gone(url, letter):
 
 
 def test_a_ledger_without_the_column(url, letter, admin):
-    """Before version 102 it knows no person; decisions of roles are written and read as before, repairs are refused."""
+    """Before version 102 it knows no person; decisions of roles are written and read as before."""
     admin.execute("ALTER TABLE pgonce.interventions DROP COLUMN person")
     admin.execute("DELETE FROM pgonce.schema_version WHERE version >= 102")
-    with pytest.raises(OldLedgerError, match="LEDGER_TOO_OLD.*pgonce init"):
-        repair_letters(choice(url, letter), url, {"name": '"y"'})
     retire_sink("orders", url, reason="gone")
     discard_letters(choice(url, letter), url, reason="spam")
     with reading(url) as connection:
@@ -73,27 +71,3 @@ def test_a_role_that_may_not_read_them(url, letter, admin):
     with reading(url) as connection:
         assert decisions_on_letters(connection, "pgonce.dead_letters", [letter], ["discard-dead-letters"]) == []
         assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
-
-
-class TestRepair:
-    def test_what_was_seen(self, url, letter, admin):
-        """A row that has changed since it was read is refused, with who has changed it."""
-        (before,) = repair_letters(choice(url, letter), url, {}, dry_run=True)
-        seen = {letter: row_version(before.row_data)}
-        repair_letters(choice(url, letter), url, {"name": '"y"'}, seen=seen, person="ann")
-        with pytest.raises(RecoveryError, match="DEAD_LETTER_CHANGED.*It was repaired by ann at "):
-            repair_letters(choice(url, letter), url, {"name": '"z"'}, seen=seen, person="bob")
-        found = admin.execute("SELECT row_data::text FROM pgonce.dead_letters").fetchone()
-        assert found == ('{"name": "y", "price": 1.10}',)
-
-    def test_tried_only(self, url, letter, admin):
-        """A dry run says what the row would be, and notes nothing."""
-        (found,) = repair_letters(choice(url, letter), url, {"name": "null"}, dry_run=True)
-        assert found.row_data == '{"name": null, "price": 1.10}'
-        assert admin.execute("SELECT row_data ->> 'name' FROM pgonce.dead_letters").fetchone() == ("x",)
-        assert admin.execute("SELECT count(*) FROM pgonce.interventions").fetchone() == (0,)
-
-    def test_a_column_that_is_not_there(self, url, letter):
-        """It is refused: the row would get a column that no table has."""
-        with pytest.raises(RecoveryError, match="DEAD_LETTER_UNMENDED.* has no column nam, "):
-            repair_letters(choice(url, letter), url, {"nam": "1", "name": "1", "x\x01": "1"})
