@@ -205,10 +205,6 @@ class NullOrderError(TargetError):
     """Rows of the batch have NULL in the column that orderBy names."""
 
 
-class NotAlteredError(TargetError):
-    """The target table would have to be altered for the rows, and cannot be."""
-
-
 class CommitError(PgonceError):
     """The batch could not be committed, for a reason outside its rows."""
 

@@ -3,26 +3,27 @@ Make a connection whose password comes from the function that ``passwordFrom`` n
 
 Runs where a connection is made, executors and the command line included. Invariants: the function is called once for
 each attempt to log in, for the host that is tried; after Postgres has refused a password it is called once more, and
-never after Postgres has accepted one. What it returns is kept nowhere. An error of it is raised as text, without its
-frames, and the text hides too much rather than show a password, a token or a key.
+never after Postgres has accepted one. What it returns is kept nowhere. Of an error of it only the type is told, and
+nothing is logged at DEBUG meanwhile.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
+from threading import Lock
 from typing import Any
 
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from ..errors import ConfigurationError, ConnectError, PgonceError
-from ..log_lines import scrub
+from ..errors import ConfigurationError, ConnectError
 from .postgres_url import Login, PostgresUrl
 
 # libpq reads all its settings, files and environment included, before it refuses this; it connects to no server.
@@ -148,7 +149,6 @@ def _all_of(refusals: list[psycopg.Error]) -> psycopg.Error:
     return type(last)("; ".join(texts), pgconn=last.pgconn)
 
 
-_READY = "pgonce."
 _WHERE_IT_MUST_BE = (
     "The module must be importable in every process that connects: on the driver, on executors that stage rows "
     "(install it there, or send it with --py-files), and where the command line runs (PYTHONPATH)."
@@ -163,16 +163,15 @@ def ask_function(name: str, login: Login, *, was_let_in: bool) -> str:
     :raises ConfigurationError: PASSWORD_SOURCE_MISSING.
     :raises ConnectError: PASSWORD_SOURCE_FAILED.
     """
-    function = _found(name)
     given: Any = None
     failure = ""
-    try:
-        given = function(login)
-    except PgonceError:
-        # One of ours, whose text says what is missing.
-        raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (code of the user's)
-        failure = f"raised {_described(error, name)}"
+    with _QUIET:
+        function = _found(name)
+        try:
+            given = function(login)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (code of the user's)
+            # Its words may hold the password itself, and nothing marks it as one.
+            failure = f"raised {type(error).__name__}"
     if not failure:
         failure = _no_password(given)
     if failure:
@@ -198,14 +197,17 @@ def _found(name: str) -> Callable[[Login], Any]:
     except ModuleNotFoundError as error:
         is_itself = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
         missing = f"there is no module {error.name}" if is_itself else f"module {module_name} needs {error.name}"
-    except PgonceError:
-        raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 (code of the user's)
-        missing = f"module {module_name} cannot be imported: it raised {_described(error, name)}"
+        missing = f"module {module_name} cannot be imported: it raised {type(error).__name__}"
     if not missing and not callable(found):
         missing = f"module {module_name} has no function {function_name}"
     if missing:
-        raise source_missing(f"passwordFrom={name} cannot be used in this process: {missing}.", _WHERE_IT_MUST_BE)
+        raise ConfigurationError(
+            "PASSWORD_SOURCE_MISSING",
+            f"passwordFrom={name} cannot be used in this process: {missing}.",
+            "Nothing was written.",
+            _WHERE_IT_MUST_BE,
+        )
     function: Callable[[Login], Any] = found
     return function
 
@@ -228,56 +230,31 @@ def _no_password(given: object) -> str:
     return ""
 
 
-def _described(error: BaseException, name: str) -> str:
-    # An error of the user's own function may contain the password itself, and nothing marks it as one.
-    said = safe_words(str(error)) if name.startswith(_READY) else ""
-    return f"{type(error).__name__}: {said}".rstrip(".") if said else type(error).__name__
+class _Quiet:
+    """
+    Lets no logger of this process write at DEBUG while at least one thread is in its block.
+
+    There the libraries of clouds log tokens, and what is sent for them; some by threads and loggers that they make only
+    when they are first used.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._threads = 0
+        self._before = logging.NOTSET
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._threads:
+                self._before = logging.root.manager.disable
+                logging.disable(max(self._before, logging.DEBUG))
+            self._threads += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                logging.disable(self._before)
 
 
-_LONGEST = 300
-_HIDDEN = "***"
-
-_SECRET = r"(?:secret|token|passw|pwd|credential|assertion|signature|api.?key|access.?key|private.?key)"  # noqa: S105 (names of secrets, none itself)
-_SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
-# The name of a secret, as in JSON, URLs, headers and Python's own representations, and all that follows it,
-# because the end of its value is unknown.
-_NAMED = re.compile(rf"([\w.-]*{_SECRET}[\w.-]*['\"]?\s*(?:=|:|=>|\bis\b)\s*)\S.*", re.IGNORECASE | re.DOTALL)
-_AFTER_SCHEME = re.compile(r"(?i)\b((?:bearer|basic|negotiate|digest)\s+)\S+")
-_IN_ADDRESS = re.compile(r"(?i)(\w+://)[^/@\s]*@")
-_QUERY = re.compile(r"(?i)(\w+://[^\s?'\"]*\?)[^\s'\"]*")
-# Tokens look like nothing else: many characters without a space, with digits and letters mixed.
-_WORD = re.compile(r"[A-Za-z0-9+/=_~%.-]{16,}")
-_HOST = re.compile(r"[a-z0-9-]{1,24}(\.[a-z0-9-]{1,24}){2,}")
-_KEY_BLOCK = re.compile(r"-----BEGIN.*?(?:-----END[^-]*-----|\Z)", re.DOTALL)
-
-_SHORTEST_KNOWN = 6
-
-
-def safe_words(text: str) -> str:
-    """``text``, as one line of bounded length, without what may be a secret."""
-    for secret in sorted(_secrets_of_environment(), key=len, reverse=True):
-        if len(secret) >= _SHORTEST_KNOWN:
-            text = text.replace(secret, _HIDDEN)
-    text = scrub(_KEY_BLOCK.sub(_HIDDEN, text))
-    text = _QUERY.sub(rf"\1{_HIDDEN}", _IN_ADDRESS.sub(rf"\1{_HIDDEN}@", text))
-    text = _AFTER_SCHEME.sub(rf"\1{_HIDDEN}", _NAMED.sub(rf"\1{_HIDDEN}", text))
-    text = " ".join(_WORD.sub(_hidden_if_mixed, text).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
-
-
-def _hidden_if_mixed(found: re.Match[str]) -> str:
-    word = found[0]
-    if _HOST.fullmatch(word):
-        return word
-    is_path = word.startswith(("/", "./")) and all(len(part) < _SHORTEST_KNOWN * 4 for part in word.split("/"))
-    has_both = any(c.isdigit() for c in word) and any(c.isalpha() for c in word)
-    return _HIDDEN if has_both and not is_path else word
-
-
-def _secrets_of_environment() -> list[str]:
-    return [value for name, value in os.environ.items() if _SECRET_NAME.search(name) and not name.startswith("PGONCE_")]
-
-
-def source_missing(what: str, remedy: str) -> ConfigurationError:
-    """The error for a password source that is not there in this process."""
-    return ConfigurationError("PASSWORD_SOURCE_MISSING", what, "Nothing was written.", remedy)
+_QUIET = _Quiet()

@@ -102,7 +102,7 @@ def _check(url: str, password_from: str | None) -> None:
         raise bad_option(
             "BAD_OPTION",
             "passwordFrom does not name a function. (Its value is not shown here, because it may be a password.)",
-            'Write "module:function", for example "pgonce.tokens:aws_rds" or "my_company.postgres:password".',
+            'Write "module:function", for example "my_company.postgres:password".',
         )
     if password_from and _has_password(url):
         raise bad_option(

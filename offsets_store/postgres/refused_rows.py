@@ -97,6 +97,7 @@ def target_error(error: psycopg.Error, what: str = "the batch", again: str = _ST
         or REMEDIES.get(sqlstate)
         or REMEDIES.get(sqlstate[:2], _UNKNOWN)
     )
+    remedy = vars(error).get(_REMEDY, remedy)
     refused = TargetError(code, _sentence(error, what), NOTHING, f"{remedy} Then {again}.")
     refused.kept = f"Postgres refused {what} with {without_values(error)}."
     return refused
@@ -122,6 +123,14 @@ def shortened(message: str) -> str:
 def add_note(error: psycopg.Error, note: str) -> None:
     """Add a sentence to what an error says, as ``BaseException.add_note`` does from Python 3.11 on."""
     vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), note]
+
+
+_REMEDY = "pgonce_remedy"
+
+
+def set_remedy(error: psycopg.Error, remedy: str) -> None:
+    """Say what to do about this error, in place of what its SQLSTATE tells to do."""
+    vars(error)[_REMEDY] = remedy
 
 
 def _sentence(error: psycopg.Error, what: str) -> str:

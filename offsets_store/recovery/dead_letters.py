@@ -1,26 +1,24 @@
 """
-Repair dead letters, or take them away: choose, lock, change or delete them, and note that.
+Take dead letters away: choose, lock and delete them, and note that.
 
-Runs in the commands ``pgonce`` and ``pgonce serve``, and in a replay. Invariant: letters are changed or deleted in the
-transaction that notes it, for each sink that they came from; between the choice and the end of that transaction no
-other session can take them, or repair them.
+Runs in the commands ``pgonce`` and ``pgonce serve``, and in a replay. Invariant: letters are deleted in the transaction
+that notes it, for each sink that they came from; between the choice and the end of that transaction no other session
+can take them, or change their rows.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection, Table, Text, cast, delete, literal, select, text, tuple_, update
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import Connection, Table, delete, select, tuple_
 
-from ..errors import UNCHANGED, LedgerError, NotFoundError, RecoveryError
+from ..errors import UNCHANGED, LedgerError, NotFoundError
 from ..ledger.session import reading, writing
 from ..ledger.tables import interventions, writers
 from ..log_lines import scrub
@@ -118,18 +116,6 @@ def remove_letters_in_tx(
     with _saying_what_to_grant(table):
         ids = [letter.dead_letter_id for letter in letters]
         connection.execute(delete(table).where(one_of(table.c.dead_letter_id, ids)))
-    _note_in_tx(connection, table, letters, writer_ids, {}, kind=kind, reason=reason)
-
-
-def _note_in_tx(
-    connection: Connection,
-    table: Table,
-    letters: Sequence[StoredLetter],
-    writer_ids: dict[Key, int],
-    more: Mapping[str, Any],
-    kind: str,
-    **values: str | None,
-) -> None:
     for key, writer_id in writer_ids.items():
         own = [letter for letter in letters if (letter.query_id, letter.sink_name) == key]
         if own:
@@ -138,10 +124,9 @@ def _note_in_tx(
                 "ids": [letter.dead_letter_id for letter in own],
                 "table": table.fullname,
                 "targets": dict(Counter(letter.target for letter in own)),
-                **more,
             }
             with _saying_what_to_grant(interventions):
-                note(connection, writer_id, kind, details=details, **values)
+                note(connection, writer_id, kind, details=details, reason=reason)
 
 
 def _became(connection: Connection, table: Table, missing: Collection[int]) -> str:
@@ -156,93 +141,6 @@ _MOST_IDS_SHOWN = 20
 def shown_ids(ids: Sequence[int]) -> str:
     """These ids, and how it goes on if they are many."""
     return ", ".join(map(str, ids[:_MOST_IDS_SHOWN])) + (", ..." if len(ids) > _MOST_IDS_SHOWN else "")
-
-
-def repair_letters(
-    choice: Choice,
-    url: str,
-    changes: Mapping[str, str],
-    *,
-    reason: str | None = None,
-    dry_run: bool = False,
-) -> list[StoredLetter]:
-    """
-    Give columns of the chosen letters' rows other values. The letters, with their rows as they are, or would be, then.
-
-    Whether the row can be written now is not asked: a replay tells that.
-
-    :param changes: the new value of each column, as the text of a JSON value.
-    :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
-    :raises RecoveryError: DEAD_LETTER_UNMENDED.
-    :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, or where the ledger cannot be written.
-    """
-    if dry_run:
-        with reading(url) as connection:
-            return _repaired_in_tx(connection, changes, letters_in_tx(connection, choice, lock=False))
-    with writing(url, isolation_level="READ COMMITTED") as connection:
-        writer_ids = lock_writers_in_tx(connection, choice)
-        letters = letters_in_tx(connection, choice, lock=True)
-        repaired = _repaired_in_tx(connection, changes, letters)
-        for letter in repaired:
-            changed = update(choice.table).where(choice.table.c.dead_letter_id == letter.dead_letter_id)
-            with _saying_what_to_grant(choice.table):
-                connection.execute(changed.values(row_data=cast(literal(letter.row_data, Text), JSONB)))
-        if repaired:
-            # Names only: what the row holds is not to outlive it in the ledger.
-            more, why = {"columns": sorted(changes)}, reason.strip() if reason else None
-            kind = "repair-dead-letters"
-            _note_in_tx(connection, choice.table, repaired, writer_ids, more, kind=kind, reason=why)
-    return repaired
-
-
-def _repaired_in_tx(
-    connection: Connection, changes: Mapping[str, str], letters: Sequence[StoredLetter]
-) -> list[StoredLetter]:
-    if not changes:
-        return list(letters)
-    for column, value in changes.items():
-        _refuse_no_json(connection, column, value)
-    whole = "{" + ", ".join(f"{json.dumps(column)}: {value}" for column, value in changes.items()) + "}"
-    found = []
-    for letter in letters:
-        # Postgres reads and writes the JSON: Python's numbers would not hold every decimal.
-        asked = {"row": letter.row_data, "changes": whole, "columns": list(changes)}
-        row_data, missing = connection.execute(_MERGED, asked).one()
-        if missing:
-            raise _unmended(f"The row of dead letter {letter.dead_letter_id} has no column {', '.join(missing)}.")
-        found.append(replace(letter, row_data=row_data))
-    return found
-
-
-_MERGED = text("""
-SELECT CASE jsonb_typeof(r.row_data) WHEN 'object' THEN CAST(r.row_data || CAST(:changes AS jsonb) AS text) END,
-    ARRAY(SELECT c.name FROM unnest(CAST(:columns AS text[])) AS c (name)
-          WHERE jsonb_typeof(r.row_data) <> 'object' OR NOT r.row_data ? c.name)
-FROM (SELECT CAST(:row AS jsonb)) AS r (row_data)
-""")
-
-
-def _refuse_no_json(connection: Connection, column: str, value: str) -> None:
-    try:
-        with connection.begin_nested():
-            connection.execute(select(cast(literal(value, Text), JSONB).is_(None)))
-    except (sqlalchemy.exc.DBAPIError, sqlalchemy.exc.StatementError) as error:
-        cause: Any = driver_error(error)
-        if isinstance(cause, psycopg.errors.OperationalError) and cause.sqlstate != _TOO_DEEP:
-            raise
-        said = (cause.diag.message_primary if cause else None) or "Postgres cannot hold this text"
-        raise _unmended(
-            f"The new value of column {column!r} is not JSON that Postgres can hold: {' '.join(said.split())}.",
-            "A text stands in double quotes, a null is null, and a text cannot hold \\u0000.",
-        ) from None
-
-
-_TOO_DEEP = "54001"
-
-
-def _unmended(what: str, remedy: str = "Name the columns as they stand in row_data.") -> RecoveryError:
-    remedy = f"{remedy} (Page `dead-letters` of the documentation.)"
-    return RecoveryError("DEAD_LETTER_UNMENDED", what, UNCHANGED, remedy)
 
 
 def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool = False) -> list[StoredLetter]:

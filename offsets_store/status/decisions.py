@@ -25,7 +25,6 @@ _WORDS = {
     "forget": "forgotten",
     "replay-dead-letters": "replayed",
     "discard-dead-letters": "discarded",
-    "repair-dead-letters": "repaired",
 }
 
 

@@ -1,5 +1,5 @@
 """
-The command ``pgonce dead-letters``: list rows that were put aside, repair them, write them after all, or give them up.
+The command ``pgonce dead-letters``: list rows that were put aside, write them after all, or give them up.
 
 Runs in a shell, under a role that owns the ledger or was granted what a change needs. Invariant: without ``--yes`` it
 only shows what it would do; only ``--replay`` imports pyspark, because only that writes rows.
@@ -22,7 +22,6 @@ from pgonce.offsets_store.errors import (
     NotFoundError,
     RecoveryError,
     TargetError,
-    bad_option,
     needing_pyspark,
 )
 from pgonce.offsets_store.log_lines import in_command, one_line
@@ -31,11 +30,10 @@ from pgonce.offsets_store.recovery.dead_letters import (
     chosen_letters,
     discard_letters,
     found_letters,
-    repair_letters,
 )
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.sink.dead_letters.report import discard_says, repair_says, replay_says
+from pgonce.sink.dead_letters.report import discard_says, replay_says
 
 from .answers.output import json_text, print_error, print_found, print_lines
 from .answers.waiting import at_work
@@ -60,14 +58,6 @@ def dead_letters(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many letters to list, the newest first.")] = 20,
     ids: Annotated[list[int] | None, typer.Option("--id", help="Only this letter; may be given several times.")] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="COLUMN=JSON",
-            help="Repair the rows: give a column of row_data another value, as JSON; may be given several times.",
-        ),
-    ] = None,
     replay: Annotated[
         bool, typer.Option("--replay", help="Write the rows into their tables, all or none, and delete the letters.")
     ] = False,
@@ -77,12 +67,12 @@ def dead_letters(
     as_json: Json = False,
     yes: Yes = False,
 ) -> None:
-    """List the rows that a query has put aside (deadLetters); repair and replay them, or discard them."""
-    if replay + discard + bool(changes) > 1:
-        raise typer.BadParameter("--set, --replay and --discard exclude each other.")
+    """List the rows that a query has put aside (deadLetters); replay them, or discard them."""
+    if replay and discard:
+        raise typer.BadParameter("--replay and --discard exclude each other.")
     if each and not replay:
         raise typer.BadParameter("--each has no effect without --replay.")
-    if not (replay or discard or changes):
+    if not (replay or discard):
         letters = OffsetsStore(url).dead_letters(query, sink, limit, code=code, ids=ids or (), table=table)
         none = "No such dead letter is there. (Those in a table of your own: --table.)"
         print_found(letters, letter_table, as_json=as_json, if_none=none)
@@ -90,13 +80,9 @@ def dead_letters(
             print_lines(_what_to_do(letters, _same_choice(sink, table)))
         return
     if as_json:
-        raise typer.BadParameter("--json lists letters; it has no effect on --set, --replay and --discard.")
+        raise typer.BadParameter("--json lists letters; it has no effect on --replay and --discard.")
     choice = chosen_letters(url, query, sink, table=table, ids=ids or (), code=code)
-    if changes:
-        values = dict(_change(one) for one in changes)
-        found = repair_letters(choice, url, values, reason=reason, dry_run=not yes)
-        print_lines([*repair_says(found, values), _done("Repaired.", found, yes=yes)])
-    elif discard:
+    if discard:
         found = discard_letters(choice, url, reason=reason or "", dry_run=not yes)
         print_lines([*discard_says(found), _done("Discarded.", found, yes=yes)])
     elif each:
@@ -124,7 +110,7 @@ def _what_to_do(letters: Sequence[StoredLetter], choice: str) -> list[str]:
     if may_be_replayed:
         what = "the others" if said else "them"
         said += [
-            f"To write {what} after all, repair the rows (--set), and type:",
+            f"To write {what} after all, repair the rows (UPDATE; page `dead-letters` of the documentation), and type:",
             f"  pgonce dead-letters {in_command(letters[0].query_id, 'QUERY')[:_SHORT_ID]}{choice} --replay",
         ]
     return said
@@ -134,13 +120,6 @@ def _same_choice(sink: str | None, table: str | None) -> str:
     """The options that choose the same letters, as one types them."""
     given = {"--sink": sink, "--table": table}
     return "".join(f" {option} {in_command(value, option[2:].upper())}" for option, value in given.items() if value)
-
-
-def _change(text: str) -> tuple[str, str]:
-    column, sign, value = text.partition("=")
-    if not (column and sign):
-        raise bad_option("BAD_OPTION", f"--set {text!r} is not COLUMN=JSON.", "Write --set 'name=\"short\"'.")
-    return column, value
 
 
 def _done(word: str, letters: Sequence[StoredLetter], *, yes: bool) -> str:

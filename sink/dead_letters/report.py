@@ -1,5 +1,5 @@
 """
-Say in sentences what a replay, a repair or a discard of dead letters does, or has done.
+Say in sentences what a replay or a discard of dead letters does, or has done.
 
 Pure: runs in the command ``pgonce dead-letters``. Invariant: a sentence names letters by their
 ids, and shows nothing of their rows but what a refusal says.
@@ -7,7 +7,7 @@ ids, and shows nothing of their rows but what a refusal says.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pgonce.offsets_store.recovery.dead_letters import shown_ids
@@ -56,16 +56,6 @@ def discard_says(letters: Sequence[StoredLetter]) -> list[str]:
     if letters:
         said.append("A discarded row is deleted for good: no restart of the query brings it back.")
     return said
-
-
-def repair_says(letters: Sequence[StoredLetter], columns: Collection[str]) -> list[str]:
-    """Which columns of which letters get other values."""
-    if not letters:
-        return []
-    return [
-        f"{', '.join(columns)} of {_ids(letters)}: the row gets the new value.",
-        "A replay writes it into its table; until then the letter stays.",
-    ]
 
 
 def _ids(letters: Sequence[StoredLetter]) -> str:

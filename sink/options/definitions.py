@@ -123,7 +123,7 @@ class QueryOptions(TypedDict, total=False):
 
     password_from: Annotated[str | None, Option(
         _ALL, "A function, `module:function`, that returns the password for each new connection, such as "
-        "`pgonce.tokens:aws_rds`. See [Tokens instead of passwords](security.md#tokens-instead-of-passwords).",
+        "`my_company:password`. See [Tokens instead of passwords](security.md#tokens-instead-of-passwords).",
     )]
     pin_table: Annotated[bool, Option(
         _STREAMS, "Refuse a batch whose table is not the one that earlier batches were written to, instead of "

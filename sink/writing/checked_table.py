@@ -8,7 +8,7 @@ not depend on how large a batch happened to be.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -20,7 +20,7 @@ from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY
 from ..options.destination import Destination
 from .alter import lock_with_new_columns
-from .new_columns import Change, alter_statement, left_out, without_extra
+from .new_columns import NewColumn, alter_statement, left_out, retyped, without_extra
 from .rows import Gathering
 from .table.catalogue import TargetColumn, TargetTable
 from .table.fit import Fit, Fitting
@@ -160,8 +160,8 @@ def plan_columns(
                 f"{table.qualified_name} cannot take the rows. {fitting.reason}",
                 NOTHING,
                 "Do that (page `types` of the documentation has the rule), or alter the table: "
-                f"{_altered(table, Change(target.column_name, column.ddl_type, target.full_type))} (Postgres may have "
-                "to rewrite it, and some pairs of types need USING).",
+                f"{retyped(table, target, column.ddl_type)} (Postgres may have to rewrite it, and some pairs of types "
+                "need USING).",
             )
         plans.append(ColumnPlan(column.name, target.column_name, fitting, target.full_type))
     named = {plan.target for plan in plans}
@@ -205,7 +205,8 @@ def _find(table: TargetTable, column: EncodedColumn) -> TargetColumn:
     if len(found) != 1:
         place = ", or leave it out with writePositions=false" if column.name in ("topic", "partition", "offset") else ""
         several = ", but several that differ from it only in case." if found else "."
-        add = f": {_altered(table, Change(column.name, column.ddl_type))}, as schemaEvolution=addColumns would"
+        statement = alter_statement(table.identifier, [NewColumn(column.name, column.ddl_type)]).as_string(None)
+        add = f": {statement}, as schemaEvolution=addColumns would"
         raise TargetError(
             "COLUMN_UNKNOWN",
             f"{table.qualified_name} has no column {column.name!r}{several}",
@@ -214,10 +215,6 @@ def _find(table: TargetTable, column: EncodedColumn) -> TargetColumn:
             f"{column.name!r} in the DataFrame, or add the column to the table{'' if found else add}{place}.",
         )
     return found[0]
-
-
-def _altered(table: TargetTable, change: Change) -> str:
-    return alter_statement(table.identifier, [change]).as_string(None)
 
 
 # The tables of this process, and what it has said of them.
@@ -236,7 +233,6 @@ def target_for(
     encoded: Sequence[EncodedColumn],
     found: ResolvedName | None,
     gathering: Gathering,
-    too_narrow: Collection[str] = (),
     *,
     leaves: bool = False,
 ) -> tuple[TargetTable, tuple[ColumnPlan, ...]]:
@@ -246,14 +242,13 @@ def target_for(
     :param found: what is known about the table's name in this transaction.
     :param gathering: brings the rows to Postgres, so that a table that is altered need not be locked meanwhile. Where
         rows are gathered in any case, the table that gathers them is made in the round trip of the lock.
-    :param too_narrow: columns of the rows with values that the table's columns refuse.
     :param leaves: whether to set the user's search_path first, if no columns may be added.
     :raises TargetError: if the table is missing or unfit, or does not take these columns.
     """
 
     def lock(found: ResolvedName | None, *, leaves: bool = False) -> tuple[ResolvedName, TargetTable | None]:
         if destination.schema_evolution == "addColumns":
-            return lock_with_new_columns(connection, destination, encoded, found, gathering, too_narrow)
+            return lock_with_new_columns(connection, destination, encoded, found, gathering)
         more = gathering.creation if destination.mode in BY_KEY else nothing_more
         return lock_table(connection, destination.table, found, leaves=leaves, more=more)
 

@@ -40,7 +40,7 @@ from .bad_rows.letters import checked_letters_table
 from .by_key.keys import Upsert, plan_upsert, refuse_actions_between
 from .checked_table import ColumnPlan, check_table, plan_columns
 from .empty_table import refuse_reaching_others
-from .new_columns import as_altered, changes_for, without_extra
+from .new_columns import as_altered, columns_to_add, without_extra
 from .routes import listed_tables
 from .table.catalogue import TargetTable, look_up_table
 from .table.new_table import keys_of_new
@@ -194,10 +194,10 @@ def look_at_table(
     if table is None:
         keys_of_new(found, columns, destination)
         return None
-    changes = changes_for(table, columns, destination)
-    if changes:
-        refuse_what_stands_in_the_way(connection, table, changes)
-    table = as_altered(table, changes)
+    added = columns_to_add(table, columns, destination)
+    if added:
+        refuse_what_stands_in_the_way(connection, table, added)
+    table = as_altered(table, added)
     plan = plan_columns(table, without_extra(table, columns, destination), destination)
     upsert = plan_upsert(destination, plan, table, columns)
     if of_this_role:

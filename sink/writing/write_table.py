@@ -9,7 +9,7 @@ are counted, unless they were counted before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -21,7 +21,6 @@ from pgonce.offsets_store.verdict.facts import Batch
 from ..encoding.unfit_rows import UnfitRow
 from ..options.destination import DeadLetters, Destination
 from ..staging import check_staged_rows
-from .alter import written_to_wider
 from .bad_row import BadRow, RowsRefusedError, may_be_a_rows, of_one, too_many
 from .bad_rows.letters import COUNTED, Letters
 from .bad_rows.recorded_destination import recorded, written_as
@@ -98,41 +97,34 @@ def write_table_in_tx(connection: psycopg.Connection, part: RowsForTable, batch:
     :raises StagingError: if staged rows are missing, or if there are too many.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
-    destination, columns, gathering = part.destination, part.rows.columns, part.gathering
-
-    letters = destination.dead_letters if batch else None
-
-    def write(too_narrow: Collection[str] = (), *, may_divert: bool = True) -> TableOutcome:
-        table, plan = target_for(
-            connection, destination, columns, part.found, gathering, too_narrow, leaves=part.leaves
-        )
-        # From here on something may have been written when an error comes.
-        with whole_or_failed(connection):
-            written = _begun_in_tx(connection, part, table, plan)
-            if letters is None or batch is None:
-                try:
-                    return _outcome(connection, part, table, _write_all_in_tx(connection, part, written))
-                except RowsRefusedError as refused:
-                    raise refused.error from None
-            gathered: GatheredRows | None = None
-            bad: Sequence[BadRow] = ()
-            if may_divert:
-                counts, gathered, bad = _write_what_fits_in_tx(connection, part, written, letters.most)
-            else:
-                constraints = Constraints(connection, table, is_last=part.is_last)
-                counts = _write_all_in_tx(connection, part, written)
-                constraints.check()
-            outcome = _outcome(connection, part, table, counts, len(bad))
-            return _with_dead_letters(connection, part, batch, letters, outcome, gathered, bad)
-
-    if destination.schema_evolution == "addColumns":
-        outcome = written_to_wider(connection, destination, columns, gathering, write)
-    else:
-        outcome = write()
+    table, plan = target_for(
+        connection, part.destination, part.rows.columns, part.found, part.gathering, leaves=part.leaves
+    )
+    # From here on something may have been written when an error comes.
+    with whole_or_failed(connection):
+        outcome = _written_in_tx(connection, part, batch, table, plan)
     if not outcome.table.is_temporary and (culprit := unsafe_partition(connection, outcome.table)) is not None:
         fail_in_tx(connection)
         raise not_durable(culprit)
     return outcome
+
+
+def _written_in_tx(
+    connection: psycopg.Connection,
+    part: RowsForTable,
+    batch: Batch | None,
+    table: TargetTable,
+    plan: tuple[ColumnPlan, ...],
+) -> TableOutcome:
+    letters, written = part.destination.dead_letters, _begun_in_tx(connection, part, table, plan)
+    if letters is None or batch is None:
+        try:
+            return _outcome(connection, part, table, _write_all_in_tx(connection, part, written))
+        except RowsRefusedError as refused:
+            raise refused.error from None
+    counts, gathered, bad = _write_what_fits_in_tx(connection, part, written, letters.most)
+    outcome = _outcome(connection, part, table, counts, len(bad))
+    return _with_dead_letters(connection, part, batch, letters, outcome, gathered, bad)
 
 
 def _begun_in_tx(

@@ -425,7 +425,7 @@ def test_a_role_that_only_looks_changes_nothing(looked_at, command):
 
 
 def test_a_role_that_decides_by_hand(looked_at):
-    """With the document's grants for it, and INSERT on the table, it repairs, replays, discards and retires."""
+    """With the document's grants for it, and INSERT on the table, it replays, discards and retires."""
     operator, run = looked_at
     operator.admin.execute("DROP TABLE events; CREATE TABLE events (id bigint, name text)")
     put_letter_aside(operator.admin, {"id": 2, "name": "y"})
@@ -436,7 +436,6 @@ def test_a_role_that_decides_by_hand(looked_at):
         row[0] for row in operator.admin.execute("SELECT dead_letter_id FROM pgonce.dead_letters ORDER BY 1")
     )
     for command in (
-        f"dead-letters orders --set name=null --id {first} --yes",
         f"dead-letters orders --replay --id {first} --yes",
         f"dead-letters orders --discard --reason test --id {second} --yes",
         "retire orders --yes",
@@ -444,7 +443,7 @@ def test_a_role_that_decides_by_hand(looked_at):
         answer = run(command)
         assert (answer.exit_code, answer.stderr) == (ExitCode.OK, ""), command
     kinds = [row[0] for row in operator.admin.execute("SELECT kind FROM pgonce.interventions ORDER BY intervention_id")]
-    assert kinds == ["repair-dead-letters", "replay-dead-letters", "discard-dead-letters", "retire"]
+    assert kinds == ["replay-dead-letters", "discard-dead-letters", "retire"]
 
 
 def test_doctor_needs_the_interventions(looked_at):

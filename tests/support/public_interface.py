@@ -24,7 +24,6 @@ from support.pages import DOCS
 from support.tables_page import ledger_columns
 
 import pgonce
-from pgonce import tokens
 from pgonce.cli.main import app
 from pgonce.cli.terms import EXIT_CODES
 from pgonce.offsets_store.status.states import STATES, QueryState
@@ -47,8 +46,6 @@ def page() -> str:
     """The whole file."""
     parts = {
         "Names of the package pgonce": _names(),
-        'Functions of pgonce.tokens, for passwordFrom="pgonce.tokens:NAME"': (_call(getattr(tokens, name))
-                                                                              for name in tokens.__all__),
         "Extras, as in pip install 'pgonce[NAME]'": sorted(metadata.metadata("pgonce").get_all("Provides-Extra") or ()),
         'Options of format("pgonce") and arguments': (_option(one) for one in OPTIONS.values()),
         "Codes of errors": sorted(error_codes()),

@@ -184,14 +184,14 @@ CREATE TABLE pgonce.interventions (
     used_at         timestamptz,
     CONSTRAINT interventions_kind_check CHECK (kind IN (
         'accept', 'retire', 'recover', 'undo', 'new-checkpoint', 'forget', 'start-over', 'swap',
-        'replay-dead-letters', 'discard-dead-letters', 'repair-dead-letters'
+        'replay-dead-letters', 'discard-dead-letters'
     ))
 );
 CREATE INDEX interventions_writer ON pgonce.interventions (writer_id, kind, batch_id);
 COMMENT ON TABLE pgonce.interventions IS 'What people did by hand to a writer or its checkpoint, and why.';
 COMMENT ON COLUMN pgonce.interventions.intervention_id IS 'Number of the intervention.';
 COMMENT ON COLUMN pgonce.interventions.writer_id IS 'The writer.';
-COMMENT ON COLUMN pgonce.interventions.kind IS 'accept: publish this batch although nothing proves that it follows; retire: the writer is gone; forget: it is out of the way of a new query that loads the table again; recover, undo, new-checkpoint: its checkpoint was written to; start-over: its batch 0 has replaced the rows of another query; swap: its table was exchanged for another; replay-dead-letters, discard-dead-letters, repair-dead-letters: rows that it had put aside were published after all, given up, or changed.';
+COMMENT ON COLUMN pgonce.interventions.kind IS 'accept: publish this batch although nothing proves that it follows; retire: the writer is gone; forget: it is out of the way of a new query that loads the table again; recover, undo, new-checkpoint: its checkpoint was written to; start-over: its batch 0 has replaced the rows of another query; swap: its table was exchanged for another; replay-dead-letters, discard-dead-letters: rows that it had put aside were published after all, or given up.';
 COMMENT ON COLUMN pgonce.interventions.batch_id IS 'The batch that is accepted, or at which the checkpoint stands now.';
 COMMENT ON COLUMN pgonce.interventions.reason IS 'In the person''s words.';
 COMMENT ON COLUMN pgonce.interventions.details IS 'What was written, and where what it replaced is kept.';

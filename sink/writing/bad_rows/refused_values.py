@@ -22,11 +22,14 @@ from psycopg.adapt import Transformer
 from psycopg.pq import Format, TransactionStatus
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.offsets_store.postgres.refused_rows import add_note
+from pgonce.offsets_store.postgres.refused_rows import add_note, set_remedy
 
 from ...encoding.copy_encoder import body_fields, body_rows
+from ...encoding.encoded_types import EncodedColumn
 from ..bad_row import BadRow, SearchBound, at, is_for_itself, is_of_target, up_to
 from ..by_key.keys import Written
+from ..checked_table import ColumnPlan
+from ..new_columns import retyped, roomier_type
 from ..rows import BACK, GatheredRows, fail_in_tx
 from .probe import refused_rows
 
@@ -52,9 +55,8 @@ def note_copied(
         values = _read(connection, written, bodies(), number)
     except Exception:  # noqa: BLE001 (rows that cannot be read again; the error of Postgres is what is raised)
         values = None
-    where = written.row(values, number)
     column = max(found, key=lambda column: len(column.target), default=None)
-    add_note(error, f"It is {written.described(column)} in {where}" if column else f"It is {where}")
+    _tell(error, written, column, written.row(values, number))
 
 
 def _read(
@@ -93,11 +95,34 @@ def note_gathered(
         is_ours = not error.diag.table_name or is_of_target(connection, written.table, error)
         for row in refused_rows(connection, gathered, written, 0, bound, error.sqlstate) if is_ours else ():
             column = next((column for column in written.plan if column.target == row.column_name), None)
-            where = written.row(*_told(connection, gathered, written, row))
-            add_note(error, f"It is {written.described(column)} in {where}" if column else f"It is {where}")
+            _tell(error, written, column, written.row(*_told(connection, gathered, written, row)))
     with suppress(psycopg.Error):
         connection.execute(BACK)
     fail_in_tx(connection)
+
+
+def _tell(error: psycopg.Error, written: Written, column: ColumnPlan | None, where: str) -> None:
+    if column is None:
+        add_note(error, f"It is {where}")
+        return
+    add_note(error, f"It is {written.described(column)} in {where}")
+    encoded = next(found for found in written.columns if found.name == column.source)
+    target = next(found for found in written.table.columns if found.column_name == column.target)
+    if _is_too_large(error, column, encoded) and (roomier := roomier_type(target, encoded)) is not None:
+        statement = retyped(written.table, target, roomier)
+        set_remedy(error, f"Repair the value in Spark, or let the owner of the table make room for it: {statement}.")
+
+
+_TOO_LARGE = frozenset({"22001", "22003", "22026"})
+# What Postgres reads may be no value of the column's type at all, however large that is.
+_READ_BY_POSTGRES = frozenset({"text", "jsonb", "bytea"})
+
+
+def _is_too_large(error: psycopg.Error, column: ColumnPlan, encoded: EncodedColumn) -> bool:
+    """Whether a larger type would hold the value: it is too long, has too many digits, or would be rounded."""
+    is_read = encoded.postgres_type.removesuffix("[]") in _READ_BY_POSTGRES
+    is_rounded = column.fitting.expression is not None and (error.sqlstate or "").startswith("22")
+    return error.sqlstate in _TOO_LARGE or (is_rounded and not is_read)
 
 
 def _may_be_found(error: psycopg.Error) -> bool:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import json
+import logging
 import subprocess
 import sys
+import threading
 import traceback
 import types
+import uuid
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.offsets_store.postgres.passwords import ask_function, safe_words
+from pgonce.offsets_store.postgres.passwords import ask_function
 from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
 
 LOGIN = Login("db.example", 5432, "streamer", "shop")
@@ -127,52 +126,44 @@ def test_errors_of_the_function_come_out_of_connecting_as_they_are(company):
         connect(PostgresUrl("host=127.0.0.1 port=9", "company_passwords:nothing"))
 
 
-JWT = "eyJ0eXAiOiJKV1QiLCJhbGciOiJSUzI1NiJ9.eyJvaWQiOiJ6cTcifQ.c2lnbmF0dXJlMTIz"
+def test_nothing_is_logged_at_debug_while_a_function_is_asked(company, caplog):
+    """Libraries of clouds log tokens there: by any thread, and by loggers that come to be meanwhile."""
+    caplog.set_level(logging.DEBUG)
+
+    def say() -> None:
+        logging.getLogger(f"zq.made.{uuid.uuid4()}").debug("zq7 is the token")
+
+    def speaking(login):
+        logging.getLogger("zq.library").debug("zq7 is the token")
+        say()
+        elsewhere = threading.Thread(target=say)
+        elsewhere.start()
+        elsewhere.join()
+        # Another connection is made meanwhile.
+        ask_function("company_passwords:sound", login, was_let_in=False)
+        say()
+        logging.getLogger("zq.library").info("a word")
+        return "zq7"
+
+    company.speaking = speaking
+    logging.getLogger("zq.library").debug("before")
+    assert ask_function("company_passwords:speaking", LOGIN, was_let_in=False) == "zq7"
+    with pytest.raises(ConnectError):
+        ask_function("company_passwords:raising", LOGIN, was_let_in=False)
+    logging.getLogger("zq.library").debug("after")
+    assert [text for text in caplog.messages if text.startswith(("zq7", "before", "a word", "after"))] == [
+        "before",
+        "a word",
+        "after",
+    ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"Authorization: Bearer {JWT}",
-        f"got {JWT} from the server",
-        "Authorization: Basic zq7",
-        '{"client_secret": "zq7 with spaces", "grant": 1}',
-        "client_secret=zq7&grant_type=client_credentials",
-        "{'access_token': 'zq7'}",
-        "the password is zq7",
-        "PGPASSWORD=zq7 psql",
-        "https://user:zq7@host/path",
-        "https://host/path?X-Amz-Signature=zq7&X-Amz-Credential=zq7",
-        "postgresql://u:zq7@h/d",
-        "AKIAIOSFODNN7EXAMPLEzq7",
-        "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzq7EXAMPLEKEY",
-        "-----BEGIN PRIVATE KEY-----\nzq7\n-----END PRIVATE KEY-----",
-        "-----BEGIN RSA PRIVATE KEY-----\nzq7",
-        "aws_session_token = zq7",
-        "the vault said: token=two words and zq7",
-        "password: 'it's zq7'",
-    ],
-)
-def test_what_looks_like_a_secret_is_hidden(text):
-    """By its name, by its place in an address or header, or because it looks like nothing else."""
-    assert "zq7" not in safe_words(f"before {text}")
-    assert JWT.rsplit(".", 1)[1] not in safe_words(text)
-    assert safe_words(f"before {text}").startswith("before ")
-
-
-def test_secrets_of_the_environment_are_hidden_wherever_they_stand(monkeypatch):
-    """Values of variables whose names say that they are secret."""
-    monkeypatch.setenv("COMPANY_API_KEY", "just-words")
-    assert safe_words("key just-words and other-words") == "key *** and other-words"
-
-
-@given(st.binary(min_size=24, max_size=200), st.sampled_from(["standard", "url", "hex"]))
-def test_no_long_random_text_gets_through(data, form):
-    """Whatever way 24 random bytes or more are written, at most a piece of them is shown."""
-    encoded = {"standard": base64.b64encode, "url": base64.urlsafe_b64encode, "hex": lambda d: d.hex().encode()}[form](
-        data
-    )
-    text = encoded.decode()
-    # What is all letters or all digits by chance, or by choice, is a word or a number.
-    if any(c.isdigit() for c in text) and any(c.isalpha() for c in text) and not text.startswith("/"):
-        assert text not in safe_words(json.dumps({"message": f"x {text} y"}))
+def test_what_was_disabled_stays_so(company, caplog):
+    """A program that logs no INFO either logs none afterwards."""
+    caplog.set_level(logging.DEBUG)
+    logging.disable(logging.INFO)
+    try:
+        ask_function("company_passwords:sound", LOGIN, was_let_in=False)
+        assert logging.root.manager.disable == logging.INFO
+    finally:
+        logging.disable(logging.NOTSET)

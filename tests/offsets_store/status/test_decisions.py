@@ -9,9 +9,9 @@ import pytest
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, publish
 
-from pgonce.offsets_store.errors import NotFoundError, RecoveryError
+from pgonce.offsets_store.errors import NotFoundError
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters, repair_letters
+from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.status import decisions
 from pgonce.offsets_store.status.decisions import decisions_on_letters
 
@@ -28,17 +28,13 @@ def choice(url, letter):
     return chosen_letters(url, "orders", ids=[letter])
 
 
-def test_who_and_why(url, letter, store):
-    """The database role, and the reason in one line."""
-    repair_letters(choice(url, letter), url, {"name": '"y"'}, reason=" short. ")
-    discard_letters(choice(url, letter), url, reason="spam\nmore")
-    kinds = ["repair-dead-letters", "discard-dead-letters"]
+def test_who_and_why(url, letter):
+    """The database role, the time, and the reason in one line."""
+    discard_letters(choice(url, letter), url, reason=" spam\nmore ")
     with reading(url) as connection:
-        repaired, discarded = decisions_on_letters(connection, "pgonce.dead_letters", [letter], kinds)
-    assert repaired.says.startswith(f"repaired by role {repaired.made_by} at 20")
-    assert repaired.says.endswith(" UTC: short")
-    assert discarded.says.startswith(f"discarded by role {discarded.made_by} at ")
-    assert discarded.says.endswith("spam\\nmore")
+        (discarded,) = decisions_on_letters(connection, "pgonce.dead_letters", [letter], ["discard-dead-letters"])
+    assert discarded.says.startswith(f"discarded by role {discarded.made_by} at 20")
+    assert discarded.says.endswith(" UTC: spam\\nmore")
 
 
 def test_a_letter_that_is_gone(url, letter):
@@ -77,26 +73,6 @@ def test_a_role_that_may_not_read_them(url, letter, admin):
     with reading(url) as connection:
         assert decisions_on_letters(connection, "pgonce.dead_letters", [letter], ["discard-dead-letters"]) == []
         assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
-
-
-class TestRepair:
-    def test_only_the_named_columns_change(self, url, letter, admin):
-        """What is not repaired stays as it is, to the last digit."""
-        repair_letters(choice(url, letter), url, {"name": '"y"'})
-        found = admin.execute("SELECT row_data::text FROM pgonce.dead_letters").fetchone()
-        assert found == ('{"name": "y", "price": 1.10}',)
-
-    def test_tried_only(self, url, letter, admin):
-        """A dry run says what the row would be, and notes nothing."""
-        (found,) = repair_letters(choice(url, letter), url, {"name": "null"}, dry_run=True)
-        assert found.row_data == '{"name": null, "price": 1.10}'
-        assert admin.execute("SELECT row_data ->> 'name' FROM pgonce.dead_letters").fetchone() == ("x",)
-        assert admin.execute("SELECT count(*) FROM pgonce.interventions").fetchone() == (0,)
-
-    def test_a_column_that_is_not_there(self, url, letter):
-        """It is refused: the row would get a column that no table has."""
-        with pytest.raises(RecoveryError, match="DEAD_LETTER_UNMENDED.* has no column nam, "):
-            repair_letters(choice(url, letter), url, {"nam": "1", "name": "1", "x\x01": "1"})
 
 
 def test_examples_in_docstrings():

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from pyspark.sql import types as t
+from support.blocked import wait_for_blocked
 from support.dead_letters import a_past, put_aside, replayed
+from support.pages import DOCS, sections, sql_blocks
+from support.recoveries import noted
+from typer.testing import CliRunner
 
+from pgonce.cli.main import app
 from pgonce.offsets_store.errors import RecoveryError
 from pgonce.sink.encoding.encoded_types import encoded_column
 from pgonce.sink.options.destination import destination
@@ -193,3 +202,52 @@ def test_names_are_only_names(url, admin):
     put_aside(admin, {name: "x"}, destination("public.events"), t.StructType([t.StructField(name, t.StringType())]))
     replayed(url)
     assert admin.execute("SELECT * FROM events").fetchall() == [("x",)]
+
+
+def test_the_statements_of_the_page_mend_rows_and_its_replay_writes_them(url, admin, monkeypatch):
+    """As its owner types them; every digit and byte is there, also of the columns that nobody mended."""
+    page = sections((DOCS / "dead-letters.md").read_text(), 2)
+    admin.execute("CREATE TABLE events (id bigint, name varchar(5), amount numeric(30,2), photo bytea)")
+    admin.execute("ALTER TABLE pgonce.dead_letters ALTER dead_letter_id RESTART WITH 7")
+    struct = t.StructType([
+        t.StructField("id", t.LongType()),
+        t.StructField("name", t.StringType()),
+        t.StructField("amount", t.DecimalType(30, 2)),
+        t.StructField("photo", t.BinaryType()),
+    ])  # fmt: skip
+    for row, column, code in (
+        ('{"id": 9007199254740993, "name": "too long", "amount": 0.10, "photo": null}', "name", "22001"),
+        ('{"id": 2, "name": "b", "amount": "NaN", "photo": {"base64": "AAE="}}', "amount", "23514"),
+        ('{"id": 3, "name": "c", "amount": 1234567890123456789.01, "photo": {"arrow": "AA=="}}', "photo", "X"),
+        ('{"id": 4, "name": "d", "amount": 1e40, "photo": null}', "amount", "22003"),
+    ):
+        put_aside(admin, {}, destination("public.events"), struct, row_data=row, column_name=column, code=code)
+    updates = [statement for statement in sql_blocks(page["Repair"]) if "UPDATE" in statement]
+    for statement in updates:
+        admin.execute(statement.encode())
+    (line,) = (line for line in page["Replay"].splitlines() if "--id 7 --id 8" in line)
+    monkeypatch.setenv("PGONCE_URL", url)
+    done = CliRunner().invoke(app, shlex.split(line.replace("QUERY", "orders"))[1:])
+    assert done.exit_code == 0, done.output
+    assert noted(admin)[0][:3] == ("replay-dead-letters", None, "names shortened")
+    replayed(url)
+    assert admin.execute("SELECT * FROM events ORDER BY name").fetchall() == [
+        (2, "b", Decimal("12345678901234567890.10"), b"\x00\x01"),
+        (3, "c", Decimal("1234567890123456789.01"), b"\x00\xff"),
+        (4, "d", None, None),
+        (9007199254740993, "short", Decimal("0.10"), None),
+    ]
+    assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (0,)
+
+
+def test_a_replay_waits_for_an_update_of_its_letters(url, admin):
+    """And writes what that leaves."""
+    admin.execute("CREATE TABLE events (id bigint, name varchar(5))")
+    put_aside(admin, {"id": 1, "name": "too long"})
+    with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("UPDATE pgonce.dead_letters SET row_data = jsonb_set(row_data, '{name}', '\"short\"', false)")
+        waiting = pool.submit(replayed, url)
+        wait_for_blocked(admin, other)
+        other.commit()
+        waiting.result(timeout=60)
+    assert admin.execute("SELECT id, name FROM events").fetchall() == [(1, "short")]

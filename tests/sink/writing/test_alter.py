@@ -261,3 +261,36 @@ def test_our_timeouts_end_with_the_lock(admin, url):
         connection.execute("SET LOCAL lock_timeout = '7s'")
         write_batch_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
         assert connection.execute("SHOW lock_timeout").fetchone() == ("7s",)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_value_that_is_too_long_is_put_aside_where_columns_are_added(admin, url, staged):
+    """The type of a column stays as it is, and the batch that adds one has its dead letter."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name varchar(5))")
+    where = destination("events", schema_evolution="addColumns", dead_letters=True)
+    commit_typed(url, 0, where, COLUMNS, [(1, "short", None), (2, "longer", None)], staged=staged)
+    assert rows_in(admin, "events") == [(1, "short", None)]
+    letters = "SELECT row_data ->> 'id', column_name, code FROM pgonce.dead_letters"
+    assert admin.execute(letters).fetchall() == [("2", "name", "22001")]
+
+
+def test_a_column_that_nobody_may_add_stops_the_batch_of_a_query_with_dead_letters(admin, url):
+    """That is about every row."""
+    admin.execute(
+        "CREATE TABLE whole (id bigint) PARTITION BY LIST (id); CREATE TABLE events PARTITION OF whole DEFAULT"
+    )
+    where = destination("events", schema_evolution="addColumns", dead_letters=True)
+    with pytest.raises(TargetError, match="TARGET_NOT_ALTERED"):
+        commit_typed(url, 0, where, COLUMNS, ROWS)
+
+
+def test_a_function_that_swallows_the_error_of_a_row_commits_nothing(admin, url):
+    """The transaction has failed, as it has after any error of Postgres; with the row goes the column."""
+    admin.execute("CREATE TABLE events (id integer)")
+    with connect(url) as connection:
+        connection.execute("CREATE TABLE other ()")
+        with pytest.raises(psycopg.Error, match="out of range"):
+            write_batch_in_tx(connection, ADD, typed_rows(COLUMNS, [(1 << 40, "a", None)]))
+        assert connection.execute("COMMIT").statusmessage == "ROLLBACK"
+    assert admin.execute("SELECT to_regclass('other')").fetchone() == (None,)
+    assert columns_of(admin) == ["id"]

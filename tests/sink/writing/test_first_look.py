@@ -91,11 +91,11 @@ def test_a_table_that_cannot_keep_dead_letters_is_refused_before(admin, url):
 
 
 def test_what_the_commit_will_alter_or_leave_out_passes(admin, url):
-    """Nothing is altered by looking, and a view matters only once a value is too long."""
+    """Nothing is altered by looking, and a view is in no new column's way."""
     for ddl, evolution in (
         ("CREATE TABLE events (id bigint)", "addColumns"),
         ("CREATE TABLE events (id bigint)", "ignoreExtra"),
-        ("CREATE TABLE events (id bigint, name varchar(2)); CREATE VIEW v AS TABLE events", "addColumns"),
+        ("CREATE TABLE events (id bigint); CREATE VIEW v AS TABLE events", "addColumns"),
     ):
         define(admin, ddl)
         before = admin.execute("SELECT count(*) FROM pg_attribute").fetchone()

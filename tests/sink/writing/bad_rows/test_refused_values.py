@@ -6,8 +6,11 @@ Covers: sink.encoding.copy_encoder.
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import replace
+from datetime import datetime
+from decimal import Decimal
 
 import psycopg
 import pytest
@@ -152,3 +155,62 @@ def test_a_row_that_is_not_found_in_time_is_not_named(url, admin, monkeypatch):
     with pytest.raises(TargetError, match="22001") as raised:
         commit_typed(url, 0, destination("timed"), columns, [(1, "long")], staged=True)
     assert "It is column name" not in str(raised.value)
+
+
+MOMENT = datetime(2026, 1, 1)  # noqa: DTZ001 (it has no zone in the table either)
+# The table's column, the rows' type, a value that fits, one that does not, and the type that holds both.
+NARROW_COLUMNS = [
+    ("varchar(3)", t.StringType(), "abc", "longer", "text"),
+    ("char(3)", t.StringType(), "abc", "longer", "text"),
+    ('varchar(3) COLLATE "C"', t.StringType(), "abc", "longer", 'text COLLATE pg_catalog."C"'),
+    ("varchar(3)[]", t.ArrayType(t.StringType()), ["abc"], ["longer"], "text[]"),
+    ("varchar(3)", t.MapType(t.StringType(), t.StringType()), None, {"a": "longer"}, "text"),
+    ("bit(3)", t.StringType(), "101", "10101", "bit varying"),
+    ("varbit(3)", t.StringType(), "101", "10101", "bit varying"),
+    ("smallint", t.LongType(), 1, 1 << 40, "bigint"),
+    ("integer", t.LongType(), 1, 1 << 40, "bigint"),
+    ("integer[]", t.ArrayType(t.LongType()), [1], [1 << 40], "bigint[]"),
+    ("integer", t.DecimalType(12, 2), Decimal("1.00"), Decimal("1.50"), "numeric"),
+    ("bigint", t.DecimalType(38, 0), Decimal(1), Decimal(1 << 70), "numeric"),
+    ("numeric(5,2)", t.DecimalType(12, 2), Decimal("999.99"), Decimal("1000.00"), "numeric"),
+    ("numeric(5,2)", t.DecimalType(12, 4), Decimal("1.0000"), Decimal("1.0001"), "numeric"),
+    ("numeric(10,2)", t.LongType(), 1, 1 << 40, "numeric"),
+    ("timestamp(0)", t.TimestampNTZType(), MOMENT, MOMENT.replace(microsecond=5), "timestamp without time zone"),
+]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_the_statement_of_a_value_that_is_too_large_makes_room_for_it(staged, url, admin):
+    """The value goes in once it was run, what was stored stays, and pgonce runs it in no case."""
+    for kind, spark_type, fits, too_large, roomier in NARROW_COLUMNS:
+        admin.execute(f"DROP TABLE IF EXISTS events; CREATE TABLE events (id bigint, k {kind})".encode())
+        columns, query = {"id": t.LongType(), "k": spark_type}, str(uuid.uuid4())
+        where = destination("events", schema_evolution="addColumns")
+        commit_typed(url, 0, where, columns, [(1, fits)], query=query, staged=staged)
+        with pytest.raises(TargetError, match=r"\[VALUE_NOT_STORABLE\]") as raised:
+            commit_typed(url, 1, where, columns, [(2, too_large)], query=query, staged=staged)
+        (statement,) = re.findall(r"make room for it: (ALTER TABLE .*)\. Then", raised.value.remedy)
+        assert statement.startswith(f'ALTER TABLE "public"."events" ALTER COLUMN "k" TYPE {roomier}'), (kind, statement)
+        admin.execute(statement.encode())
+        # By another query, because the rows of this one's batch are staged already.
+        commit_typed(url, 0, where, columns, [(2, too_large)], query=f"{query} later", staged=staged)
+        stored = [value for (value,) in admin.execute("SELECT k FROM events ORDER BY id").fetchall()]
+        assert (kind, stored[0]) == (kind, fits)
+        assert (kind, stored[1]) == (kind, '{"a": "longer"}' if isinstance(too_large, dict) else too_large)
+
+
+def test_no_statement_is_shown_for_a_value_that_no_larger_type_holds(url, admin):
+    """What is no number or no label of the type, and what a domain says."""
+    for ddl, spark_type, value in (
+        ("CREATE TABLE events (id bigint, k numeric(5,2))", t.StringType(), "abc"),
+        ("CREATE TABLE events (id bigint, k uuid)", t.StringType(), "abc"),
+        ("DROP TYPE IF EXISTS mood CASCADE; CREATE TYPE mood AS ENUM ('sad'); CREATE TABLE events (id bigint, k mood)",
+         t.StringType(), "glad"),
+        ("CREATE DOMAIN short AS varchar(3); CREATE TABLE events (id bigint, k short)", t.StringType(), "longer"),
+        ("CREATE TABLE events (id bigint, k bigint NOT NULL)", t.LongType(), None),
+    ):  # fmt: skip
+        admin.execute(f"DROP TABLE IF EXISTS events; {ddl}".encode())
+        with pytest.raises(TargetError) as raised:
+            commit_typed(url, 0, destination("events"), {"id": t.LongType(), "k": spark_type}, [(1, value)])
+        assert "It is column k" in raised.value.what, ddl
+        assert "ALTER TABLE" not in raised.value.remedy

@@ -215,7 +215,7 @@ def test_a_batch_of_which_no_row_fits_is_refused(url, admin):
 REFUSED = {
     "too many of both kinds": ("long", (3,), {"max_dead_letters": 1}, "TOO_MANY_DEAD_LETTERS"),
     "too many not encoded": ("b", (3, 4), {"max_dead_letters": 1}, "TOO_MANY_DEAD_LETTERS"),
-    "too many for a table that may be widened": (
+    "too many for a table that may get columns": (
         "b", (3, 4), {"max_dead_letters": 1, "schema_evolution": "addColumns"}, "TOO_MANY_DEAD_LETTERS"
     ),
     "no table for them": ("long", (3,), {"dead_letters": "nowhere"}, "DEAD_LETTERS_MISSING"),

@@ -71,7 +71,7 @@ def test_a_column_that_takes_no_null_changes_nothing(others, url, admin):
 
 
 def test_it_is_put_aside_where_columns_may_be_added_too(url, admin):
-    """Rows are put aside only when it is known that no column is too narrow for them, and these are among them."""
+    """And it stops the batch where rows are not put aside."""
     how = {"dead_letters": True, "schema_evolution": "addColumns", **UNREAD}
     assert apply(url, (1, "?", 20, WRITE), (2, "b", 1, WRITE), **how) == {"written": 1, "dead_letters": 1}
     assert stored(admin) == [(2, "b", 1)]

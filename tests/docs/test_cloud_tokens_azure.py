@@ -6,22 +6,20 @@ import logging
 import time
 
 import pytest
-from support.logged_token import logged_token
+from support.cloud_tokens import logged_token, page_module, token_of
 from support.token_server import serving
 
-from pgonce import Login, tokens
-from pgonce.offsets_store.postgres import tokens as ours
+from pgonce import Login
 
 HEADER = "zq7-identity-header"
 
 
-@pytest.fixture(autouse=True)
-def _no_credentials(monkeypatch):
+@pytest.fixture
+def azure(monkeypatch, tmp_path):
+    """The page's module, where the environment has no credentials."""
     for name in ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    ours._azure_credential.cache_clear()
-    yield
-    ours._azure_credential.cache_clear()
+    return page_module("azure_token", tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -56,26 +54,26 @@ def server(monkeypatch):
         ("shop.postgres.database.usgovcloudapi.net", "https://ossrdbms-aad.database.usgovcloudapi.net"),
     ],
 )
-def test_a_token_is_asked_for_databases_alone(server, host, resource, caplog):
+def test_a_token_is_asked_for_databases_alone(azure, server, host, resource, caplog):
     """The resource is that of databases, in the cloud in which the host is; no log has the token."""
     caplog.set_level(logging.DEBUG)
-    assert tokens.azure(Login(host, 5432, "streamer", "shop")) == "zq7token0"
+    assert token_of(azure, Login(host, 5432, "streamer", "shop")) == "zq7token0"
     assert [request.query["resource"] for request in server.asked("/msi/token")] == [resource]
     assert "zq7token" not in caplog.text
 
 
-def test_a_token_is_asked_for_again_after_a_refusal_and_not_before(server):
+def test_a_token_is_asked_for_again_after_a_refusal_and_not_before(azure, server):
     """Azure's library keeps it while it is valid; if Postgres refuses it, it makes another one."""
     login = Login("shop.postgres.database.azure.com", 5432, "streamer", "shop")
-    assert [tokens.azure(login) for _ in range(3)] == ["zq7token0"] * 3
+    assert [token_of(azure, login) for _ in range(3)] == ["zq7token0"] * 3
     refused = Login("shop.postgres.database.azure.com", 5432, "streamer", "shop", refused=True)
-    assert tokens.azure(refused) == "zq7token1"
-    assert tokens.azure(login) == "zq7token1"
+    assert token_of(azure, refused) == "zq7token1"
+    assert token_of(azure, login) == "zq7token1"
 
 
-def test_neither_the_token_nor_the_secret_header_is_in_the_logs(server):
+def test_neither_the_token_nor_the_secret_header_is_in_the_logs(azure, server):
     """No logger of Azure's libraries shows them at DEBUG."""
-    token, logs = logged_token("azure", Login("shop.postgres.database.azure.com", 5432, "streamer", "shop"))
+    token, logs = logged_token(azure, Login("shop.postgres.database.azure.com", 5432, "streamer", "shop"))
     assert token == "zq7token0"
     assert "zq7" not in logs
     assert "everything is logged" in logs

@@ -6,16 +6,16 @@ import base64
 import json
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
-from support.logged_token import logged_token
+from support.cloud_tokens import logged_token, page_module, token_of
 from support.token_server import serving
 
-from pgonce import Login, tokens
-from pgonce.offsets_store.postgres import tokens as ours
+from pgonce import Login
 
 ACCOUNT = "streamer@shop.iam.gserviceaccount.com"
 LOGIN = Login("10.0.0.3", 5432, "streamer@shop.iam", "shop")
@@ -67,9 +67,13 @@ def server(key, tmp_path, monkeypatch):
 
     with serving({("POST", "/token"): answer}) as found:
         _account(key, found.url, tmp_path, monkeypatch)
-        ours._google_credentials.cache_clear()
         yield found
-    ours._google_credentials.cache_clear()
+
+
+@pytest.fixture
+def google(monkeypatch, tmp_path):
+    """The page's module."""
+    return page_module("google_token", tmp_path, monkeypatch)
 
 
 def _account(key, url, tmp_path, monkeypatch) -> None:
@@ -93,24 +97,24 @@ def _account(key, url, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
 
 
-def test_a_token_is_asked_for_logins_to_databases_alone(server, caplog):
+def test_a_token_is_asked_for_logins_to_databases_alone(google, server, caplog):
     """The assertion is signed, and its scope is that of logins; no log has the token."""
     caplog.set_level(logging.DEBUG)
-    assert tokens.google(LOGIN) == "zq7token0"
+    assert token_of(google, LOGIN) == "zq7token0"
     assert len(server.asked("/token")) == 1
     assert "zq7token" not in caplog.text
 
 
-def test_a_token_is_asked_for_again_after_a_refusal_and_not_before(server):
+def test_a_token_is_asked_for_again_after_a_refusal_and_not_before(google, server):
     """Google's library keeps it while it is valid; if Postgres refuses it, it makes another one."""
-    assert [tokens.google(LOGIN) for _ in range(3)] == ["zq7token0"] * 3
-    assert tokens.google(Login(LOGIN.host, LOGIN.port, LOGIN.user, LOGIN.dbname, refused=True)) == "zq7token1"
-    assert tokens.google(LOGIN) == "zq7token1"
+    assert [token_of(google, LOGIN) for _ in range(3)] == ["zq7token0"] * 3
+    assert token_of(google, replace(LOGIN, refused=True)) == "zq7token1"
+    assert token_of(google, LOGIN) == "zq7token1"
 
 
-def test_neither_the_token_nor_what_is_sent_for_it_is_in_the_logs(server):
+def test_neither_the_token_nor_what_is_sent_for_it_is_in_the_logs(google, server):
     """At DEBUG, google-auth would log the assertion, with which anybody could get a token for an hour."""
-    token, logs = logged_token("google", LOGIN)
+    token, logs = logged_token(google, LOGIN)
     (asked,) = server.asked("/token")
     assert [secret for secret in (token, asked.body["assertion"]) if secret in logs] == []
     assert "everything is logged" in logs

@@ -7,12 +7,11 @@ import logging
 from uuid import UUID
 
 import pytest
-from support.logged_token import logged_token
+from support.cloud_tokens import logged_token, page_module, token_of
 from support.token_server import serving
 
-from pgonce import Login, tokens
-from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.offsets_store.postgres import tokens as ours
+from pgonce import Login
+from pgonce.offsets_store.errors import ConnectError
 
 CLIENT, SECRET = "0b6f-client", "zq7secret"
 UID = "11111111-2222-3333-4444-555555555555"
@@ -83,47 +82,48 @@ def server(monkeypatch, tmp_path):
         ("POST", "/api/2.0/postgres/credentials"): authorized(credential_of_endpoint),
     }
     with serving(routes) as found:
-        for name in ("DATABRICKS_TOKEN", "DATABRICKS_CONFIG_PROFILE", ours.LAKEBASE_INSTANCE, ours.LAKEBASE_ENDPOINT):
+        for name in ("DATABRICKS_TOKEN", "DATABRICKS_CONFIG_PROFILE", "LAKEBASE_ENDPOINT"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("DATABRICKS_CONFIG_FILE", str(tmp_path / "none"))
         monkeypatch.setenv("DATABRICKS_HOST", found.url)
         monkeypatch.setenv("DATABRICKS_CLIENT_ID", CLIENT)
         monkeypatch.setenv("DATABRICKS_CLIENT_SECRET", SECRET)
-        ours._lakebase_workspace.cache_clear()
-        ours._lakebase_name.cache_clear()
         yield found
-    ours._lakebase_workspace.cache_clear()
-    ours._lakebase_name.cache_clear()
+
+
+@pytest.fixture
+def databricks(monkeypatch, tmp_path):
+    """The page's module."""
+    return page_module("databricks_token", tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("host", [HOST, HOST.replace("instance-", "instance-ro-")])
-def test_the_instance_is_known_by_its_host(server, host, caplog):
+def test_the_instance_is_known_by_its_host(databricks, server, host, caplog):
     """A token is asked for the instance whose id is in the host; no log has it, nor the client's secret."""
     caplog.set_level(logging.DEBUG)
-    assert tokens.databricks(of_host(host)) == "zq7token for shop-instance 0"
+    assert token_of(databricks, of_host(host)) == "zq7token for shop-instance 0"
     assert "zq7" not in caplog.text
 
 
-def test_after_a_refusal_everything_is_asked_for_again(server):
+def test_after_a_refusal_everything_is_asked_for_again(databricks, server):
     """It also logs in to the workspace again."""
-    tokens.databricks(of_host(HOST))
-    tokens.databricks(of_host(HOST, refused=True))
+    token_of(databricks, of_host(HOST))
+    token_of(databricks, of_host(HOST, refused=True))
     assert len(server.asked("/oidc/v1/token")) == 2
 
 
-def test_the_instance_or_the_endpoint_may_be_named(server, monkeypatch):
-    """Where the host does not tell, the environment does."""
-    with pytest.raises(ConfigurationError, match="PASSWORD_SOURCE_MISSING.*PGONCE_LAKEBASE_INSTANCE"):
-        tokens.databricks(of_host("ep-cool-name.database.us-east-1.cloud.databricks.com"))
-    monkeypatch.setenv(ours.LAKEBASE_INSTANCE, "another")
-    assert tokens.databricks(of_host("db.internal")) == "zq7token for another 0"
-    monkeypatch.setenv(ours.LAKEBASE_ENDPOINT, ENDPOINT)
-    assert tokens.databricks(of_host("db.internal")) == f"zq7token for {ENDPOINT} 1"
+def test_an_endpoint_may_be_named(databricks, server, monkeypatch):
+    """By the environment, where the host is that of no instance."""
+    host = "ep-cool-name.database.us-east-1.cloud.databricks.com"
+    with pytest.raises(ConnectError, match="PASSWORD_SOURCE_FAILED.*NotFound"):
+        token_of(databricks, of_host(host))
+    monkeypatch.setenv("LAKEBASE_ENDPOINT", ENDPOINT)
+    assert token_of(databricks, of_host(host)) == f"zq7token for {ENDPOINT} 0"
 
 
-def test_no_logger_shows_a_secret(server):
+def test_no_logger_shows_a_secret(databricks, server):
     """At DEBUG, the loggers below the one of databricks-sdk would speak as well."""
-    token, logs = logged_token("databricks", of_host(HOST))
+    token, logs = logged_token(databricks, of_host(HOST))
     assert token == "zq7token for shop-instance 0"
     assert [name for name in ("zq7", "databricks.sdk") if name in logs] == []
     assert "everything is logged" in logs

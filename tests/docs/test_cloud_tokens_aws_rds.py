@@ -7,12 +7,11 @@ from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from support.logged_token import logged_token
+from support.cloud_tokens import logged_token, page_module, token_of
 from support.token_server import serving
 
-from pgonce import Login, tokens
-from pgonce.offsets_store.errors import ConfigurationError, ConnectError
-from pgonce.offsets_store.postgres import tokens as ours
+from pgonce import Login
+from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
@@ -20,8 +19,9 @@ KEY_ID, KEY, SESSION = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEX
 HOST = "orders.abc123.eu-west-1.rds.amazonaws.com"
 
 
-@pytest.fixture(autouse=True)
-def _credentials(monkeypatch, tmp_path):
+@pytest.fixture
+def aws(monkeypatch, tmp_path):
+    """The page's module, where the environment has credentials."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
@@ -29,9 +29,7 @@ def _credentials(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    ours._aws_client.cache_clear()
-    yield
-    ours._aws_client.cache_clear()
+    return page_module("aws_token", tmp_path, monkeypatch)
 
 
 def checked(token: str, login: Login, region: str, key_id: str = KEY_ID) -> dict[str, str]:
@@ -61,46 +59,47 @@ def checked(token: str, login: Login, region: str, key_id: str = KEY_ID) -> dict
         Login("db.abc.cn-north-1.rds.amazonaws.com.cn", 5432, "streamer", "shop"),
     ],
 )
-def test_a_token_is_signed_for_host_port_role_and_region(login):
+def test_a_token_is_signed_for_host_port_role_and_region(aws, login):
     """They are those that are connected to; the region is that of the host's name."""
     region = login.host.split(".rds.")[0].rsplit(".", 1)[1]
-    checked(tokens.aws_rds(login), login, region)
+    checked(token_of(aws, login), login, region)
 
 
-def test_the_region_of_another_name_comes_from_the_environment(monkeypatch):
+def test_the_region_of_another_name_comes_from_the_environment(aws, monkeypatch):
     """A host that is not named as RDS names it says nothing of a region."""
     login = Login("db.internal", 5432, "streamer", "shop")
     monkeypatch.setenv("AWS_REGION", "ap-south-1")
-    checked(tokens.aws_rds(login), login, "ap-south-1")
+    checked(token_of(aws, login), login, "ap-south-1")
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "sa-east-1")
-    checked(tokens.aws_rds(login), login, "sa-east-1")
+    aws.client.cache_clear()
+    checked(token_of(aws, login), login, "sa-east-1")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    ours._aws_client.cache_clear()
-    with pytest.raises(ConfigurationError, match="PASSWORD_SOURCE_MISSING.*AWS_REGION"):
-        tokens.aws_rds(login)
+    aws.client.cache_clear()
+    with pytest.raises(ConnectError, match="PASSWORD_SOURCE_FAILED.*NoRegionError"):
+        token_of(aws, login)
 
 
-def test_credentials_that_were_changed_are_read_again_after_a_refusal(monkeypatch):
+def test_credentials_that_were_changed_are_read_again_after_a_refusal(aws, monkeypatch):
     """A token that is refused is followed by one that is signed with what boto3 finds now."""
     login = Login(HOST, 5432, "streamer", "shop")
-    checked(tokens.aws_rds(login), login, "eu-west-1")
+    checked(token_of(aws, login), login, "eu-west-1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAANOTHER")
-    checked(tokens.aws_rds(login), login, "eu-west-1")
+    checked(token_of(aws, login), login, "eu-west-1")
     again = Login(HOST, 5432, "streamer", "shop", refused=True)
-    checked(tokens.aws_rds(again), again, "eu-west-1", "AKIAANOTHER")
+    checked(token_of(aws, again), again, "eu-west-1", "AKIAANOTHER")
 
 
-def test_without_credentials_the_error_says_so(monkeypatch):
-    """What boto3 says is in the error."""
+def test_without_credentials_the_error_says_so(aws, monkeypatch):
+    """By the type of the error of boto3."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    url = PostgresUrl(f"host={HOST} user=streamer", "pgonce.tokens:aws_rds")
-    with pytest.raises(ConnectError, match="PASSWORD_SOURCE_FAILED.*NoCredentialsError: Unable to locate credentials"):
+    url = PostgresUrl(f"host={HOST} user=streamer", "aws_token:password")
+    with pytest.raises(ConnectError, match="PASSWORD_SOURCE_FAILED.*NoCredentialsError"):
         connect(url)
 
 
-def test_no_credential_and_no_token_is_in_the_logs(monkeypatch):
+def test_no_credential_and_no_token_is_in_the_logs(aws, monkeypatch):
     """At DEBUG, botocore would log the credentials that an instance's metadata service gives, and the signature."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"):
         monkeypatch.delenv(name)
@@ -115,7 +114,7 @@ def test_no_credential_and_no_token_is_in_the_logs(monkeypatch):
     login = Login(HOST, 5432, "streamer", "shop")
     with serving(routes) as server:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{server.url}/")
-        token, logs = logged_token("aws_rds", login)
+        token, logs = logged_token(aws, login)
     assert checked(token, login, "eu-west-1")["X-Amz-Security-Token"] == "zq7session"
     secrets = ("zq7", token.rsplit("=", 1)[1])
     assert [line for line in logs.splitlines() if any(secret in line for secret in secrets)] == []
