@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ..offsets import Offsets, Span, below, furthest, goes_back, left_out, places, same, says_which_rows
-from .facts import Batch, Ledger, Recorded, Remedies, Rival, Writer
+from .facts import Batch, Ledger, Recorded, Remedies, Writer
 
 
 class Verdict(Enum):
@@ -198,22 +198,13 @@ def beside_rivals(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
         return Verdict.NEW
     if remedies.start_over:
         return Verdict.NEW if may_start_over(ledger, remedies) else Verdict.FOREIGN
-    open_rivals = [
-        rival
-        for rival in ledger.rivals
-        if rival.query_id != remedies.replaces and not (rival.by_doubt and _are_told_apart(rival, batch, remedies))
-    ]
+    open_rivals = [rival for rival in ledger.rivals if rival.query_id != remedies.replaces]
     if open_rivals or not takes_over(ledger, batch, remedies):
         return Verdict.FOREIGN
     if recreated(ledger, batch, remedies):
         return Verdict.RECREATED
     overlaps = batch.span is not None and below(batch.span.first, stored_positions(ledger, remedies))
     return Verdict.OVERLAP if overlaps else Verdict.NEW
-
-
-def _are_told_apart(rival: Rival, batch: Batch, remedies: Remedies) -> bool:
-    """Whether the user says that names tell queries apart, and both have one."""
-    return remedies.independent_by_name and bool(batch.query_name and rival.writer.query_name)
 
 
 def may_start_over(ledger: Ledger, remedies: Remedies) -> bool:

@@ -104,16 +104,13 @@ class Remedies:
     """
     What the user has allowed by hand for a query that the ledger does not know.
 
-    With ``start_over``, the rows of the query that it ``replaces`` are deleted by this query's batch 0. With
-    ``independent_by_name``, doubt alone makes no other query a rival if both have names; a common name, place or
-    partition still does.
+    With ``start_over``, the rows of the query that it ``replaces`` are deleted by this query's batch 0.
     """
 
     adopt_checkpoint: int | None = None
     replaces: str | None = None
     independent: bool = False
     start_over: bool = False
-    independent_by_name: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,14 +194,12 @@ class Rival:
     """
     A writer of another query that may have written this one's rows; ``shares`` is the text that says why.
 
-    ``other_sink`` is the name of its sink if that is another one, which writes to the same table. ``by_doubt`` if the
-    only reason is that nothing proves the contrary.
+    ``other_sink`` is the name of its sink if that is another one, which writes to the same table.
     """
 
     writer: Writer
     shares: str
     other_sink: str | None = None
-    by_doubt: bool = False
 
     @property
     def query_id(self) -> str:
@@ -270,7 +265,7 @@ def rivals_of(
         if shares in ("", _DOUBT) and (others_lose or (replaces is None and other.replaces_all)):
             shares = "each batch of one of them replaces all rows of the table, also those of the other"
         if shares:
-            found.append(Rival(other, shares, other_sink=sink, by_doubt=shares == _DOUBT))
+            found.append(Rival(other, shares, other_sink=sink))
     return tuple(sorted(found, key=lambda rival: (not rival.shares.startswith(_SAME_PLACE), rival.shares == _DOUBT)))
 
 

@@ -101,14 +101,11 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
     if own := ledger.rival(batch.query_id):
         what, way = _under_another_name(own, batch)
         return what, f"{way} If the query is to write its rows twice, set independent=true."
-    nameless = ""
-    if remedies.independent_by_name and not (batch.query_name and all(one.writer.query_name for one in ledger.rivals)):
-        nameless = " independent=byName is set, but not all of these queries have a name (queryName)."
     unknown = "which has written to no table so far" if batch.batch_id else "which the ledger does not know"
     return (
         f"This is batch {batch.batch_id} of {_writer(batch)}, {unknown}, but another query already feeds the same "
         f"{_place(ledger)}: {rivals}. If both read the same rows (a checkpoint that was lost or moved, a full "
-        f"refresh), these would be written a second time.{nameless}",
+        f"refresh), these would be written a second time.",
         f"If it was started by mistake, leave it stopped. {_ways_on(ledger.rivals[0], batch)} {_BOTH}",
     )
 

@@ -251,9 +251,8 @@ def commit_settings_of(given: Given) -> CommitSettings:
         Remedies(
             given["adopt_checkpoint"],
             given["replaces"],
-            given["independent"] is True,
+            given["independent"],
             given["start_over"] == "truncate",
-            given["independent"] == "byName",
         ),
         retain_batches=given["retain_batches"],
         lock_timeout=given["lock_timeout"],

@@ -70,13 +70,14 @@ class Pipeline:
         assert old in source.read_text()
         source.write_text(source.read_text().replace(old, new))
 
-    def start(self, *arguments: str) -> Driver:
-        """Begin ``spark-pipelines COMMAND ...``."""
+    def start(self, *arguments: str, independent: bool = False) -> Driver:
+        """Begin ``spark-pipelines COMMAND ...``; its flows may say that they feed the table with rows of their own."""
         wait_for_the_port()
         command, *more = arguments
         # Not a SPARK_CONF_DIR: it would stand on the JVM's class path, and its classes come from an archive of another.
         more = (*more, "--properties-file", str(self._properties()))
-        return self._start_driver(Path(pipeline_run.__file__), command, "--spec", self._spec, *more, env=self._env)
+        env = self._env | {"INDEPENDENT": str(independent).lower()}
+        return self._start_driver(Path(pipeline_run.__file__), command, "--spec", self._spec, *more, env=env)
 
     def run(self, *arguments: str) -> Driver:
         """The same, to its end, which must be a good one."""
@@ -142,7 +143,7 @@ def test_two_flows_restarted_and_killed(pipeline, url, observer):
     ensure_ledger(url)
     # Not in the first batches: a first one waits for that of another query that feeds the same table.
     with gate(url, batch_id=1, ends=True) as waiting:
-        driver = pipeline.start("run")
+        driver = pipeline.start("run", independent=True)
         driver.wait_for(lambda: observer.execute(waiting).fetchone() == (2,), "both flows to wait")
         driver.sigkill()
     assert orders(observer) == [*WEB[:20], *TILLS[:15]]
@@ -171,7 +172,9 @@ def test_full_refresh(pipeline, observer):
     assert "[FOREIGN]" in said
     assert f"set startOver=truncate and replaces={old}" in said
     assert orders(observer) == [*WEB]
-    pipeline.change('"independent": "byName",', f'"startOver": "truncate", "replaces": "{old}",')
+    pipeline.change(
+        '"independent": os.environ.get("INDEPENDENT", "false"),', f'"startOver": "truncate", "replaces": "{old}",'
+    )
     pipeline.run("run", "--full-refresh-all")
     assert orders(observer) == [*WEB]
     # The option stays, and deletes nothing.
