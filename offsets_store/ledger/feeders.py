@@ -101,7 +101,7 @@ def is_published(connection: psycopg.Connection, sink_name: str, batch_key: str,
 
 # A sink that is named after its table keeps its keys when the table is renamed. A name that the user gave the sink may
 # be any text, which to_regclass does not take; then ``named_after`` is NULL. The oid is looked up in the statement
-# itself, because a job that has waited for `pgonce swap` would know the one that its table had before.
+# itself, because a job that has waited for an exchange of tables would know the one that its table had before.
 OF_TABLE = "j.targets ->> j.sink_name = CAST(CAST(to_regclass(CAST({named_after} AS text)) AS oid) AS text)"
 _IS_PUBLISHED = f"""
 SELECT EXISTS (

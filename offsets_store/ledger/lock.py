@@ -237,9 +237,9 @@ def one_first_contact_in_tx(connection: Connection, batch: Batch) -> str:
 
 def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool) -> Ledger:
     """What the ledger says of a query that has published nothing for this sink: who feeds it, or its tables."""
-    rivals = rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces, start_over=start_over)
-    swapped_to = connection.execute(_SWAPPED_TO, _identity(batch)).scalar_one_or_none()
-    return Ledger(rivals=rivals, swapped_to=swapped_to)
+    return Ledger(
+        rivals=rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces, start_over=start_over)
+    )
 
 
 def _identity(batch: Batch) -> dict[str, str]:
@@ -264,12 +264,6 @@ _LOCK = select(*_READ, LEAST_READER).where(_IS_IT).with_for_update(of=writers)
 _LOCK_SENT = Compiled(_LOCK)
 _LAST = select(writers.c.last_batch_id).where(
     writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink")
-)
-_SWAPPED_TO = (
-    select(writers.c.sink_name)
-    .where(writers.c.query_id == bindparam("query"), writers.c.swapped_from == bindparam("sink"))
-    .where(writers.c.sink_name != bindparam("sink"))
-    .limit(1)
 )
 _ONE_FIRST_CONTACT = text(
     "SELECT pg_advisory_xact_lock(k.key), current_setting('transaction_isolation') AS isolation FROM "

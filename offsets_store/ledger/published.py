@@ -112,18 +112,9 @@ def compared_with_earlier(
 
     :param writer: what is known of earlier batches, and of the tables that they were written to.
     :param now: the tables that this batch was written to.
-    :raises CommitError: TARGET_CHANGED, if they are ``pinned``, or if one of them was exchanged for another on purpose.
+    :raises CommitError: TARGET_CHANGED, if they are ``pinned``.
     """
     earlier = writer.targets if writer else None
-    if writer and writer.swapped_from and (other := changed_targets(earlier, now, is_one_table=True)):
-        raise CommitError(
-            "TARGET_CHANGED",
-            f"The table of query {batch.query_id} was exchanged for another (`pgonce swap`), and batch "
-            f"{batch.batch_id} would go into that other one. {' '.join(other.values())}",
-            NOTHING,
-            f"Write to {', '.join(earlier or ())}, which has its rows. Or leave the query stopped, if the other table "
-            "has taken its place for good.",
-        )
     changes = changed_targets(earlier, now, is_one_table=is_one_table)
     if changes and pinned:
         raise CommitError(

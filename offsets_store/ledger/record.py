@@ -52,7 +52,6 @@ _MOVED = (
     "end_offsets",
     "guarantee",
     "targets",
-    "swapped_from",
     "offsets_read_by",
 )
 
@@ -99,8 +98,6 @@ def record_batch_in_tx(
         "guarantee": batch.guarantee,
         "offsets_read_by": batch.offsets_read_by,
         "targets": tables.known or (known and known.targets),
-        # A function that has written nothing has shown nothing about which table it writes to.
-        "swapped_from": None if published.targets else known and known.swapped_from,
     }
     recorded = {
         "writer_id": locked.writer_id,

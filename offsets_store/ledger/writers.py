@@ -64,7 +64,7 @@ RECORDED = (
     "stateful",
 )
 """The columns of ``batches`` that :func:`as_recorded` reads; no others, which an older ledger may lack."""
-_NOT_READ = {"written_as", "sources"}
+_NOT_READ = {"written_as", "sources", "swapped_from"}
 _COLUMNS = [column.name for column in writers.c if column.name not in _NOT_READ]
 # The record of how a batch was written, and its entry of offsets/, are long and rarely needed.
 _WRITERS = select(

@@ -23,6 +23,7 @@ _WORDS = {
     "accept": "accepted",
     "retire": "retired",
     "forget": "forgotten",
+    "swap": "exchanged",
     "replay-dead-letters": "replayed",
     "discard-dead-letters": "discarded",
     "repair-dead-letters": "repaired",
@@ -146,7 +147,6 @@ def _said(connection: Connection, key: Key) -> str | None:
     return f"query {by} started over from query {query_id} at {at} (startOver=truncate), and reads all rows again"
 
 
-# A sink that was renamed by a swap after it had taken another one's place is known by the name that it had before.
 _FATE = text("""
 WITH RECURSIVE line AS (
     SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by FROM pgonce.writers AS w
@@ -154,9 +154,7 @@ WITH RECURSIVE line AS (
     UNION
     SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by
     FROM line AS l JOIN pgonce.writers AS w ON w.query_id = l.replaced_by
-    WHERE w.sink_name = l.sink_name OR EXISTS (
-        SELECT FROM pgonce.interventions AS i
-        WHERE i.writer_id = w.writer_id AND i.kind = 'swap' AND i.details ->> 'was' = l.sink_name)
+    WHERE w.sink_name = l.sink_name
 )
 SELECT l.query_id, i.kind, NULL AS by, i.made_at FROM line AS l JOIN pgonce.interventions AS i USING (writer_id)
 WHERE i.kind = 'forget'

@@ -18,7 +18,6 @@ class Verdict(Enum):
 
     LANDED = "this attempt is recorded: it was committed, and only the answer was lost"
     FOREIGN = "another query feeds this sink, and nothing proves that it does so with other rows"
-    SWAPPED = "its table was exchanged for another one (pgonce swap), and has another name now"
     UNKNOWN = "the ledger has never heard of this query, whose first batch here is not batch 0"
     FENCED = "this run was the owner, and another run or query is now"
     DUPLICATE = "this run published or skipped this batch already, under another attempt"
@@ -178,8 +177,6 @@ def stored_end(ledger: Ledger) -> Offsets:
 
 
 def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
-    if ledger.swapped_to is not None:
-        return Verdict.SWAPPED
     if batch.batch_id > 0:
         # Under the name that the sink had before, the same batch is a replay.
         if remedies.adopt_checkpoint == batch.batch_id and ledger.rival(batch.query_id) is None:

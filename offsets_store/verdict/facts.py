@@ -133,8 +133,7 @@ class Writer:
     """
     A row of the ledger's table ``writers``: a query that has published, and one sink of it.
 
-    ``run_id`` is the owner. ``reads`` is None if not everything that the query has read is known. ``swapped_from`` is
-    the sink's name before its table was exchanged for another; None once it has published something since. ``last`` is
+    ``run_id`` is the owner. ``reads`` is None if not everything that the query has read is known. ``last`` is
     the record of the last batch, if it is kept. ``replaces_all`` says, of a neighbour, that its batches replace all
     rows of a table in question.
     """
@@ -155,7 +154,6 @@ class Writer:
     updated_at: datetime
     retired_at: datetime | None = None
     targets: dict[str, int] | None = None
-    swapped_from: str | None = None
     offsets_read_by: ReadBy | None = None
     reads: Reads | None = None
     last: Recorded | None = None
@@ -214,7 +212,7 @@ class Ledger:
 
     ``same_id`` is the record of this batch id, ``previous`` that of the batch whose entry in ``offsets/`` stands before
     this one's; ``was_owner`` tells whether this run ever owned the writer; ``skipped_by`` is the attempt in which this
-    run skipped this batch id. ``swapped_to`` is the sink's name since its table was exchanged for another.
+    run skipped this batch id.
     """
 
     writer: Writer | None = None
@@ -223,7 +221,6 @@ class Ledger:
     was_owner: bool = False
     skipped_by: UUID | None = None
     rivals: tuple[Rival, ...] = ()
-    swapped_to: str | None = None
 
     @property
     def last(self) -> Recorded | None:

@@ -168,7 +168,7 @@ def _not_over(rivals: str, ledger: Ledger, batch: Batch, remedies: Remedies) -> 
         )
     return (
         f"{given}, but that is not the only query that feeds it: {rivals}. The rows of all of them would be deleted.",
-        "Fill another table, and exchange both with `pgonce swap`. Or, if the rows of the other queries may be "
+        "Fill another table, and let it take the place of this one. Or, if the rows of the other queries may be "
         "deleted as well, stop these queries, and remove them with `pgonce forget`.",
     )
 
@@ -220,16 +220,6 @@ def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
 def _brought_back(rival: Rival) -> str:
     location = rival.writer.checkpoint_location
     return f"To go on where the old query ended, bring its checkpoint back{f' to {location}' if location else ''}:"
-
-
-def _swapped(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
-    return (
-        f"The table of {_writer(batch)} was exchanged for another (`pgonce swap`). Its rows are in what is called "
-        f"{ledger.swapped_to!r} now.",
-        f"To let the query go on there, set table to that, and start it again on the same checkpoint. If the other "
-        f"table has taken its place for good, leave it stopped, and run `pgonce retire "
-        f"{_typed(batch.query_id)}`.",
-    )
 
 
 def _unknown(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
@@ -377,7 +367,6 @@ def _backward(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
 
 _WORDS: dict[Verdict, Callable[[Ledger, Batch, Remedies], tuple[str, str]]] = {
     Verdict.FOREIGN: _foreign,
-    Verdict.SWAPPED: _swapped,
     Verdict.UNKNOWN: _unknown,
     Verdict.FENCED: _fenced,
     Verdict.DUPLICATE: _duplicate,

@@ -244,7 +244,7 @@ def _not_over(table: TargetTable, reason: str, more: str = _BY_HAND) -> TargetEr
         "START_OVER_REFUSED",
         f"startOver=truncate would delete all rows of {table.qualified_name}, but {reason}.",
         NOTHING,
-        f"Remove the cause. Or fill another table, and exchange the two with `pgonce swap`.{more}",
+        f"Remove the cause. Or fill another table, and let it take the place of this one.{more}",
     )
 
 

@@ -74,6 +74,7 @@ MIGRATIONS = (
     Migration(105, 100, "0105_staging_schema.sql", needed_by="batches"),
     # To change these views, change the file, and give it a higher version.
     Migration(109, 100, "queries_and_health.sql", needed_by="nothing"),
+    Migration(110, 100, "0110_follow_exchange.sql", needed_by="nothing"),
 )
 FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version
