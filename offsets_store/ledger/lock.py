@@ -158,7 +158,6 @@ def lock_writer_in_tx(
     replaces: str | None,
     asked: AskedWriter | None = None,
     *,
-    start_over: bool = False,
     sees_rivals: bool = False,
 ) -> LockedWriter:
     """
@@ -168,7 +167,6 @@ def lock_writer_in_tx(
 
     :param replaces: the id of a query, the beginning of it, or the query's name, as the user gave it.
     :param asked: what was asked for the same batch.
-    :param start_over: whether the rows of the query that is replaced are to go.
     :param sees_rivals: whether the transaction was begun by
         :func:`~pgonce.offsets_store.commit.one_transaction.begin_again_in_tx`.
     :raises LedgerError: LEDGER_TOO_NEW.
@@ -197,7 +195,7 @@ def lock_writer_in_tx(
             replaced = connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name}).mappings().one_or_none()
             if replaced is not None:
                 take_positions_in_tx(connection, replaced["writer_id"], batch.run_id, row["least_reader"])
-        ledger = of_unknown_in_tx(connection, batch, replaces, start_over=start_over)
+        ledger = of_unknown_in_tx(connection, batch, replaces)
         return LockedWriter(row["writer_id"], row["generation"], ledger, replaces=replaces)
     facts: _Row | None = asked.facts.row() if asked else None
     # While the lock was waited for, the table may have got a name under which the query has another writer.
@@ -220,7 +218,7 @@ def unknown_writer_in_tx(connection: Connection, batch: Batch, remedies: Remedie
         return None
     if remedies.replaces is not None:
         remedies = replace(remedies, replaces=replaced_query_in_tx(connection, batch, remedies.replaces))
-    return of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over), remedies
+    return of_unknown_in_tx(connection, batch, remedies.replaces), remedies
 
 
 def one_first_contact_in_tx(connection: Connection, batch: Batch) -> str:
@@ -235,11 +233,9 @@ def one_first_contact_in_tx(connection: Connection, batch: Batch) -> str:
     return str(connection.execute(_ONE_FIRST_CONTACT, places).all()[0].isolation)
 
 
-def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool) -> Ledger:
+def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> Ledger:
     """What the ledger says of a query that has published nothing for this sink: who feeds it, or its tables."""
-    return Ledger(
-        rivals=rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces, start_over=start_over)
-    )
+    return Ledger(rivals=rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces))
 
 
 def _identity(batch: Batch) -> dict[str, str]:

@@ -88,7 +88,6 @@ class Published:
     ``dropped`` counts the rows that were not written, because an earlier batch had published them. ``targets`` are the
     tables that were written to. ``counts`` says what became of the rows, where not all of them were simply written.
     ``tables`` has the number of rows of each table, if there are several.
-    ``emptied`` counts the rows that a batch which starts over has deleted; None if it does not.
     ``notes`` has a sentence on some of the tables: what the batch has altered about one, or does not write to it.
     ``written_as`` says how rows are written into each table, by its qualified name.
     """
@@ -99,7 +98,6 @@ class Published:
     targets: Targets | None = None
     counts: Mapping[str, int] | None = None
     tables: Mapping[str, int] | None = None
-    emptied: int | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
     written_as: Mapping[str, WrittenAs] = field(default_factory=dict)
 

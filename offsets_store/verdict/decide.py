@@ -149,7 +149,7 @@ def _is_recorded(previous: Recorded | None, batch: Batch) -> bool:
 def stored_positions(ledger: Ledger, remedies: Remedies | None = None) -> Offsets | None:
     """The positions below which rows are in the target, or were never selected; None if nothing is stored."""
     if ledger.writer is None:
-        replaced = ledger.rival(remedies.replaces) if remedies and not remedies.start_over else None
+        replaced = ledger.rival(remedies.replaces) if remedies else None
         return replaced.writer.stored_to if replaced else None
     if ledger.last is None or ledger.last.positions is None:
         return ledger.writer.end_offsets
@@ -193,8 +193,6 @@ def beside_rivals(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
     """Whether a query may write for the first time where others write; NEW or OVERLAP if so."""
     if remedies.independent:
         return Verdict.NEW
-    if remedies.start_over:
-        return Verdict.NEW if may_start_over(ledger, remedies) else Verdict.FOREIGN
     open_rivals = [rival for rival in ledger.rivals if rival.query_id != remedies.replaces]
     if open_rivals or not takes_over(ledger, batch, remedies):
         return Verdict.FOREIGN
@@ -202,22 +200,6 @@ def beside_rivals(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
         return Verdict.RECREATED
     overlaps = batch.span is not None and below(batch.span.first, stored_positions(ledger, remedies))
     return Verdict.OVERLAP if overlaps else Verdict.NEW
-
-
-def may_start_over(ledger: Ledger, remedies: Remedies) -> bool:
-    """
-    Whether batch 0 may delete the rows of the query that it ``replaces``: that query alone feeds the sink.
-
-    A query that was replaced before is not replaced again, so that a setting that was left in place deletes nothing
-    twice.
-    """
-    return [(rival.query_id, rival.writer.replaced_by) for rival in ledger.rivals] == [(remedies.replaces, None)]
-
-
-def starts_over(verdict: Verdict, ledger: Ledger, remedies: Remedies) -> str | None:
-    """The query whose rows give way to those of the batch, if it is batch 0 of a new query, and no replay of that."""
-    is_first = verdict is Verdict.NEW and ledger.writer is None
-    return remedies.replaces if is_first and remedies.start_over else None
 
 
 def takes_over(ledger: Ledger, batch: Batch, remedies: Remedies) -> bool:

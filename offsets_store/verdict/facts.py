@@ -77,14 +77,12 @@ class Batch(PlannedBatch):
     It is still the batch that was planned, and has all its fields under the same names, so what needs no sink takes
     either. That includes :meth:`~PlannedBatch.into`, which returns the batch for the sink that it is given.
 
-    ``starts_over`` is set by the commit, once the batch is judged, if its rows take the place of all that the table
-    has: it is the query whose rows these are. ``tables`` are those that the sink may write to, with their oids (None
-    for one that is to be created), as far as they are known before something is written. ``replaces_all`` says that all
-    rows of these tables give way to those of each batch.
+    ``tables`` are those that the sink may write to, with their oids (None for one that is to be created), as far as
+    they are known before something is written. ``replaces_all`` says that all rows of these tables give way to those of
+    each batch.
     """
 
     sink_name: str
-    starts_over: str | None = None
     tables: Mapping[str, int | None] = field(default_factory=dict)
     replaces_all: bool = False
 
@@ -101,16 +99,11 @@ class Batch(PlannedBatch):
 
 @dataclass(frozen=True)
 class Remedies:
-    """
-    What the user has allowed by hand for a query that the ledger does not know.
-
-    With ``start_over``, the rows of the query that it ``replaces`` are deleted by this query's batch 0.
-    """
+    """What the user has allowed by hand for a query that the ledger does not know."""
 
     adopt_checkpoint: int | None = None
     replaces: str | None = None
     independent: bool = False
-    start_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,9 +225,7 @@ class Ledger:
         return next((rival for rival in self.rivals if rival.query_id == query_id), None)
 
 
-def rivals_of(
-    batch: Batch, neighbours: tuple[Writer, ...], replaces: str | None, *, start_over: bool = False
-) -> tuple[Rival, ...]:
+def rivals_of(batch: Batch, neighbours: tuple[Writer, ...], replaces: str | None) -> tuple[Rival, ...]:
     """
     The rivals of a query whose first batch this is, among the writers that feed the same sink or table.
 
@@ -242,23 +233,19 @@ def rivals_of(
 
     The first is the one that is most probably this query with its old checkpoint. If a query is replaced, doubt alone
     makes none of the others a rival, because they have worked at the same time as the replaced one and can do so with
-    this one. They cannot if each batch of this query, and none of the replaced one, replaces all rows of the table. For
-    a query that starts over, every other query is a rival, because the rows of all of them would be deleted.
+    this one. They cannot if each batch of this query, and none of the replaced one, replaces all rows of the table.
     """
     found = []
     # Of a query that is replaced, the others have worked at the same time as that one.
     others_lose = batch.replaces_all and not any(w.query_id == replaces and w.replaces_all for w in neighbours)
     for other in neighbours:
         sink = None if other.sink_name == batch.sink_name else other.sink_name
-        # A replaced query may have fed one table by several sinks. With startOver, other queries that feed the table
-        # are found after it is locked.
-        if sink is not None and (start_over or other.query_id == replaces):
+        # A replaced query may have fed one table by several sinks.
+        if sink is not None and other.query_id == replaces:
             continue
         shares = what_speaks_against(batch, other, doubt_counts=replaces is None)
         if other.query_id == replaces and not shares:
             shares = "named by replaces"
-        if start_over and not shares:
-            shares = "the same sink"
         if shares in ("", _DOUBT) and (others_lose or (replaces is None and other.replaces_all)):
             shares = "each batch of one of them replaces all rows of the table, also those of the other"
         if shares:

@@ -62,8 +62,8 @@ def _from_stored(ledger: Ledger, batch: Batch) -> str:
         # Its state cannot be written again, and such a source cannot be told where to begin.
         return (
             f"let this batch through without proof (`pgonce accept {query} --batch {batch.batch_id} --reason ... "
-            "--yes`), though rows of batches that were published before may then be in the table twice; or load the "
-            "table again on a new checkpoint (startOver=truncate)"
+            "--yes`), though rows of batches that were published before may then be in the table twice; or "
+            f"{_emptied(query, batch.sink_name)}, and load the table again on a new checkpoint"
         )
     return f"write it again with `pgonce new-checkpoint {query} PATH`, if its source allows that, and start there"
 
@@ -73,8 +73,6 @@ EMPTY_STATE = "a stateful query then begins with empty state, and rows that its 
 
 def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
     rivals = "; ".join(map(_named, ledger.rivals))
-    if remedies.start_over:
-        return _not_over(rivals, ledger, batch, remedies)
     if remedies.replaces:
         replaced = ledger.rival(remedies.replaces)
         if replaced and (replaced_by := replaced.writer.replaced_by):
@@ -146,33 +144,6 @@ def _place(ledger: Ledger) -> str:
     return "table" if all(rival.other_sink for rival in ledger.rivals) else "sink"
 
 
-def _not_over(rivals: str, ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
-    """Why batch 0 may not delete what the table has."""
-    named = ledger.rival(remedies.replaces)
-    others = [rival for rival in ledger.rivals if rival is not named]
-    given = f"With startOver=truncate, {_writer(batch)} is to take the place of query {remedies.replaces}"
-    if named is None:
-        return (
-            f"{given}, but that query has published nothing for it. Known for this sink: {rivals or 'no other query'}.",
-            f"To replace the rows of another query, set replaces={others[0].query_id}."
-            if others
-            else "If the table is to be filled for the first time, leave startOver and replaces out.",
-        )
-    if replaced_by := named.writer.replaced_by:
-        return (
-            f"{given}, but query {replaced_by} has replaced it already, and one setting deletes rows only once. So "
-            "this checkpoint is another new one (the last one was lost or moved, or there was another full "
-            "refresh).",
-            f"To start over again, set replaces={replaced_by}. Otherwise bring back the checkpoint of that query, "
-            "and leave startOver and replaces out.",
-        )
-    return (
-        f"{given}, but that is not the only query that feeds it: {rivals}. The rows of all of them would be deleted.",
-        "Fill another table, and let it take the place of this one. Or, if the rows of the other queries may be "
-        "deleted as well, stop these queries, and remove them with `pgonce forget`.",
-    )
-
-
 _BOTH = "If both queries are meant to feed this sink, with different rows, set independent=true."
 
 
@@ -211,9 +182,15 @@ def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
     else:
         way = f"{_brought_back(rival)} its offsets do not say which rows come next."
     return (
-        f"{way} To load the table again from the beginning, set startOver=truncate and replaces={rival.query_id}: this "
-        "query's batch 0 then replaces all rows in one transaction. (Or empty the table and run "
-        f"`pgonce forget {query} --sink {in_command(batch.sink_name, 'SINK')} --reason ... --yes`.)"
+        f"{way} To load the table again from the beginning, {_emptied(query, batch.sink_name)}, and start this query."
+    )
+
+
+def _emptied(query: str, sink_name: str) -> str:
+    """How the rows of a query go, in one transaction with what is known of it."""
+    return (
+        "empty it and forget the old query with "
+        f"`pgonce forget {query} --sink {in_command(sink_name, 'SINK')} --truncate --reason ... --yes`"
     )
 
 

@@ -133,26 +133,49 @@ def forget(
     reason: Annotated[str, typer.Option(help="The reason, which the ledger keeps.")],
     url: Url = "",
     sink: Sink = None,
+    truncate: Annotated[
+        bool,
+        typer.Option("--truncate", help="Also remove all rows of its tables, and the deletes that are remembered."),
+    ] = False,
     quiet_for: QuietFor = QUIET_SECONDS,
     wait: Wait = 0,
     yes: Yes = False,
 ) -> None:
-    """Take a query out of the way of a new one that loads its tables from the beginning; empty them yourself."""
+    """Take a query out of the way of a new one that loads its tables again, and empty these with --truncate."""
     found = forget_query(
-        query, url, reason=reason, sink=sink, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait
+        query,
+        url,
+        reason=reason,
+        sink=sink,
+        truncate=truncate,
+        dry_run=not yes,
+        quiet_seconds=quiet_for,
+        wait_seconds=wait,
     )
     done = "Forgotten. If a new query is to load the tables again, start it on a new checkpoint."
-    lines = [*_forget_lines(found), done if yes else NOT_DONE]
-    print_lines(lines)
+    lines = _emptying_lines(found) if truncate else _forget_lines(found)
+    print_lines([*_head_lines(found), *lines, done if yes else NOT_DONE])
+
+
+def _head_lines(found: Forgetting) -> list[str]:
+    sinks = [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}{_retired(sink)}" for sink in found.sinks]
+    return [
+        f"Query {found.query_id} ({found.query_name or 'no name'}):",
+        *sinks,
+        "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
+        "beginning of its source.",
+    ]
+
+
+def _emptying_lines(found: Forgetting) -> list[str]:
+    return [
+        "In the same transaction, all rows of these tables are removed (TRUNCATE), also those from outside pgonce, and "
+        f"deletes that onlyNewer remembers of them are forgotten: {', '.join(found.emptied)}."
+    ]
 
 
 def _forget_lines(found: Forgetting) -> list[str]:
-    lines = [f"Query {found.query_id} ({found.query_name or 'no name'}):"]
-    lines += [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}{_retired(sink)}" for sink in found.sinks]
-    lines.append(
-        "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
-        "beginning of its source."
-    )
+    lines = []
     deletes = ", and forget their deletes, which would keep older rows out" if found.with_deletes else ""
     lines.append(
         "The rows stay in the tables, and a new query that reads the same source would write them again. Before you "

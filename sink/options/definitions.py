@@ -228,7 +228,7 @@ class RouteOptions(RowOptions, total=False):
     )]
     route: Annotated[str | None, Option(
         _WRITERS, "In place of `table`: the column whose value chooses among `tables`. See [One stream, many "
-        "tables](writing.md#one-stream-many-tables).", clashes=("start_over=truncate",),
+        "tables](writing.md#one-stream-many-tables).",
         not_in_jobs=_ONE_JOB_EACH,
     )]
     tables: Annotated[Mapping[str, Mapping[str, Any]] | str | None, Option(
@@ -252,10 +252,6 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     write_positions: Annotated[bool, Option(
         _WRITERS | Way.REAL_TIME, "Whether the position columns are also written to the table.", True,
         needs="position_columns",
-    )]
-    start_over: Annotated[Literal["off", "truncate"] | None, Option(
-        _WRITERS, "`truncate`, with `replaces`: batch 0 of a new query replaces all rows of the table. See [In "
-        "place](recovering.md#in-place-startovertruncate).", "off",
     )]
 
 

@@ -78,9 +78,9 @@ class TestHeadings:
         code, text = explained("recovering", "starting over")
         assert code == 0
         assert text.startswith("## Starting over\n")
-        assert "\n### In place: `startOver=truncate`\n" in text
+        assert "`pgonce forget --truncate`" in text
         assert "\n## " not in text
-        assert explained("recovering", "in place: startover=truncate")[1].startswith("### In place")
+        assert explained("recovering", "loading a table again: forget")[1].startswith("## Loading a table again")
         assert explained("recovering", "Starting Ov")[1] == text
 
 

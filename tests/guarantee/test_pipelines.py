@@ -26,6 +26,7 @@ from support.patience import PATIENCE_SECONDS
 from support.query_runs import rewind
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.recovery.forget import forget_query
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -161,23 +162,20 @@ def test_two_flows_restarted_and_killed(pipeline, url, observer):
     assert names == (["till_orders", "web_orders"],)
 
 
-def test_full_refresh(pipeline, observer):
-    """A full refresh is refused with what to type; typed into the options, it replaces the rows, once."""
-    # One flow; a sink that several feed cannot be started over, because their rows would go, too.
+def test_full_refresh(pipeline, url, observer):
+    """A full refresh is refused with what to type; that empties the table, and the refresh fills it again, once."""
+    # One flow; a table that several feed cannot be emptied for one of them, because the others' rows would go, too.
     pipeline.change('@dp.append_flow(target="orders", name="till_orders")\n', "")
     pipeline.add("web", WEB)
     pipeline.run("run")
     old = query_id(pipeline.checkpoint("web_orders"))
     said = pipeline.refused("run", "--full-refresh-all")
     assert "[FOREIGN]" in said
-    assert f"set startOver=truncate and replaces={old}" in said
+    assert "--truncate --reason ... --yes`" in said
     assert orders(observer) == [*WEB]
-    pipeline.change(
-        '"independent": os.environ.get("INDEPENDENT", "false"),', f'"startOver": "truncate", "replaces": "{old}",'
-    )
+    forget_query(old, url, reason="full refresh", truncate=True, quiet_seconds=0)
     pipeline.run("run", "--full-refresh-all")
     assert orders(observer) == [*WEB]
-    # The option stays, and deletes nothing.
     pipeline.add("web", range(500, 510))
     pipeline.run("run")
     assert orders(observer) == [*WEB, *range(500, 510)]

@@ -51,7 +51,6 @@ def batch(batch_id, **changes):
 
 
 REPLACES = Remedies(replaces="q0")
-OVER = Remedies(replaces="q0", start_over=True)
 
 
 def recorded(batch_id, **changes):
@@ -153,33 +152,6 @@ WITHOUT_REMEDIES = {
 }
 
 WITH_REMEDIES = {
-    "a query that starts over, though it begins where the old one did": (BESIDE_RIVAL, batch(0), OVER, Verdict.NEW),
-    "a query that starts over, though the topic is another one": (
-        Ledger(rivals=(rival(last=recorded(6, topic_ids={"orders": "one"})),)),
-        batch(0, topic_ids={"orders": "other"}),
-        OVER,
-        Verdict.NEW,
-    ),
-    "a query that starts over by position: nothing counts as stored": (
-        BESIDE_RIVAL,
-        batch(0, span=Span(kafka(0), kafka(10))),
-        OVER,
-        Verdict.NEW,
-    ),
-    "a query that starts over in place of one that was replaced before": (
-        Ledger(rivals=(rival(replaced_by="q1"),)),
-        batch(0),
-        OVER,
-        Verdict.FOREIGN,
-    ),
-    "a query that starts over beside a third": (
-        Ledger(rivals=(RIVAL, rival(query_id="q2"))),
-        batch(0),
-        OVER,
-        Verdict.FOREIGN,
-    ),
-    "a query that starts over in place of nobody": (UNKNOWN_TO_LEDGER, batch(0), OVER, Verdict.FOREIGN),
-    "a later batch of an unknown query never starts over": (BESIDE_RIVAL, batch(3), OVER, Verdict.UNKNOWN),
     "a past that the ledger did not see, adopted at this batch": (
         UNKNOWN_TO_LEDGER,
         batch(7),
