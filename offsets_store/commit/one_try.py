@@ -55,7 +55,6 @@ from ..verdict.decide import (
     accepted_positions,
     beside_rivals,
     decide,
-    starts_over,
     stored_positions,
 )
 from ..verdict.facts import Batch, PlannedBatch
@@ -136,7 +135,7 @@ def _decided_transaction(
 
     :raises RefusedBatch: for a batch that is neither to be published nor to be skipped.
     """
-    replaces, start_over = settings.remedies.replaces, settings.remedies.start_over
+    replaces = settings.remedies.replaces
 
     def ask(connection: Connection, sink_name: str | None) -> AskedWriter | None:
         # A watch has to know the session before that waits for the lock.
@@ -148,11 +147,11 @@ def _decided_transaction(
         outcome.sink_name = batch.sink_name
         with outcome.asking_ledger(), watch.looking(began.backend_pid, may_end=True):
             try:
-                locked = lock_writer_in_tx(connection, batch, replaces, begun.asked, start_over=start_over)
+                locked = lock_writer_in_tx(connection, batch, replaces, begun.asked)
             except SnapshotTooOldError:
                 application = application_name(planned.run_id)
                 began = begin_again_in_tx(connection, batch, application, settings.lock_timeout)
-                locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over, sees_rivals=True)
+                locked = lock_writer_in_tx(connection, batch, replaces, sees_rivals=True)
         settings = replace(settings, remedies=replace(settings.remedies, replaces=locked.replaces or replaces))
         verdict = decide(locked.ledger, batch, settings.remedies)
         if verdict in ACCEPTABLE and locked.has_acceptances:
@@ -179,9 +178,7 @@ def _publish_in_tx(
         with outcome.on_ledger():
             record.seal_in_tx(transaction.connection, transaction.locked, transaction.batch)
     below = None if transaction.verdict is Verdict.NEW else stored
-    over = starts_over(transaction.verdict, transaction.locked.ledger, transaction.settings.remedies)
-    batch = replace(transaction.batch, starts_over=over)
-    published = work.publish_in_tx(transaction.connection, batch, below)
+    published = work.publish_in_tx(transaction.connection, transaction.batch, below)
     writer, now = transaction.locked.ledger.writer, published.targets or {}
     # The batches of a function may have written to no table so far.
     is_first = writer is None or (work.sealed and not writer.targets and bool(now))
@@ -211,7 +208,7 @@ def _refuse_rivals_in_tx(
     is_known = transaction.locked.ledger.writer is not None
     if is_known:
         # An earlier batch has taken the place of that query.
-        remedies = replace(remedies, replaces=None, start_over=False)
+        remedies = replace(remedies, replaces=None)
     batch = replace(transaction.batch, tables=tables, replaces_all=replaces_all)
     with as_it_began_in_tx(connection, transaction.began):
         isolation = one_first_contact_in_tx(connection, batch)
@@ -219,7 +216,7 @@ def _refuse_rivals_in_tx(
             # A rival that was waited for would not be seen.
             outcome.tables.update(tables)
             raise SnapshotTooOldError
-        ledger = of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
+        ledger = of_unknown_in_tx(connection, batch, remedies.replaces)
     verdict = (beside_rivals if is_known else decide)(ledger, batch, remedies)
     if verdict not in PUBLISH:
         raise refusal(verdict, ledger, batch, remedies)
@@ -234,9 +231,7 @@ def _record_in_tx(transaction: Try, published: Published, tables: WrittenTables,
         needed = transaction.verdict is Verdict.ACCEPTED
         close_acceptances_in_tx(connection, locked.writer_id, needed=needed)
     if locked.ledger.writer is None and replaces:
-        record.replace_writer_in_tx(connection, locked, batch, replaces, keeps_rows=published.emptied is None)
-        if published.emptied is not None:
-            record.note_start_over_in_tx(connection, locked, published.emptied, replaces)
+        record.replace_writer_in_tx(connection, locked, batch, replaces)
     _notify_in_tx(transaction, published)
 
 

@@ -1,5 +1,5 @@
 """
-Find the writers, and count the batch jobs, that feed a table, with psycopg alone.
+Say who feeds a table, and whether a batch job is published, with psycopg alone.
 
 Runs in the planner's worker, which has no need of SQLAlchemy, and in the commit, under the user's search_path.
 Invariant: what feeding a table means is said here and nowhere else.
@@ -7,13 +7,9 @@ Invariant: what feeding a table means is said here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 import psycopg
 from psycopg import sql
 
-from ..postgres import search_path
 from ..verdict.facts import Batch
 
 _WRITERS = sql.SQL("pgonce.writers")
@@ -41,50 +37,6 @@ HAS_ROWS = """(
 )"""
 
 
-class Feeder(NamedTuple):
-    """A writer that has rows in a table: the query's id, its sink, and whether it was retired."""
-
-    query_id: str
-    sink_name: str
-    is_retired: bool
-
-
-def lock_feeders_in_tx(
-    connection: psycopg.Connection, tables: Mapping[str, int | None], or_gone: tuple[str, str]
-) -> list[Feeder]:
-    """
-    Lock the writers that have fed these tables; those whose rows are still there.
-
-    The user's search_path may be in force, and is so afterwards.
-
-    :param or_gone: the query's id and the sink of a writer that is found even if it is no longer living.
-    """
-    names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
-    query, sink = or_gone
-    statement = sql.SQL(_LOCK_FEEDERS + FEEDS + " ORDER BY writer_id FOR UPDATE").format(
-        feeder=_WRITERS, names=sql.Literal(names), oids=sql.Literal(oids), query=query, sink=sink
-    )
-    found = search_path.execute_in_tx(connection, statement).fetchall()
-    return [Feeder(*feeder) for *feeder, counts in found if counts]
-
-
-# Those that are gone are locked too, because a letter of theirs may be replayed meanwhile.
-_LOCK_FEEDERS = f"""
-SELECT query_id, sink_name, retired_at IS NOT NULL, query_id = {{query}} AND sink_name = {{sink}} OR {HAS_ROWS}
-FROM pgonce.writers
-WHERE last_batch_id IS NOT NULL AND """
-
-
-def count_jobs_in_tx(connection: psycopg.Connection, tables: Mapping[str, int | None]) -> int:
-    """How many batch jobs have written to these tables. The user's search_path is in force, and is so afterwards."""
-    names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
-    statement = sql.SQL("SELECT count(*) FROM pgonce.batch_jobs WHERE " + FEEDS).format(
-        feeder=sql.SQL("pgonce.batch_jobs"), names=sql.Literal(names), oids=sql.Literal(oids)
-    )
-    row = search_path.execute_in_tx(connection, statement).fetchone()
-    return row[0] if row else 0
-
-
 def is_published(connection: psycopg.Connection, sink_name: str, batch_key: str, *, is_of_table: bool) -> bool:
     """
     Whether a batch job with this key was published into the sink, or into its table under an earlier name of that.
@@ -101,7 +53,7 @@ def is_published(connection: psycopg.Connection, sink_name: str, batch_key: str,
 
 # A sink that is named after its table keeps its keys when the table is renamed. A name that the user gave the sink may
 # be any text, which to_regclass does not take; then ``named_after`` is NULL. The oid is looked up in the statement
-# itself, because a job that has waited for `pgonce swap` would know the one that its table had before.
+# itself, because a job that has waited for an exchange of tables would know the one that its table had before.
 OF_TABLE = "j.targets ->> j.sink_name = CAST(CAST(to_regclass(CAST({named_after} AS text)) AS oid) AS text)"
 _IS_PUBLISHED = f"""
 SELECT EXISTS (

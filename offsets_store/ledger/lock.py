@@ -158,7 +158,6 @@ def lock_writer_in_tx(
     replaces: str | None,
     asked: AskedWriter | None = None,
     *,
-    start_over: bool = False,
     sees_rivals: bool = False,
 ) -> LockedWriter:
     """
@@ -168,7 +167,6 @@ def lock_writer_in_tx(
 
     :param replaces: the id of a query, the beginning of it, or the query's name, as the user gave it.
     :param asked: what was asked for the same batch.
-    :param start_over: whether the rows of the query that is replaced are to go.
     :param sees_rivals: whether the transaction was begun by
         :func:`~pgonce.offsets_store.commit.one_transaction.begin_again_in_tx`.
     :raises LedgerError: LEDGER_TOO_NEW.
@@ -197,7 +195,7 @@ def lock_writer_in_tx(
             replaced = connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name}).mappings().one_or_none()
             if replaced is not None:
                 take_positions_in_tx(connection, replaced["writer_id"], batch.run_id)
-        ledger = of_unknown_in_tx(connection, batch, replaces, start_over=start_over)
+        ledger = of_unknown_in_tx(connection, batch, replaces)
         return LockedWriter(row["writer_id"], row["generation"], ledger, replaces=replaces)
     facts: _Row | None = asked.facts.row() if asked else None
     # While the lock was waited for, the table may have got a name under which the query has another writer.
@@ -221,7 +219,7 @@ def unknown_writer_in_tx(connection: Connection, batch: Batch, remedies: Remedie
         return None
     if remedies.replaces is not None:
         remedies = replace(remedies, replaces=replaced_query_in_tx(connection, batch, remedies.replaces))
-    return of_unknown_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over), remedies
+    return of_unknown_in_tx(connection, batch, remedies.replaces), remedies
 
 
 def one_first_contact_in_tx(connection: Connection, batch: Batch) -> str:
@@ -236,11 +234,9 @@ def one_first_contact_in_tx(connection: Connection, batch: Batch) -> str:
     return str(connection.execute(_ONE_FIRST_CONTACT, places).all()[0].isolation)
 
 
-def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool) -> Ledger:
+def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> Ledger:
     """What the ledger says of a query that has published nothing for this sink: who feeds it, or its tables."""
-    rivals = rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces, start_over=start_over)
-    swapped_to = connection.execute(_SWAPPED_TO, _identity(batch)).scalar_one_or_none()
-    return Ledger(rivals=rivals, swapped_to=swapped_to)
+    return Ledger(rivals=rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces))
 
 
 def _identity(batch: Batch) -> dict[str, str]:
@@ -265,12 +261,6 @@ _LOCK = select(*_READ, LEAST_READER).where(_IS_IT).with_for_update(of=writers)
 _LOCK_SENT = Compiled(_LOCK)
 _LAST = select(writers.c.last_batch_id).where(
     writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink")
-)
-_SWAPPED_TO = (
-    select(writers.c.sink_name)
-    .where(writers.c.query_id == bindparam("query"), writers.c.swapped_from == bindparam("sink"))
-    .where(writers.c.sink_name != bindparam("sink"))
-    .limit(1)
 )
 _ONE_FIRST_CONTACT = text(
     "SELECT pg_advisory_xact_lock(k.key), current_setting('transaction_isolation') AS isolation FROM "

@@ -88,7 +88,6 @@ class Published:
     ``dropped`` counts the rows that were not written, because an earlier batch had published them. ``targets`` are the
     tables that were written to. ``counts`` says what became of the rows, where not all of them were simply written.
     ``tables`` has the number of rows of each table, if there are several.
-    ``emptied`` counts the rows that a batch which starts over has deleted; None if it does not.
     ``notes`` has a sentence on some of the tables: what the batch has altered about one, or does not write to it.
     ``written_as`` says how rows are written into each table, by its qualified name.
     """
@@ -99,7 +98,6 @@ class Published:
     targets: Targets | None = None
     counts: Mapping[str, int] | None = None
     tables: Mapping[str, int] | None = None
-    emptied: int | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
     written_as: Mapping[str, WrittenAs] = field(default_factory=dict)
 
@@ -112,18 +110,9 @@ def compared_with_earlier(
 
     :param writer: what is known of earlier batches, and of the tables that they were written to.
     :param now: the tables that this batch was written to.
-    :raises CommitError: TARGET_CHANGED, if they are ``pinned``, or if one of them was exchanged for another on purpose.
+    :raises CommitError: TARGET_CHANGED, if they are ``pinned``.
     """
     earlier = writer.targets if writer else None
-    if writer and writer.swapped_from and (other := changed_targets(earlier, now, is_one_table=True)):
-        raise CommitError(
-            "TARGET_CHANGED",
-            f"The table of query {batch.query_id} was exchanged for another (`pgonce swap`), and batch "
-            f"{batch.batch_id} would go into that other one. {' '.join(other.values())}",
-            NOTHING,
-            f"Write to {', '.join(earlier or ())}, which has its rows. Or leave the query stopped, if the other table "
-            "has taken its place for good.",
-        )
     changes = changed_targets(earlier, now, is_one_table=is_one_table)
     if changes and pinned:
         raise CommitError(

@@ -39,7 +39,7 @@ from ..verdict.reads import Reads, reads_of, together
 from .compiled import Compiled, send_once
 from .lock import LockedWriter
 from .published import Published, WrittenAs, WrittenTables
-from .tables import batches, interventions, replays, runs, target_changes, writers
+from .tables import batches, replays, runs, target_changes, writers
 
 # All but the times, which Postgres fills in.
 _RECORDED = tuple(column.name for column in batches.columns if column.name not in ("committed_at", "begun_at"))
@@ -52,7 +52,6 @@ _MOVED = (
     "end_offsets",
     "guarantee",
     "targets",
-    "swapped_from",
     "offsets_read_by",
 )
 
@@ -99,8 +98,6 @@ def record_batch_in_tx(
         "guarantee": batch.guarantee,
         "offsets_read_by": batch.offsets_read_by,
         "targets": tables.known or (known and known.targets),
-        # A function that has written nothing has shown nothing about which table it writes to.
-        "swapped_from": None if published.targets else known and known.swapped_from,
     }
     recorded = {
         "writer_id": locked.writer_id,
@@ -227,14 +224,8 @@ def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
     )
 
 
-def replace_writer_in_tx(
-    connection: Connection, locked: LockedWriter, batch: Batch, replaces: str, *, keeps_rows: bool
-) -> None:
-    """
-    Let this query take the place of query ``replaces``, which may publish no more.
-
-    :param keeps_rows: whether the rows of that query stay in the table.
-    """
+def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Batch, replaces: str) -> None:
+    """Let this query take the place of query ``replaces``, which may publish no more."""
     send_once(
         connection,
         update(writers)
@@ -243,18 +234,11 @@ def replace_writer_in_tx(
     )
     took: dict[str, Any] = {"replaces": replaces}
     replaced = locked.ledger.rival(replaces)
-    if keeps_rows and replaced is not None:
+    if replaced is not None:
         # The table has rows of all that either has read.
         known = together(replaced.writer.reads, reads_of(_end(locked, batch), batch.folders))
         took["sources"] = known and known.record()
     send_once(connection, update(writers).where(writers.c.writer_id == locked.writer_id).values(**took))
-
-
-def note_start_over_in_tx(connection: Connection, locked: LockedWriter, emptied: int, replaces: str) -> None:
-    """Record that batch 0 of this query has deleted the rows of query ``replaces``, and how many there were."""
-    details = {"replaced": replaces, "rows": emptied}
-    over = {"writer_id": locked.writer_id, "kind": "start-over", "batch_id": 0, "details": details}
-    send_once(connection, insert(interventions).values(**over, used_at=func.clock_timestamp()))
 
 
 def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:

@@ -62,8 +62,7 @@ writers = _table(
     "writers",
     bigint="writer_id last_batch_id",
     integer="generation",
-    text="query_id sink_name query_name checkpoint_location run_id guarantee replaces replaced_by swapped_from "
-    "offsets_read_by",
+    text="query_id sink_name query_name checkpoint_location run_id guarantee replaces replaced_by offsets_read_by",
     jsonb="end_offsets targets sources written_as",
     timestamptz="created_at updated_at retired_at",
 )

@@ -266,9 +266,8 @@ def replaced_query_in_tx(connection: Connection, batch: Batch, given: str) -> st
     The id of the query that the option ``replaces`` names: one that has published into this sink.
 
     A name never moves on from a query that was replaced to the one that took its place. Both count, so a setting that
-    was left in place is ambiguous then, and is refused; with ``startOver`` it would otherwise delete the rows of the
-    newer query. A text that names no query is returned as it is; the batch is then refused, because no query has that
-    id.
+    was left in place is ambiguous then, and is refused. A text that names no query is returned as it is; the batch is
+    then refused, because no query has that id.
 
     :raises OffsetsError: QUERY_AMBIGUOUS.
     """

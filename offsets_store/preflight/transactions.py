@@ -75,7 +75,7 @@ def _isolation(connection: psycopg.Connection) -> Answer:
     return Answer(
         Holds.WEAKER,
         f"default_transaction_isolation is {asked}, and transactions are {real}: commits at the same time must be "
-        "tried again more often, and pgonce refuses startOver, mode=complete, and onlyNewer with deletes",
+        "tried again more often, and pgonce refuses mode=complete, and onlyNewer with deletes",
         "Set it to read committed for this role or database.",
     )
 
@@ -159,7 +159,7 @@ def _fresh_reads(connection: psycopg.Connection, second: psycopg.Connection) -> 
         "transactions report read committed, but work on a snapshot: two new queries of one table that start at the "
         "same time may not notice each other",
         "Switch on real READ COMMITTED in the server. Or set default_transaction_isolation to repeatable read for this "
-        "role: then startOver, mode=complete, and onlyNewer with deletes are refused.",
+        "role: then mode=complete, and onlyNewer with deletes are refused.",
     )
 
 

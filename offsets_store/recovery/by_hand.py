@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, update
 
@@ -194,7 +195,8 @@ def retire_sink(
     with reading(url) as connection:
         refuse_gone(connection, chosen)
     if not dry_run:
-        put_out_of_the_way(url, [chosen], "retire", reason)
+        with holding(url, [chosen]) as connection:
+            put_out_of_the_way_in_tx(connection, [chosen], "retire", reason=reason)
     return Retirement(query_id, chosen)
 
 
@@ -210,22 +212,20 @@ def _dismissed(url: str, query: str, error: NotFoundError, *, dry_run: bool) -> 
     return Retirement(ids.pop(), None)
 
 
-def put_out_of_the_way(url: str, sinks: Sequence[SinkFacts], kind: str, reason: str | None) -> None:
+def put_out_of_the_way_in_tx(connection: Connection, sinks: Sequence[SinkFacts], kind: str, **noted: Any) -> None:
     """
-    Make the sinks publish no more, so that they are not rivals of new queries.
+    Make the sinks, whose rows are locked, publish no more, so that they are not rivals of new queries.
 
     :param kind: ``retire``; or ``forget``, also for a sink that was retired.
-    :raises RecoveryError: RECOVERY_RUNNING, if a sink has moved since it was read; WRITER_GONE, if another person was
-        quicker.
+    :param noted: the reason, and what else the ledger keeps of the decision.
+    :raises RecoveryError: WRITER_GONE, if another person was quicker.
     """
-    with holding(url, sinks) as connection:
-        for sink in sinks:
-            if kind != "forget" or not counts_as_feeder(connection, sink):
-                refuse_gone(connection, _as_it_is_in_tx(connection, sink))
-            gone = update(writers).where(writers.c.writer_id == sink.writer_id)
-            retired_at = func.coalesce(writers.c.retired_at, func.clock_timestamp())
-            connection.execute(gone.values(retired_at=retired_at))
-            note(connection, sink.writer_id, kind, batch_id=sink.last_batch_id, reason=reason)
+    for sink in sinks:
+        if kind != "forget" or not counts_as_feeder(connection, sink):
+            refuse_gone(connection, _as_it_is_in_tx(connection, sink))
+        gone = update(writers).where(writers.c.writer_id == sink.writer_id)
+        connection.execute(gone.values(retired_at=func.coalesce(writers.c.retired_at, func.clock_timestamp())))
+        note(connection, sink.writer_id, kind, batch_id=sink.last_batch_id, **noted)
 
 
 def counts_as_feeder(connection: Connection, sink: SinkFacts) -> bool:

@@ -2,8 +2,7 @@
 Read what people did by hand: which decision, who made it, when and why.
 
 Runs where a user or a program asks. Invariant: it only reads, in a transaction that the caller owns. A writer is found
-if another query reads its rows again from the beginning: the writer was forgotten, or a query that started over took
-its place or its successor's.
+if another query reads its rows again from the beginning: the writer was forgotten, or a query that took its place.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ _WORDS = {
     "accept": "accepted",
     "retire": "retired",
     "forget": "forgotten",
+    "swap": "exchanged",
     "replay-dead-letters": "replayed",
     "discard-dead-letters": "discarded",
 }
@@ -109,14 +109,10 @@ def _said(connection: Connection, key: Key) -> str | None:
     found = connection.execute(_FATE, {"query_id": key[0], "sink_name": key[1]}).first()
     if found is None:
         return None
-    query_id, kind, by, when = found
-    at = f"{when:%Y-%m-%d %H:%M:%S %Z}"
-    if kind == "forget":
-        return f"query {query_id} was forgotten at {at} (pgonce forget), so that a new query reads all rows again"
-    return f"query {by} started over from query {query_id} at {at} (startOver=truncate), and reads all rows again"
+    at = f"{found.made_at:%Y-%m-%d %H:%M:%S %Z}"
+    return f"query {found.query_id} was forgotten at {at} (pgonce forget), so that a new query reads all rows again"
 
 
-# A sink that was renamed by a swap after it had taken another one's place is known by the name that it had before.
 _FATE = text("""
 WITH RECURSIVE line AS (
     SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by FROM pgonce.writers AS w
@@ -124,15 +120,8 @@ WITH RECURSIVE line AS (
     UNION
     SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by
     FROM line AS l JOIN pgonce.writers AS w ON w.query_id = l.replaced_by
-    WHERE w.sink_name = l.sink_name OR EXISTS (
-        SELECT FROM pgonce.interventions AS i
-        WHERE i.writer_id = w.writer_id AND i.kind = 'swap' AND i.details ->> 'was' = l.sink_name)
+    WHERE w.sink_name = l.sink_name
 )
-SELECT l.query_id, i.kind, NULL AS by, i.made_at FROM line AS l JOIN pgonce.interventions AS i USING (writer_id)
-WHERE i.kind = 'forget'
-UNION ALL
-SELECT l.query_id, i.kind, n.query_id, i.made_at
-FROM line AS l JOIN line AS n ON n.query_id = l.replaced_by JOIN pgonce.interventions AS i ON i.writer_id = n.writer_id
-WHERE i.kind = 'start-over' AND i.details ->> 'replaced' = l.query_id
-ORDER BY made_at
+SELECT l.query_id, i.made_at FROM line AS l JOIN pgonce.interventions AS i USING (writer_id)
+WHERE i.kind = 'forget' ORDER BY i.made_at
 """)

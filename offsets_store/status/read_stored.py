@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Double, RowMapping, Select, and_, case, desc, extract, func, select, true
 
-from ..errors import NoLedgerError, PgonceError
+from ..errors import NoLedgerError
 from ..ledger.session import reading
 from ..ledger.tables import (
     batch_job_skips,
@@ -197,22 +197,6 @@ def as_newest(row: Mapping[str, Any] | RowMapping) -> Newest | None:
     """A row of :func:`progress_of`; None if the event told no offsets."""
     latest = checked(row)["latest_offsets"]
     return None if latest is None else newest_of_progress(latest, row["progress_at"])
-
-
-def who_feeds(url: str, table: str, sink_name: str | None = None) -> list[StoredWriter]:
-    """The living writers of a sink or of a table, whose name may lack its schema; none if they cannot be read."""
-    try:
-        with reading(url) as connection:
-            known = stored_writers(connection)
-    except PgonceError:
-        return []
-    return [
-        writer
-        for writer in known
-        if writer.batch_id is not None and writer.is_living
-        if writer.sink_name == sink_name
-        or any(name == table or name.endswith(f".{table}") for name in (writer.sink_name, *(writer.targets or {})))
-    ]
 
 
 @dataclass(frozen=True)

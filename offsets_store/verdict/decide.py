@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ..offsets import Offsets, Span, below, furthest, goes_back, left_out, places, same, says_which_rows
-from .facts import Batch, Ledger, Recorded, Remedies, Rival, Writer
+from .facts import Batch, Ledger, Recorded, Remedies, Writer
 
 
 class Verdict(Enum):
@@ -18,7 +18,6 @@ class Verdict(Enum):
 
     LANDED = "this attempt is recorded: it was committed, and only the answer was lost"
     FOREIGN = "another query feeds this sink, and nothing proves that it does so with other rows"
-    SWAPPED = "its table was exchanged for another one (pgonce swap), and has another name now"
     UNKNOWN = "the ledger has never heard of this query, whose first batch here is not batch 0"
     FENCED = "this run was the owner, and another run or query is now"
     DUPLICATE = "this run published or skipped this batch already, under another attempt"
@@ -150,7 +149,7 @@ def _is_recorded(previous: Recorded | None, batch: Batch) -> bool:
 def stored_positions(ledger: Ledger, remedies: Remedies | None = None) -> Offsets | None:
     """The positions below which rows are in the target, or were never selected; None if nothing is stored."""
     if ledger.writer is None:
-        replaced = ledger.rival(remedies.replaces) if remedies and not remedies.start_over else None
+        replaced = ledger.rival(remedies.replaces) if remedies else None
         return replaced.writer.stored_to if replaced else None
     if ledger.last is None or ledger.last.positions is None:
         return ledger.writer.end_offsets
@@ -178,8 +177,6 @@ def stored_end(ledger: Ledger) -> Offsets:
 
 
 def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
-    if ledger.swapped_to is not None:
-        return Verdict.SWAPPED
     if batch.batch_id > 0:
         # Under the name that the sink had before, the same batch is a replay.
         if remedies.adopt_checkpoint == batch.batch_id and ledger.rival(batch.query_id) is None:
@@ -196,40 +193,13 @@ def beside_rivals(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
     """Whether a query may write for the first time where others write; NEW or OVERLAP if so."""
     if remedies.independent:
         return Verdict.NEW
-    if remedies.start_over:
-        return Verdict.NEW if may_start_over(ledger, remedies) else Verdict.FOREIGN
-    open_rivals = [
-        rival
-        for rival in ledger.rivals
-        if rival.query_id != remedies.replaces and not (rival.by_doubt and _are_told_apart(rival, batch, remedies))
-    ]
+    open_rivals = [rival for rival in ledger.rivals if rival.query_id != remedies.replaces]
     if open_rivals or not takes_over(ledger, batch, remedies):
         return Verdict.FOREIGN
     if recreated(ledger, batch, remedies):
         return Verdict.RECREATED
     overlaps = batch.span is not None and below(batch.span.first, stored_positions(ledger, remedies))
     return Verdict.OVERLAP if overlaps else Verdict.NEW
-
-
-def _are_told_apart(rival: Rival, batch: Batch, remedies: Remedies) -> bool:
-    """Whether the user says that names tell queries apart, and both have one."""
-    return remedies.independent_by_name and bool(batch.query_name and rival.writer.query_name)
-
-
-def may_start_over(ledger: Ledger, remedies: Remedies) -> bool:
-    """
-    Whether batch 0 may delete the rows of the query that it ``replaces``: that query alone feeds the sink.
-
-    A query that was replaced before is not replaced again, so that a setting that was left in place deletes nothing
-    twice.
-    """
-    return [(rival.query_id, rival.writer.replaced_by) for rival in ledger.rivals] == [(remedies.replaces, None)]
-
-
-def starts_over(verdict: Verdict, ledger: Ledger, remedies: Remedies) -> str | None:
-    """The query whose rows give way to those of the batch, if it is batch 0 of a new query, and no replay of that."""
-    is_first = verdict is Verdict.NEW and ledger.writer is None
-    return remedies.replaces if is_first and remedies.start_over else None
 
 
 def takes_over(ledger: Ledger, batch: Batch, remedies: Remedies) -> bool:

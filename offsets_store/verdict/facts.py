@@ -77,14 +77,12 @@ class Batch(PlannedBatch):
     It is still the batch that was planned, and has all its fields under the same names, so what needs no sink takes
     either. That includes :meth:`~PlannedBatch.into`, which returns the batch for the sink that it is given.
 
-    ``starts_over`` is set by the commit, once the batch is judged, if its rows take the place of all that the table
-    has: it is the query whose rows these are. ``tables`` are those that the sink may write to, with their oids (None
-    for one that is to be created), as far as they are known before something is written. ``replaces_all`` says that all
-    rows of these tables give way to those of each batch.
+    ``tables`` are those that the sink may write to, with their oids (None for one that is to be created), as far as
+    they are known before something is written. ``replaces_all`` says that all rows of these tables give way to those of
+    each batch.
     """
 
     sink_name: str
-    starts_over: str | None = None
     tables: Mapping[str, int | None] = field(default_factory=dict)
     replaces_all: bool = False
 
@@ -101,19 +99,11 @@ class Batch(PlannedBatch):
 
 @dataclass(frozen=True)
 class Remedies:
-    """
-    What the user has allowed by hand for a query that the ledger does not know.
-
-    With ``start_over``, the rows of the query that it ``replaces`` are deleted by this query's batch 0. With
-    ``independent_by_name``, doubt alone makes no other query a rival if both have names; a common name, place or
-    partition still does.
-    """
+    """What the user has allowed by hand for a query that the ledger does not know."""
 
     adopt_checkpoint: int | None = None
     replaces: str | None = None
     independent: bool = False
-    start_over: bool = False
-    independent_by_name: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,8 +126,7 @@ class Writer:
     """
     A row of the ledger's table ``writers``: a query that has published, and one sink of it.
 
-    ``run_id`` is the owner. ``reads`` is None if not everything that the query has read is known. ``swapped_from`` is
-    the sink's name before its table was exchanged for another; None once it has published something since. ``last`` is
+    ``run_id`` is the owner. ``reads`` is None if not everything that the query has read is known. ``last`` is
     the record of the last batch, if it is kept. ``replaces_all`` says, of a neighbour, that its batches replace all
     rows of a table in question.
     """
@@ -158,7 +147,6 @@ class Writer:
     updated_at: datetime
     retired_at: datetime | None = None
     targets: dict[str, int] | None = None
-    swapped_from: str | None = None
     offsets_read_by: ReadBy | None = None
     reads: Reads | None = None
     last: Recorded | None = None
@@ -197,14 +185,12 @@ class Rival:
     """
     A writer of another query that may have written this one's rows; ``shares`` is the text that says why.
 
-    ``other_sink`` is the name of its sink if that is another one, which writes to the same table. ``by_doubt`` if the
-    only reason is that nothing proves the contrary.
+    ``other_sink`` is the name of its sink if that is another one, which writes to the same table.
     """
 
     writer: Writer
     shares: str
     other_sink: str | None = None
-    by_doubt: bool = False
 
     @property
     def query_id(self) -> str:
@@ -219,7 +205,7 @@ class Ledger:
 
     ``same_id`` is the record of this batch id, ``previous`` that of the batch whose entry in ``offsets/`` stands before
     this one's; ``was_owner`` tells whether this run ever owned the writer; ``skipped_by`` is the attempt in which this
-    run skipped this batch id. ``swapped_to`` is the sink's name since its table was exchanged for another.
+    run skipped this batch id.
     """
 
     writer: Writer | None = None
@@ -228,7 +214,6 @@ class Ledger:
     was_owner: bool = False
     skipped_by: UUID | None = None
     rivals: tuple[Rival, ...] = ()
-    swapped_to: str | None = None
 
     @property
     def last(self) -> Recorded | None:
@@ -240,9 +225,7 @@ class Ledger:
         return next((rival for rival in self.rivals if rival.query_id == query_id), None)
 
 
-def rivals_of(
-    batch: Batch, neighbours: tuple[Writer, ...], replaces: str | None, *, start_over: bool = False
-) -> tuple[Rival, ...]:
+def rivals_of(batch: Batch, neighbours: tuple[Writer, ...], replaces: str | None) -> tuple[Rival, ...]:
     """
     The rivals of a query whose first batch this is, among the writers that feed the same sink or table.
 
@@ -250,27 +233,23 @@ def rivals_of(
 
     The first is the one that is most probably this query with its old checkpoint. If a query is replaced, doubt alone
     makes none of the others a rival, because they have worked at the same time as the replaced one and can do so with
-    this one. They cannot if each batch of this query, and none of the replaced one, replaces all rows of the table. For
-    a query that starts over, every other query is a rival, because the rows of all of them would be deleted.
+    this one. They cannot if each batch of this query, and none of the replaced one, replaces all rows of the table.
     """
     found = []
     # Of a query that is replaced, the others have worked at the same time as that one.
     others_lose = batch.replaces_all and not any(w.query_id == replaces and w.replaces_all for w in neighbours)
     for other in neighbours:
         sink = None if other.sink_name == batch.sink_name else other.sink_name
-        # A replaced query may have fed one table by several sinks. With startOver, other queries that feed the table
-        # are found after it is locked.
-        if sink is not None and (start_over or other.query_id == replaces):
+        # A replaced query may have fed one table by several sinks.
+        if sink is not None and other.query_id == replaces:
             continue
         shares = what_speaks_against(batch, other, doubt_counts=replaces is None)
         if other.query_id == replaces and not shares:
             shares = "named by replaces"
-        if start_over and not shares:
-            shares = "the same sink"
         if shares in ("", _DOUBT) and (others_lose or (replaces is None and other.replaces_all)):
             shares = "each batch of one of them replaces all rows of the table, also those of the other"
         if shares:
-            found.append(Rival(other, shares, other_sink=sink, by_doubt=shares == _DOUBT))
+            found.append(Rival(other, shares, other_sink=sink))
     return tuple(sorted(found, key=lambda rival: (not rival.shares.startswith(_SAME_PLACE), rival.shares == _DOUBT)))
 
 

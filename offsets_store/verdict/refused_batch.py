@@ -62,8 +62,8 @@ def _from_stored(ledger: Ledger, batch: Batch) -> str:
         # Its state cannot be written again, and such a source cannot be told where to begin.
         return (
             f"let this batch through without proof (`pgonce accept {query} --batch {batch.batch_id} --reason ... "
-            "--yes`), though rows of batches that were published before may then be in the table twice; or load the "
-            "table again on a new checkpoint (startOver=truncate)"
+            "--yes`), though rows of batches that were published before may then be in the table twice; or "
+            f"{_emptied(query, batch.sink_name)}, and load the table again on a new checkpoint"
         )
     return f"write it again with `pgonce new-checkpoint {query} PATH`, if its source allows that, and start there"
 
@@ -73,8 +73,6 @@ EMPTY_STATE = "a stateful query then begins with empty state, and rows that its 
 
 def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
     rivals = "; ".join(map(_named, ledger.rivals))
-    if remedies.start_over:
-        return _not_over(rivals, ledger, batch, remedies)
     if remedies.replaces:
         replaced = ledger.rival(remedies.replaces)
         if replaced and (replaced_by := replaced.writer.replaced_by):
@@ -101,14 +99,11 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
     if own := ledger.rival(batch.query_id):
         what, way = _under_another_name(own, batch)
         return what, f"{way} If the query is to write its rows twice, set independent=true."
-    nameless = ""
-    if remedies.independent_by_name and not (batch.query_name and all(one.writer.query_name for one in ledger.rivals)):
-        nameless = " independent=byName is set, but not all of these queries have a name (queryName)."
     unknown = "which has written to no table so far" if batch.batch_id else "which the ledger does not know"
     return (
         f"This is batch {batch.batch_id} of {_writer(batch)}, {unknown}, but another query already feeds the same "
         f"{_place(ledger)}: {rivals}. If both read the same rows (a checkpoint that was lost or moved, a full "
-        f"refresh), these would be written a second time.{nameless}",
+        f"refresh), these would be written a second time.",
         f"If it was started by mistake, leave it stopped. {_ways_on(ledger.rivals[0], batch)} {_BOTH}",
     )
 
@@ -149,33 +144,6 @@ def _place(ledger: Ledger) -> str:
     return "table" if all(rival.other_sink for rival in ledger.rivals) else "sink"
 
 
-def _not_over(rivals: str, ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
-    """Why batch 0 may not delete what the table has."""
-    named = ledger.rival(remedies.replaces)
-    others = [rival for rival in ledger.rivals if rival is not named]
-    given = f"With startOver=truncate, {_writer(batch)} is to take the place of query {remedies.replaces}"
-    if named is None:
-        return (
-            f"{given}, but that query has published nothing for it. Known for this sink: {rivals or 'no other query'}.",
-            f"To replace the rows of another query, set replaces={others[0].query_id}."
-            if others
-            else "If the table is to be filled for the first time, leave startOver and replaces out.",
-        )
-    if replaced_by := named.writer.replaced_by:
-        return (
-            f"{given}, but query {replaced_by} has replaced it already, and one setting deletes rows only once. So "
-            "this checkpoint is another new one (the last one was lost or moved, or there was another full "
-            "refresh).",
-            f"To start over again, set replaces={replaced_by}. Otherwise bring back the checkpoint of that query, "
-            "and leave startOver and replaces out.",
-        )
-    return (
-        f"{given}, but that is not the only query that feeds it: {rivals}. The rows of all of them would be deleted.",
-        "Fill another table, and exchange both with `pgonce swap`. Or, if the rows of the other queries may be "
-        "deleted as well, stop these queries, and remove them with `pgonce forget`.",
-    )
-
-
 _BOTH = "If both queries are meant to feed this sink, with different rows, set independent=true."
 
 
@@ -214,25 +182,21 @@ def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
     else:
         way = f"{_brought_back(rival)} its offsets do not say which rows come next."
     return (
-        f"{way} To load the table again from the beginning, set startOver=truncate and replaces={rival.query_id}: this "
-        "query's batch 0 then replaces all rows in one transaction. (Or empty the table and run "
-        f"`pgonce forget {query} --sink {in_command(batch.sink_name, 'SINK')} --reason ... --yes`.)"
+        f"{way} To load the table again from the beginning, {_emptied(query, batch.sink_name)}, and start this query."
+    )
+
+
+def _emptied(query: str, sink_name: str) -> str:
+    """How the rows of a query go, in one transaction with what is known of it."""
+    return (
+        "empty it and forget the old query with "
+        f"`pgonce forget {query} --sink {in_command(sink_name, 'SINK')} --truncate --reason ... --yes`"
     )
 
 
 def _brought_back(rival: Rival) -> str:
     location = rival.writer.checkpoint_location
     return f"To go on where the old query ended, bring its checkpoint back{f' to {location}' if location else ''}:"
-
-
-def _swapped(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
-    return (
-        f"The table of {_writer(batch)} was exchanged for another (`pgonce swap`). Its rows are in what is called "
-        f"{ledger.swapped_to!r} now.",
-        f"To let the query go on there, set table to that, and start it again on the same checkpoint. If the other "
-        f"table has taken its place for good, leave it stopped, and run `pgonce retire "
-        f"{_typed(batch.query_id)}`.",
-    )
 
 
 def _unknown(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
@@ -381,7 +345,6 @@ def _backward(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
 
 _WORDS: dict[Verdict, Callable[[Ledger, Batch, Remedies], tuple[str, str]]] = {
     Verdict.FOREIGN: _foreign,
-    Verdict.SWAPPED: _swapped,
     Verdict.UNKNOWN: _unknown,
     Verdict.FENCED: _fenced,
     Verdict.DUPLICATE: _duplicate,

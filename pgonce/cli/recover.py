@@ -1,7 +1,7 @@
 """
 The commands that change a checkpoint or the ledger by hand.
 
-These are ``pgonce recover``, ``new-checkpoint``, ``accept``, ``retire``, ``forget`` and ``swap``.
+These are ``pgonce recover``, ``new-checkpoint``, ``accept``, ``retire`` and ``forget``.
 
 Runs in a shell, without Spark, under a role that owns the ledger. Invariant: without ``--yes`` a command only shows
 what it would do.
@@ -10,14 +10,12 @@ what it would do.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 from psycopg import sql
 
 from pgonce.offsets_store.checkpoint.files import open_location, without_credentials
-from pgonce.offsets_store.rebuild.swap import LOCK_SECONDS, Allowed, Swap, swap_tables
 from pgonce.offsets_store.recovery.by_hand import accept_batch, retire_sink, revoke_acceptance
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.forget import Forgetting, forget_query
@@ -135,26 +133,49 @@ def forget(
     reason: Annotated[str, typer.Option(help="The reason, which the ledger keeps.")],
     url: Url = "",
     sink: Sink = None,
+    truncate: Annotated[
+        bool,
+        typer.Option("--truncate", help="Also remove all rows of its tables, and the deletes that are remembered."),
+    ] = False,
     quiet_for: QuietFor = QUIET_SECONDS,
     wait: Wait = 0,
     yes: Yes = False,
 ) -> None:
-    """Take a query out of the way of a new one that loads its tables from the beginning; empty them yourself."""
+    """Take a query out of the way of a new one that loads its tables again, and empty these with --truncate."""
     found = forget_query(
-        query, url, reason=reason, sink=sink, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait
+        query,
+        url,
+        reason=reason,
+        sink=sink,
+        truncate=truncate,
+        dry_run=not yes,
+        quiet_seconds=quiet_for,
+        wait_seconds=wait,
     )
     done = "Forgotten. If a new query is to load the tables again, start it on a new checkpoint."
-    lines = [*_forget_lines(found), done if yes else NOT_DONE]
-    print_lines(lines)
+    lines = _emptying_lines(found) if truncate else _forget_lines(found)
+    print_lines([*_head_lines(found), *lines, done if yes else NOT_DONE])
+
+
+def _head_lines(found: Forgetting) -> list[str]:
+    sinks = [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}{_retired(sink)}" for sink in found.sinks]
+    return [
+        f"Query {found.query_id} ({found.query_name or 'no name'}):",
+        *sinks,
+        "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
+        "beginning of its source.",
+    ]
+
+
+def _emptying_lines(found: Forgetting) -> list[str]:
+    return [
+        "In the same transaction, all rows of these tables are removed (TRUNCATE), also those from outside pgonce, and "
+        f"deletes that onlyNewer remembers of them are forgotten: {', '.join(found.emptied)}."
+    ]
 
 
 def _forget_lines(found: Forgetting) -> list[str]:
-    lines = [f"Query {found.query_id} ({found.query_name or 'no name'}):"]
-    lines += [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}{_retired(sink)}" for sink in found.sinks]
-    lines.append(
-        "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
-        "beginning of its source."
-    )
+    lines = []
     deletes = ", and forget their deletes, which would keep older rows out" if found.with_deletes else ""
     lines.append(
         "The rows stay in the tables, and a new query that reads the same source would write them again. Before you "
@@ -198,58 +219,3 @@ def _forget_lines(found: Forgetting) -> list[str]:
 
 def _retired(writer: Writer) -> str:
     return ", retired" if writer.retired_at else ""
-
-
-def swap(
-    table: Annotated[str, typer.Argument(help="The table in use, as SQL names it.")],
-    new_table: Annotated[str, typer.Argument(help="The new table, which exchanges names with it.")],
-    *,
-    reason: Annotated[str, typer.Option(help="The reason, which the ledger keeps.")],
-    url: Url = "",
-    caught_up: Annotated[
-        bool,
-        typer.Option(
-            "--caught-up", help="You have checked that the new table has all rows, although nothing proves it."
-        ),
-    ] = False,
-    despite_differences: Annotated[
-        bool, typer.Option("--despite-differences", help="The new table may have other columns, keys and indexes.")
-    ] = False,
-    back: Annotated[
-        bool, typer.Option("--back", help="Undo the last swap of these tables, if nothing was published since then.")
-    ] = False,
-    lock_seconds: Annotated[
-        float,
-        typer.Option(
-            "--lock-timeout",
-            min=0.001,
-            help="Seconds to wait for a lock; meanwhile, readers of the table wait as well.",
-        ),
-    ] = LOCK_SECONDS,
-    yes: Yes = False,
-) -> None:
-    """Exchange two tables in one transaction: readers of a name see the old rows, or the new ones, and never none."""
-    allowed = Allowed(caught_up=caught_up, despite_differences=despite_differences, back=back)
-    with at_work(f"Exchanging {table} and {new_table}" if yes else f"Comparing {table} and {new_table}"):
-        found = swap_tables(
-            table, new_table, url, reason=reason, allowed=allowed, dry_run=not yes, lock_seconds=lock_seconds
-        )
-    print_lines([*_swap_lines(found), "Exchanged." if yes else NOT_DONE])
-
-
-def _swap_lines(found: Swap) -> Iterator[str]:
-    living, new = found.living.qualified_name, found.new.qualified_name
-    yield f"{new} takes the place of {living}, and the other way round: names, sequences, indexes and constraints."
-    for feeder in (*found.of_new, *found.of_living):
-        yield f"{feeder.label[0].upper()}{feeder.label[1:]}: stands at batch {feeder.writer.last_batch_id}."
-        name = found.named_as[feeder.oid].qualified_name
-        yield f"  Its rows are in {name} afterwards: to let it go on, start it with table={name}."
-    if found.jobs_behind:
-        yield (
-            f"Batch jobs that were published into {living} and not into {new}: {found.jobs_behind}. Keys go with the "
-            f"rows: a job that is run again with table={living} afterwards is published there."
-        )
-    yield (
-        "A query that still names its old table is refused at its next batch (SWAPPED, TARGET_CHANGED), and "
-        "writes nothing."
-    )

@@ -109,7 +109,7 @@ def refuse_other_table(letters: Sequence[StoredLetter], recorded: int | None, no
         raise _unsafe(
             letters,
             f"{letters[0].target} now is another table (oid {now}) than the one that refused the row (oid "
-            f"{recorded}): the table was exchanged (pgonce swap), renamed, or created again, and the other one may "
+            f"{recorded}): the table was exchanged, renamed, or created again, and the other one may "
             "have this row already",
             "If the old table has another name now, write that name into `target` and `destination` of the letter. "
             "If the row is to go into the table that has the name now, write its oid into the letter (page "

@@ -167,12 +167,10 @@ class QueryOptions(TypedDict, total=False):
         "name. Batch 0 must start where that query ended, for this sink, and at 0 in a partition that was added "
         "since. The old query can no longer publish.",
     )]
-    independent: Annotated[bool | Literal["byName"], Option(
+    independent: Annotated[bool, Option(
         _STREAMS, "`true` says that this query brings other rows than the others that feed the table. Needed for a "
         "second query of a table, unless both are [proven to read different places](guarantees.md#the-verdicts) and "
-        "neither replaces all of its rows. "
-        "`byName` says this only of queries with another name, if both have one, so that a lost checkpoint or a "
-        "refreshed [pipeline](clusters.md#declarative-pipelines) is still refused.", False,
+        "neither replaces all of its rows. Remove it after the first batch.", False,
     )]
     lock_timeout: Annotated[float, Option(
         _ALL, "Seconds to wait for a lock before looking who holds it. Keep it well below `retryTimeout`.",
@@ -230,7 +228,7 @@ class RouteOptions(RowOptions, total=False):
     )]
     route: Annotated[str | None, Option(
         _WRITERS, "In place of `table`: the column whose value chooses among `tables`. See [One stream, many "
-        "tables](writing.md#one-stream-many-tables).", clashes=("start_over=truncate",),
+        "tables](writing.md#one-stream-many-tables).",
         not_in_jobs=_ONE_JOB_EACH,
     )]
     tables: Annotated[Mapping[str, Mapping[str, Any]] | str | None, Option(
@@ -254,10 +252,6 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     write_positions: Annotated[bool, Option(
         _WRITERS | Way.REAL_TIME, "Whether the position columns are also written to the table.", True,
         needs="position_columns",
-    )]
-    start_over: Annotated[Literal["off", "truncate"] | None, Option(
-        _WRITERS, "`truncate`, with `replaces`: batch 0 of a new query replaces all rows of the table. See [In "
-        "place](recovering.md#in-place-startovertruncate).", "off",
     )]
 
 
@@ -315,7 +309,7 @@ class RealTimeOptions(TypedDict, total=False):
     schema_evolution: SchemaEvolution
     pin_table: bool
     replaces: str | None
-    independent: bool | Literal["byName"]
+    independent: bool
     executor_url: str
     password_from: str | None
     notify_channel: str | None

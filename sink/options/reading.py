@@ -126,7 +126,7 @@ def refuse_clashes(given: Given, arguments: Iterable[str] = OPTIONS) -> None:
             needed = OPTIONS[option.needs].name
             remedy = f"Set {needed}, or leave {option.name} out."
             raise bad_option("CLASHING_OPTIONS", f"{option.name} has no effect without {needed}.", remedy)
-        # A default that is written out contradicts nothing: startOver=off.
+        # A default that is written out contradicts nothing.
         for clash in () if given[option.argument] == option.default else option.clashes:
             argument, _, value = clash.partition("=")
             if given[argument] == value if value else argument in given:

@@ -1,9 +1,9 @@
 """
 What the user of a stream, of a batch job or of a pipeline's sink asked for.
 
-Made in the planner's worker, the commit worker and the driver; tasks get it from there. Pure, except that an error
-about startOver asks who feeds the table. Invariant: an option that is unknown, bad or in conflict with another is
-refused before any row moves; and so is a stream without a checkpoint, and a job without a key.
+Made in the planner's worker, the commit worker and the driver; tasks get it from there. Pure. Invariant: an option that
+is unknown, bad or in conflict with another is refused before any row moves; and so is a stream without a checkpoint,
+and a job without a key.
 """
 
 from __future__ import annotations
@@ -241,45 +241,21 @@ def commit_settings_of(given: Given) -> CommitSettings:
     """
     How the batches are committed, for every way in.
 
-    :raises ConfigurationError: as :func:`~pgonce.offsets_store.commit.settings.commit_settings`; NO_REPLACES.
+    :raises ConfigurationError: as :func:`~pgonce.offsets_store.commit.settings.commit_settings`.
     """
     url = PostgresUrl(given["url"], given["password_from"])
-    if given["start_over"] == "truncate" and not given["replaces"]:
-        _refuse_without_replaces(url, given)
     return commit_settings(
         url,
         Remedies(
             given["adopt_checkpoint"],
             given["replaces"],
-            given["independent"] is True,
-            given["start_over"] == "truncate",
-            given["independent"] == "byName",
+            given["independent"],
         ),
         retain_batches=given["retain_batches"],
         lock_timeout=given["lock_timeout"],
         retry_timeout=given["retry_timeout"],
         pin_table=given["pin_table"],
         notify_channel=given["notify_channel"],
-    )
-
-
-def _refuse_without_replaces(url: str, given: Given) -> None:
-    from pgonce.offsets_store.status.read_stored import who_feeds
-
-    feeders = {writer.query_id: writer for writer in who_feeds(url, given["table"], given["sink_name"])}
-    named = next(iter(feeders)) if len(feeders) == 1 else "<the name or id of the old query>"
-    known = "; ".join(
-        f"{query_id} ({writer.query_name or 'no name'}, sink {writer.sink_name}, last batch {writer.batch_id} at "
-        f"{writer.updated_at:%Y-%m-%d %H:%M})"
-        for query_id, writer in feeders.items()
-    )
-    whose = f"This table is fed by {known}." if known else "`pgonce status` shows the queries, and what they feed."
-    raise bad_option(
-        "NO_REPLACES",
-        "startOver=truncate needs replaces, the query whose rows are to be deleted. Without it, a setting that was "
-        "left in place would empty the table whenever a checkpoint is lost.",
-        f'To let batch 0 replace all rows of the table, set replaces to "{named}". {whose} To keep the rows, leave '
-        "startOver out.",
     )
 
 

@@ -40,7 +40,7 @@ from .bad_rows.letters import COUNTED, Letters
 from .bad_rows.recorded_destination import recorded
 from .by_key.apply import WRITTEN
 from .by_key.keys import refuse_actions_between
-from .empty_table import StartOver, refuse_reaching_others
+from .empty_table import refuse_reaching_others
 from .routes import (
     RowsByRoute,
     ask_for_listed_tables,
@@ -142,9 +142,8 @@ def write_batch_in_tx(
         if isinstance(where, Routes):
             plan = _gather_and_lock_in_tx(connection, where, wanted, batch, found)
         else:
-            over = StartOver(batch.starts_over, batch.sink_name) if batch and batch.starts_over else None
             gathering, name = Gathering(connection, wanted), found[0] if found else None
-            plan = _Plan([RowsForTable(where, wanted, gathering, name, over=over, is_last=is_last, leaves=leaves)])
+            plan = _Plan([RowsForTable(where, wanted, gathering, name, is_last=is_last, leaves=leaves)])
         outcomes = []
         for part in plan.parts:
             with said_of(part.route):
@@ -239,7 +238,6 @@ def _published(
         there | {one.table.qualified_name: one.table.oid for one in lasting},
         dict(counts) if set(counts) - {WRITTEN} else None,
         written if isinstance(where, Routes) else None,
-        next((part.over.deleted for part in plan.parts if part.over), None),
         notes,
         how | {one.table.qualified_name: one.written_as for one in lasting},
     )

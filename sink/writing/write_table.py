@@ -33,7 +33,7 @@ from .by_key.keys import Written, plan_upsert
 from .by_key.statements import insert_statement
 from .by_key.upsert import upsert_in_tx
 from .checked_table import ColumnPlan, not_durable, target_for
-from .empty_table import StartOver, replace_all_in_tx
+from .empty_table import replace_all_in_tx
 from .rows import RELEASE, SAVEPOINT, GatheredRows, Gathering, Rows, copy_rows, fail_in_tx, whole_or_failed
 from .table.catalogue import TargetTable
 from .table.fit import Fit
@@ -51,7 +51,6 @@ class RowsForTable:
     :param gathering: brings them to Postgres.
     :param found: what is known about the table's name.
     :param route: the value that chooses this table among several.
-    :param over: given if the rows take the place of all that the table has.
     :param is_last: whether nothing else is written afterwards.
     :param is_emptied: whether the table that a complete batch replaces is empty.
     :param leaves: whether our search_path is still in force, and the user's is to be set with the lock.
@@ -62,7 +61,6 @@ class RowsForTable:
     gathering: Gathering
     found: ResolvedName | None = None
     route: str | None = None
-    over: StartOver | None = None
     is_last: bool = False
     is_emptied: bool = False
     leaves: bool = False
@@ -135,8 +133,6 @@ def _begun_in_tx(
     upsert = plan_upsert(destination, plan, table, rows.columns)
     # Nothing is written before there are rows; some commits wait for them here.
     part.gathering.bodies()
-    if part.over is not None:
-        part.over.empty_in_tx(connection, table)
     if destination.mode == "complete" and not part.is_emptied:
         replace_all_in_tx(connection, table, table.oid)
     return Written(table, plan, rows.columns, upsert, rows.positions, destination.changes)

@@ -34,7 +34,7 @@ def test_every_command_with_a_url_has_the_option():
     having = {name for name, command in commands.items() if "url" in {p.name for p in command.params}}
     told = {name for name, command in commands.items() if "password_from" in {p.name for p in command.params}}
     assert having == told
-    assert {"status", "doctor", "recover", "init", "dead-letters", "swap"} <= told
+    assert {"status", "doctor", "recover", "init", "dead-letters"} <= told
 
 
 def test_each_family_of_errors_has_its_exit_code():

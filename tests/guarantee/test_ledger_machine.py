@@ -550,7 +550,7 @@ class LedgerMachine(RuleBasedStateMachine):
         elif does == "copy" and not folder.by_id:
             self.folders.append(folder.copied(self._somewhere()))
             self._started_if_free(self.folders[-1])
-        elif does in ("recreate", "replace") and folder.remedies.keys() <= {"replaces", "independent_by_name"}:
+        elif does in ("recreate", "replace") and folder.remedies.keys() <= {"replaces"}:
             # To adopt a checkpoint, or to call a query independent, is a person's word: it counts, true or not.
             self._recreate(folder, replaces=does == "replace", right=right)
         elif does == "another":
@@ -564,7 +564,7 @@ class LedgerMachine(RuleBasedStateMachine):
             # The same, but it has a name, which its successor will have, too; nobody knows where it reads.
             name = f"n{uuid.uuid4()}"
             other = Folder(f"q{uuid.uuid4()}", Source(f"s{uuid.uuid4()}", False, None), self._somewhere(), name)
-            other.remedies = {"independent_by_name": right}
+            other.remedies = {"independent": True} if right else {}
             self.folders.append(other)
             self._started_if_free(other)
 
@@ -590,7 +590,6 @@ class LedgerMachine(RuleBasedStateMachine):
         writer = self.world.writers.get(old.query_id)
         if right and writer and not writer.by_id and folder.source.is_kafka:
             folder.begins_at = writer.last.plan.end
-        folder.remedies = {word: said for word, said in old.remedies.items() if word == "independent_by_name"}
         if replaces:
             folder.remedies["replaces"] = old.query_id
         elif not right:

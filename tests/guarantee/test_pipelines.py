@@ -26,6 +26,7 @@ from support.patience import PATIENCE_SECONDS
 from support.query_runs import rewind
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.recovery.forget import forget_query
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -70,13 +71,14 @@ class Pipeline:
         assert old in source.read_text()
         source.write_text(source.read_text().replace(old, new))
 
-    def start(self, *arguments: str) -> Driver:
-        """Begin ``spark-pipelines COMMAND ...``."""
+    def start(self, *arguments: str, independent: bool = False) -> Driver:
+        """Begin ``spark-pipelines COMMAND ...``; its flows may say that they feed the table with rows of their own."""
         wait_for_the_port()
         command, *more = arguments
         # Not a SPARK_CONF_DIR: it would stand on the JVM's class path, and its classes come from an archive of another.
         more = (*more, "--properties-file", str(self._properties()))
-        return self._start_driver(Path(pipeline_run.__file__), command, "--spec", self._spec, *more, env=self._env)
+        env = self._env | {"INDEPENDENT": str(independent).lower()}
+        return self._start_driver(Path(pipeline_run.__file__), command, "--spec", self._spec, *more, env=env)
 
     def run(self, *arguments: str) -> Driver:
         """The same, to its end, which must be a good one."""
@@ -142,7 +144,7 @@ def test_two_flows_restarted_and_killed(pipeline, url, observer):
     ensure_ledger(url)
     # Not in the first batches: a first one waits for that of another query that feeds the same table.
     with gate(url, batch_id=1, ends=True) as waiting:
-        driver = pipeline.start("run")
+        driver = pipeline.start("run", independent=True)
         driver.wait_for(lambda: observer.execute(waiting).fetchone() == (2,), "both flows to wait")
         driver.sigkill()
     assert orders(observer) == [*WEB[:20], *TILLS[:15]]
@@ -160,21 +162,20 @@ def test_two_flows_restarted_and_killed(pipeline, url, observer):
     assert names == (["till_orders", "web_orders"],)
 
 
-def test_full_refresh(pipeline, observer):
-    """A full refresh is refused with what to type; typed into the options, it replaces the rows, once."""
-    # One flow; a sink that several feed cannot be started over, because their rows would go, too.
+def test_full_refresh(pipeline, url, observer):
+    """A full refresh is refused with what to type; that empties the table, and the refresh fills it again, once."""
+    # One flow; a table that several feed cannot be emptied for one of them, because the others' rows would go, too.
     pipeline.change('@dp.append_flow(target="orders", name="till_orders")\n', "")
     pipeline.add("web", WEB)
     pipeline.run("run")
     old = query_id(pipeline.checkpoint("web_orders"))
     said = pipeline.refused("run", "--full-refresh-all")
     assert "[FOREIGN]" in said
-    assert f"set startOver=truncate and replaces={old}" in said
+    assert "--truncate --reason ... --yes`" in said
     assert orders(observer) == [*WEB]
-    pipeline.change('"independent": "byName",', f'"startOver": "truncate", "replaces": "{old}",')
+    forget_query(old, url, reason="full refresh", truncate=True, quiet_seconds=0)
     pipeline.run("run", "--full-refresh-all")
     assert orders(observer) == [*WEB]
-    # The option stays, and deletes nothing.
     pipeline.add("web", range(500, 510))
     pipeline.run("run")
     assert orders(observer) == [*WEB, *range(500, 510)]

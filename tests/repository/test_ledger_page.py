@@ -48,7 +48,7 @@ def test_the_page_has_what_the_ledger_has(ledger):
         name: sorted(columns) for name, columns in there.items()
     }
     [[for_users, _]] = table_rows(sections((DOCS / "ledger.md").read_text(), 2)["Reading it in SQL"])
-    assert quoted_names(for_users) - {"wait_for"} == set(there)
+    assert quoted_names(for_users) - {"wait_for", "follow_exchange"} == set(there)
     assert ours - columns == OUR_TABLES
 
 

@@ -356,7 +356,6 @@ SHOWS = (
     "retire orders",
     "forget orders --reason test",
     "new-checkpoint orders {}-2",
-    "swap public.orders public.orders_new --reason test --caught-up",
 )
 LETTERS = (
     "dead-letters orders",

@@ -259,10 +259,8 @@ class World:
 
     def rivals(self, batch: HandIn) -> set[str]:
         """The other queries that feed this sink and are not proven to do it with other rows."""
-        # The rest of what a query would have read is to the others what it was before; and byName answers a doubt about
-        # a query that has a name, too.
-        remedies = batch.folder.remedies
-        goes_by_name = bool(remedies.get("independent_by_name") and batch.folder.name)
+        # The rest of what a query would have read is to the others what it was before.
+        replaces = "replaces" in batch.folder.remedies
         return {
             query_id
             for query_id, writer in self.writers.items()
@@ -274,7 +272,7 @@ class World:
                 or (writer.name and writer.name == batch.folder.name)
                 or writer.shares_partitions(batch)
                 or writer.shares_folder(batch)
-                or not ("replaces" in remedies or (goes_by_name and writer.name) or writer.is_apart(batch))
+                or not (replaces or writer.is_apart(batch))
             )
         }
 

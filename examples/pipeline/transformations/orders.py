@@ -2,7 +2,7 @@
 Two flows of a declarative pipeline into one Postgres table: orders of the shop's site, and those of its tills.
 
 The environment says where they are: ORDERS, a folder with the folders `web` and `tills`, and for Postgres libpq's own
-variables (PGHOST, PGDATABASE, ...).
+variables (PGHOST, PGDATABASE, ...). INDEPENDENT=true is for the first run.
 """
 
 import os
@@ -23,8 +23,9 @@ dp.create_sink(
             "url": "",
             "table": "orders",
             "createTable": "true",
-            # Both flows feed the table with rows of their own. A full refresh of one of them is still noticed.
-            "independent": "byName",
+            # Both flows feed the table with rows of their own. Later on, this would also let in a flow that was
+            # refreshed, and all its rows once more.
+            "independent": os.environ.get("INDEPENDENT", "false"),
         }
     ),
 )

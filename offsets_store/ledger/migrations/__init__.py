@@ -55,7 +55,7 @@ def _sql(file: str) -> str:
 
 # Ledgers of versions 1 to 109 were made before the first release, and neither code is to misread the other's ledger:
 # this code refuses theirs, and by the least reader version that code refuses this one.
-MIGRATIONS = (Migration(200, 200, ("tables.sql", "views.sql")),)
+MIGRATIONS = (Migration(200, 200, ("tables.sql", "views.sql", "exchange.sql")),)
 FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version
 

@@ -47,7 +47,6 @@ CREATE TABLE pgonce.writers (
     retired_at          timestamptz,
     targets             jsonb,
     sources             jsonb,
-    swapped_from        text,
     offsets_read_by     text,
     written_as          jsonb,
     UNIQUE (query_id, sink_name),
@@ -72,7 +71,6 @@ COMMENT ON COLUMN pgonce.writers.updated_at IS 'When its last batch was publishe
 COMMENT ON COLUMN pgonce.writers.retired_at IS 'When pgonce retire or pgonce forget ended this writer; null while it may publish.';
 COMMENT ON COLUMN pgonce.writers.targets IS 'Qualified name to oid: the table of the last batch, or all tables so far if the writer may write to several; null where no batch has recorded them.';
 COMMENT ON COLUMN pgonce.writers.sources IS 'All that the query has ever read: kafka (topic to partitions) and folders (of files, as Spark describes them); null where not all of it is known.';
-COMMENT ON COLUMN pgonce.writers.swapped_from IS 'The sink''s name before its table was exchanged for another (pgonce swap); null again once a batch has gone into the right table.';
 COMMENT ON COLUMN pgonce.writers.offsets_read_by IS 'How the checkpoint of the last batch was read: python, from a disk; pyarrow, from another store; spark, through Spark''s own file system; or listener, which has not read it.';
 COMMENT ON COLUMN pgonce.writers.written_as IS 'How the last batch was written into each of its tables: mode, keys, options, and the columns of its rows. It is replaced when that changes; "digest" tells one from another. Null where no batch has recorded it.';
 
@@ -183,7 +181,7 @@ CREATE TABLE pgonce.interventions (
     made_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     used_at         timestamptz,
     CONSTRAINT interventions_kind_check CHECK (kind IN (
-        'accept', 'retire', 'recover', 'undo', 'new-checkpoint', 'forget', 'start-over', 'swap',
+        'accept', 'retire', 'recover', 'undo', 'new-checkpoint', 'forget', 'swap',
         'replay-dead-letters', 'discard-dead-letters'
     ))
 );
@@ -191,13 +189,13 @@ CREATE INDEX interventions_writer ON pgonce.interventions (writer_id, kind, batc
 COMMENT ON TABLE pgonce.interventions IS 'What people did by hand to a writer or its checkpoint, and why.';
 COMMENT ON COLUMN pgonce.interventions.intervention_id IS 'Number of the intervention.';
 COMMENT ON COLUMN pgonce.interventions.writer_id IS 'The writer.';
-COMMENT ON COLUMN pgonce.interventions.kind IS 'accept: publish this batch although nothing proves that it follows; retire: the writer is gone; forget: it is out of the way of a new query that loads the table again; recover, undo, new-checkpoint: its checkpoint was written to; start-over: its batch 0 has replaced the rows of another query; swap: its table was exchanged for another; replay-dead-letters, discard-dead-letters: rows that it had put aside were published after all, or given up.';
+COMMENT ON COLUMN pgonce.interventions.kind IS 'accept: publish this batch although nothing proves that it follows; retire: the writer is gone; forget: it is out of the way of a new query that loads the table again; recover, undo, new-checkpoint: its checkpoint was written to; swap: its table has taken the place of another; replay-dead-letters, discard-dead-letters: rows that it had put aside were published after all, or given up.';
 COMMENT ON COLUMN pgonce.interventions.batch_id IS 'The batch that is accepted, or at which the checkpoint stands now.';
 COMMENT ON COLUMN pgonce.interventions.reason IS 'In the person''s words.';
 COMMENT ON COLUMN pgonce.interventions.details IS 'What was written, and where what it replaced is kept.';
 COMMENT ON COLUMN pgonce.interventions.made_by IS 'The database role.';
 COMMENT ON COLUMN pgonce.interventions.made_at IS 'When it was done.';
-COMMENT ON COLUMN pgonce.interventions.used_at IS 'When the accepted batch was published, or the table was emptied to start over.';
+COMMENT ON COLUMN pgonce.interventions.used_at IS 'When the accepted batch was published.';
 
 -- What the progress listener heard ------------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
 
-from ..table.catalogue import TargetTable
 from .change_table import ChangeTable
 
 # What values of a type are as JSON: those of one kind are compared, though the column has got another type since.
@@ -112,18 +111,6 @@ def own_set_in_tx(connection: psycopg.Connection, changes: ChangeTable) -> int:
     return int(row[0]) if row else 0
 
 
-def forget_in_tx(connection: psycopg.Connection, table: TargetTable) -> str | None:
-    """
-    Forget the deletes from a table whose rows are all deleted.
-
-    :return: None; or, if tombstones of ``table`` are kept with those of a table that it is a partition of, the name of
-        that one. Then nothing is forgotten.
-    """
-    statement = sql.SQL(_FORGET).format(oid=table.oid)
-    row = search_path.execute_in_tx(connection, statement).fetchone()
-    return row[0] if row else None
-
-
 _NAME_OF = f"""
 SELECT {QUALIFIED_NAME} AS name FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid =
 """
@@ -190,21 +177,4 @@ made AS (
     RETURNING s.tombstone_set_id
 )
 SELECT tombstone_set_id FROM known UNION ALL SELECT tombstone_set_id FROM made
-"""
-
-_FORGET = f"""
-WITH {_ABOVE},
-shared AS (
-    SELECT own.name FROM above, LATERAL ({_NAME_OF} above.oid) AS own
-    WHERE above.height > 0 AND EXISTS (
-        SELECT FROM pgonce.tombstone_sets AS s WHERE s.target = above.oid AND s.expires_at > statement_timestamp())
-    ORDER BY above.height DESC LIMIT 1
-),
-gone AS (
-    DELETE FROM pgonce.tombstone_sets AS s
-    WHERE (s.target = {{oid}}::oid
-           OR s.target IN (SELECT t.relid::oid FROM pg_partition_tree({{oid}}::oid::regclass) AS t))
-      AND NOT EXISTS (SELECT FROM shared)
-)
-SELECT name FROM shared
 """

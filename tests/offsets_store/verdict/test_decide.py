@@ -51,7 +51,6 @@ def batch(batch_id, **changes):
 
 
 REPLACES = Remedies(replaces="q0")
-OVER = Remedies(replaces="q0", start_over=True)
 
 
 def recorded(batch_id, **changes):
@@ -83,7 +82,6 @@ def rival(**changes):
 
 
 BESIDE_RIVAL = Ledger(rivals=(RIVAL,))
-BESIDE_DOUBT = Ledger(rivals=(replace(RIVAL, by_doubt=True, writer=replace(RIVAL.writer, query_name="another")),))
 
 WITHOUT_REMEDIES = {
     "the first batch of a query that nobody knows": (UNKNOWN_TO_LEDGER, batch(0), Verdict.NEW),
@@ -136,7 +134,6 @@ WITHOUT_REMEDIES = {
     ),
     "a past that the ledger did not see": (UNKNOWN_TO_LEDGER, batch(7), Verdict.UNKNOWN),
     "batch 0 of a new query beside a rival": (BESIDE_RIVAL, batch(0), Verdict.FOREIGN),
-    "a batch 0 beside a rival by doubt alone": (BESIDE_DOUBT, batch(0), Verdict.FOREIGN),
     "by ids alone, the last batch again": (
         ledger(7, recorded(7, offset_log=None)),
         batch(7, offset_log=None, start=None, end=None, guarantee="ids"),
@@ -155,33 +152,6 @@ WITHOUT_REMEDIES = {
 }
 
 WITH_REMEDIES = {
-    "a query that starts over, though it begins where the old one did": (BESIDE_RIVAL, batch(0), OVER, Verdict.NEW),
-    "a query that starts over, though the topic is another one": (
-        Ledger(rivals=(rival(last=recorded(6, topic_ids={"orders": "one"})),)),
-        batch(0, topic_ids={"orders": "other"}),
-        OVER,
-        Verdict.NEW,
-    ),
-    "a query that starts over by position: nothing counts as stored": (
-        BESIDE_RIVAL,
-        batch(0, span=Span(kafka(0), kafka(10))),
-        OVER,
-        Verdict.NEW,
-    ),
-    "a query that starts over in place of one that was replaced before": (
-        Ledger(rivals=(rival(replaced_by="q1"),)),
-        batch(0),
-        OVER,
-        Verdict.FOREIGN,
-    ),
-    "a query that starts over beside a third": (
-        Ledger(rivals=(RIVAL, rival(query_id="q2"))),
-        batch(0),
-        OVER,
-        Verdict.FOREIGN,
-    ),
-    "a query that starts over in place of nobody": (UNKNOWN_TO_LEDGER, batch(0), OVER, Verdict.FOREIGN),
-    "a later batch of an unknown query never starts over": (BESIDE_RIVAL, batch(3), OVER, Verdict.UNKNOWN),
     "a past that the ledger did not see, adopted at this batch": (
         UNKNOWN_TO_LEDGER,
         batch(7),
@@ -201,30 +171,6 @@ WITH_REMEDIES = {
         Verdict.UNKNOWN,
     ),
     "batch 0 beside a rival, said to be independent": (BESIDE_RIVAL, batch(0), Remedies(independent=True), Verdict.NEW),
-    "batch 0 beside a rival, said to be independent of queries of other names": (
-        BESIDE_RIVAL,
-        batch(0),
-        Remedies(independent_by_name=True),
-        Verdict.FOREIGN,
-    ),
-    "batch 0 beside a rival by doubt alone, of a query that is independent of other names": (
-        BESIDE_DOUBT,
-        batch(0, query_name="one"),
-        Remedies(independent_by_name=True),
-        Verdict.NEW,
-    ),
-    "a query without a name, which may be the other one after its checkpoint was lost": (
-        BESIDE_DOUBT,
-        batch(0, query_name=None),
-        Remedies(independent_by_name=True),
-        Verdict.FOREIGN,
-    ),
-    "a query beside one without a name": (
-        Ledger(rivals=(replace(RIVAL, by_doubt=True, writer=replace(RIVAL.writer, query_name=None)),)),
-        batch(0, query_name="one"),
-        Remedies(independent_by_name=True),
-        Verdict.FOREIGN,
-    ),
     "batch 0 beside a rival, which starts at the rival's end": (
         BESIDE_RIVAL,
         batch(0, start=kafka(70), end=kafka(80)),

@@ -150,7 +150,6 @@ def test_the_likeliest_rival_stands_first():
     same = feeding(kafka(0), query_id="same", checkpoint_location="/here")
     found = rivals_of(first(kafka(0), checkpoint_location="/here"), (doubt, partitions, same), None)
     assert [rival.query_id for rival in found] == ["same", "partitions", "doubt"]
-    assert [rival.by_doubt for rival in found] == [False, False, True]
 
 
 def test_beside_the_query_that_is_replaced_doubt_counts_for_nothing():

@@ -48,7 +48,7 @@ def test_a_lost_checkpoint_with_state_is_to_be_brought_back(before, now, remedie
     ledger = beside(replace(OLD, last=last_batch(stateful=before)))
     said = help_for(Verdict.FOREIGN, ledger, make_batch(stateful=now), remedies)
     assert "bring its checkpoint back to /old: its state, if it keeps any, is only there" in said
-    assert "startOver=truncate" in said
+    assert "--truncate" in said
     assert "--starting-offsets" not in said
 
 

@@ -16,7 +16,6 @@ from support.typed_rows import typed_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.rebuild.swap import swap_tables
 from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.recovery.forget import forget_query
@@ -51,11 +50,6 @@ def go_on(url, query, replaces):
     return commit(url, query, [(3, "c")], start=10, replaces=replaces)
 
 
-def start_over(url, query, replaces):
-    """Take another query's place, and read everything again."""
-    return commit(url, query, replaces=replaces, start_over=True)
-
-
 def forget(url, query):
     """Put a query out of the way of new ones."""
     return forget_query(query, url, reason="a full refresh", quiet_seconds=0)
@@ -75,38 +69,31 @@ def refused(url, query="first", **how):
 
 
 class TestReadAgain:
-    def test_by_a_query_that_started_over(self, url, admin):
-        """The row is in the table; a replay would write it twice, and says who has read it again."""
-        start_over(url, "second", "first")
-        assert "query second started over from query first" in refused(url, dry_run=True)
+    def test_after_it_was_forgotten(self, url, admin):
+        """A user who forgets a query loads its tables again; a replay would write the row twice."""
+        forget(url, "first")
+        admin.execute("TRUNCATE events")
+        commit(url, "second")
+        assert "query first was forgotten" in refused(url, dry_run=True)
         assert "--discard" in refused(url)
         assert in_table(admin) == [1, 2]
         assert len(discard_letters(chosen_letters(url, "first"), url, reason="read again")) == 1
 
-    def test_after_it_was_forgotten(self, url, admin):
-        """A user who forgets a query loads its tables again."""
-        forget(url, "first")
-        admin.execute("TRUNCATE events")
-        commit(url, "second")
-        assert "query first was forgotten" in refused(url)
-        assert in_table(admin) == [1, 2]
-
-    @pytest.mark.parametrize(
-        "begin", [lambda url: start_over(url, "third", "second"), lambda url: forget(url, "second")]
-    )
-    def test_after_a_query_that_had_gone_on_in_its_place(self, url, admin, begin):
+    def test_after_a_query_that_had_gone_on_in_its_place(self, url, admin):
         """What was read again is what both had written."""
         go_on(url, "second", "first")
-        begin(url)
+        forget(url, "second")
         assert "query second" in refused(url)
 
-    def test_after_a_swap(self, url, admin):
-        """The sink of the new query has another name since; its table is the one that the row was for."""
-        start_over(url, "second", "first")
+    def test_after_a_rebuilt_table_took_the_place_of_its_own(self, url, admin):
+        """The query that filled the other table has read the row as well."""
         admin.execute("CREATE TABLE events_new (LIKE events)")
-        commit(url, "beside", table="events_new", independent=True)
-        swap_tables("events", "events_new", url, reason="r")
-        assert "query second started over" in refused(url)
+        commit(url, "second", table="events_new")
+        with admin.transaction():
+            admin.execute("ALTER TABLE events RENAME TO events_old; ALTER TABLE events_new RENAME TO events")
+            admin.execute("SELECT pgonce.follow_exchange('events', 'events_old', 'r')")
+        assert "query first was forgotten" in refused(url)
+        assert in_table(admin) == [1, 2]
 
 
 class TestNotReadAgain:
@@ -123,8 +110,9 @@ class TestNotReadAgain:
         assert in_table(admin) == [1, 2]
 
     def test_the_new_querys_own(self, url, admin):
-        """What it has put aside while it started over is nowhere else."""
-        commit(url, "second", [(1, "abc"), (2, "x" * 21)], replaces="first", start_over=True)
+        """What it has put aside when it read everything again is nowhere else."""
+        forget_query("first", url, reason="a full refresh", truncate=True, quiet_seconds=0)
+        commit(url, "second", [(1, "abc"), (2, "x" * 21)])
         admin.execute("""UPDATE pgonce.dead_letters SET row_data = jsonb_set(row_data, '{name}', '"ok"')""")
         replayed(url, "second")
         assert in_table(admin) == [1, 2]

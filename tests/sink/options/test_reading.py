@@ -100,7 +100,6 @@ def test_either_spelling_means_the_same_but_not_both():
         ("write_positions", "true", True, None),
         ("mode", "Upsert", "upsert", "upsert"),
         ("schema_evolution", "addcolumns", "addColumns", "addColumns"),
-        ("independent", "BYNAME", "byName", "byName"),
         ("independent", "true", True, True),
         ("dead_letters", "true", True, True),
         ("dead_letters", "Letters", "Letters", "Letters"),
@@ -131,7 +130,7 @@ def test_a_value_means_the_same_as_a_string_and_as_python_has_it(name, as_option
     [
         ("only_newer", "yes", "Use one of true, false"),
         ("only_newer", 1, "Use one of true, false"),
-        ("independent", "sometimes", "byName, true, false"),
+        ("independent", "byName", "true, false"),
         ("tombstone_days", "3.5", "whole number of at least 1 and at most 36500"),
         ("tombstone_days", True, "whole number"),
         ("tombstone_days", 3.5, "whole number"),

@@ -123,7 +123,6 @@ def test_a_list_that_cannot_work_is_refused(tables, code, word):
     "options",
     [
         {"table": "orders"},
-        {"startOver": "truncate", "replaces": "q"},
         {"unknownRoutes": "deadLetters"},
     ],
 )

@@ -6,11 +6,9 @@ Covers: offsets_store.commit.settings, offsets_store.status.read_stored.
 
 from __future__ import annotations
 
-import psycopg
 import pytest
-from support.ledger_history import KAFKA, OTHER, QUERY, publish, take_over
 
-from pgonce import PostgresBatchWriter, pipeline_sink_options
+from pgonce import pipeline_sink_options
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.sink_options import parse_job_options, parse_options
@@ -253,49 +251,3 @@ def test_what_is_not_a_dict_of_strings_is_refused(options):
     with pytest.raises(ConfigurationError) as refused:
         pipeline_sink_options(options)
     assert refused.value.code == "BAD_OPTION"
-
-
-class TestStartOver:
-    """Rows are deleted only where the user says whose they are."""
-
-    def said(self, url, **given):
-        """The error without ``replaces``, which is the same from the sink and from the writer for foreachBatch."""
-        raw = {"url": url, "table": "orders", "startOver": "truncate", **given}
-        with pytest.raises(ConfigurationError) as by_options:
-            parse_options({**raw, "checkpointLocation": "/checkpoints/new"}, overwrite=False)
-        with pytest.raises(ConfigurationError) as by_arguments:
-            PostgresBatchWriter(**raw)
-        assert by_options.value.code == by_arguments.value.code == "NO_REPLACES"
-        assert str(by_options.value) == str(by_arguments.value)
-        return str(by_options.value)
-
-    def test_off_and_truncate_are_the_words(self):
-        """``off`` is as if it were not given, and another word is refused with these two."""
-        assert not parse(startOver="OFF").commit.remedies.start_over
-        assert parse(startOver="truncate", replaces="q0").commit.remedies == Remedies(replaces="q0", start_over=True)
-        with pytest.raises(ConfigurationError, match="BAD_OPTION.*Use one of off, truncate"):
-            parse(startOver="true")
-
-    def test_without_replaces_it_names_the_queries_that_feed_the_table(self, url):
-        """The living ones, by table or by sink; one that was replaced is none of them."""
-        publish(url, 0, KAFKA)
-        take_over(url, publish(url, 4, KAFKA, query_id=OTHER), QUERY)
-        text = self.said(url)
-        assert f'set replaces to "{OTHER}"' in text
-        assert f"{OTHER} (orders, sink public.orders, last batch 4" in text
-        assert QUERY not in text
-        publish(url, 7, KAFKA, sink_name="mine", query_name="audit", query_id=QUERY)
-        text = self.said(url, sinkName="mine")
-        assert f"{QUERY} (audit, sink mine, last batch 7" in text
-        assert OTHER in text
-        assert "<the name or id of the old query>" in text
-
-    @pytest.mark.parametrize("where", ["no ledger", "no server"])
-    def test_where_nobody_can_be_asked_it_says_who_can(self, url, where):
-        """The text is the same, without ids."""
-        if where == "no ledger":
-            with psycopg.connect(url, autocommit=True) as admin:
-                admin.execute("DROP SCHEMA IF EXISTS pgonce CASCADE")
-        text = self.said(url if where == "no ledger" else "host=127.0.0.1 port=1 connect_timeout=1")
-        assert "<the name or id of the old query>" in text
-        assert "`pgonce status`" in text

@@ -183,3 +183,13 @@ def test_chunks_are_known_by_their_schema(mode, how, url, admin):
 def of_mode(mode):
     """The options without which the mode is refused."""
     return {"complete": {}, "upsert": {"keys": ["id"]}, "apply": {"keys": ["id"], "delete_when": "gone"}}[mode]
+
+
+def test_a_table_that_inherits_keeps_its_rows(url, admin):
+    """They are another table's, which another query may feed."""
+    admin.execute(TABLE)
+    admin.execute("CREATE TABLE inherits () INHERITS (events)")
+    admin.execute("INSERT INTO inherits VALUES (7, 'a')")
+    replace_all(url, (1, "a"))
+    replace_all(url, (2, "b"))
+    assert stored(admin) == [(2, "b"), (7, "a")]

@@ -1,1 +1,0 @@
-"""Exchange a table for one that another query has filled."""
