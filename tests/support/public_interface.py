@@ -155,7 +155,8 @@ def _functions() -> list[str]:
     """What programs may call; of a function that a later migration has replaced, the newest form."""
     migrations = sorted((ROOT / "offsets_store" / "ledger" / "migrations").glob("*.sql"))
     text = "\n".join(path.read_text() for path in migrations)
-    return re.findall(r"FUNCTION (pgonce\.wait_for\(.*\))$", text, re.MULTILINE)[-1:]
+    found = re.findall(r"FUNCTION (pgonce\.(?:wait_for|follow_exchange)\(.*\))(?: RETURNS text)?$", text, re.MULTILINE)
+    return sorted({signature.partition("(")[0]: signature for signature in found}.values())
 
 
 def _metrics() -> Iterator[str]:
