@@ -70,7 +70,8 @@ def _files(root: Path) -> Iterator[tuple[str, Path]]:
     for folder in _FOLDERS:
         for file in sorted((root / folder).rglob("*.py")):
             parts = file.relative_to(root).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            yield name.removeprefix("pgonce."), file
 
 
 def _defines(node: ast.stmt) -> bool:

@@ -1,7 +1,7 @@
 """
 What the preflight finds out on a real server, and what it leaves there.
 
-Covers: pgonce.check.answers, pgonce.check.check, pgonce.check.role,
+Covers: offsets_store.ledger.privileges, pgonce.check.answers, pgonce.check.check, pgonce.check.role,
 pgonce.check.transactions.
 """
 

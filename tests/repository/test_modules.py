@@ -13,7 +13,9 @@ PRODUCT = (
     "offsets_store",
     "sink",
     # The rooms; the others in this folder are links to these two.
-    *sorted(f"pgonce/{room.name}" for room in (ROOT / "pgonce").iterdir() if (room / "__init__.py").is_file()),
+    *sorted(
+        f"pgonce/{one.parent.name}" for one in (ROOT / "pgonce").glob("*/__init__.py") if not one.parent.is_symlink()
+    ),
 )
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
