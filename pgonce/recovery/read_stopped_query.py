@@ -12,17 +12,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, or_, select, text
 
 from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
 from pgonce.offsets_store.checkpoint.log_entries import MalformedFileError
 from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint, state_files
 from pgonce.offsets_store.errors import CheckpointError, NoCheckpointError, NoLedgerError
+from pgonce.offsets_store.ledger.feeders import FEEDS
 from pgonce.offsets_store.ledger.lock import is_open
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import batches, interventions, writers
 from pgonce.offsets_store.ledger.writers import IS_LIVING, records_in_tx, task_positions, writers_in_tx
 from pgonce.offsets_store.offsets import furthest
+from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
 from pgonce.offsets_store.verdict.facts import Writer
 
 from .stateful_query import lacking_batch, last_batch
@@ -140,17 +142,34 @@ def _with_task_positions(connection: Connection, sink: SinkFacts) -> SinkFacts:
 
 def read_neighbours(connection: Connection, sink_name: str | None) -> dict[str, tuple[Writer, ...]]:
     """
-    The living queries of one sink, or if it has no name yet, of every sink; by the sink's name.
+    The living queries that feed one sink or table, or if ``sink_name`` is None, each that is known; by its name.
 
-    A sink that is called like its table is also fed by those that write to this table under another name.
+    A table has the name under which it was written to, and the one that it has now.
     """
+    known = {writer.writer_id: writer for writer in writers_in_tx(connection, IS_LIVING)}
     found: dict[str, tuple[Writer, ...]] = {}
-    for known in writers_in_tx(connection, IS_LIVING):
-        for name in {known.sink_name, *(known.targets or {})}:
-            if sink_name in (None, name):
-                place = _as_opened(known.checkpoint_location)
-                found[name] = (*found.get(name, ()), replace(known, checkpoint_location=place))
+    for name, writer_id in connection.execute(_FED, {"sink": sink_name}):
+        if (writer := known.get(writer_id)) is not None:
+            place = _as_opened(writer.checkpoint_location)
+            found[name] = (*found.get(name, ()), replace(writer, checkpoint_location=place))
     return found
+
+
+_FED = text(f"""
+WITH tables AS MATERIALIZED (
+    SELECT {QUALIFIED_NAME} AS name, c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+), asked AS (
+    SELECT CAST(:sink AS text) AS name
+    UNION
+    SELECT unnest(ARRAY[w.sink_name, written.key, tables.name])
+    FROM pgonce.writers AS w LEFT JOIN jsonb_each_text(w.targets) AS written ON true
+    LEFT JOIN tables ON CAST(tables.oid AS bigint) = CAST(written.value AS bigint)
+    WHERE CAST(:sink AS text) IS NULL
+)
+SELECT asked.name, w.writer_id FROM asked LEFT JOIN tables USING (name)
+JOIN pgonce.writers AS w ON {FEEDS.format(feeder="w", names="ARRAY[asked.name]", oids="ARRAY[tables.oid]")}
+ORDER BY asked.name, w.sink_name, w.writer_id
+""")
 
 
 def _as_opened(location: str | None) -> str | None:

@@ -167,7 +167,7 @@ class TestVerdicts:
             commit(url, tmp_path / "two", begun(tmp_path / "two", offset), 9)
         text = str(refused.value)
         assert way.replace("OLD", old).replace("PLACE", str(tmp_path / "one")) in text
-        assert f"`pgonce forget {old} --sink public.events --reason ... --yes`" in text
+        assert f"`pgonce forget {old} --sink public.events --truncate --reason ... --yes`" in text
         assert "independent=true" in text
 
 
@@ -228,6 +228,21 @@ class TestDoctor:
         assert examine(str(tmp_path / "two"), url, sink=SINK, query_name="more").finding is Finding.AGREE
         same = examine(str(tmp_path / "two"), url, sink=SINK, query_name="orders")
         assert (same.finding, same.sinks[0].verdict) == (Finding.NEEDS_PERSON, Verdict.FOREIGN)
+
+    def test_a_table_that_was_renamed_or_is_a_partition(self, url, target, tmp_path, admin):
+        """What doctor says of a new query is what its commit says, whatever the table is called now."""
+        fed(url, tmp_path / "one", FILES)
+        admin.execute(
+            "ALTER TABLE public.events RENAME TO renamed;"
+            "CREATE TABLE public.whole (LIKE public.renamed) PARTITION BY LIST (id);"
+            "ALTER TABLE public.whole ATTACH PARTITION public.renamed DEFAULT"
+        )
+        for table in ("renamed", "whole"):
+            again = begun(tmp_path / table, FILES)
+            found = examine(str(tmp_path / table), url, sink=f"public.{table}")
+            assert [one.verdict.name for one in found.sinks] == ["FOREIGN"]
+            assert publish(url, tmp_path / table, again, 3, table=table) == "FOREIGN"
+        assert {one.sink_name for one in examine(str(tmp_path / "whole"), url).sinks} == {SINK, "public.renamed", "*"}
 
     def test_a_past_that_the_ledger_did_not_see(self, url, target, tmp_path, pgonce):
         """A later batch than 0 is UNKNOWN to every sink."""
