@@ -20,7 +20,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-JAR = "sink/real_time/pgonce-real-time.jar"
+JAR = "pgonce/real_time/pgonce-real-time.jar"
 # Spark 3.5 runs on Java 11 too.
 _RELEASE = "11"
 # Zip has no time before this one.
@@ -36,13 +36,13 @@ class WriterJar(BuildHookInterface):  # type: ignore[type-arg]
         """Make the jar, unless it is there, and say where it goes."""
         del version
         root = Path(self.root)
-        jar = root / "pgonce" / JAR
+        jar = root / JAR
         if not jar.exists():
             # Hatchling reads it after this, and the folder goes with the hook.
             self._folder = tempfile.TemporaryDirectory()
             jar = Path(self._folder.name) / Path(JAR).name
-            build(root / "sink" / "real_time" / "java", jar)
-        build_data["force_include"][str(jar)] = f"pgonce/{JAR}"
+            build(root / "pgonce" / "real_time" / "java", jar)
+        build_data["force_include"][str(jar)] = JAR
 
 
 class Readme(MetadataHookInterface):

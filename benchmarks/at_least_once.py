@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 from psycopg import sql
 
+from pgonce.real_time import java_writer, start
+from pgonce.real_time.statements import flush_statement
 from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.real_time import java_writer, start
-from pgonce.sink.real_time.statements import flush_statement
 from pgonce.sink.writing.checked_table import ColumnPlan
 from pgonce.sink.writing.table.catalogue import TargetTable
 

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.offsets import CurrentOffset
     from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
     from pgonce.offsets_store.progress.listener import OffsetsListener, watch
-    from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
     from pgonce.offsets_store.status.dead_letters import StoredLetter
     from pgonce.offsets_store.status.failures import StoredFailure
     from pgonce.offsets_store.status.states import Activity, Finding, MeasuredLag, QueryState
     from pgonce.offsets_store.status.store import OffsetsStore
     from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
+    from pgonce.real_time.start import start_real_time
+    from pgonce.recovery.recover import Recovery, recover_checkpoint
+    from pgonce.recovery.recover_and_start import recover_and_start
     from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction
     from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
     from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
     from pgonce.sink.options.sink_options import pipeline_sink_options
-    from pgonce.sink.real_time.start import start_real_time
-    from pgonce.sink.recover_and_start import recover_and_start
 
     __version__: str
 else:
@@ -42,7 +42,7 @@ else:
         "PostgresBatchWriter": "pgonce.sink.foreach_batch.batch_writer",
         "PostgresUrl": "pgonce.offsets_store.postgres.postgres_url",
         "QueryState": "pgonce.offsets_store.status.states",
-        "Recovery": "pgonce.offsets_store.recovery.recover",
+        "Recovery": "pgonce.recovery.recover",
         "StoredBatch": "pgonce.offsets_store.status.stored",
         "StoredFailure": "pgonce.offsets_store.status.failures",
         "StoredJob": "pgonce.offsets_store.status.stored",
@@ -50,9 +50,9 @@ else:
         "StoredWriter": "pgonce.offsets_store.status.stored",
         "explain": "pgonce.cli.explain",
         "pipeline_sink_options": "pgonce.sink.options.sink_options",
-        "recover_and_start": "pgonce.sink.recover_and_start",
-        "recover_checkpoint": "pgonce.offsets_store.recovery.recover",
-        "start_real_time": "pgonce.sink.real_time.start",
+        "recover_and_start": "pgonce.recovery.recover_and_start",
+        "recover_checkpoint": "pgonce.recovery.recover",
+        "start_real_time": "pgonce.real_time.start",
         "transactional_batch": "pgonce.sink.foreach_batch.transactional_batch",
         "watch": "pgonce.offsets_store.progress.listener",
     }

@@ -2,7 +2,7 @@
 Read and set where the tasks of a real-time or continuous query stand.
 
 Runs on the driver, in the transactions that begin a run and record its batches. (Tasks move the rows themselves, by the
-statements of :mod:`pgonce.sink.real_time.statements`.) Invariant: a run's positions are set under the lock on its
+statements of :mod:`pgonce.real_time.statements`.) Invariant: a run's positions are set under the lock on its
 writer's row, and no task of an older run can move them afterwards.
 """
 

@@ -15,11 +15,11 @@ import psycopg
 import typer
 from psycopg import sql
 
+from pgonce.check.answers import Answer, Finding, Holds, Question, one_row
+from pgonce.check.check import check_server
 from pgonce.offsets_store.errors import LedgerError, TargetError, needing_pyspark
 from pgonce.offsets_store.postgres.postgres_url import with_source_of
 from pgonce.offsets_store.postgres.search_path import execute_in_tx
-from pgonce.offsets_store.preflight.answers import Answer, Finding, Holds, Question, one_row
-from pgonce.offsets_store.preflight.check import check_server
 from pgonce.offsets_store.status.read_stored import last_written
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import find_writers

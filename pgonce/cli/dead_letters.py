@@ -17,6 +17,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from pgonce.dead_letters.chosen_letters import (
+    Choice,
+    chosen_letters,
+    discard_letters,
+    found_letters,
+)
+from pgonce.dead_letters.report import discard_says, replay_says
 from pgonce.offsets_store.errors import (
     UNCHANGED,
     NotFoundError,
@@ -25,22 +32,15 @@ from pgonce.offsets_store.errors import (
     needing_pyspark,
 )
 from pgonce.offsets_store.log_lines import in_command, one_line
-from pgonce.offsets_store.recovery.dead_letters import (
-    Choice,
-    chosen_letters,
-    discard_letters,
-    found_letters,
-)
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.sink.dead_letters.report import discard_says, replay_says
 
 from .answers.output import json_text, print_error, print_found, print_lines
 from .answers.waiting import at_work
 from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes
 
 if TYPE_CHECKING:
-    from pgonce.sink.dead_letters.replay import Group
+    from pgonce.dead_letters.replay import Group
 
 _SHORT_ID = 8
 
@@ -104,7 +104,7 @@ def _what_to_do(letters: Sequence[StoredLetter], choice: str) -> list[str]:
     may_be_replayed = True
     # Without pyspark, nothing can be replayed here, and only the ledger is read.
     with suppress(ImportError):
-        from pgonce.sink.dead_letters.replay import refused_from_the_start
+        from pgonce.dead_letters.replay import refused_from_the_start
 
         said, may_be_replayed = refused_from_the_start(letters, datetime.now(timezone.utc))
     if may_be_replayed:
@@ -136,7 +136,7 @@ _REFUSED = (
 
 def _replay(choice: Choice, url: str, reason: str | None, *, yes: bool) -> list[Group]:
     with needing_pyspark("A replay needs pyspark, to know the types of the rows", UNCHANGED):
-        from pgonce.sink.dead_letters.replay import replay_letters
+        from pgonce.dead_letters.replay import replay_letters
     return replay_letters(choice, url, reason=reason, dry_run=not yes)
 
 

@@ -31,12 +31,12 @@ from pgonce.offsets_store.errors import (
 from pgonce.offsets_store.ledger.published import changed_targets
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.log_lines import one_line, scrub
-from pgonce.offsets_store.recovery.doctor import Diagnosis, Finding, examine
-from pgonce.offsets_store.recovery.next_start import ANY_SINK
 from pgonce.offsets_store.status.read_stored import LastWritten, last_written
 from pgonce.offsets_store.status.states import query_states
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import last_to_publish
+from pgonce.recovery.doctor import Diagnosis, Finding, examine
+from pgonce.recovery.next_start import ANY_SINK
 
 from . import completion
 from .answers.output import offsets_text, print_json, print_lines, text_of

@@ -16,15 +16,15 @@ import typer
 from psycopg import sql
 
 from pgonce.offsets_store.checkpoint.files import open_location, without_credentials
-from pgonce.offsets_store.recovery.by_hand import accept_batch, retire_sink, revoke_acceptance
-from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
-from pgonce.offsets_store.recovery.forget import Forgetting, forget_query
-from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
-from pgonce.offsets_store.recovery.plan import MAY_DOUBLE
-from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint
-from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint, undo_recovery
-from pgonce.offsets_store.recovery.stopped_query import no_checkpoint
 from pgonce.offsets_store.verdict.facts import Writer
+from pgonce.recovery.by_hand import accept_batch, retire_sink, revoke_acceptance
+from pgonce.recovery.fence import QUIET_SECONDS
+from pgonce.recovery.forget import Forgetting, forget_query
+from pgonce.recovery.new_checkpoint import write_new_checkpoint
+from pgonce.recovery.plan import MAY_DOUBLE
+from pgonce.recovery.read_stopped_query import read_checkpoint
+from pgonce.recovery.recover import Recovery, recover_checkpoint, undo_recovery
+from pgonce.recovery.stopped_query import no_checkpoint
 
 from .answers.output import print_json, print_lines
 from .answers.waiting import at_work

@@ -22,11 +22,18 @@ from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, NoLe
 from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.ledger.feeders import concern_in_tx
 from pgonce.offsets_store.ledger.migrations import require_ledger
+from pgonce.offsets_store.ledger.privileges import (
+    OF_ANY_BATCH,
+    OF_ANY_JOB,
+    Needed,
+    listed,
+    may_create,
+    missing_on_ledger,
+)
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, lone
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.translate import GRANTS_NEEDED
-from pgonce.offsets_store.preflight.role import OF_ANY_BATCH, OF_ANY_JOB, Needed, listed, may_create, missing_on_ledger
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, decide, stored_positions
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, PlannedBatch, Remedies
 from pgonce.offsets_store.verdict.refused_batch import refusal

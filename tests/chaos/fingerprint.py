@@ -22,7 +22,7 @@ _ENTRANCES = ("PostgresBatchWriter", "transactional_batch", "PgonceDataSource", 
 _FOLDERS = ("sink", "offsets_store", "pgonce")
 # Of SQL and Java nothing else is left out.
 _COMMENT = {".sql": re.compile(r"--.*"), ".java": re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)}
-_MODULE_NAME = re.compile(r"\b(pgonce\.)?(sink|offsets_store)(\.[a-z_]+)+")
+_MODULE_NAME = re.compile(r"\b(pgonce|sink|offsets_store)(\.[a-z_]+)+")
 _ERROR_CODE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|[A-Z]{4,}")
 _LOG_CALL = re.compile(r"_?log(ger)?\.(debug|info|warning|error|exception|log)")
 
@@ -30,7 +30,7 @@ _LOG_CALL = re.compile(r"_?log(ger)?\.(debug|info|warning|error|exception|log)")
 def fingerprint(root: Path = ROOT) -> str:
     """Sixteen hexadecimal digits for the code under ``root`` that takes part in commits, and for the ledger's form."""
     migrations = sorted((root / "offsets_store").glob("**/migrations/*.sql"))
-    in_tasks = sorted((root / "sink" / "real_time" / "java" / "pgonce").glob("*.java"))
+    in_tasks = sorted((root / "pgonce" / "real_time" / "java" / "pgonce").glob("*.java"))
     texts = [_without_comments(file.read_text(), file.suffix) for file in (*migrations, *in_tasks)]
     return _digest(" ".join([of_trees(modules_of_commits(root).values()), *texts]))
 
@@ -70,7 +70,8 @@ def _files(root: Path) -> Iterator[tuple[str, Path]]:
     for folder in _FOLDERS:
         for file in sorted((root / folder).rglob("*.py")):
             parts = file.relative_to(root).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            yield name.removeprefix("pgonce."), file
 
 
 def _defines(node: ast.stmt) -> bool:

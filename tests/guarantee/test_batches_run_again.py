@@ -22,9 +22,9 @@ from support.ways_in import WAYS, Sink
 
 from pgonce import recover_and_start
 from pgonce.offsets_store.errors import RecoveryError
-from pgonce.offsets_store.recovery.doctor import Finding, examine
-from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.recovery.doctor import Finding, examine
+from pgonce.recovery.recover import recover_checkpoint, undo_recovery
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

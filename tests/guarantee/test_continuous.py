@@ -18,7 +18,7 @@ from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish
 from support.ways_in import WAYS, DataSource, Sink
 
-from pgonce.offsets_store.recovery.recover import recover_checkpoint
+from pgonce.recovery.recover import recover_checkpoint
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

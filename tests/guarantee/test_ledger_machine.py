@@ -48,8 +48,8 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
-from pgonce.offsets_store.recovery.forget import forget_query
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.recovery.forget import forget_query
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns

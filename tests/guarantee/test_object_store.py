@@ -24,7 +24,7 @@ from support.ways_in import Sink
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.recovery.doctor import Finding, examine
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

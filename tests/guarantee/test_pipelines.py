@@ -26,7 +26,7 @@ from support.patience import PATIENCE_SECONDS
 from support.query_runs import rewind
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.recovery.forget import forget_query
+from pgonce.recovery.forget import forget_query
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -17,10 +17,10 @@ from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.recovery.by_hand import accept
-from pgonce.offsets_store.recovery.read_stopped_query import read_sinks
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.recovery.by_hand import accept
+from pgonce.recovery.read_stopped_query import read_sinks
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder

@@ -21,10 +21,10 @@ from support.query_runs import assert_refused, finish
 
 from pgonce import PostgresBatchWriter, recover_and_start
 from pgonce.offsets_store.errors import RecoveryError
-from pgonce.offsets_store.recovery import fence
-from pgonce.offsets_store.recovery.doctor import Finding, examine
-from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
-from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
+from pgonce.recovery import fence
+from pgonce.recovery.doctor import Finding, examine
+from pgonce.recovery.new_checkpoint import write_new_checkpoint
+from pgonce.recovery.recover import recover_checkpoint, undo_recovery
 
 pytestmark = pytest.mark.spark
 

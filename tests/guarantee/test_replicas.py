@@ -17,8 +17,8 @@ from support.query_runs import assert_refused, finish
 from support.two_servers import two_servers
 from support.ways_in import WAYS, Sink
 
-from pgonce.offsets_store.recovery.doctor import Finding, examine
-from pgonce.offsets_store.recovery.recover import recover_checkpoint
+from pgonce.recovery.doctor import Finding, examine
+from pgonce.recovery.recover import recover_checkpoint
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

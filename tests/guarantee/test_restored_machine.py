@@ -9,7 +9,7 @@ Spark is played: it plans batches, writes a real checkpoint, and is killed betwe
 the whole database for an earlier copy. ``PGONCE_MODEL_EXAMPLES=2000 pytest tests/guarantee/test_restored_machine.py``
 runs longer.
 
-Covers: offsets_store.recovery.recover, offsets_store.recovery.plan, offsets_store.ledger.record,
+Covers: pgonce.recovery.recover, pgonce.recovery.plan, offsets_store.ledger.record,
 offsets_store.commit.batch_job, sink.writing.write_batch.
 """
 
@@ -49,9 +49,9 @@ from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.recovery.recover import recover_checkpoint
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP
 from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.recovery.recover import recover_checkpoint
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin, describe_batch

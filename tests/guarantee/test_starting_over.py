@@ -13,7 +13,7 @@ from support.inbox import Inbox, create_events, events
 from support.query_runs import assert_refused, finish, rewind
 from support.ways_in import WAYS, Sink
 
-from pgonce.offsets_store.recovery.forget import forget_query
+from pgonce.recovery.forget import forget_query
 
 pytestmark = pytest.mark.spark
 

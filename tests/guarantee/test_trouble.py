@@ -3,7 +3,7 @@ Bad input and trouble: each is refused with its code, and once repaired the same
 
 Each case runs twice on one checkpoint: first into the trouble, then after it was repaired.
 
-Covers: sink.identity.from_checkpoint, sink.identity.planned_batch, sink.recover_and_start.
+Covers: sink.identity.from_checkpoint, sink.identity.planned_batch, pgonce.recovery.recover_and_start.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from mutants.mutant import ROOT, Mutant, all_mutants, copy_with
 # In this order: the first ones take seconds, and catch what is decided without I/O.
 PROOFS = {
     "verdicts": ["tests/offsets_store/verdict", "tests/sink/test_positions.py"],
-    "small worlds": ["tests/guarantee/test_small_worlds.py", "tests/real_time/test_small_worlds.py"],
+    "small worlds": ["tests/guarantee/test_small_worlds.py", "tests/guarantee/test_small_worlds_of_real_time.py"],
     "commits": [
         "tests/offsets_store/commit", "tests/offsets_store/ledger", "tests/sink/test_staging.py",
         "tests/sink/data_source/test_promise.py", "tests/sink/data_source/test_parcel.py",
@@ -33,7 +33,7 @@ PROOFS = {
         "tests/sink/writing/by_key/test_apply_machine.py", "tests/sink/writing/test_routes_machine.py",
     ],
     "changes and bad rows": ["tests/sink/writing/by_key", "tests/sink/writing/bad_rows"],
-    "real time": ["tests/sink/real_time", "tests/real_time"],
+    "real time": ["tests/real_time"],
     "restored databases": ["tests/guarantee/test_restored_machine.py"],
     "receiver": ["tests/sink/data_source/receiver"],
     "conformance": ["tests/guarantee/test_conformance.py"],

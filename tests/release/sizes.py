@@ -61,7 +61,7 @@ def measured(root: Path, rooms: Mapping[str, Iterable[str]]) -> tuple[dict[str, 
     return {
         "lines: the product": sum(lines.values()),
         **{f"lines: {room}": lines[room] for room in rooms},
-        "lines: Java of real time": sum(map(_lines, (root / "sink").rglob("*.java"))),
+        "lines: Java of real time": sum(map(_lines, (root / "pgonce" / "real_time").rglob("*.java"))),
         "lines: tests": sum(map(_lines, _python(root, ("tests",)))),
         "error codes": len(interface["Codes of errors"]),
         "options": len(interface['Options of format("pgonce") and arguments']),

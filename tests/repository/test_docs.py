@@ -110,7 +110,7 @@ def test_every_error_code_is_described_once_and_every_description_has_its_error(
     raised = RaisedCodes({name_of(path): path.read_text() for path in SOURCES})
     assert raised.not_found == []
     # What tasks in real time raise is Java.
-    in_java = (path.read_text() for path in sorted((ROOT / "sink").rglob("*.java")))
+    in_java = (path.read_text() for path in sorted((ROOT / "pgonce").rglob("*.java")))
     of_java = {code for text in in_java for code in re.findall(r'Refusal\.of\(\s*"([A-Z_]+)"', text)}
     described = described_codes()
     assert sorted(described) == sorted({*raised.codes, *of_java})

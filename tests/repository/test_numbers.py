@@ -16,8 +16,8 @@ from pgonce.offsets_store.postgres.connect import (
 from pgonce.offsets_store.progress.heartbeats import BEAT_SECONDS, KEPT_RUNS
 from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
 from pgonce.offsets_store.progress.stored_progress import KEPT_A_QUERY
-from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
-from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
+from pgonce.recovery.fence import QUIET_SECONDS
+from pgonce.recovery.recover import WAIT_SECONDS
 from pgonce.sink.data_source.commit_parcels import SWEEP_SECONDS
 from pgonce.sink.data_source.receiver.arrived import LONGEST_GUESS_SECONDS
 from pgonce.sink.data_source.receiver.kept_rows import LEFT_FREE_BYTES

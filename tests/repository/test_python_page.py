@@ -9,11 +9,11 @@ import pytest
 from support.pages import DOCS, quoted_names, sections, table_rows
 
 import pgonce
-from pgonce.offsets_store.recovery.recover import Recovery
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
+from pgonce.recovery.recover import Recovery
 from pgonce.sink.options.definitions import OPTIONS
 
 TEXT = (DOCS / "python.md").read_text()

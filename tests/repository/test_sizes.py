@@ -37,7 +37,7 @@ def repository(tmp_path):
         "tests/test_a.py": 11,
         "docs/a.md": 2,
         "docs/adr/0001-a.md": 4,
-        "sink/real_time/java/A.java": 13,
+        "pgonce/real_time/java/A.java": 13,
     }
     for name, lines in files.items():
         file = tmp_path / name

@@ -22,6 +22,7 @@ from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
 
 from pgonce.cli.main import app
+from pgonce.dead_letters.chosen_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -33,7 +34,6 @@ from pgonce.offsets_store.ledger.session import recorded_attempt
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
 from pgonce.offsets_store.progress.heard import Heard
 from pgonce.offsets_store.progress.stored_progress import store_progress_in_tx
-from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies

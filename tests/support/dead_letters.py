@@ -9,8 +9,8 @@ from pyspark.sql import types as t
 from support.committed_rows import STRUCT
 from support.ledger_history import KAFKA, QUERY, publish
 
-from pgonce.offsets_store.recovery.dead_letters import chosen_letters
-from pgonce.sink.dead_letters.replay import Group, replay_letters
+from pgonce.dead_letters.chosen_letters import chosen_letters
+from pgonce.dead_letters.replay import Group, replay_letters
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination, destination
 from pgonce.sink.writing.bad_rows.recorded_destination import recorded

@@ -74,7 +74,7 @@ def take_over(url: str, batch: Batch, replaces: str) -> None:
     """Record that the batch's query took the place of another."""
     with writing(url) as connection:
         locked = lock_writer_in_tx(connection, batch, replaces)
-        record.replace_writer_in_tx(connection, locked, batch, replaces, keeps_rows=True)
+        record.replace_writer_in_tx(connection, locked, batch, replaces)
 
 
 def heard_at(url: str) -> datetime:

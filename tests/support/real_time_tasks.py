@@ -14,10 +14,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.real_time.run import Run
+from pgonce.real_time.statements import CLAIM, DISPUTE, LOOK
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination
-from pgonce.sink.real_time.run import Run
-from pgonce.sink.real_time.statements import CLAIM, DISPUTE, LOOK
 
 COLUMNS = encoded_columns(StructType([StructField("id", LongType()), StructField("name", StringType())]))
 QUERY = "11111111-0000-0000-0000-000000000000"

@@ -14,9 +14,9 @@ from support.stopped_query import entries
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.ledger.session import writing
-from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
 from pgonce.offsets_store.verdict.decide import Verdict, decide
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.recovery.recover import Recovery, recover_checkpoint
 
 
 def history(url: str, last: int, texts: Mapping[int, str] | None = None, **identity: Any) -> Batch:

@@ -13,8 +13,8 @@ from uuid import UUID
 from support.ledger_history import QUERY, RUN
 
 from pgonce.offsets_store.checkpoint.log_entries import parse_commit_log, parse_offset_log
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SideLog, SinkFacts
 from pgonce.offsets_store.verdict.facts import Recorded
+from pgonce.recovery.stopped_query import CheckpointFacts, SideLog, SinkFacts
 
 COMMIT = 'v1\n{"nextBatchWatermarkMs":7}'
 NOVEMBER = datetime(2026, 11, 20, tzinfo=timezone.utc)

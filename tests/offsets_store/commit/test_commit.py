@@ -31,9 +31,9 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.recovery.by_hand import accept_batch
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.recovery.by_hand import accept_batch
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import work_into
 

@@ -29,11 +29,11 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.text import qualified_name
-from pgonce.offsets_store.recovery.by_hand import retire_sink
-from pgonce.offsets_store.recovery.forget import forget_query
 from pgonce.offsets_store.status.read_stored import last_written
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.recovery.by_hand import retire_sink
+from pgonce.recovery.forget import forget_query
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import work_into
 

@@ -28,13 +28,13 @@ from support.recoveries import history, recover_at_once
 from support.stopped_query import entries, files_of, write_checkpoint
 from support.two_servers import two_servers
 
+from pgonce.check.answers import Holds
+from pgonce.check.check import check_server
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.preflight.answers import Holds
-from pgonce.offsets_store.preflight.check import check_server
-from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.staging import StagingTable
 

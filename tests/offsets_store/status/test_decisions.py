@@ -9,9 +9,9 @@ import pytest
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, publish
 
+from pgonce.dead_letters.chosen_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.errors import NotFoundError
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.status import decisions
 from pgonce.offsets_store.status.decisions import decisions_on_letters
 

@@ -7,7 +7,7 @@ transports, the statement before which a session is ended, and what people do wi
 the replay of letters and Postgres are real. ``PGONCE_MODEL_EXAMPLES=2000 pytest
 tests/sink/writing/test_routes_machine.py`` runs longer.
 
-Covers: sink.writing.routes, sink.writing.write_batch, sink.dead_letters.replay.
+Covers: sink.writing.routes, sink.writing.write_batch, pgonce.dead_letters.replay.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from support.histories import live_through
 from support.sent_rows import sent
 from support.typed_rows import struct_of
 
+from pgonce.dead_letters.chosen_letters import chosen_letters
+from pgonce.dead_letters.replay import replay_letters
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.recovery.dead_letters import chosen_letters
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
-from pgonce.sink.dead_letters.replay import replay_letters
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.routes import where_to
 from pgonce.sink.writing.write_batch import work_into

@@ -11,8 +11,8 @@ from support.batches import make_planned_batch
 from support.committed_batch import commit, rows_in
 
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.recovery.by_hand import retire_sink
 from pgonce.sink.options.destination import destination
 
 ROWS = [(1, "one"), (2, "two")]

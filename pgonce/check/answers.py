@@ -1,0 +1,118 @@
+"""
+A question about a server, its answer, and how to ask it.
+
+Runs in the command ``pgonce check``. Invariant: every question is asked in a transaction of its own, which is rolled
+back in every case, and no wait in it is without a bound. What has to be committed is dropped again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.log_lines import scrub
+from pgonce.offsets_store.postgres.search_path import SET_OURS
+from pgonce.offsets_store.postgres.translate import is_lost_connection, is_statement_pooling
+
+_BOUNDS = f"{SET_OURS}; SET LOCAL statement_timeout = '10s'"
+
+
+class Holds(Enum):
+    """Whether a promise would hold; ``WEAKER`` is for what works, and is slower or less than it could be."""
+
+    YES = "holds"
+    WEAKER = "weaker"
+    NO = "does not hold"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found out, and what to do about it."""
+
+    holds: Holds
+    says: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """
+    One promise of pgonce, and how to find out whether it would hold.
+
+    :param name: its stable key.
+    :param promise: what pgonce promises; it is shown where it does not hold.
+    :param ask: called with a connection in a transaction under our search_path.
+    """
+
+    name: str
+    promise: str
+    ask: Callable[[psycopg.Connection], Answer]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A question and its answer, as they are shown."""
+
+    name: str
+    promise: str
+    holds: Holds
+    says: str
+    remedy: str
+
+
+def commit_for_the_moment(connection: psycopg.Connection, *statements: sql.Composed) -> None:
+    """
+    Commit what another session has to see, and what is dropped soon.
+
+    Without waiting for disk or standbys: if there is no synchronous standby, COMMIT would wait without an end.
+    """
+    connection.execute("BEGIN")
+    try:
+        connection.execute("SET LOCAL synchronous_commit = off")
+        for statement in statements:
+            connection.execute(statement)
+        connection.execute("COMMIT")
+    except psycopg.Error:
+        if not connection.closed:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def asked(connection: psycopg.Connection, question: Question) -> Finding:
+    """
+    The answer to a question; a refusal of the server is an answer too.
+
+    :param connection: in autocommit mode, in no transaction.
+    :raises psycopg.Error: if the connection is lost, or a pooler forbids transactions.
+    """
+    try:
+        connection.execute("BEGIN")
+        try:
+            connection.execute(_BOUNDS)
+            answer = question.ask(connection)
+        finally:
+            if not connection.closed:
+                connection.execute("ROLLBACK")
+    except psycopg.Error as error:
+        if is_lost_connection(error) or is_statement_pooling(error):
+            raise
+        answer = _refused(error)
+    return Finding(question.name, question.promise, answer.holds, answer.says, answer.remedy)
+
+
+def _refused(error: psycopg.Error) -> Answer:
+    said = scrub(" ".join((error.diag.message_primary or str(error)).split()))
+    return Answer(Holds.NO, f"the server refuses it (SQLSTATE {error.sqlstate or 'none'}): {said}")
+
+
+def one_row(connection: psycopg.Connection, query: str, *parameters: object) -> tuple[object, ...]:
+    """The first row of a query that always has one."""
+    row = connection.execute(query.encode(), parameters or None).fetchone()
+    if row is None:
+        raise psycopg.errors.NoDataFound("no row came back")
+    return row

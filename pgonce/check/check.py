@@ -1,0 +1,290 @@
+"""
+Ask a server whether the promises of pgonce would hold there: which server it is, and whether it keeps what it commits.
+
+Runs in the command ``pgonce check``, before the first query is started. Invariant: each question is tried on the server
+itself. Nothing is left behind there, or in a session that goes to another client of a pooler.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import psycopg
+from typing_extensions import Self
+
+from pgonce.offsets_store.postgres.bounds import enter_in_tx
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.postgres.translate import (
+    PRIMARY_NEEDED,
+    is_lost_connection,
+    is_statement_pooling,
+    ledger_error,
+)
+
+from . import role, transactions
+from .answers import Answer, Finding, Holds, Question, asked, one_row
+
+
+def check_server(url: str, *more: Question) -> list[Finding]:
+    """
+    Ask all questions, and ``more``; what could not be asked for an earlier answer is left out.
+
+    :raises ConnectError: if the server cannot be reached, or stays unavailable.
+    """
+    with _Asking(url) as asking:
+        try:
+            return list(_findings(asking, more))
+        except psycopg.Error as error:
+            if is_statement_pooling(error):
+                return [_statement_pooling(error)]
+            raise ledger_error(error, "checking the server") from error
+
+
+def _findings(asking: _Asking, more: tuple[Question, ...]) -> Iterator[Finding]:
+    found = [asking.ask(question) for question in (*_OF_THE_SERVER, *role.QUESTIONS)]
+    yield from found
+    if not any(finding.name == "primary" and finding.holds is Holds.NO for finding in found):
+        # A server that refuses to write cannot be asked what they would do.
+        yield from (asking.ask(question) for question in (*transactions.questions(asking.another), *more))
+
+
+class _Asking:
+    """A connection to the server, which is made again if a question ends its session."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._connection = self.another()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def another(self) -> psycopg.Connection:
+        """Open another session."""
+        return connect(self.url, autocommit=True)
+
+    def ask(self, question: Question) -> Finding:
+        """The answer; a server that ends the session each time does not do what is asked, and the others go on."""
+        for _ in range(2):
+            try:
+                return asked(self._connection, question)
+            except psycopg.Error as error:
+                if not is_lost_connection(error) or is_statement_pooling(error):
+                    raise
+                self._connection.close()
+                self._connection = self.another()
+        return Finding(
+            question.name,
+            question.promise,
+            Holds.NO,
+            "the server ended the session twice when pgonce asked for this",
+            "",
+        )
+
+
+_OLDEST, _NEWEST = 14, 19
+# Databases that speak Postgres's protocol call themselves Postgres, and give their own name in the same text.
+_OTHERS = {
+    "CockroachDB": re.compile(r"CockroachDB"),
+    "YugabyteDB": re.compile(r"-YB-|Yugabyte"),
+    "Redshift": re.compile(r"Redshift"),
+    "Greenplum": re.compile(r"Greenplum|Cloudberry"),
+    "Materialize": re.compile(r"Materialize"),
+}
+_CITUS = "SELECT extname || ' ' || extversion FROM pg_extension WHERE extname = 'citus'"
+_STORAGES = {
+    "Neon": "SELECT pg_catalog.current_setting('neon.tenant_id', true) IS NOT NULL",
+    "Aurora": "SELECT EXISTS (SELECT FROM pg_catalog.pg_proc WHERE proname = 'aurora_version')",
+}
+
+
+def product(version: str) -> str | None:
+    """The database that is not Postgres, and whose ``version()`` this is; None for Postgres."""
+    return next((name for name, pattern in _OTHERS.items() if pattern.search(version)), None)
+
+
+def _storage_of_its_own(connection: psycopg.Connection) -> str | None:
+    """The database whose storage keeps what is committed even if the server is lost; None for Postgres."""
+    return next((name for name, question in _STORAGES.items() if one_row(connection, question)[0]), None)
+
+
+def _version(connection: psycopg.Connection) -> Answer:
+    version = str(one_row(connection, "SELECT version()")[0])
+    called = " ".join(version.split()[:2]).rstrip(",")
+    if other := product(version):
+        return Answer(
+            Holds.UNKNOWN,
+            f"this is {other}, on which pgonce was never tested. The other answers below come from this server itself.",
+            "Read page `databases` of the documentation, and try pgonce with test data first.",
+        )
+    number = connection.info.server_version
+    added = [name for (name,) in connection.execute(_CITUS.encode()).fetchall()]
+    if name := _storage_of_its_own(connection):
+        added.append(name)
+    if number // 10000 < _OLDEST:
+        return Answer(Holds.NO, f"this is {called}", f"Use Postgres {_OLDEST} to {_NEWEST}.")
+    if number // 10000 > _NEWEST:
+        return Answer(Holds.UNKNOWN, f"this is {called}, which is newer than the versions on which pgonce was tested")
+    if added:
+        return Answer(
+            Holds.UNKNOWN,
+            f"this is {called}, with {', '.join(added)}: pgonce was tested only on plain Postgres",
+            "Read page `databases` of the documentation.",
+        )
+    return Answer(Holds.YES, f"this is {called}")
+
+
+def _primary(connection: psycopg.Connection) -> Answer:
+    standby, read_only = one_row(connection, "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')")
+    info = connection.info
+    where = f"port {info.port} of {info.host}"
+    if standby:
+        return Answer(Holds.NO, f"{where} is a standby, which refuses to write", PRIMARY_NEEDED)
+    if read_only == "on":
+        return Answer(Holds.NO, f"{where} is a primary, but default_transaction_read_only is on", PRIMARY_NEEDED)
+    return Answer(Holds.YES, f"{where} is a primary, and can write")
+
+
+def _pooler(connection: psycopg.Connection) -> Answer:
+    if one_row(connection, "SELECT pg_backend_pid()")[0] == connection.info.backend_pid:
+        return Answer(Holds.YES, "there is no pooler, or it keeps a session for each client")
+    return Answer(
+        Holds.YES,
+        "there is a pooler, and it keeps each transaction in one session (pool_mode is transaction or session)",
+        "Give it at least one session more than the number of queries that commit at the same time.",
+    )
+
+
+def _settings(connection: psycopg.Connection) -> Answer:
+    enter_in_tx(connection, 1.0)
+    if one_row(connection, "SELECT current_setting('lock_timeout')")[0] != "1s":
+        return Answer(Holds.NO, "SET LOCAL has no effect")
+    connection.execute("ROLLBACK")
+    # In autocommit mode, this is a transaction of its own.
+    if one_row(connection, "SELECT pg_catalog.current_setting('lock_timeout')")[0] == "1s":
+        return Answer(
+            Holds.NO,
+            "SET LOCAL outlives its transaction, so behind a pooler it would change the settings of other clients",
+        )
+    connection.execute("BEGIN")
+    return Answer(Holds.YES, "the settings of a transaction end with it")
+
+
+_PROMISE = "Rows and offsets are written in one transaction."
+
+
+def _statement_pooling(said: psycopg.Error) -> Finding:
+    """The only answer that there is behind a pooler in statement mode."""
+    return Finding(
+        "pooler",
+        _PROMISE,
+        Holds.NO,
+        f"there is a pooler, and it forbids transactions: {' '.join(str(said).split())}",
+        "Set pool_mode of this database or user to transaction (or session) in PgBouncer, or let url name Postgres "
+        "itself.",
+    )
+
+
+# Postgres counts a standby only while it is sync or quorum: one that is potential is still catching up, or is there
+# beyond the number.
+_STANDBYS = """
+SELECT pg_catalog.current_setting('synchronous_standby_names'),
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication WHERE sync_state IN ('sync', 'quorum')),
+       pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')
+"""
+
+# Source: syncrep_gram.y of Postgres. A list without a number is one by priority, and what stands in quotes is a name.
+_NUMBER = re.compile(r"\s*(?:(?:first|any)\s+)?(\d+)\s*\(", re.IGNORECASE)
+
+
+def demanded_standbys(names: str) -> int:
+    """The number of standbys that COMMIT waits for, by the value of synchronous_standby_names."""
+    if not names:
+        return 0
+    number = _NUMBER.match(names)
+    return int(number[1]) if number else 1
+
+
+def _setting(connection: psycopg.Connection, name: str) -> str:
+    return str(one_row(connection, "SELECT pg_catalog.current_setting(%s)", name)[0])
+
+
+def _synchronous_commit(connection: psycopg.Connection) -> Answer:
+    value = _setting(connection, "synchronous_commit")
+    if value == "off":
+        return Answer(
+            Holds.NO,
+            "synchronous_commit is off for this role: Postgres would answer COMMIT before the rows are on disk, so "
+            "every batch is refused",
+            "Set it to on (or local) for this role or database, or in url: options=-csynchronous_commit=on.",
+        )
+    return Answer(Holds.YES, f"synchronous_commit is {value}")
+
+
+def _disk(connection: psycopg.Connection) -> Answer:
+    off = [name for name in ("fsync", "full_page_writes") if _setting(connection, name) == "off"]
+    if not off:
+        return Answer(Holds.YES, "fsync and full_page_writes are on")
+    are_off = f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off"
+    if name := _storage_of_its_own(connection):
+        return Answer(Holds.YES, f"{are_off}, but this is {name}, whose storage keeps committed rows")
+    return Answer(
+        Holds.NO,
+        f"{are_off}: if its host loses power, the server may lose committed batches or all its data",
+        f"Set {' and '.join(off)} to on in postgresql.conf, unless this server is for tests.",
+    )
+
+
+def _standbys(connection: psycopg.Connection) -> Answer:
+    names, of_these, may_see = one_row(connection, _STANDBYS)
+    commit = _setting(connection, "synchronous_commit")
+    if not names and (name := _storage_of_its_own(connection)):
+        return Answer(Holds.YES, f"this is {name}: after a failover, the new server uses the same storage")
+    if not names:
+        return Answer(
+            Holds.WEAKER,
+            "there is no synchronous standby: if the server is replaced by a standby, the last batches may be missing. "
+            "The next batch is refused then (GAP), and `pgonce recover` repairs the checkpoint",
+        )
+    if commit in ("off", "local"):
+        return Answer(Holds.WEAKER, f"synchronous_commit is {commit}: COMMIT does not wait for the standbys {names!r}")
+    if not may_see:
+        return Answer(
+            Holds.UNKNOWN,
+            f"COMMIT waits for standbys ({names!r}), and this role may not see whether they are connected",
+            "Grant the role pg_read_all_stats, and run the check again.",
+        )
+    demanded, connected = demanded_standbys(str(names)), int(str(of_these))
+    if connected < demanded:
+        missing = demanded - connected
+        return Answer(
+            Holds.NO,
+            f"COMMIT waits for {_counted(demanded)} ({names!r}), and {missing} {'is' if missing == 1 else 'are'} "
+            f"missing: every COMMIT would wait, without a limit, until {'it is' if missing == 1 else 'they are'} "
+            "back",
+            "Read page `failures` of the documentation, When a synchronous standby is missing.",
+        )
+    are, waited_for = ("is", "it") if connected == 1 else ("are", f"{demanded} of them")
+    return Answer(Holds.YES, f"{_counted(connected)} {are} connected ({names!r}), and COMMIT waits for {waited_for}")
+
+
+def _counted(number: int) -> str:
+    return f"{number} synchronous standby{'' if number == 1 else 's'}"
+
+
+_OF_THE_SERVER = (
+    Question("server", f"pgonce is tested on Postgres {_OLDEST} to {_NEWEST}.", _version),
+    Question("primary", "Rows are written by this url.", _primary),
+    Question("pooler", _PROMISE, _pooler),
+    Question(
+        "settings",
+        "The settings of a commit (timeouts, search_path) do not affect other transactions, even behind a pooler.",
+        _settings,
+    ),
+    Question("synchronous-commit", "A batch that Spark calls done is on disk.", _synchronous_commit),
+    Question("disk", "Rows on disk survive a crash of the server's host.", _disk),
+    Question("standbys", "Committed rows survive a failover.", _standbys),
+)

@@ -1,0 +1,329 @@
+"""
+Record what a person decides about a query: one batch may follow, or a sink publishes no more.
+
+Runs in the commands ``pgonce accept``, ``retire`` and ``serve``. Invariant: only the batch that Spark runs
+next can be accepted, and only where it would be refused otherwise: an acceptance that was left unused would let a later
+batch through. No row of the target is touched, no record of the ledger is deleted, and the ledger keeps who said what,
+and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from pgonce.offsets_store.checkpoint.files import open_location, open_recorded
+from pgonce.offsets_store.errors import CheckpointError, ConfigurationError, NotFoundError, RecoveryError
+from pgonce.offsets_store.ledger.lock import is_accepted_in_tx, revoke_acceptance_in_tx
+from pgonce.offsets_store.ledger.session import reading, writing
+from pgonce.offsets_store.ledger.tables import failures, heartbeats, writers
+from pgonce.offsets_store.ledger.writers import COUNTS_AS_FEEDER, is_meant, writers_in_tx
+from pgonce.offsets_store.status.decisions import decisions_on
+from pgonce.offsets_store.status.states import query_states
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import ACCEPTABLE, Verdict
+
+from .fence import holding, note
+from .next_start import next_start, verdict_on
+from .read_stopped_query import read_checkpoint, read_sinks
+from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts, no_checkpoint
+
+# Records of this many batches are read besides the newest ones: as many as Spark keeps in a checkpoint.
+_LOOK_BACK = 100
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What is accepted, or would be: a batch of this sink, which is refused with this verdict otherwise."""
+
+    query_id: str
+    sink: SinkFacts
+    batch_id: int
+    verdict: Verdict
+
+    @property
+    def says(self) -> list[str]:
+        """What that means, as sentences."""
+        stands_at, end = self.sink.last_batch_id, self.sink.end_offsets
+        return [
+            f"Query {self.query_id}, sink {self.sink.sink_name}: stands at batch {stands_at}, end {end}.",
+            f"Batch {self.batch_id} would be refused as {self.verdict.name}: {self.verdict.value}.",
+            "Once it is accepted, all its rows are published without a check, and the stored offsets move to "
+            f"its end. {self._besides}Nothing proves that no row is lost or doubled.",
+        ]
+
+    @property
+    def _besides(self) -> str:
+        """What it does about other batches, as a sentence."""
+        last, number = self.sink.last_batch_id, self.batch_id
+        if number <= last:
+            again = f", and so are batches {number + 1} to {last} after it" if number < last else ""
+            return f"It was published already, and is published again{again}. "
+        if number > last + 1:
+            return f"The rows of batches {last + 1} to {number - 1}, if they have any, are left out. "
+        return ""
+
+
+@dataclass(frozen=True)
+class Retirement:
+    """A sink of a query that is retired, or would be; ``sink`` is None if the query has published nothing."""
+
+    query_id: str
+    sink: SinkFacts | None
+
+    @property
+    def says(self) -> list[str]:
+        """What that means, as sentences."""
+        if self.sink is None:
+            return [f"Query {self.query_id} has published nothing: what was seen of it is deleted from the ledger."]
+        return [
+            f"Query {self.query_id}, sink {self.sink.sink_name}: stands at batch {self.sink.last_batch_id}.",
+            "Once it is retired, it can never publish again, and recovery leaves it out.",
+        ]
+
+
+def accept_batch(
+    query: str,
+    batch_id: int,
+    url: str = "",
+    *,
+    reason: str,
+    sink: str | None = None,
+    checkpoint_location: str | None = None,
+    dry_run: bool = False,
+) -> Acceptance:
+    """
+    Let one batch of a query (its id or name) through, once, with any verdict.
+
+    :param checkpoint_location: the query's checkpoint, where it is not the one that the ledger has noted.
+    :raises ConfigurationError: NO_REASON.
+    :raises RecoveryError: WRITER_GONE, ALREADY_ACCEPTED, ACCEPT_NOT_NEEDED, RECOVERY_RUNNING.
+    :raises CheckpointError: OTHER_CHECKPOINT; or where the checkpoint that was given cannot be read.
+    :raises OffsetsError: if no query or sink, or several, have that name.
+    """
+    refuse_no_reason(reason)
+    query_id, recorded, chosen = _chosen_sink(url, query, sink)
+    with reading(url) as connection:
+        refuse_gone(connection, chosen)
+        if batch_id in chosen.accepted:
+            raise _accepted_already(connection, chosen, batch_id)
+    checkpoint = _read_if_possible(checkpoint_location, recorded)
+    verdict = _refused_verdict(query_id, checkpoint, chosen, batch_id)
+    if not dry_run:
+        accept(url, chosen, batch_id, reason)
+    return Acceptance(query_id, chosen, batch_id, verdict)
+
+
+def accept(url: str, sink: SinkFacts, batch_id: int, reason: str) -> None:
+    """
+    Note that this batch may follow.
+
+    :raises RecoveryError: RECOVERY_RUNNING, if the sink has moved since it was read; WRITER_GONE, ALREADY_ACCEPTED, if
+        another person was quicker.
+    """
+    with holding(url, [sink]) as connection:
+        refuse_gone(connection, _as_it_is_in_tx(connection, sink))
+        if is_accepted_in_tx(connection, sink.writer_id, batch_id):
+            raise _accepted_already(connection, sink, batch_id)
+        note(connection, sink.writer_id, "accept", batch_id=batch_id, reason=reason.strip())
+
+
+def revoke_acceptance(
+    query: str,
+    batch_id: int,
+    url: str = "",
+    *,
+    reason: str,
+    sink: str | None = None,
+    dry_run: bool = False,
+) -> SinkFacts:
+    """
+    Take back that a batch may follow, as long as it has not come.
+
+    :raises ConfigurationError: NO_REASON.
+    :raises RecoveryError: NOT_ACCEPTED; RECOVERY_RUNNING, if the sink has moved since it was read.
+    :raises OffsetsError: if no query or sink, or several, have that name.
+    """
+    refuse_no_reason(reason)
+    _, _, chosen = _chosen_sink(url, query, sink)
+    with holding(url, [chosen]) as connection:
+        if not is_accepted_in_tx(connection, chosen.writer_id, batch_id):
+            raise RecoveryError(
+                "NOT_ACCEPTED",
+                f"Batch {batch_id} of sink {chosen.sink_name!r} is not accepted, or it has come.",
+                NOTHING_CHANGED,
+                "`pgonce status QUERY` shows what was decided.",
+            )
+        if dry_run:
+            return chosen
+        role = connection.execute(select(func.session_user())).scalar_one()
+        revoke_acceptance_in_tx(connection, chosen.writer_id, batch_id, {"made_by": role, "reason": reason.strip()})
+    return chosen
+
+
+def _accepted_already(connection: Connection, sink: SinkFacts, batch_id: int) -> RecoveryError:
+    found = [one for one in decisions_on(connection, sink.writer_id, ["accept"]) if one.batch_id == batch_id]
+    return RecoveryError(
+        "ALREADY_ACCEPTED",
+        f"Batch {batch_id} of sink {sink.sink_name!r} has been accepted already, and Spark has not run it yet."
+        + (f" It was {found[-1].says}." if found else ""),
+        NOTHING_CHANGED,
+        "Start the query; or take it back with `pgonce accept --revoke`.",
+    )
+
+
+def retire_sink(
+    query: str,
+    url: str = "",
+    *,
+    sink: str | None = None,
+    reason: str | None = None,
+    dry_run: bool = False,
+) -> Retirement:
+    """
+    Say that a sink will publish no more; its query is refused if it comes back.
+
+    :raises RecoveryError: WRITER_GONE, RECOVERY_RUNNING.
+    :raises OffsetsError: if no query or sink, or several, have that name.
+    """
+    try:
+        query_id, _, chosen = _chosen_sink(url, query, sink)
+    except NotFoundError as error:
+        return _dismissed(url, query, error, dry_run=dry_run)
+    with reading(url) as connection:
+        refuse_gone(connection, chosen)
+    if not dry_run:
+        with holding(url, [chosen]) as connection:
+            put_out_of_the_way_in_tx(connection, [chosen], "retire", reason=reason)
+    return Retirement(query_id, chosen)
+
+
+def _dismissed(url: str, query: str, error: NotFoundError, *, dry_run: bool) -> Retirement:
+    """:raises OffsetsError: the ``error``, unless a query is meant that has published nothing, so no rival."""
+    with writing(url) as connection:
+        meant = (one for one in query_states(connection) if is_meant(query, one.query_id, one.query_name))
+        ids = {one.query_id for one in meant if one.batch_id is None}
+        if len(ids) != 1:
+            raise error
+        for seen in () if dry_run else (failures, heartbeats):
+            connection.execute(delete(seen).where(seen.c.query_id.in_(ids)))
+    return Retirement(ids.pop(), None)
+
+
+def put_out_of_the_way_in_tx(connection: Connection, sinks: Sequence[SinkFacts], kind: str, **noted: Any) -> None:
+    """
+    Make the sinks, whose rows are locked, publish no more, so that they are not rivals of new queries.
+
+    :param kind: ``retire``; or ``forget``, also for a sink that was retired.
+    :param noted: the reason, and what else the ledger keeps of the decision.
+    :raises RecoveryError: WRITER_GONE, if another person was quicker.
+    """
+    for sink in sinks:
+        if kind != "forget" or not counts_as_feeder(connection, sink):
+            refuse_gone(connection, _as_it_is_in_tx(connection, sink))
+        gone = update(writers).where(writers.c.writer_id == sink.writer_id)
+        connection.execute(gone.values(retired_at=func.coalesce(writers.c.retired_at, func.clock_timestamp())))
+        note(connection, sink.writer_id, kind, batch_id=sink.last_batch_id, **noted)
+
+
+def counts_as_feeder(connection: Connection, sink: SinkFacts) -> bool:
+    """Whether the sink's rows are still in its tables, as far as the ledger knows: it was not replaced or forgotten."""
+    return bool(writers_in_tx(connection, COUNTS_AS_FEEDER, writers.c.writer_id == sink.writer_id))
+
+
+def _as_it_is_in_tx(connection: Connection, sink: SinkFacts) -> SinkFacts:
+    """The sink, whose row is locked, with what became of it since it was read."""
+    fate = select(writers.c.replaced_by, writers.c.retired_at).where(writers.c.writer_id == sink.writer_id)
+    replaced_by, retired_at = connection.execute(fate).one()
+    return replace(sink, replaced_by=replaced_by, retired_at=retired_at)
+
+
+def refuse_no_reason(reason: str) -> None:
+    """:raises ConfigurationError: NO_REASON, for a blank one."""
+    if not reason.strip():
+        raise ConfigurationError(
+            "NO_REASON",
+            "No reason is given.",
+            NOTHING_CHANGED,
+            "Give one with --reason. The ledger keeps it.",
+        )
+
+
+def refuse_gone(connection: Connection, sink: SinkFacts) -> None:
+    """:raises RecoveryError: WRITER_GONE, for a sink that was replaced, retired or forgotten, and by whom."""
+    if not sink.is_living:
+        found = [] if sink.replaced_by else decisions_on(connection, sink.writer_id, ["retire", "forget"])
+        raise RecoveryError(
+            "WRITER_GONE",
+            f"The sink {sink.sink_name!r} of this query was {found[-1].says if found else sink.fate}"
+            f"{'. It' if found else ', and'} publishes no more.",
+            NOTHING_CHANGED,
+            "`pgonce status` shows which queries there are.",
+        )
+
+
+def _chosen_sink(url: str, query: str, sink: str | None) -> tuple[str, str | None, SinkFacts]:
+    """The query's id, where the ledger says that its checkpoint is, and the one sink that is meant."""
+    writer = OffsetsStore(url).latest(query, sink)
+    newest = writer.batch_id or 0
+    with reading(url) as connection:
+        sinks = read_sinks(connection, writer.query_id, range(max(0, newest - _LOOK_BACK), newest))
+    return writer.query_id, writer.checkpoint_location, next(s for s in sinks if s.sink_name == writer.sink_name)
+
+
+def _read_if_possible(given: str | None, recorded: str | None) -> CheckpointFacts | None:
+    """The checkpoint that a person has named; else the one that the ledger has noted, None if it is not there."""
+    if given is not None:
+        named = read_checkpoint(open_location(given))
+        if named.query_id is None:
+            raise no_checkpoint(named)
+        return named
+    try:
+        found = read_checkpoint(open_recorded(recorded)) if recorded else None
+    except CheckpointError:
+        return None
+    return found if found is not None and found.query_id is not None else None
+
+
+def _refused_verdict(query_id: str, checkpoint: CheckpointFacts | None, sink: SinkFacts, batch_id: int) -> Verdict:
+    """
+    What the sink would say to the batch without the acceptance.
+
+    :param checkpoint: None if it cannot be read; then only a batch past the next one is surely refused.
+    """
+    if checkpoint is None:
+        if batch_id > sink.last_batch_id + 1:
+            return Verdict.GAP
+        raise _not_needed(
+            f"Without its checkpoint nothing shows that batch {batch_id} would be refused: the sink stands at batch "
+            f"{sink.last_batch_id}."
+        )
+    if checkpoint.query_id != query_id:
+        raise CheckpointError(
+            "OTHER_CHECKPOINT",
+            f"The checkpoint {checkpoint.location} belongs to query {checkpoint.query_id}, not to {query_id}.",
+            NOTHING_CHANGED,
+            "Give the query's own with --checkpoint.",
+        )
+    start = next_start(checkpoint)
+    if start.batch_id != batch_id:
+        raise _not_needed(
+            f"According to {checkpoint.location}, Spark runs batch {start.batch_id} next, not {batch_id}."
+        )
+    verdict = verdict_on(checkpoint, sink, start)
+    if verdict not in ACCEPTABLE:
+        raise _not_needed(f"Batch {batch_id} would not be refused: {verdict.name}, {verdict.value}.")
+    return verdict
+
+
+def _not_needed(what: str) -> RecoveryError:
+    return RecoveryError(
+        "ACCEPT_NOT_NEEDED",
+        what,
+        NOTHING_CHANGED,
+        "`pgonce doctor` says what happens at the next start. If the query's checkpoint is not where the ledger says, "
+        "name it with --checkpoint.",
+    )

@@ -1,0 +1,294 @@
+"""
+Compare a checkpoint with the ledger: whether they agree, what happens at the next start, and what repairs it.
+
+Runs in the command ``pgonce doctor``. Invariant: it changes nothing, and the verdicts come from the functions that the
+commit and the recovery themselves use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
+from pgonce.offsets_store.errors import CheckpointError, NoLedgerError, RecoveryError
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.log_lines import in_command
+from pgonce.offsets_store.offsets import Offsets, furthest
+from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
+from pgonce.offsets_store.verdict.facts import Writer
+
+from .next_start import (
+    FirstContact,
+    NextStart,
+    begins_at,
+    first_contacts,
+    goes_on,
+    next_start,
+    planned_entry,
+    verdict_on,
+)
+from .plan import MAY_DOUBLE, plan_recovery
+from .read_stopped_query import known_sinks, read_checkpoint, read_neighbours, with_state
+from .stopped_query import CheckpointFacts, SinkFacts, no_checkpoint
+
+
+class Finding(Enum):
+    """The result of the comparison; ``pgonce doctor`` has an exit code for each."""
+
+    AGREE = "checkpoint and ledger agree"
+    RECOVERABLE = "`pgonce recover` repairs it"
+    NEEDS_PERSON = "a person must decide"
+    UNCERTAIN = "it depends on facts that neither the checkpoint nor the ledger has"
+
+
+@dataclass(frozen=True)
+class SinkStanding:
+    """
+    One sink: where it stands, and what it will say to the next batch.
+
+    ``says`` is the text for the verdict. ``last_batch_id`` is None for a sink that has nothing of the query yet. The
+    name ``*`` stands for every sink that is not named.
+    """
+
+    sink_name: str
+    last_batch_id: int | None
+    end_offsets: Offsets | None
+    verdict: Verdict
+    says: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """
+    The comparison of a checkpoint with the ledger.
+
+    ``next_batch_id`` is the batch that Spark runs first, ``runs_again`` tells whether it is planned already, ``begins``
+    and ``ends`` are its range as far as it is written down. ``remarks`` and ``advice`` are sentences.
+    """
+
+    location: str
+    query_id: str | None
+    finding: Finding
+    newest_offsets: int | None
+    newest_commit: int | None
+    next_batch_id: int
+    runs_again: bool
+    begins: Offsets | None
+    ends: Offsets | None
+    sinks: tuple[SinkStanding, ...]
+    remarks: tuple[str, ...]
+    advice: str
+
+    def record(self) -> dict[str, Any]:
+        """The same for programs: plain JSON values, with stable keys."""
+        sinks = [
+            {
+                "sink_name": sink.sink_name,
+                "last_batch_id": sink.last_batch_id,
+                "end_offsets": sink.end_offsets,
+                "verdict": sink.verdict.name,
+            }
+            for sink in self.sinks
+        ]
+        rest = {name: value for name, value in vars(self).items() if name not in ("finding", "sinks", "remarks")}
+        return {**rest, "finding": self.finding.name, "sinks": sinks, "remarks": list(self.remarks)}
+
+
+def diagnose(
+    checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], contacts: Sequence[FirstContact] = ()
+) -> Diagnosis:
+    """The diagnosis for these facts; ``contacts`` are those of a query that the ledger does not know."""
+    if checkpoint.is_empty:
+        advice = "There is no checkpoint here: a start here begins a new query with a new id."
+        return _met(_diagnosis(checkpoint, sinks, [], Finding.AGREE, advice), contacts)
+    if checkpoint.is_real_time:
+        return _in_real_time(checkpoint, sinks)
+    start = next_start(checkpoint)
+    remarks = list(_remarks(checkpoint, sinks, start))
+    try:
+        plan = plan_recovery(checkpoint, sinks)
+    except (RecoveryError, CheckpointError) as error:
+        finding, advice = Finding.NEEDS_PERSON, f"{error.what} {error.remedy}"
+    else:
+        if plan.changes:
+            finding = Finding.RECOVERABLE
+            advice = f"`pgonce recover {in_command(checkpoint.location, 'CHECKPOINT')}` repairs this: it {plan.does}."
+            if plan.may_double:
+                advice = f"{advice} {MAY_DOUBLE}"
+        else:
+            finding, advice = Finding.AGREE, f"Nothing to repair: `pgonce recover` {plan.does}."
+    if finding is Finding.AGREE and checkpoint.is_continuous:
+        finding = Finding.NEEDS_PERSON
+        advice = (
+            "Start the query on a new checkpoint at the stored offsets: page `recovering` of the documentation, A lost "
+            "checkpoint."
+        )
+    elif finding is Finding.RECOVERABLE and not sinks and checkpoint.newest is not None:
+        advice += (
+            f" Then start the query with adoptCheckpoint={start.batch_id}, if batch {start.batch_id} is still to be "
+            f"written, or with adoptCheckpoint={start.batch_id + 1}, if it has been: "
+            "page `replace-your-foreachbatch` of the documentation."
+        )
+    elif finding is Finding.RECOVERABLE and checkpoint.is_stateful:
+        advice += (
+            " Then start the query in a new Spark application: page `recovering` of the documentation, Several batches "
+            "run again."
+        )
+    return _met(_diagnosis(checkpoint, sinks, remarks, finding, advice), contacts)
+
+
+def _in_real_time(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnosis:
+    """Each run has a checkpoint of its own, inside this one, which begins at the positions in the ledger."""
+    living = [sink for sink in sinks if sink.is_living]
+    if living:
+        finding, advice = Finding.AGREE, "Nothing to repair: each start in real time goes on where the rows end."
+    else:
+        finding = Finding.NEEDS_PERSON
+        advice = (
+            "A query has run here in real time, and this ledger does not know where its rows end. The next start is "
+            "refused (`pgonce explain UNKNOWN`); with replaces or independent, it begins as that option says."
+        )
+    found = _diagnosis(checkpoint, sinks, [], finding, advice)
+    if not living:
+        return found
+    next_batch_id = 1 + max(sink.last_batch_id for sink in living)
+    return replace(found, next_batch_id=next_batch_id, begins=furthest(*(sink.end_offsets for sink in living)))
+
+
+def _diagnosis(
+    checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], remarks: Sequence[str], finding: Finding, advice: str
+) -> Diagnosis:
+    start = next_start(checkpoint)
+    entry = planned_entry(checkpoint, start)
+    return Diagnosis(
+        location=checkpoint.location,
+        query_id=checkpoint.query_id,
+        finding=finding,
+        newest_offsets=checkpoint.newest,
+        newest_commit=checkpoint.newest_commit,
+        next_batch_id=start.batch_id,
+        runs_again=start.runs_again,
+        begins=begins_at(checkpoint, start),
+        ends=entry.offsets if entry else None,
+        sinks=tuple(_standing(checkpoint, sink, start) for sink in sinks),
+        remarks=tuple(remarks),
+        advice=advice,
+    )
+
+
+def _met(found: Diagnosis, contacts: Sequence[FirstContact]) -> Diagnosis:
+    """The same, with what those sinks will say that have nothing of the query yet."""
+    standings = tuple(
+        SinkStanding(contact.sink_name, None, None, contact.verdict, contact.says) for contact in contacts
+    )
+    found = replace(found, sinks=(*found.sinks, *standings))
+    refused = [contact for contact in contacts if contact.verdict not in PUBLISH]
+    if found.next_batch_id > 0 or (not refused and all(contact.is_certain for contact in contacts)):
+        # The plan itself says what to do about a past that the ledger did not see.
+        return found
+    # If a query with its checkpoint at this location has fed a sink, that sink is the one.
+    here = [contact for contact in refused if contact.knows_the_place]
+    if here or (len(refused) == len(contacts) and all(contact.is_certain for contact in contacts)):
+        finding, first = Finding.NEEDS_PERSON, (here or refused)[0]
+        advice = f"Into {first.sink_name}, the next start is refused as {first.verdict.name}. {first.remedy}"
+    else:
+        finding = Finding.UNCERTAIN
+        advice = (
+            "What happens depends on facts that the checkpoint does not have: the query's sink and its name (give "
+            "--sink and --query-name), and the folders that it reads. The possible verdicts are those above."
+        )
+    return replace(found, finding=finding, advice=f"{found.advice} {advice}")
+
+
+def _standing(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> SinkStanding:
+    if not sink.is_living:
+        says = f"it was {sink.fate}"
+        return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, Verdict.FENCED, says)
+    if checkpoint.is_real_time:
+        says = "a start in real time goes on at its positions"
+        return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, Verdict.NEW, says)
+    verdict = verdict_on(checkpoint, sink, start)
+    says = verdict.value
+    if not start.runs_again and not sink.drops_by_position and verdict is not Verdict.ACCEPTED:
+        says += f" (it must be batch {sink.last_batch_id + 1}, and begin where the recorded batch before it ends)"
+    if verdict is Verdict.REPLAY and not goes_on(checkpoint, sink, start):
+        says += f", but batch {start.batch_id + 1}, which was published too, is then planned again and refused"
+    return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, verdict, says)
+
+
+def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> list[str]:
+    remarks = []
+    if not sinks and checkpoint.query_id is not None:
+        remarks.append(f"The ledger does not know query {checkpoint.query_id}.")
+    if start.lacks is not None:
+        remarks.append(
+            f'The offset log is sparse (asynchronous progress tracking): a synchronous start fails with "batch '
+            f"{start.lacks} doesn't exist\"."
+        )
+    if checkpoint.damaged:
+        remarks.append(
+            f"{', '.join(sorted(checkpoint.damaged))} cannot be read: empty or cut short, as after a loss of power. "
+            "Spark fails if it has to read them."
+        )
+    if checkpoint.orphans:
+        remarks.append(
+            f"{', '.join(checkpoint.orphans)} belong to files that are missing: Spark's next write of these files "
+            "would fail."
+        )
+    if checkpoint.is_continuous:
+        remarks.append(
+            f"The metadata line of offsets/{checkpoint.newest} is empty: a continuous query wrote it, and a "
+            "micro-batch query cannot go on from it."
+        )
+    if any(sink.drops_by_position for sink in sinks):
+        remarks.append("The stored rows have positions: all this is true only if the job still sets positionColumns.")
+    if checkpoint.is_stateful:
+        remarks.append("The query keeps state, and recovery can move state neither forward nor back.")
+    if checkpoint.unfinished and checkpoint.newest is None:
+        remarks.append(
+            f"{', '.join(sorted(checkpoint.unfinished))} exist: a driver was killed while it wrote the first entry. "
+            "Spark refuses to start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY)."
+        )
+    if checkpoint.commits_lead:
+        remarks.append(
+            f"commits/ ends with batch {checkpoint.newest_commit}, after offsets/: files were removed by hand, or "
+            "cannot be read."
+        )
+    return remarks
+
+
+def examine(
+    checkpoint_location: str | CheckpointFiles, url: str = "", *, sink: str | None = None, query_name: str | None = None
+) -> Diagnosis:
+    """
+    Compare a checkpoint with the ledger, over all sinks of its query.
+
+    :param sink: the sink that the query will write to, if the ledger does not know the query.
+    :param query_name: the name of such a query.
+    :raises CheckpointError: if the checkpoint cannot be read; or there is none, and the ledger knows of none there.
+    :raises LedgerError: if the ledger cannot be read.
+    """
+    files = open_location(checkpoint_location) if isinstance(checkpoint_location, str) else checkpoint_location
+    checkpoint = read_checkpoint(files)
+    sinks = known_sinks(url, checkpoint)
+    fed = {} if sinks else _fed(url, sink)
+    if checkpoint.is_empty and sink is None and not _knows(fed, checkpoint.location):
+        raise no_checkpoint(checkpoint)
+    contacts = [] if sinks else first_contacts(checkpoint, fed, next_start(checkpoint), sink, query_name)
+    return diagnose(with_state(files, checkpoint, sinks), sinks, contacts)
+
+
+def _fed(url: str, sink: str | None) -> dict[str, tuple[Writer, ...]]:
+    try:
+        with reading(url) as connection:
+            return read_neighbours(connection, sink)
+    except NoLedgerError:
+        # The first batch of the query will create it.
+        return {}
+
+
+def _knows(fed: Mapping[str, Sequence[Writer]], location: str) -> bool:
+    return any(other.checkpoint_location == location for others in fed.values() for other in others)

@@ -1,0 +1,278 @@
+"""
+Forget a query: take it out of the way of one that loads its table again, and empty its tables if that is wanted.
+
+Runs in the command ``pgonce forget``. Invariant: no record of a batch is deleted; the ledger keeps who said it, and
+why. Tables are emptied in the transaction that forgets their query, and only if no other query or batch job has rows in
+them; otherwise no row is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Row, func, select, text
+
+from pgonce.offsets_store.checkpoint.files import open_recorded
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.errors import CheckpointError, RecoveryError
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.ledger.tables import batch_jobs
+from pgonce.offsets_store.ledger.writers import COUNTS_AS_FEEDER, feeds, writers_in_tx
+from pgonce.offsets_store.postgres.bounds import enter_in_tx
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.status.stored import last_to_publish
+from pgonce.offsets_store.verdict.facts import Writer
+
+from .by_hand import counts_as_feeder, put_out_of_the_way_in_tx, refuse_gone, refuse_no_reason
+from .fence import QUIET_SECONDS, StoppedQuery, holding, refuse_running
+from .read_stopped_query import read_checkpoint, read_sinks
+from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """
+    What is forgotten, or would be.
+
+    ``tables`` has the tables that each sink has written to, as SQL names them; none if they are unknown. ``others``
+    has the writers that are not forgotten and whose rows are in these tables as well, and ``jobs`` counts the batch
+    jobs that have written to them. ``with_deletes`` are the names under which deletes from them are remembered
+    (``onlyNewer``): for a table that was renamed since, its former name; for a partition, perhaps that of the whole
+    table. ``emptied`` are the tables that are emptied with it.
+    """
+
+    query_id: str
+    query_name: str | None
+    sinks: tuple[SinkFacts, ...]
+    tables: Mapping[str, tuple[str, ...]]
+    others: Mapping[str, tuple[Writer, ...]]
+    jobs: Mapping[str, int]
+    with_deletes: tuple[str, ...] = ()
+    emptied: tuple[str, ...] = ()
+
+
+def forget_query(
+    query: str,
+    url: str = "",
+    *,
+    reason: str,
+    sink: str | None = None,
+    truncate: bool = False,
+    dry_run: bool = False,
+    quiet_seconds: float = QUIET_SECONDS,
+    wait_seconds: float = 0,
+) -> Forgetting:
+    """
+    Take a query (its id or name) out of the way of new ones: with all its living sinks, or with ``sink`` alone.
+
+    A sink that was retired is forgotten if it is named, or if the query has no living one: its rows were meant to stay.
+
+    :param truncate: whether to empty the tables of these sinks, and forget the deletes that are remembered of them.
+    :raises ConfigurationError: NO_REASON.
+    :raises RecoveryError: RECOVERY_RUNNING; WRITER_GONE, where all of it is gone already; NOT_EMPTIED.
+    :raises OffsetsError: if no query, or several, have that name, or it has no such sink.
+    """
+    refuse_no_reason(reason)
+    found = [writer for writer, _ in OffsetsStore(url).status_of(query, sink)]
+    with reading(url) as connection:
+        named = {writer.sink_name for writer in found}
+        sinks = [known for known in read_sinks(connection, found[0].query_id) if known.sink_name in named]
+        living = tuple(known for known in sinks if known.is_living)
+        chosen = living or tuple(known for known in sinks if counts_as_feeder(connection, known))
+        tables = {known.sink_name: _tables(connection, known) for known in chosen}
+        forgetting = Forgetting(
+            found[0].query_id,
+            found[0].query_name,
+            chosen,
+            tables,
+            {known.sink_name: _others(connection, known, chosen) for known in chosen},
+            {known.sink_name: _jobs(connection, known) for known in chosen},
+            _with_deletes(connection, [name for of_sink in tables.values() for name in of_sink]),
+        )
+        if not chosen:
+            refuse_gone(connection, sinks[0])
+        if truncate:
+            emptied = tuple(table.name for table in _to_empty(connection, chosen))
+            forgetting = replace(forgetting, emptied=tuple(sorted(set(emptied))))
+    if not dry_run:
+        # What was retired publishes nothing, even if its query runs.
+        if living:
+            query_id = found[0].query_id
+            checkpoint = _checkpoint(last_to_publish(found).checkpoint_location, query_id)
+            refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, *checkpoint))
+        # A table is locked later on, and then what was committed meanwhile has to be seen.
+        with holding(url, chosen, isolation_level="READ COMMITTED") as connection:
+            details = _empty_in_tx(connection, chosen) if truncate else None
+            put_out_of_the_way_in_tx(connection, chosen, "forget", reason=reason, details=details)
+    return forgetting
+
+
+def _empty_in_tx(connection: Connection, sinks: Sequence[SinkFacts]) -> dict[str, Any]:
+    """
+    Empty the tables of the sinks, whose rows are locked, forget the deletes from them, and return what to note.
+
+    :raises RecoveryError: NOT_EMPTIED.
+    """
+    found = _to_empty(connection, sinks)
+    driver = driver_connection(connection)
+    # Not DELETE, which would delete or change rows of other tables by foreign keys.
+    names = ", ".join(sorted({table.in_sql for table in found}))
+    # A trigger may look for names along the search_path of the user.
+    try:
+        driver.execute(f"SET LOCAL search_path TO DEFAULT; TRUNCATE {names}".encode())
+    except _REFUSES_TO_EMPTY as error:
+        raise _not_emptied([f"Postgres refuses to do it ({error.diag.message_primary})"]) from error
+    enter_in_tx(driver)
+    connection.execute(_FORGET_DELETES, {"oids": [table.oid for table in found]})
+    # A first batch, or a batch job, whose COMMIT the lock has waited for is known by now.
+    _to_empty(connection, sinks)
+    return {"emptied": sorted({table.name for table in found})}
+
+
+_REFUSES_TO_EMPTY = (
+    # A foreign key refers to the table, and that one's rows stay.
+    psycopg.errors.FeatureNotSupported,
+    psycopg.errors.InsufficientPrivilege,
+    # A trigger.
+    psycopg.errors.RaiseException,
+)
+
+
+def _to_empty(connection: Connection, sinks: Sequence[SinkFacts]) -> Sequence[Row[Any]]:
+    """
+    The tables that the sinks have written to.
+
+    :raises RecoveryError: NOT_EMPTIED, if rows of others would go too, or if it is not known which tables are meant.
+    """
+    found = connection.execute(_WRITTEN, {"ids": [sink.writer_id for sink in sinks]}).all()
+    known = {table.sink_name for table in found}
+    reasons = [f"the tables of sink {sink.sink_name} are not recorded" for sink in sinks if sink.sink_name not in known]
+    reasons += [f"{table.was} was dropped, or is another table now" for table in found if table.name is None]
+    for sink in sinks:
+        reasons += [
+            f"query {one.query_id} has rows there too, through sink {one.sink_name!r}"
+            for one in _others(connection, sink, sinks)
+        ]
+        if jobs := _jobs(connection, sink):
+            reasons.append(f"batch jobs have written there too ({jobs} batchKeys)")
+    shared = connection.execute(_SHARED, {"oids": [table.oid for table in found]}).scalars()
+    reasons += [f"deletes are remembered together with those from all partitions of {name}" for name in shared]
+    if reasons:
+        raise _not_emptied(reasons)
+    return found
+
+
+def _not_emptied(reasons: Sequence[str]) -> RecoveryError:
+    return RecoveryError(
+        "NOT_EMPTIED",
+        f"The tables are not emptied, and the query is not forgotten: {'; '.join(dict.fromkeys(reasons))}.",
+        NOTHING_CHANGED,
+        "If rows of others may go, forget these queries first, or delete the records of the jobs. Or leave --truncate "
+        "out, and remove the rows by SQL.",
+    )
+
+
+# Tables that inherit from one of them keep their rows, which another query may have written.
+_WRITTEN = text(f"""
+SELECT w.sink_name, t.key AS was, c.oid::bigint AS oid, {QUALIFIED_NAME} AS name,
+       concat(CASE c.relkind WHEN 'r' THEN 'ONLY ' END, quote_ident(n.nspname), '.', quote_ident(c.relname)) AS in_sql
+FROM pgonce.writers AS w CROSS JOIN LATERAL jsonb_each_text(w.targets) AS t
+LEFT JOIN (pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace)
+    ON c.oid = t.value::oid AND c.relkind IN ('r', 'p')
+WHERE w.writer_id = ANY (:ids) ORDER BY 1, 2
+""")
+_SHARED = text("""
+SELECT DISTINCT s.target_name
+FROM unnest(CAST(:oids AS bigint[])) AS o (oid) CROSS JOIN LATERAL pg_partition_ancestors(o.oid::oid::regclass) AS a
+JOIN pgonce.tombstone_sets AS s ON s.target = a.relid
+WHERE a.relid::oid::bigint <> ALL (CAST(:oids AS bigint[])) AND s.expires_at > clock_timestamp()
+""")
+_FORGET_DELETES = text("""
+DELETE FROM pgonce.tombstone_sets AS s USING unnest(CAST(:oids AS bigint[])) AS o (oid)
+WHERE s.target = o.oid::oid OR s.target IN (SELECT t.relid FROM pg_partition_tree(o.oid::oid::regclass) AS t)
+""")
+
+
+# By oid, or by the text of the name. Never by a cast to regclass: a sink may have any name.
+_TABLES = text(
+    f"SELECT {QUALIFIED_NAME} FROM pg_catalog.pg_class AS c "
+    "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+    f"WHERE c.relkind IN ('r', 'p') AND (c.oid::bigint = ANY(:oids) OR {QUALIFIED_NAME} = ANY(:names)) "
+    "ORDER BY 1"
+)
+
+
+def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
+    """The tables that a sink has written to, as SQL names them: those that it recorded, and the one of its name."""
+    targets = sink.targets or {}
+    found = connection.execute(_TABLES, {"oids": list(targets.values()), "names": [sink.sink_name, *targets]})
+    return tuple(found.scalars())
+
+
+def _with_deletes(connection: Connection, names: Sequence[str]) -> tuple[str, ...]:
+    """
+    The names under which there are tombstones of these tables: older rows of a new query would be passed over.
+
+    A role that only looks may not read tombstones, and is told of none.
+    """
+    may_read = select(func.has_table_privilege("pgonce.tombstone_sets", "SELECT"))
+    if not connection.execute(may_read).scalar_one():
+        return ()
+    return tuple(connection.execute(_DELETES, {"names": list(names)}).scalars())
+
+
+# As a commit finds them: those of the table, of its partitions and of the tables that it is a partition of, by oid. By
+# name, as after a restore, in which oids are others. The name in the ledger is the one that the table had at its last
+# batch.
+_DELETES = text(
+    f"""
+WITH RECURSIVE named AS (
+    SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE {QUALIFIED_NAME} = ANY(:names)
+), above AS (
+    SELECT oid FROM named UNION
+    SELECT i.inhparent FROM above JOIN pg_catalog.pg_class AS c ON c.oid = above.oid AND c.relispartition
+    JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = c.oid
+), related AS (
+    SELECT oid FROM above UNION
+    SELECT t.relid FROM named, pg_catalog.pg_partition_tree(named.oid::pg_catalog.regclass) AS t
+)
+SELECT DISTINCT s.target_name FROM pgonce.tombstone_sets AS s
+WHERE s.expires_at > pg_catalog.clock_timestamp()
+  AND (s.target IN (SELECT oid FROM related) OR s.target_name = ANY(:names)) ORDER BY 1
+"""
+)
+
+
+def _fed(sink: SinkFacts) -> dict[str, int | None]:
+    # After a restore, an oid that is not known is 0.
+    return {sink.sink_name: None, **{name: oid or None for name, oid in (sink.targets or {}).items()}}
+
+
+def _others(connection: Connection, sink: SinkFacts, chosen: Sequence[SinkFacts]) -> tuple[Writer, ...]:
+    """The writers, but for those that are forgotten, that feed the sink or one of its tables, or have fed it."""
+    forgotten = {known.writer_id for known in chosen}
+    feeders = writers_in_tx(connection, COUNTS_AS_FEEDER, feeds(_fed(sink)))
+    return tuple(one for one in feeders if one.writer_id not in forgotten)
+
+
+def _jobs(connection: Connection, sink: SinkFacts) -> int:
+    """How many batch jobs have written to the sink, or to one of its tables."""
+    condition = feeds(_fed(sink), feeder="pgonce.batch_jobs")
+    return int(connection.execute(select(func.count()).select_from(batch_jobs).where(condition)).scalar_one())
+
+
+def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:
+    """The query's checkpoint, which shows whether it runs; None if it is gone, or another query's is there."""
+    with suppress(CheckpointError):
+        files = open_recorded(location)
+        facts = read_checkpoint(files)
+        if facts.query_id == query_id:
+            return CheckpointWriter(files), facts
+    return None, None

@@ -1,0 +1,191 @@
+"""
+Read what is known of a stopped query, from its checkpoint and from the ledger.
+
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: it only reads. An entry that cannot be
+understood is named as damaged, and another file raises a CheckpointError; none is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields, replace
+from typing import TypeVar
+
+from sqlalchemy import Connection, or_, select, text
+
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
+from pgonce.offsets_store.checkpoint.log_entries import MalformedFileError
+from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint, state_files
+from pgonce.offsets_store.errors import CheckpointError, NoCheckpointError, NoLedgerError
+from pgonce.offsets_store.ledger.feeders import FEEDS
+from pgonce.offsets_store.ledger.lock import is_open
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.ledger.tables import batches, interventions, writers
+from pgonce.offsets_store.ledger.writers import IS_LIVING, records_in_tx, task_positions, writers_in_tx
+from pgonce.offsets_store.offsets import furthest
+from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
+from pgonce.offsets_store.verdict.facts import Writer
+
+from .stateful_query import lacking_batch, last_batch
+from .stopped_query import CheckpointFacts, SideLog, SinkFacts
+
+_Entry = TypeVar("_Entry")
+
+_CHECKSUM = re.compile(r"\.[0-9]+\.crc", re.ASCII)
+_UNFINISHED = re.compile(r"\.{1,2}0\.[0-9a-f-]{36}\.tmp(\.crc)?", re.ASCII)
+
+
+def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
+    """
+    Everything that ``offsets/``, ``commits/`` and ``sources/`` say. Spark keeps a hundred entries of each.
+
+    :raises CheckpointError: if a file cannot be read; or not be understood, except for entries.
+    """
+    checkpoint = Checkpoint(files)
+    planned, done = checkpoint.batch_ids()
+    offsets, bad_offsets = _entries("offsets", planned, checkpoint.find_offset_log)
+    commits, bad_commits = _entries("commits", done, checkpoint.commit_log)
+    return CheckpointFacts(
+        location=checkpoint.location,
+        query_id=_query_id(checkpoint),
+        offsets=offsets,
+        commits=commits,
+        checksums=frozenset(
+            f"{folder}/{name}"
+            for folder in ("offsets", "commits")
+            for name in files.names(folder)
+            if _CHECKSUM.fullmatch(name)
+        ),
+        side_logs={source_id: _side_log(files.names(f"sources/{source_id}")) for source_id in files.names("sources")},
+        initial=checkpoint.initial_offsets(offsets.get(0)),
+        is_stateful=checkpoint.is_stateful(),
+        unfinished=frozenset(f"offsets/{name}" for name in files.names("offsets") if _UNFINISHED.fullmatch(name)),
+        has_real_time_runs=bool(files.names(REAL_TIME_RUNS)),
+        damaged=bad_offsets | bad_commits,
+    )
+
+
+def _entries(
+    folder: str, numbers: Sequence[int], read: Callable[[int], _Entry | None]
+) -> tuple[dict[int, _Entry], frozenset[str]]:
+    """The entries of a folder that can be read, and the names of the others."""
+    found, damaged = {}, set()
+    for number in numbers:
+        try:
+            entry = read(number)
+        except MalformedFileError:
+            damaged.add(f"{folder}/{number}")
+            continue
+        if entry is not None:
+            found[number] = entry
+    return found, frozenset(damaged)
+
+
+def with_state(files: CheckpointFiles, checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> CheckpointFacts:
+    """The same with the files in ``state/``, if a plan may depend on them: they are in many folders."""
+    may_depend = checkpoint.is_stateful and (bool(checkpoint.damaged) or lacking_batch(checkpoint, sinks) is not None)
+    if checkpoint.newest_commit is None or not (may_depend or last_batch(checkpoint, sinks) is not None):
+        return checkpoint
+    return replace(checkpoint, state_since=state_files(files, above=checkpoint.newest_commit + 1))
+
+
+def _query_id(checkpoint: Checkpoint) -> str | None:
+    try:
+        return checkpoint.query_id()
+    except NoCheckpointError:
+        return None
+
+
+def _side_log(names: Collection[str]) -> SideLog:
+    numbers = [name.partition(".") for name in names]
+    return SideLog(
+        frozenset(int(number) for number, _, rest in numbers if number.isdecimal() and not rest),
+        frozenset(int(number) for number, _, rest in numbers if number.isdecimal() and rest == "compact"),
+    )
+
+
+def known_sinks(url: str, checkpoint: CheckpointFacts) -> list[SinkFacts]:
+    """
+    The sinks of the checkpoint's query, as the ledger has them; none if there is no ledger yet.
+
+    :raises LedgerError: if the ledger cannot be read.
+    """
+    if checkpoint.query_id is None:
+        return []
+    try:
+        with reading(url) as connection:
+            sinks = read_sinks(connection, checkpoint.query_id, checkpoint.offsets.keys())
+            return [_with_task_positions(connection, sink) for sink in sinks] if checkpoint.is_real_time else sinks
+    except NoLedgerError:
+        # Before the first batch, and after a continuous query, the checkpoint alone says what to do.
+        if checkpoint.newest in (None, 0) or checkpoint.is_continuous:
+            return []
+        raise
+
+
+def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int] = ()) -> list[SinkFacts]:
+    """
+    Every writer of a query that has published, in the order of sinks; replaced and retired ones too.
+
+    :param batch_ids: the batches in its checkpoint, whose records are read besides those of the newest two.
+    """
+    found = writers_in_tx(connection, writers.c.query_id == query_id)
+    return [_sink(connection, writer, batch_ids) for writer in found]
+
+
+def _with_task_positions(connection: Connection, sink: SinkFacts) -> SinkFacts:
+    """The sink of a query in real time, whose tasks go on between two records."""
+    stored = task_positions(connection, [sink.writer_id]).get(sink.writer_id)
+    return replace(sink, end_offsets=furthest(sink.end_offsets, stored))
+
+
+def read_neighbours(connection: Connection, sink_name: str | None) -> dict[str, tuple[Writer, ...]]:
+    """
+    The living queries that feed one sink or table, or if ``sink_name`` is None, each that is known; by its name.
+
+    A table has the name under which it was written to, and the one that it has now.
+    """
+    known = {writer.writer_id: writer for writer in writers_in_tx(connection, IS_LIVING)}
+    found: dict[str, tuple[Writer, ...]] = {}
+    for name, writer_id in connection.execute(_FED, {"sink": sink_name}):
+        if (writer := known.get(writer_id)) is not None:
+            place = _as_opened(writer.checkpoint_location)
+            found[name] = (*found.get(name, ()), replace(writer, checkpoint_location=place))
+    return found
+
+
+_FED = text(f"""
+WITH tables AS MATERIALIZED (
+    SELECT {QUALIFIED_NAME} AS name, c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+), asked AS (
+    SELECT CAST(:sink AS text) AS name
+    UNION
+    SELECT unnest(ARRAY[w.sink_name, written.key, tables.name])
+    FROM pgonce.writers AS w LEFT JOIN jsonb_each_text(w.targets) AS written ON true
+    LEFT JOIN tables ON CAST(tables.oid AS bigint) = CAST(written.value AS bigint)
+    WHERE CAST(:sink AS text) IS NULL
+)
+SELECT asked.name, w.writer_id FROM asked LEFT JOIN tables USING (name)
+JOIN pgonce.writers AS w ON {FEEDS.format(feeder="w", names="ARRAY[asked.name]", oids="ARRAY[tables.oid]")}
+ORDER BY asked.name, w.sink_name, w.writer_id
+""")
+
+
+def _as_opened(location: str | None) -> str | None:
+    """The location as an opened checkpoint shows it; the ledger may hold another form of the same."""
+    try:
+        return open_location(location).shown if location else None
+    except CheckpointError:
+        return location
+
+
+def _sink(connection: Connection, writer: Writer, batch_ids: Collection[int]) -> SinkFacts:
+    matters = or_(batches.c.batch_id.in_(list(batch_ids)), batches.c.batch_id >= writer.last_batch_id - 1)
+    records = records_in_tx(connection, writer, matters)
+    accepted = connection.execute(select(interventions.c.batch_id).where(is_open(writer.writer_id))).scalars()
+    known = {field.name: getattr(writer, field.name) for field in fields(Writer)}
+    known |= {"end_offsets": writer.end, "last": records.get(writer.last_batch_id)}
+    return SinkFacts(
+        **known, records=records, accepted=frozenset(batch_id for batch_id in accepted if batch_id is not None)
+    )

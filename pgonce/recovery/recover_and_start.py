@@ -1,0 +1,144 @@
+"""
+One call that repairs a query's checkpoint if it has to, and starts the query.
+
+Runs on the driver, in the caller's thread. Invariant: a checkpoint is repaired before Spark reads it, and a query that
+Spark would run without delivering rows does not stay started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from pgonce.offsets_store.commit.settings import RETRY_SECONDS
+from pgonce.offsets_store.errors import NOTHING, RecoveryError, UnknownQueryError
+from pgonce.offsets_store.log_lines import in_command
+from pgonce.recovery.fence import QUIET_SECONDS
+from pgonce.recovery.plan import MAY_DOUBLE
+from pgonce.recovery.recover import Recovery, recover_checkpoint
+from pgonce.sink.errors import SparkError, without_data_sources
+
+# Spark allows asynchronous progress tracking only for sinks that it knows. This internal option of Spark's lifts that.
+_LET_ANY_SINK = "_asyncProgressTrackingOverrideSinkSupportCheck"
+
+
+def recover_and_start(
+    writer: DataStreamWriter,
+    checkpoint_location: str,
+    url: str = "",
+    *,
+    quiet_seconds: float = QUIET_SECONDS,
+    retry_timeout: float = RETRY_SECONDS,
+) -> StreamingQuery:
+    """
+    Start a query whose sink is pgonce, with asynchronous progress tracking if the writer's options ask for it.
+
+    After a restart Spark may run batches again whose entries it never wrote down. So the checkpoint is first made to
+    agree with the ledger (:func:`recover_checkpoint`); if the two agree already, nothing is touched.
+
+    :param writer: the writer, before ``start()``, without a ``checkpointLocation``.
+    :param checkpoint_location: as Spark takes it.
+    :param url: where the ledger is; a libpq URI or key=value string, empty for libpq's environment.
+    :param quiet_seconds: how long the checkpoint and the ledger must have been unchanged, if files must be changed.
+    :param retry_timeout: seconds to wait while Postgres is unavailable, as a commit does.
+    :raises RecoveryError: if the checkpoint cannot be repaired, or not in this application; if a repair may write rows
+        twice, which people decide (RECOVERY_MAY_DOUBLE); or if the query is running.
+    :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger; UPDATE_MODE; SPARK_TOO_OLD.
+    """
+    _refuse_old_spark(writer)
+    _refuse_update_mode(writer)
+    with _unknown_to_the_ledger():
+        recover_checkpoint(
+            checkpoint_location,
+            url,
+            quiet_seconds=quiet_seconds,
+            retry_timeout=retry_timeout,
+            approve=_refuse_what_people_decide,
+        )
+    options = {"checkpointLocation": checkpoint_location, _LET_ANY_SINK: "true"}
+    query = writer.options(**options).start()
+    _stop_if_continuous(query)
+    return query
+
+
+def _refuse_what_people_decide(planned: Recovery) -> None:
+    command = f"`pgonce recover {in_command(planned.location, 'CHECKPOINT')} --yes`"
+    # After a failover and after a return from another function, ledger and checkpoint look the same.
+    if planned.may_double:
+        raise RecoveryError(
+            "RECOVERY_MAY_DOUBLE",
+            f"A recovery of the checkpoint {planned.location} {planned.does}. {MAY_DOUBLE}",
+            NOTHING,
+            f"If the database lost these batches, run {command}, or call recover_checkpoint; then start it again.",
+        )
+    if planned.needs_new_application:
+        raise RecoveryError(
+            "RECOVERY_STATEFUL",
+            f"A recovery of the stateful query's checkpoint {planned.location} {planned.does}, but executors of this "
+            "Spark application may still write state of the batch that was refused.",
+            NOTHING,
+            f"End this application, run {command}, and start the query in a new one.",
+        )
+
+
+def _refuse_old_spark(writer: DataStreamWriter) -> None:
+    # That Spark reports that it cannot find a data source of this name, but not why.
+    if _asked_of(writer)[0] == "pgonce" and find_spec("pyspark.sql.datasource") is None:
+        raise without_data_sources()
+
+
+def _refuse_update_mode(writer: DataStreamWriter) -> None:
+    # Spark refuses it too, but only once the query runs, and names no way out: "pgonce does not support Update mode".
+    if _asked_of(writer) == ("pgonce", "update"):
+        raise SparkError(
+            "UPDATE_MODE",
+            'Spark does not run a query with outputMode("update") into a Python data source.',
+            "Nothing was written.",
+            'Use foreachBatch(PostgresBatchWriter(url, table=..., mode="upsert", keys=[...])), where update mode '
+            'works; or outputMode("complete").',
+        )
+
+
+def _asked_of(writer: DataStreamWriter) -> tuple[str, str]:
+    """The format and the output mode that a writer was given; Spark has no public way to ask."""
+    plan = getattr(writer, "_write_proto", None)
+    if plan is not None:
+        return plan.format, plan.output_mode.lower()
+    wrapped: Any = getattr(writer, "_jwrite", None)
+
+    def value(name: str) -> str:
+        field = wrapped.getClass().getDeclaredField(name)
+        field.setAccessible(True)
+        return str(field.get(wrapped)).lower()
+
+    try:
+        return value("source"), value("outputMode")
+    except Py4JError:
+        # A version of Spark that keeps them elsewhere still refuses update mode by itself.
+        return "", ""
+
+
+@contextmanager
+def _unknown_to_the_ledger() -> Iterator[None]:
+    # A query that wrote elsewhere before: the sink judges adoptCheckpoint, at the first batch.
+    with suppress(UnknownQueryError):
+        yield
+
+
+def _stop_if_continuous(query: StreamingQuery) -> None:
+    wrapped: Any = getattr(query, "_jsq", None)
+    if wrapped is None or wrapped.streamingQuery().getClass().getSimpleName() != "ContinuousExecution":
+        return
+    query.stop()
+    raise SparkError(
+        "NOT_MICRO_BATCH",
+        "The query was started with the continuous trigger, under which Spark drops every row of a Python sink.",
+        NOTHING,
+        "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
+    )

@@ -1,0 +1,91 @@
+"""
+The changes that make a checkpoint stand at a batch.
+
+Pure: made by ``plan``, and carried out by ``recover``. Invariant: the changes may stop after any of them; what is left
+can be repaired again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from .stopped_query import Change, CheckpointFacts, checksum_of
+
+FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
+"""``commits/N`` of a stateless query, where there is none to copy; found to be enough on Spark 4.3."""
+
+METADATA_LINE = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
+"""
+What Spark writes into ``offsets/N`` for a query without a watermark.
+
+Settings that are not named here are taken from the session.
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """
+    The entries to write, the newest one that stays, whether it stays committed, and the text for all this.
+
+    ``may_double`` is that of the :class:`~pgonce.recovery.plan.Plan`.
+    """
+
+    entries: Mapping[int, str]
+    newest: int
+    is_committed: bool
+    does: str
+    may_double: bool = False
+
+
+def changes_for(checkpoint: CheckpointFacts, target: Target) -> Iterator[Change]:
+    """
+    The changes, in such an order that any first part of them leaves a checkpoint that can be repaired again.
+
+    A commit is removed before the entry that it names, and written after it. A checksum is removed before its file: a
+    checksum without a file makes Spark's next write of that file fail, and a stale one makes Spark refuse the new file.
+    """
+    for name in checkpoint.useless:
+        yield Change(name, None)
+    first_to_go = target.newest + 1 if target.is_committed else target.newest
+    for number in sorted((n for n in checkpoint.commits if n >= first_to_go), reverse=True):
+        yield from _replaced(checkpoint, f"commits/{number}", None)
+    for number in sorted((n for n in checkpoint.offsets if n > target.newest), reverse=True):
+        yield from _replaced(checkpoint, f"offsets/{number}", None)
+    for number, text in sorted(target.entries.items()):
+        there = checkpoint.offsets.get(number)
+        if there is None or there.text != text:
+            yield from _replaced(checkpoint, f"offsets/{number}", text)
+    if target.is_committed and target.newest not in checkpoint.commits:
+        yield from _replaced(checkpoint, f"commits/{target.newest}", _commit_text(checkpoint))
+
+
+def _replaced(checkpoint: CheckpointFacts, name: str, text: str | None) -> Iterator[Change]:
+    checksum = checksum_of(name)
+    if checksum in checkpoint.checksums and checksum not in checkpoint.orphans:
+        yield Change(checksum, None)
+    yield Change(name, text)
+
+
+def _commit_text(checkpoint: CheckpointFacts) -> str:
+    """A copy of Spark's newest note: Spark refuses a note of another version than the one that it writes."""
+    newest = checkpoint.newest_commit
+    return FIRST_COMMIT if newest is None else checkpoint.commits[newest].text
+
+
+def fit_for_micro_batches(checkpoint: CheckpointFacts) -> Target:
+    """The newest two entries, with their metadata line: Spark reads no others at a start."""
+    newest = checkpoint.newest
+    assert newest is not None  # noqa: S101 (narrows the type)
+    entries = {
+        number: checkpoint.offsets[number].text.replace("\n\n", f"\n{METADATA_LINE}\n", 1)
+        for number in (newest - 1, newest)
+        if number in checkpoint.offsets and checkpoint.offsets[number].is_continuous
+    }
+    return Target(
+        entries,
+        newest,
+        is_committed=newest in checkpoint.commits,
+        does="puts in the metadata lines without which a micro-batch query cannot go on from a continuous one's "
+        "checkpoint",
+    )

@@ -1,0 +1,172 @@
+"""
+What people do to a writer by hand: a batch is accepted, a sink is retired, and both are noted.
+
+Covers: pgonce.cli.recover, offsets_store.ledger.lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from support.ledger_history import OTHER
+from support.recoveries import history, noted, recover_at_once, verdict
+from support.stopped_query import entries, write_checkpoint
+
+from pgonce.cli.terms import ExitCode
+from pgonce.offsets_store.errors import RecoveryError
+from pgonce.offsets_store.ledger.failures import Failed, keep_failure
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.recovery.by_hand import accept_batch, retire_sink
+from pgonce.recovery.doctor import Finding, examine
+
+
+def at_once(do: Callable[[], object]) -> RecoveryError:
+    """Two people do the same at the same time: one of them does it, and what the other is told."""
+
+    def told(_: int) -> RecoveryError | None:
+        try:
+            do()
+        except RecoveryError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(2) as pool:
+        errors = [error for error in pool.map(told, range(2)) if error]
+    [error] = errors
+    return error
+
+
+class TestAccept:
+    @pytest.fixture
+    def stuck(self, ahead):
+        """A stateful query against a restored database: batch 9 is a gap, and nothing repairs it."""
+        (ahead / "state").mkdir()
+        return ahead
+
+    def accept(self, pgonce, stuck, *more, batch=9, reason="restored on purpose"):
+        """Give the command."""
+        return pgonce("accept", "orders", "--batch", batch, "--reason", reason, "--checkpoint", stuck, *more)
+
+    def test_shown_first_then_done(self, pgonce, stuck, observer, url):
+        """Without --yes it only tells; with it the ledger has the reason, and the doctor is content."""
+        shown = self.accept(pgonce, stuck)
+        assert (shown.exit_code, noted(observer)) == (ExitCode.OK, [])
+        assert "GAP" in shown.stdout
+        assert "--yes" in shown.stdout
+        assert self.accept(pgonce, stuck, "--yes").exit_code == ExitCode.OK
+        assert noted(observer) == [("accept", 9, "restored on purpose", None)]
+        assert observer.execute("SELECT made_by = session_user FROM pgonce.interventions").fetchone() == (True,)
+        found = examine(str(stuck), url)
+        assert (found.finding, found.sinks[0].verdict) == (Finding.AGREE, Verdict.ACCEPTED)
+        assert "batch 9 would be refused, but was accepted by hand" in found.advice
+
+    def test_it_may_be_taken_back(self, pgonce, stuck, observer, url):
+        """Until the batch has come; then recover plans without it again."""
+        assert "[NOT_ACCEPTED]" in self.accept(pgonce, stuck, "--revoke", "--yes").stderr
+        self.accept(pgonce, stuck, "--yes")
+        assert "--yes" in self.accept(pgonce, stuck, "--revoke").stdout
+        assert examine(str(stuck), url).sinks[0].verdict is Verdict.ACCEPTED
+        assert self.accept(pgonce, stuck, "--revoke", "--yes", reason="by mistake").exit_code == ExitCode.OK
+        assert examine(str(stuck), url).sinks[0].verdict is Verdict.GAP
+        revoked = "details -> 'revoked' ->> 'reason', details -> 'revoked' ->> 'made_by' = session_user"
+        assert observer.execute(f"SELECT {revoked} FROM pgonce.interventions").fetchone() == ("by mistake", True)
+        assert self.accept(pgonce, stuck, "--yes").exit_code == ExitCode.OK
+
+    def test_of_two_people_the_second_reads_who_was_quicker(self, stuck, url, observer):
+        """One acceptance is noted, and the other person is told by whom, and why."""
+        error = at_once(lambda: accept_batch("orders", 9, url, reason="restored", checkpoint_location=str(stuck)))
+        assert error.code == "ALREADY_ACCEPTED"
+        role = observer.execute("SELECT session_user").fetchone()[0]
+        assert f"It was accepted by role {role} at " in error.what
+        assert noted(observer) == [("accept", 9, "restored", None)]
+
+    def test_what_it_means_for_other_batches(self, pgonce, ahead):
+        """Batches that are left out are named."""
+        (ahead / "state").mkdir()
+        assert "The rows of batch" in self.accept(pgonce, ahead).stdout
+
+    def test_refused(self, pgonce, stuck, observer, url):
+        """Not twice, not without a reason, not another batch, not another query's checkpoint."""
+        for code, given in [
+            ("NO_REASON", {"reason": "  "}),
+            ("ACCEPT_NOT_NEEDED", {"batch": 8}),
+            ("ACCEPT_NOT_NEEDED", {"batch": 10}),
+        ]:
+            refused = self.accept(pgonce, stuck, "--yes", **given)
+            assert refused.exit_code != ExitCode.OK
+            assert f"[{code}]" in refused.stderr
+        assert noted(observer) == []
+        self.accept(pgonce, stuck, "--yes")
+        assert "[ALREADY_ACCEPTED]" in self.accept(pgonce, stuck, "--yes").stderr
+        (stuck / "metadata").write_text(f'{{"id":"{OTHER}"}}')
+        with psycopg.connect(url) as connection:
+            connection.execute("DELETE FROM pgonce.interventions")
+        assert "[OTHER_CHECKPOINT]" in self.accept(pgonce, stuck, "--yes").stderr
+
+    def test_a_batch_that_would_be_no_error(self, pgonce, url, tmp_path):
+        """What goes through anyhow needs nobody's word, and an unused one would let through what comes later."""
+        history(url, 5)
+        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(4, 5), (4, 5))
+        assert "[ACCEPT_NOT_NEEDED]" in self.accept(pgonce, checkpoint, "--yes", batch=6).stderr
+
+    def test_without_the_checkpoint(self, pgonce, stuck, url, observer):
+        """Where it cannot be read, only a batch past the next one is surely refused."""
+        give = ("accept", "orders", "--reason", "because", "--yes", "--batch")
+        assert "[ACCEPT_NOT_NEEDED]" in pgonce(*give, 6).stderr
+        assert pgonce(*give, 7).exit_code == ExitCode.OK
+        assert [batch_id for _, batch_id, *_ in noted(observer)] == [7]
+
+
+class TestRetire:
+    def test_a_sink_that_is_gone(self, pgonce, url, tmp_path, observer):
+        """Two sinks too far apart: one is retired, noted, refused from then on; the other is recovered."""
+        history(url, 5)
+        history(url, 2, sink_name="audit")
+        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(0, 1), (0, 1))
+        with pytest.raises(RecoveryError, match="RECOVERY_APART"):
+            recover_at_once(checkpoint, url)
+        unclear = pgonce("retire", "orders")
+        assert (unclear.exit_code, "[SINK_NEEDED]" in unclear.stderr) == (ExitCode.NOT_FOUND, True)
+        command = ("retire", "orders", "--sink", "audit", "--reason", "moved to another job")
+        assert pgonce(*command).exit_code == ExitCode.OK
+        assert noted(observer) == []
+        assert pgonce(*command, "--yes").exit_code == ExitCode.OK
+        assert noted(observer) == [("retire", 2, "moved to another job", None)]
+        assert "[WRITER_GONE]" in pgonce(*command, "--yes").stderr
+        assert recover_at_once(checkpoint, url).stands_at == 5
+        write_checkpoint(checkpoint, entries(2, 3))
+        assert verdict(url, checkpoint, 3, "new", sink_name="audit") is Verdict.FENCED
+        accept = pgonce("accept", "orders", "--sink", "audit", "--batch", 9, "--reason", "r", "--yes")
+        assert "[WRITER_GONE]" in accept.stderr
+
+    def test_of_two_people_the_second_reads_who_was_quicker(self, url, observer):
+        """One retirement is noted, and the other person is told by whom, and why."""
+        history(url, 5)
+        error = at_once(lambda: retire_sink("orders", url, reason="moved"))
+        assert error.code == "WRITER_GONE"
+        role = observer.execute("SELECT session_user").fetchone()[0]
+        assert f"was retired by role {role} at " in error.what
+        assert noted(observer) == [("retire", 5, "moved", None)]
+
+
+@pytest.mark.parametrize("seen", ["failed", "starting"])
+def test_a_query_that_never_published_is_taken_from_the_list(pgonce, url, admin, seen):
+    """It is no rival of any other, so what was seen of it is deleted, and it may start again."""
+    ensure_ledger(url)
+    if seen == "failed":
+        keep_failure(url, Failed(seen_by="planner", query_id=OTHER, query_name="clicks"), "TARGET_MISSING", "Gone.")
+    else:
+        admin.execute(
+            "INSERT INTO pgonce.heartbeats (query_id, run_id, query_name, listener) VALUES (%s, 'r', 'clicks', 'l')",
+            [OTHER],
+        )
+    assert "clicks" in pgonce("status").stdout
+    assert "--yes" in pgonce("retire", "clicks").stdout
+    assert "clicks" in pgonce("status").stdout
+    assert pgonce("retire", OTHER[:8], "--yes").exit_code == ExitCode.OK
+    assert "clicks" not in pgonce("status", "--all").stdout
+    assert "[QUERY_NOT_FOUND]" in pgonce("retire", "clicks", "--yes").stderr

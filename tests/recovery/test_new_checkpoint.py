@@ -1,0 +1,141 @@
+"""A checkpoint is written from the ledger, for a query whose own is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+from support.ledger_history import QUERY, RUN, publish
+from support.recoveries import history, noted, verdict
+from support.stopped_query import entries, entry, files_of, kafka, write_checkpoint
+
+from pgonce.cli.terms import ExitCode
+from pgonce.offsets_store.checkpoint.files import ArrowFiles
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.errors import CheckpointError, RecoveryError
+from pgonce.offsets_store.offsets import Span
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.recovery import new_checkpoint
+from pgonce.recovery.doctor import Finding, examine
+from pgonce.recovery.new_checkpoint import write_new_checkpoint
+
+
+class TestNewCheckpoint:
+    def test_from_nothing(self, pgonce, url, tmp_path, observer):
+        """Same id, recorded texts, the batch done; shown first; the old run is fenced; the next batch follows."""
+        history(url, 5)
+        path = tmp_path / "new"
+        shown = pgonce("new-checkpoint", "orders", path)
+        assert (shown.exit_code, path.exists()) == (ExitCode.OK, False)
+        assert "offsets/4" in shown.stdout
+        assert pgonce("new-checkpoint", "orders", path, "--yes").exit_code == ExitCode.RUNNING
+        assert pgonce("new-checkpoint", "orders", path, "--yes", "--quiet-for", 0).exit_code == ExitCode.OK
+        assert {name: data.decode() for name, data in files_of(path).items()} == {
+            "metadata": f'{{"id":"{QUERY}"}}',
+            "offsets/4": entry(4),
+            "offsets/5": entry(5),
+            "commits/5": 'v1\n{"nextBatchWatermarkMs":0}',
+        }
+        assert [kind for kind, *_ in noted(observer)] == ["new-checkpoint"]
+        assert examine(str(path), url).finding is Finding.AGREE
+        write_checkpoint(path, entries(6))
+        assert verdict(url, path, 6, RUN) is Verdict.FENCED
+        assert verdict(url, path, 6, "a new run") is Verdict.NEW
+
+    def make(self, url, path, **options):
+        """Write one at once."""
+        return write_new_checkpoint(QUERY, str(path), url, quiet_seconds=0, **options)
+
+    def test_two_sinks(self, url, tmp_path):
+        """One batch apart, the batch is left to be run again; further apart it is refused."""
+        history(url, 5)
+        history(url, 4, sink_name="audit")
+        self.make(url, tmp_path / "new")
+        assert not (tmp_path / "new/commits").exists()
+        assert verdict(url, tmp_path / "new", 5, "new") is Verdict.REPLAY
+        assert verdict(url, tmp_path / "new", 5, "new", sink_name="audit") is Verdict.NEW
+        history(url, 2, sink_name="third")
+        with pytest.raises(RecoveryError, match="RECOVERY_APART"):
+            self.make(url, tmp_path / "newer")
+
+    def test_rows_that_carry_positions(self, url, tmp_path, observer):
+        """Where the last text was never recorded, an entry is made at the stored end and recorded: it is proof then."""
+        history(url, 3)
+        stored = {"0": kafka(47)}
+        publish(url, 4, {"0": kafka(45)}, start={"0": kafka(40)}, span=Span({"0": kafka(40)}, stored))
+        plan = self.make(url, tmp_path / "new")
+        written = parse_offset_log((tmp_path / "new/offsets/4").read_text())
+        assert written.offsets == {"0": kafka(47)}
+        assert written.metadata == parse_offset_log(entry(3)).metadata
+        assert observer.execute("SELECT offset_log FROM pgonce.batches WHERE batch_id = 4").fetchone() == (plan.entry,)
+        assert examine(str(tmp_path / "new"), url).sinks[0].verdict is Verdict.NEW
+
+    @pytest.mark.parametrize(
+        ("code", "identity", "texts"),
+        [
+            ("RECOVERY_STATEFUL", {"stateful": True}, {}),
+            ("RECOVERY_UNPROVEN", {"guarantee": "ids"}, {}),
+            ("RECOVERY_UNPROVEN", {}, {n: entry(n, {"logOffset": n}) for n in range(3)}),
+        ],
+    )
+    def test_refused(self, code, identity, texts, url, tmp_path):
+        """State, numbers alone, and files cannot be made from the ledger; nothing is written."""
+        history(url, 2, texts, **identity)
+        with pytest.raises(RecoveryError, match=code):
+            self.make(url, tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+    def test_a_source_without_an_offset(self, url, tmp_path):
+        """A source that has not begun would begin again, perhaps elsewhere."""
+        history(url, 2, {2: entry(2) + "\n-"})
+        with pytest.raises(RecoveryError, match="no offset yet"):
+            self.make(url, tmp_path / "new")
+
+    def test_state_that_is_unknown_is_refused(self, url, tmp_path):
+        """Batches that did not say whether the query keeps state may be a stateful query's."""
+        history(url, 2)
+        with psycopg.connect(url) as connection:
+            connection.execute("UPDATE pgonce.batches SET stateful = NULL")
+        with pytest.raises(RecoveryError, match="RECOVERY_STATEFUL"):
+            self.make(url, tmp_path / "new")
+
+    def test_through_pyarrow(self, url, tmp_path, monkeypatch):
+        """A store that pyarrow.fs reads can get a new checkpoint, and only once."""
+        history(url, 2)
+        files = ArrowFiles("file:///", str(tmp_path / "new"), "gs://bucket/new", has_secrets=False)
+        monkeypatch.setattr(new_checkpoint, "CheckpointWriter", lambda _: CheckpointWriter(files))
+        self.make(url, "gs://bucket/new")
+        assert set(files_of(tmp_path / "new")) == {"metadata", "offsets/1", "offsets/2", "commits/2"}
+        with pytest.raises(RecoveryError, match="PATH_NOT_EMPTY"):
+            self.make(url, "gs://bucket/new")
+
+    def test_one_that_was_cut_short_goes_on(self, url, tmp_path):
+        """The same command writes what is missing; a file that it would have written otherwise is not its own."""
+        history(url, 2)
+        (tmp_path / "new").mkdir()
+        in_the_way = tmp_path / "new/offsets"
+        in_the_way.touch()
+        with pytest.raises(CheckpointError, match="CHECKPOINT_NOT_WRITTEN"):
+            self.make(url, tmp_path / "new")
+        in_the_way.unlink()
+        metadata = tmp_path / "new/metadata"
+        of_this_query = metadata.read_text()
+        metadata.write_text("of another query")
+        with pytest.raises(RecoveryError, match="PATH_NOT_EMPTY"):
+            self.make(url, tmp_path / "new")
+        metadata.write_text(of_this_query)
+        self.make(url, tmp_path / "new")
+        assert set(files_of(tmp_path / "new")) == {"metadata", "offsets/1", "offsets/2", "commits/2"}
+
+    def test_never_over_anything(self, url, tmp_path):
+        """A path where something lies is refused, whatever it is."""
+        history(url, 2)
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new/file").touch()
+        with pytest.raises(RecoveryError, match="PATH_NOT_EMPTY"):
+            self.make(url, tmp_path / "new")
+        Path(tmp_path / "plain").write_text("a file")
+        with pytest.raises(CheckpointError, match="CHECKPOINT_NOT_WRITTEN"):
+            self.make(url, tmp_path / "plain")

@@ -1,0 +1,370 @@
+"""
+Which batch Spark runs at the next start, and what each sink will say to it; also to a query that is new to the ledger.
+
+Covers: offsets_store.ledger.writers, pgonce.recovery.forget.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import uuid
+from dataclasses import replace
+
+import psycopg
+import pytest
+from support.committed_rows import TABLE, rows
+from support.stopped_query import checkpoint, entries, entry, kafka, published_to, write_checkpoint
+from support.tombstones import put_tombstone
+
+from pgonce.cli.terms import ExitCode
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.commit.batch_job import commit_job
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.recovery.by_hand import retire_sink
+from pgonce.recovery.doctor import Finding, examine
+from pgonce.recovery.next_start import NextStart, next_start, verdict_on
+from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.write_batch import work_into
+
+
+class TestNextStart:
+    @pytest.mark.parametrize(
+        ("offsets", "commits", "expected"),
+        [
+            ((), (), NextStart(0, runs_again=False, after=None, lacks=None)),
+            ((0,), (), NextStart(0, runs_again=True, after=None, lacks=None)),
+            ((0,), (0,), NextStart(1, runs_again=False, after=0, lacks=None)),
+            ((4, 5), (4,), NextStart(5, runs_again=True, after=4, lacks=None)),
+            ((4, 5), (4, 5), NextStart(6, runs_again=False, after=5, lacks=None)),
+            ((0, 1, 6), (0, 1, 6), NextStart(7, runs_again=False, after=6, lacks=5)),
+            ((0, 1, 6), (0, 1), NextStart(6, runs_again=True, after=1, lacks=5)),
+            ((4, 5), (4, 5, 6), NextStart(5, runs_again=True, after=4, lacks=None)),
+        ],
+    )
+    def test_as_spark_does(self, offsets, commits, expected):
+        """The newest entry runs again unless the newest commit is its own; a synchronous start wants the one before."""
+        assert next_start(checkpoint(entries(*offsets), commits)) == expected
+
+    def test_a_batch_that_would_be_skipped_by_number_alone_does_not_go_on(self):
+        """Where ids alone are compared, a batch yet to be planned would be skipped whatever it gets."""
+        facts = checkpoint(entries(4, 5), (4, 5))
+        by_ids = published_to(7, guarantee="ids")
+        assert verdict_on(facts, by_ids, next_start(facts)) is Verdict.CHANGED
+
+    def test_an_accepted_batch_goes_on(self):
+        """A batch that a person has let through is not refused any more."""
+        facts = checkpoint(entries(4, 5), (4, 5))
+        accepted = published_to(3, accepted=frozenset({6}))
+        assert verdict_on(facts, accepted, next_start(facts)) is Verdict.ACCEPTED
+
+    def test_the_run_will_ask_the_brokers(self):
+        """Whoever looks before the start does not know the ids of topics, and that is no reason to refuse."""
+        facts, published = checkpoint(entries(4, 5), (4, 5)), published_to(5)
+        asked = replace(published, last=replace(published.last, topic_ids={"orders": "one"}))
+        assert verdict_on(facts, asked, next_start(facts)) is Verdict.NEW
+
+
+FILES = {"logOffset": 0}
+RATE = {"offset": 10, "timestamp": 1000}
+SINK = "public.events"
+
+
+@pytest.fixture
+def target(admin):
+    """The table, and another table."""
+    admin.execute(TABLE)
+    admin.execute(TABLE.replace("events", "others"))
+
+
+def begun(folder, *offsets, number=0):
+    """A new query's checkpoint, whose batch is planned; its id."""
+    query_id = str(uuid.uuid4())
+    texts = {n: entry(n, *offsets) for n in range(number + 1)}
+    write_checkpoint(folder, texts, range(number), query_id)
+    return query_id
+
+
+def commit(url, folder, query_id, *ids, table="events", name=None, folders=(), number=0, **remedies):
+    """Commit the planned batch as a run of this query does; its verdict."""
+    checkpoint = Checkpoint(str(folder))
+    planned = checkpoint.newest_offset_entry()
+    batch = describe_batch(checkpoint, Origin(query_id, str(uuid.uuid4()), number, planned), name)
+    batch = replace(batch, folders={"0": folders} if folders else {})
+    work = work_into(None, destination(f"public.{table}", "append", (), None), rows(*ids))
+    return commit_batch(CommitSettings(url, Remedies(**remedies), retry_timeout=5), batch, work).name
+
+
+def publish(*arguments, **how):
+    """As commit, but for a refusal: then its code."""
+    try:
+        return commit(*arguments, **how)
+    except PgonceError as error:
+        return error.code
+
+
+def fed(url, folder, *offsets, **how):
+    """A query that has published its batch 0."""
+    query_id = begun(folder, *offsets)
+    assert publish(url, folder, query_id, 1, 2, **how) == "NEW"
+    return query_id
+
+
+class TestVerdicts:
+    def test_folders_that_are_apart(self, url, target, tmp_path, observer):
+        """Where Spark describes both folders, they tell; what is read is kept, until a batch does not show it."""
+        fed(url, tmp_path / "one", FILES, folders=("file:/in/a",))
+        same, other = begun(tmp_path / "two", FILES), begun(tmp_path / "three", FILES)
+        assert publish(url, tmp_path / "two", same, 3, folders=("file:/in/a/b",)) == "FOREIGN"
+        assert publish(url, tmp_path / "three", other, 3, folders=("file:/in/b",)) == "NEW"
+        sources = "SELECT sources FROM pgonce.writers WHERE query_id = %s"
+        assert observer.execute(sources, [other]).fetchone() == ({"kafka": {}, "folders": ["file:/in/b"]},)
+        write_checkpoint(tmp_path / "three", {1: entry(1, {"logOffset": 1})}, (0,), other)
+        assert publish(url, tmp_path / "three", other, 4, folders=("file:/in/c",), number=1) == "NEW"
+        moved = {"kafka": {}, "folders": ["file:/in/b", "file:/in/c"]}
+        assert observer.execute(sources, [other]).fetchone() == (moved,)
+        late = begun(tmp_path / "four", FILES)
+        assert publish(url, tmp_path / "four", late, 5, folders=("file:/in/b",)) == "FOREIGN"
+        write_checkpoint(tmp_path / "three", {2: entry(2, {"logOffset": 2})}, (1,), other)
+        assert publish(url, tmp_path / "three", other, 6, number=2) == "NEW"
+        assert observer.execute(sources, [other]).fetchone() == (None,)
+        assert publish(url, tmp_path / "four", late, 5, folders=("file:/in/d",)) == "FOREIGN"
+
+    def test_partitions_that_are_apart(self, url, target, tmp_path, observer):
+        """A query of another topic needs no word; one of a topic that another query has ever read does."""
+        first = fed(url, tmp_path / "one", kafka(10))
+        assert publish(url, tmp_path / "two", begun(tmp_path / "two", {"more": {"0": 5}}), 3) == "NEW"
+        sources = "SELECT sources FROM pgonce.writers WHERE query_id = %s"
+        assert observer.execute(sources, [first]).fetchone() == ({"kafka": {"t": [0]}, "folders": []},)
+        with psycopg.connect(url) as connection:
+            # As after a person has accepted that the topic is gone.
+            connection.execute('UPDATE pgonce.writers SET end_offsets = \'{"0": {"u": {"0": 1}}}\'')
+        assert publish(url, tmp_path / "three", begun(tmp_path / "three", kafka(5)), 4) == "FOREIGN"
+        with psycopg.connect(url) as connection:
+            connection.execute("UPDATE pgonce.writers SET sources = NULL")
+        assert publish(url, tmp_path / "four", begun(tmp_path / "four", {"new": {"0": 5}}), 4) == "FOREIGN"
+
+    @pytest.mark.parametrize(
+        ("offset", "way"),
+        [
+            (kafka(10), "`pgonce offsets OLD --starting-offsets` prints, and set replaces=OLD"),
+            (RATE, "`pgonce new-checkpoint OLD PATH`"),
+            (FILES, "bring its checkpoint back to PLACE"),
+        ],
+        ids=["kafka", "rate", "files"],
+    )
+    def test_the_way_out_is_by_source(self, offset, way, url, target, tmp_path):
+        """The error names the query, what can be done with its source, the reload, and the word."""
+        old = fed(url, tmp_path / "one", offset)
+        with pytest.raises(PgonceError, match="FOREIGN") as refused:
+            commit(url, tmp_path / "two", begun(tmp_path / "two", offset), 9)
+        text = str(refused.value)
+        assert way.replace("OLD", old).replace("PLACE", str(tmp_path / "one")) in text
+        assert f"`pgonce forget {old} --sink public.events --truncate --reason ... --yes`" in text
+        assert "independent=true" in text
+
+
+class TestDoctor:
+    def test_a_checkpoint_that_is_gone(self, url, target, tmp_path, pgonce):
+        """Where a query wrote from the place, doctor says what the new one will hear; the start hears just that."""
+        place = tmp_path / "ckpt"
+        old = fed(url, place, FILES, name="orders")
+        shutil.rmtree(place)
+        for _ in range(2):
+            found = examine(str(place), url)
+            assert (found.finding, found.next_batch_id) == (Finding.NEEDS_PERSON, 0)
+            assert [(sink.sink_name, sink.verdict) for sink in found.sinks] == [
+                (SINK, Verdict.FOREIGN),
+                ("*", Verdict.NEW),
+            ]
+            assert "same checkpoint location" in found.sinks[0].says
+            assert f"pgonce forget {old}" in found.advice
+            place.mkdir(exist_ok=True)
+        shown = pgonce("doctor", place)
+        assert shown.exit_code == ExitCode.NEEDS_PERSON
+        assert f"{SINK}: FOREIGN" in shown.stdout
+        assert "any other sink: NEW" in shown.stdout
+        again = begun(place, FILES)
+        assert publish(url, place, again, 1, 2) == "FOREIGN"
+        # The refused start has left a checkpoint of its own.
+        assert examine(str(place), url).finding is Finding.NEEDS_PERSON
+        assert pgonce("doctor", place).exit_code == ExitCode.NEEDS_PERSON
+
+    def test_a_place_that_nobody_knows(self, url, target, tmp_path, pgonce):
+        """An empty place of which the ledger knows nothing is no checkpoint, unless the sink is named."""
+        fed(url, tmp_path / "one", FILES)
+        assert pgonce("doctor", tmp_path / "nowhere").exit_code == ExitCode.UNREADABLE
+        named = pgonce("doctor", tmp_path / "nowhere", "--sink", SINK)
+        assert (named.exit_code, "FOREIGN" in named.stdout) == (ExitCode.NEEDS_PERSON, True)
+        assert pgonce("doctor", tmp_path / "nowhere", "--sink", "public.others").exit_code == ExitCode.OK
+
+    def test_a_new_query_elsewhere(self, url, target, tmp_path, pgonce):
+        """Which sink it will write to is not written down: each one's answer is said, and the exit code is not 0."""
+        fed(url, tmp_path / "one", FILES)
+        again = begun(tmp_path / "two", FILES)
+        found = examine(str(tmp_path / "two"), url)
+        assert found.finding is Finding.UNCERTAIN
+        assert {sink.sink_name: sink.verdict.name for sink in found.sinks} == {
+            SINK: publish(url, tmp_path / "two", again, 1),
+            "*": "NEW",
+        }
+        assert pgonce("doctor", tmp_path / "two").exit_code == ExitCode.NEEDS_PERSON
+        assert pgonce("doctor", tmp_path / "two", "--sink", "public.others").exit_code == ExitCode.OK
+
+    def test_partitions_and_names(self, url, target, tmp_path):
+        """Partitions that are apart are enough, unless the name may be the same."""
+        fed(url, tmp_path / "one", kafka(10), name="orders")
+        begun(tmp_path / "two", {"more": {"0": 5}})
+        unnamed = examine(str(tmp_path / "two"), url, sink=SINK)
+        assert (unnamed.finding, unnamed.sinks[0].verdict) == (Finding.UNCERTAIN, Verdict.NEW)
+        assert "FOREIGN if the query has the name of one that feeds it: orders" in unnamed.sinks[0].says
+        assert examine(str(tmp_path / "two"), url, sink=SINK, query_name="more").finding is Finding.AGREE
+        same = examine(str(tmp_path / "two"), url, sink=SINK, query_name="orders")
+        assert (same.finding, same.sinks[0].verdict) == (Finding.NEEDS_PERSON, Verdict.FOREIGN)
+
+    def test_a_table_that_was_renamed_or_is_a_partition(self, url, target, tmp_path, admin):
+        """What doctor says of a new query is what its commit says, whatever the table is called now."""
+        fed(url, tmp_path / "one", FILES)
+        admin.execute(
+            "ALTER TABLE public.events RENAME TO renamed;"
+            "CREATE TABLE public.whole (LIKE public.renamed) PARTITION BY LIST (id);"
+            "ALTER TABLE public.whole ATTACH PARTITION public.renamed DEFAULT"
+        )
+        for table in ("renamed", "whole"):
+            again = begun(tmp_path / table, FILES)
+            found = examine(str(tmp_path / table), url, sink=f"public.{table}")
+            assert [one.verdict.name for one in found.sinks] == ["FOREIGN"]
+            assert publish(url, tmp_path / table, again, 3, table=table) == "FOREIGN"
+        assert {one.sink_name for one in examine(str(tmp_path / "whole"), url).sinks} == {SINK, "public.renamed", "*"}
+
+    def test_a_past_that_the_ledger_did_not_see(self, url, target, tmp_path, pgonce):
+        """A later batch than 0 is UNKNOWN to every sink."""
+        fed(url, tmp_path / "one", FILES)
+        stranger = begun(tmp_path / "two", FILES, number=3)
+        found = examine(str(tmp_path / "two"), url)
+        assert [(sink.sink_name, sink.verdict) for sink in found.sinks] == [("*", Verdict.UNKNOWN)]
+        assert publish(url, tmp_path / "two", stranger, 1, number=3) == "UNKNOWN"
+        answer = pgonce("doctor", tmp_path / "two", "--json")
+        assert answer.exit_code == ExitCode.NEEDS_PERSON
+        assert json.loads(answer.stdout)["sinks"][0]["verdict"] == "UNKNOWN"
+
+
+class TestForget:
+    def test_a_deliberate_reload(self, url, target, tmp_path, pgonce, admin):
+        """It shows what it means and the SQL, waits for --yes, and lets a new query in; the old one is refused."""
+        place = tmp_path / "ckpt"
+        old = fed(url, place, FILES, name="orders")
+        place.rename(tmp_path / "kept")
+        again = begun(place, FILES)
+        shown = pgonce("forget", "orders", "--reason", "full refresh")
+        assert shown.exit_code == ExitCode.OK
+        assert "TRUNCATE public.events;" in shown.stdout
+        assert "tombstone_sets" not in shown.stdout
+        assert "Give --yes" in shown.stdout
+        put_tombstone(admin, "events", "[3]", "100")
+        shown = pgonce("forget", "orders", "--reason", "full refresh").stdout
+        (forgets,) = re.findall(r"DELETE FROM pgonce\.tombstone_sets .*;", shown)
+        admin.execute(forgets.encode())
+        assert admin.execute("SELECT count(*) FROM pgonce.tombstone_sets").fetchone() == (0,)
+        assert publish(url, place, again, 1, 2, name="orders") == "FOREIGN"
+        done = pgonce("forget", "orders", "--reason", "full refresh", "--yes", "--quiet-for", 0)
+        assert done.exit_code == ExitCode.OK, done.stderr
+        noted = admin.execute("SELECT kind, batch_id, reason FROM pgonce.interventions").fetchall()
+        assert noted == [("forget", 0, "full refresh")]
+        admin.execute("TRUNCATE public.events")
+        assert publish(url, place, again, 1, 2, name="orders") == "NEW"
+        assert admin.execute("SELECT id FROM events ORDER BY 1").fetchall() == [(1,), (2,)]
+        write_checkpoint(tmp_path / "kept", {1: entry(1, {"logOffset": 1})}, (0,), old)
+        assert publish(url, tmp_path / "kept", old, 3, number=1) == "FENCED"
+        # The name means the new query now.
+        assert json.loads(pgonce("offsets", "orders", "--json").stdout)[0]["query_id"] == again
+
+    @pytest.mark.parametrize(
+        "since",
+        [
+            "ALTER TABLE events RENAME TO shop_events",
+            "CREATE TABLE whole (LIKE events) PARTITION BY RANGE (id); "
+            "ALTER TABLE whole ATTACH PARTITION events DEFAULT; "
+            "UPDATE pgonce.tombstone_sets SET target = 'whole'::regclass, target_name = 'public.whole'",
+        ],
+    )
+    def test_deletes_that_are_remembered_under_another_name(self, since, url, target, tmp_path, pgonce, admin):
+        """Of a table that was renamed since, and of a partition, whose deletes are those of the whole table."""
+        fed(url, tmp_path / "ckpt", FILES, name="orders")
+        put_tombstone(admin, "events", "[3]", "100")
+        admin.execute(since.encode())
+        shown = pgonce("forget", "orders", "--reason", "full refresh").stdout
+        (forgets,) = re.findall(r"DELETE FROM pgonce\.tombstone_sets .*;", shown)
+        assert "the name that the table had at its last batch" in " ".join(shown.split())
+        admin.execute(forgets.encode())
+        assert admin.execute("SELECT count(*) FROM pgonce.tombstone_sets").fetchone() == (0,)
+
+    def test_a_query_that_runs(self, url, target, tmp_path, pgonce):
+        """A query that has just been heard of is not forgotten."""
+        old = fed(url, tmp_path / "ckpt", FILES)
+        refused = pgonce("forget", old, "--reason", "why", "--yes", "--quiet-for", 3600)
+        assert refused.exit_code == ExitCode.RUNNING
+        assert pgonce("forget", old, "--reason", " ", "--yes").exit_code == ExitCode.USAGE
+        again = begun(tmp_path / "two", FILES)
+        assert publish(url, tmp_path / "two", again, 1) == "FOREIGN"
+
+    def test_one_sink_of_two_and_what_else_feeds_it(self, url, target, tmp_path, pgonce):
+        """--sink forgets one; whose rows a TRUNCATE would take too is said, and what is gone cannot be forgotten."""
+        old = fed(url, tmp_path / "ckpt", FILES)
+        assert publish(url, tmp_path / "ckpt", old, 1, table="others") == "NEW"
+        also = begun(tmp_path / "also", FILES)
+        assert publish(url, tmp_path / "also", also, 9, name="also", independent=True) == "NEW"
+        done = pgonce("forget", old, "--sink", SINK, "--reason", "why", "--yes", "--quiet-for", 0)
+        assert done.exit_code == ExitCode.OK, done.stderr
+        assert f"But {SINK} also has rows of query {also} (also) through sink '{SINK}'." in done.stdout
+        assert "others" not in done.stdout
+        again = pgonce("forget", old, "--sink", SINK, "--reason", "why")
+        assert (again.exit_code, "[WRITER_GONE]" in again.stderr) == (ExitCode.NEEDS_PERSON, True)
+        assert "TRUNCATE public.others;" in pgonce("forget", old, "--reason", "why").stdout
+
+    def test_what_feeds_its_table_under_another_name(self, url, target, tmp_path, pgonce, admin):
+        """A TRUNCATE would take those rows as well, whatever the table was called when they were written."""
+        old = fed(url, tmp_path / "ckpt", FILES)
+        admin.execute("ALTER TABLE events RENAME TO orders")
+        also = begun(tmp_path / "also", FILES)
+        assert publish(url, tmp_path / "also", also, 9, table="orders", name="also", independent=True) == "NEW"
+        assert f"But {SINK} also has rows of query {also} (also)" in pgonce("forget", old, "--reason", "why").stdout
+
+    def test_rows_that_do_not_come_back(self, url, target, tmp_path, pgonce, admin):
+        """Those of batch jobs, of a retired query and of another sink of the same query are named."""
+        old = fed(url, tmp_path / "ckpt", FILES)
+        ended = begun(tmp_path / "ended", FILES)
+        assert publish(url, tmp_path / "ended", ended, 7, independent=True) == "NEW"
+        retire_sink(ended, url)
+        commit_job(CommitSettings(url), Job("2026-09", uuid.uuid4()), work_into(None, destination(SINK), rows(8)))
+        command = ("forget", old, "--sink", SINK, "--reason", "why")
+        jobs = "batch jobs (1 batchKeys). TRUNCATE would remove these rows as well"
+        named = f"But {SINK} also has rows of query {ended} (no name) through sink '{SINK}', retired; {jobs}"
+        assert named in pgonce(*command).stdout
+        assert "delete its record from pgonce.batch_jobs" in pgonce(*command).stdout
+        admin.execute("UPDATE pgonce.writers SET query_id = %s, sink_name = 'mine' WHERE query_id = %s", [old, ended])
+        assert f"query {old} (no name) through sink 'mine', retired; {jobs}" in pgonce(*command).stdout
+
+    def test_a_sink_that_was_retired(self, url, target, tmp_path, pgonce, admin):
+        """It is forgotten if it is named, or if no sink is living, even while its query runs, and only once."""
+        old = fed(url, tmp_path / "ckpt", FILES)
+        assert publish(url, tmp_path / "ckpt", old, 1, table="others") == "NEW"
+        retire_sink(old, url, sink=SINK)
+        retired = "SELECT retired_at FROM pgonce.writers WHERE sink_name = %s"
+        since = admin.execute(retired, [SINK]).fetchone()
+        assert "TRUNCATE public.events" not in pgonce("forget", old, "--reason", "why").stdout
+        named = ("forget", old, "--sink", SINK, "--reason", "why", "--yes", "--quiet-for", 3600)
+        assert pgonce(*named).exit_code == ExitCode.OK
+        assert admin.execute(retired, [SINK]).fetchone() == since
+        assert "[WRITER_GONE]" in pgonce(*named).stderr
+        retire_sink(old, url, sink="public.others")
+        assert pgonce("forget", old, "--reason", "why", "--yes").exit_code == ExitCode.OK
+        noted = admin.execute("SELECT kind FROM pgonce.interventions ORDER BY intervention_id").fetchall()
+        assert [kind for (kind,) in noted] == ["retire", "forget"] * 2
