@@ -16,7 +16,8 @@ import pytest
 from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import spark_settings
 
-JOB = Path(__file__).parents[1] / "support" / "imports_job.py"
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "tests" / "support" / "imports_job.py"
 # What Spark's worker imports by itself to hand Arrow to Python.
 SPARKS = {"numpy", "py4j", "pyarrow", "pyspark"}
 ENCODING = SPARKS | {"pgonce", "pgpq", "typing_extensions"}
@@ -55,6 +56,24 @@ def test_looking_for_data_sources_imports_no_more_than_spark_has():
     assert distributions(loaded) <= {"pgonce", "pyspark", "typing_extensions"}
 
 
+ROOMS = {
+    f"pgonce.{file.parent.name}" for file in (ROOT / "pgonce").glob("*/__init__.py") if not file.parent.is_symlink()
+}
+
+
+def rooms_in(modules):
+    """The rooms for people and operation, of which these modules are a part."""
+    return {room for room in ROOMS for module in modules if module == room or module.startswith(f"{room}.")}
+
+
+def test_a_writer_needs_no_room():
+    """Who writes with foreachBatch loads nothing of the rooms around sink and offsets_store."""
+    assert len(ROOMS) >= 6
+    loaded = modules_after("from pgonce import PostgresBatchWriter\nPostgresBatchWriter(url='', table='t')")
+    assert "pgonce.sink.foreach_batch.batch_writer" in loaded
+    assert rooms_in(loaded) == set()
+
+
 @pytest.mark.slow
 def test_a_process_imports_what_it_runs(start_driver, admin, url, tmp_path):
     """
@@ -77,6 +96,9 @@ def test_a_process_imports_what_it_runs(start_driver, admin, url, tmp_path):
         "task": ENCODING,
         "commit": ENCODING | PSYCOPG | {"SQLAlchemy"},
     }
+    for way in ("inline", "staged"):
+        for process in (tmp_path / way).iterdir():
+            assert rooms_in(process.read_text().split()) == set()
     # Only a process that reads rows needs it.
     for process in ("planner", "commit"):
         assert "pyarrow.compute" not in (tmp_path / "inline" / process).read_text().split()
