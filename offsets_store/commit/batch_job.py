@@ -25,8 +25,8 @@ from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx,
 from ..ledger.published import Published
 from ..postgres.lock_watch import LockWatch
 from .one_transaction import begun_transaction, committing
-from .report import notify_in_tx
-from .retrying import tried
+from .report import notify_in_tx, reported
+from .retrying import CommitTries
 from .settings import CommitSettings
 from .work import Done, Named, NamedSink, Outcome, Work
 
@@ -60,12 +60,11 @@ def commit_job(settings: CommitSettings, job: Job, work: Work[None]) -> Committe
     :raises TargetError: if the table or the rows are the reason.
     :raises CommitError: if Postgres was unavailable, or a lock was held, for longer than ``settings`` allow.
     """
-
-    def once(watch: LockWatch, outcome: Outcome) -> CommittedJob:
-        return _publish_or_skip(settings, job, work, watch, outcome)
-
-    with said_of_a_job():
-        return tried(settings, _named(job), once, Outcome())
+    tries = CommitTries(settings, _named(job), Outcome())
+    with said_of_a_job(), reported(tries.what, tries.outcome):
+        while True:
+            with tries as watch:
+                return _publish_or_skip(settings, job, work, watch, tries.outcome)
 
 
 def _named(job: Job) -> Named:
@@ -89,7 +88,8 @@ def _publish_or_skip(
             recorded = claim_in_tx(connection, sink_name, table, job)
         if recorded is None:
             with watch.looking(began.backend_pid, may_end=False):
-                published = outcome.sent = work.publish_in_tx(connection, None, None)
+                work.ready_in_tx(connection)
+                published = outcome.sent = work.publish(connection, None, None)
                 _refuse_exchanged(begun.sink, published)
                 with committing(settings.url, connection, began, what, outcome):
                     record_job_in_tx(connection, sink_name, job, published)

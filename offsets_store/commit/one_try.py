@@ -87,17 +87,8 @@ def publish_or_skip(
     :raises PgonceError: if the batch is refused, or could not be committed.
     :raises psycopg.Error: what Postgres says; :mod:`~pgonce.offsets_store.commit.retrying` knows what may be
         tried again.
+    :raises SnapshotTooOldError: if the next try has to lock the tables of ``outcome`` before it has a snapshot.
     """
-    try:
-        return _publish_or_skip(settings, planned, work, watch, outcome)
-    except SnapshotTooOldError:
-        # The first transaction has found out which tables are written; this one locks them before it has a snapshot.
-        return _publish_or_skip(settings, planned, work, watch, outcome)
-
-
-def _publish_or_skip(
-    settings: CommitSettings, planned: PlannedBatch, work: Work[Batch], watch: LockWatch, outcome: Outcome
-) -> Verdict:
     with _decided_transaction(settings, planned, work.name_sink, watch, outcome) as transaction:
         if transaction.verdict in PUBLISH:
             with watch.looking(transaction.began.backend_pid, may_end=False):
@@ -178,7 +169,8 @@ def _publish_in_tx(
         with outcome.on_ledger():
             record.seal_in_tx(transaction.connection, transaction.locked, transaction.batch)
     below = None if transaction.verdict is Verdict.NEW else stored
-    published = work.publish_in_tx(transaction.connection, transaction.batch, below)
+    work.ready_in_tx(transaction.connection)
+    published = work.publish(transaction.connection, transaction.batch, below)
     writer, now = transaction.locked.ledger.writer, published.targets or {}
     # The batches of a function may have written to no table so far.
     is_first = writer is None or (work.sealed and not writer.targets and bool(now))

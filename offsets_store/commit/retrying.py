@@ -12,16 +12,16 @@ begins after the rows are there meets the same error, and raises it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from types import TracebackType
 
 import psycopg
 import sqlalchemy.exc
 
 from ..errors import NOTHING, CommitError, ConnectError, PgonceError, UnknownOutcomeError, without_its_words
+from ..ledger.lock import SnapshotTooOldError
 from ..ledger.migrations import forget_ledger
-from ..postgres.backoff import in_one_line, patiently
+from ..postgres.backoff import Tries, in_one_line
 from ..postgres.lock_watch import HeldByOthersError, LockWatch
 from ..postgres.refused_rows import target_error
 from ..postgres.translate import (
@@ -48,8 +48,6 @@ _WITHIN = (
     "it write through tx. Otherwise: "
 )
 
-_T = TypeVar("_T")
-
 
 def commit_batch(
     settings: CommitSettings, planned: PlannedBatch, work: Work[Batch], *, outcome_unknown: bool = False
@@ -62,11 +60,11 @@ def commit_batch(
     :raises TargetError: if the table or the rows are the reason.
     :raises CommitError: if Postgres was unavailable, or a lock was held, for longer than ``settings`` allow.
     """
-
-    def once(watch: LockWatch, outcome: Outcome) -> Verdict:
-        return publish_or_skip(settings, planned, work, watch, outcome)
-
-    return tried(settings, named(planned), once, Outcome(outcome_unknown))
+    tries = CommitTries(settings, named(planned), Outcome(outcome_unknown))
+    with reported(tries.what, tries.outcome):
+        while True:
+            with tries as watch:
+                return publish_or_skip(settings, planned, work, watch, tries.outcome)
 
 
 def what_became_of(settings: CommitSettings, planned: PlannedBatch, name_sink: NameSink) -> Verdict:
@@ -79,11 +77,11 @@ def what_became_of(settings: CommitSettings, planned: PlannedBatch, name_sink: N
     :raises RefusedBatch: if it is neither new nor a proven replay.
     :raises PgonceError: if the ledger could not be asked.
     """
-
-    def once(watch: LockWatch, outcome: Outcome) -> Verdict:
-        return ask_or_skip(settings, planned, name_sink, watch, outcome)
-
-    return tried(settings, named(planned), once, Outcome())
+    tries = CommitTries(settings, named(planned), Outcome())
+    with reported(tries.what, tries.outcome):
+        while True:
+            with tries as watch:
+                return ask_or_skip(settings, planned, name_sink, watch, tries.outcome)
 
 
 _BEGINS_AGAIN = "batch %s begins again when all its rows have arrived: %s"
@@ -124,40 +122,61 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, PgonceError) else without_its_words(error)
 
 
-def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outcome], _T], outcome: Outcome) -> _T:
-    """The result of ``once``, which is tried as often as ``settings`` allow; the error says what is known then."""
-    watch = LockWatch(settings.url, settings.lock_timeout)
+class CommitTries(Tries):
+    """
+    The tries of one commit, as often as ``settings`` allow. Each gets the watch that finds out who holds locks.
 
-    def work() -> _T:
-        outcome.in_ledger = False
-        try:
-            return once(watch, outcome)
-        except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
-            watch.armed |= _is_lock_timeout(error)
-            watch.holders = error.holders if isinstance(error, HeldByOthersError) else watch.holders
-            raise
+    The error that is raised says what is known of the batch then.
+    """
 
-    def may_pass(error: Exception) -> bool:
+    def __init__(self, settings: CommitSettings, what: Named, outcome: Outcome) -> None:
+        super().__init__(
+            settings.retry_timeout,
+            log=_log,
+            trying=f"{what.full}: trying again",
+            failed=self._final,
+            may_pass=self._is_passing,
+        )
+        self.what, self.outcome, self._settings = what, outcome, settings
+        self._watch = LockWatch(settings.url, settings.lock_timeout)
+        self._has_begun_again = False
+
+    def __enter__(self) -> LockWatch:
+        """Begin a try, which has not come to the ledger yet."""
+        super().__enter__()
+        self.outcome.in_ledger = False
+        return self._watch
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        """Begin again at once if the try has only found out which tables have to be locked first."""
+        if isinstance(error, SnapshotTooOldError) and not self._has_begun_again:
+            self._has_begun_again, self._pause = True, 0.0
+            return True
+        if isinstance(error, (psycopg.Error, sqlalchemy.exc.DBAPIError)):
+            self._watch.armed |= _is_lock_timeout(error)
+            self._watch.holders = error.holders if isinstance(error, HeldByOthersError) else self._watch.holders
+        self._has_begun_again = False
+        return super().__exit__(kind, error, at)
+
+    def _is_passing(self, error: Exception) -> bool:
         # While the outcome is unknown, only the ledger can tell it, so every error that prevents asking it is tried
         # again.
         is_of_postgres = isinstance(error, ConnectError) or not isinstance(error, PgonceError)
-        return passes(error) or (outcome.unknown and is_of_postgres) or _will_be_promoted(error, settings.url)
+        return (
+            passes(error) or (self.outcome.unknown and is_of_postgres) or _will_be_promoted(error, self._settings.url)
+        )
 
-    def failed(error: Exception, is_time_up: bool) -> Exception:
-        if outcome.unknown:
+    def _final(self, error: Exception, is_time_up: bool) -> Exception:
+        if self.outcome.unknown:
             # This try failed before it could read the ledger, and only the ledger tells what an earlier try has done.
-            return _unknown(what, error)
-        if is_time_up:
-            return _given_up(error, what, settings, watch, outcome)
-        return _translated(error, settings.url, what, in_ledger=outcome.in_ledger)
-
-    trying = f"{what.full}: trying again"
-    with reported(what, outcome):
-        try:
-            return patiently(work, settings.retry_timeout, log=_log, trying=trying, failed=failed, may_pass=may_pass)
-        except PgonceError as error:
-            error.sink_name = outcome.sink_name
-            raise
+            final: Exception = _unknown(self.what, error)
+        elif is_time_up:
+            final = _given_up(error, self.what, self._settings, self._watch, self.outcome)
+        else:
+            final = _translated(error, self._settings.url, self.what, in_ledger=self.outcome.in_ledger)
+        if isinstance(final, PgonceError):
+            final.sink_name = self.outcome.sink_name
+        return final
 
 
 def _translated(error: Exception, url: str, what: Named, *, in_ledger: bool) -> Exception:

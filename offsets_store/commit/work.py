@@ -78,11 +78,10 @@ class Work(Generic[_Whose_contra]):
     has_several_tables: bool = False
     leaves: bool = False
 
-    def publish_in_tx(self, connection: Connection, whose: _Whose_contra, below: Offsets | None) -> Published:
-        """Publish what is not stored below these positions; our search_path is in force before, and the user's then."""
+    def ready_in_tx(self, connection: Connection) -> None:
+        """Let the search_path be in force under which ``publish`` begins; ours is until then."""
         if not self.leaves:
             leave_in_tx(driver_connection(connection))
-        return self.publish(connection, whose, below)
 
     @property
     def is_one_table(self) -> bool:

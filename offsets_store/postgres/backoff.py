@@ -12,13 +12,11 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from types import TracebackType
 
 from ..errors import PgonceError
 from ..log_lines import scrub
 from .translate import driver_error, passes
-
-_T = TypeVar("_T")
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -45,17 +43,16 @@ class Backoff:
         return pause
 
 
-def patiently(
-    work: Callable[[], _T],
-    seconds: float,
-    *,
-    log: logging.Logger,
-    trying: str,
-    failed: Callable[[Exception, bool], Exception],
-    may_pass: Callable[[Exception], bool] = passes,
-) -> _T:
+class Tries:
     """
-    What ``work`` returns. It is done again while its errors pass by themselves, for ``seconds``.
+    The tries of one piece of work, which goes on while its errors pass by themselves, for ``seconds``.
+
+    A block is a try: after an error that may pass, it ends without one, and the next one begins after a pause::
+
+        tries = Tries(...)
+        while True:
+            with tries:
+                return work()
 
     :param log: told of each error that is not the last one.
     :param trying: what is done again; the log puts this text before the time.
@@ -63,23 +60,43 @@ def patiently(
         may get further, because it may show a row or a password.
     :param may_pass: which errors of Postgres, or of ours, may be gone at the next try.
     """
-    backoff = Backoff(seconds)
-    while True:
-        try:
-            return work()
-        except Exception as error:
-            if not isinstance(error, PgonceError) and driver_error(error) is None:
-                raise
-            is_passing = may_pass(error)
-            pause = backoff.next_pause() if is_passing else None
-            if pause is None:
-                final = failed(error, is_passing)
-                if final is error:
-                    raise
-                # Without its cause: a traceback would print the DETAIL, and there Postgres repeats a whole row.
-                raise final.with_traceback(error.__traceback__) from None
-            log.warning("%s in %.1f s: %s", trying, pause, in_one_line(error))
-        time.sleep(pause)
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        log: logging.Logger,
+        trying: str,
+        failed: Callable[[Exception, bool], Exception],
+        may_pass: Callable[[Exception], bool] = passes,
+    ) -> None:
+        self._backoff = Backoff(seconds)
+        self._log = log
+        self._trying = trying
+        self._failed = failed
+        self._may_pass = may_pass
+        self._pause = 0.0
+
+    def __enter__(self) -> object:
+        """Begin a try; each but the first one waits."""
+        time.sleep(self._pause)
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
+        """After an error, whether another try follows; :raises: what ``failed`` makes of the last one."""
+        if not isinstance(error, Exception) or (not isinstance(error, PgonceError) and driver_error(error) is None):
+            return False
+        is_passing = self._may_pass(error)
+        pause = self._backoff.next_pause() if is_passing else None
+        if pause is None:
+            final = self._failed(error, is_passing)
+            if final is error:
+                return False
+            # Without its cause: a traceback would print the DETAIL, and there Postgres repeats a whole row.
+            raise final.with_traceback(error.__traceback__) from None
+        self._log.warning("%s in %.1f s: %s", self._trying, pause, in_one_line(error))
+        self._pause = pause
+        return True
 
 
 def in_one_line(error: Exception) -> str:

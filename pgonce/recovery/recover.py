@@ -29,7 +29,7 @@ from pgonce.offsets_store.errors import (
 )
 from pgonce.offsets_store.ledger.failures import Failed, keep_failure, kept_words
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.postgres.backoff import patiently
+from pgonce.offsets_store.postgres.backoff import Tries
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
 
 from .backup import Kept, has_run_since, keep_aside, kept_folder, mark_undone, newest_kept, undoing
@@ -227,7 +227,10 @@ def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:
     :raises PgonceError: what ``work`` raised in the last try.
     """
     trying = f"recovery of {what}: trying again"
-    return patiently(work, seconds, log=_log, trying=trying, failed=_failed)
+    tries = Tries(seconds, log=_log, trying=trying, failed=_failed)
+    while True:
+        with tries:
+            return work()
 
 
 def _failed(error: Exception, _: bool) -> Exception:

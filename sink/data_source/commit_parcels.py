@@ -65,14 +65,6 @@ def commit_parcels(
         run_id=origin.run_id,
         batch_id=origin.batch_id,
     )
-    # The error of a commit ends here once, in the driver or in a receiver. (That of an early try does not.)
-    with failures_kept(options.commit.url, failed):
-        return _commit_of(options, columns, origin, parcels)
-
-
-def _commit_of(
-    options: SinkOptions, columns: tuple[EncodedColumn, ...], origin: Origin, parcels: Sequence[Parcel]
-) -> Verdict:
     promised, table = promise(parcels), staging_table(options, origin)
     receiver = next((parcel.receiver for parcel in parcels if parcel.receiver), None)
 
@@ -85,22 +77,28 @@ def _commit_of(
         return work_into(options.sink_name, options.destination, rows)
 
     may_be_left = bool(promised.staged)
-    if receiver and promised.received:
-        verdict, may_sweep = receiver.commit(options, origin, promised, identified, work_with)
-        # Attempts that Spark did not choose may have staged rows because they could not reach the receiver.
-        may_be_left = may_be_left or may_sweep
-    else:
-        if receiver and (promised.staged or receiver.has_kept_rows()):
-            # An attempt that Spark did not choose may have begun a transaction in the receiver, and this one would have
-            # to wait for it.
-            receiver.give_up()
-        verdict = commit_batch(options.commit, identified(), work_with(tuple))
+    # The error of a commit ends here once, in the driver or in a receiver. (That of an early try does not.)
+    with failures_kept(options.commit.url, failed):
+        if receiver and promised.received:
+            verdict, may_sweep = receiver.commit(options, origin, promised, identified, work_with)
+            # Attempts that Spark did not choose may have staged rows because they could not reach the receiver.
+            may_be_left = may_be_left or may_sweep
+        else:
+            if receiver and (promised.staged or receiver.has_kept_rows()):
+                # An attempt that Spark did not choose may have begun a transaction in the receiver, and this one would
+                # have to wait for it.
+                receiver.give_up()
+            verdict = commit_batch(options.commit, identified(), work_with(tuple))
+    _sweep_if_due(options, origin, may_be_left=may_be_left)
+    return verdict
+
+
+def _sweep_if_due(options: SinkOptions, origin: Origin, *, may_be_left: bool) -> None:
     # Now and then in any case, because no message tells of what failed tries have staged.
     run = origin.run_id, options.sink_label
     if may_be_left or time.monotonic() >= _swept.get(run, -SWEEP_SECONDS) + SWEEP_SECONDS:
         _sweep(options, lambda c: sweep(c, origin.query_id, options.sink_label, origin.run_id, origin.batch_id))
         _swept[run] = time.monotonic()
-    return verdict
 
 
 def note_unreached(messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, forget_ledger
 from pgonce.offsets_store.log_lines import scrub
-from pgonce.offsets_store.postgres.backoff import patiently
+from pgonce.offsets_store.postgres.backoff import Tries
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
@@ -87,18 +87,16 @@ class Stager:
 
     def _copied(self, held: list[pa.RecordBatch], batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:
         """One COPY of the batches held and of those that follow, tried as often as the time allows."""
-
-        def once() -> tuple[int, int]:
-            mark = next(self._marks)
-            return mark, self._copy(mark, held, batches)
-
-        return patiently(
-            once,
+        tries = Tries(
             self._retry_timeout,
             log=_log,
             trying=f"batch {self._table.batch_id} of query {self._table.query_id}: staging again",
             failed=self._failed,
         )
+        while True:
+            with tries:
+                mark = next(self._marks)
+                return mark, self._copy(mark, held, batches)
 
     def _copy(self, mark: int, held: list[pa.RecordBatch], batches: Iterator[pa.RecordBatch]) -> int:
         encoder = CopyEncoder(self._struct_type, extra={ATTEMPT_COLUMN: mark})

@@ -80,11 +80,11 @@ def work_into(sink_name: str | None, where: Destination | Routes, rows: Rows) ->
 
         return AskedSink(read, name)
 
-    def write(connection: Connection, batch: Batch | None, stored: Offsets | None) -> Published:
+    def write_rows_in_tx(connection: Connection, batch: Batch | None, stored: Offsets | None) -> Published:
         driver = driver_connection(connection)
         return write_batch_in_tx(driver, where, rows, batch, stored, found, is_last=True, leaves=True)
 
-    return Work(name_sink, write, has_several_tables=isinstance(where, Routes), leaves=True)
+    return Work(name_sink, write_rows_in_tx, has_several_tables=isinstance(where, Routes), leaves=True)
 
 
 def named_sink(connection: psycopg.Connection, sink_name: str | None, where: Destination | Routes) -> NamedSink:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from traceback import walk_stack
 
+import psycopg
 import pyarrow as pa
 import pytest
 from support.committed_rows import STRUCT, TABLE
@@ -130,3 +132,35 @@ def test_a_job_for_a_table_in_another_schema_keeps_what_it_has_staged(admin, url
         assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (left,)
     for table in ("public.events", "app.events"):
         assert admin.execute(f"SELECT id FROM {table} ORDER BY id".encode()).fetchall() == [(1,), (2,)]
+
+
+# Spark calls the first one through StreamWriter.commit, which has one frame at the border.
+WAY_OF_A_ROW = [
+    "commit_parcels",
+    "commit_batch",
+    "publish_or_skip",
+    "_publish_in_tx",
+    "write_rows_in_tx",
+    "write_batch_in_tx",
+    "write_table_in_tx",
+    "_written_in_tx",
+    "_write_all_in_tx",
+    "_copy_in_tx",
+    "copy_rows",
+]
+
+
+def test_the_way_of_a_row_from_spark_to_copy(target, options, monkeypatch):
+    """Each function on it has a name that says what it does, and there are few."""
+    seen, write = [], psycopg.Copy.write
+
+    def seen_write(copy, data):
+        frames = (frame for frame, _ in walk_stack(None) if frame.f_globals["__name__"].startswith("pgonce."))
+        seen.append([frame.f_code.co_name for frame in frames])
+        return write(copy, data)
+
+    monkeypatch.setattr(psycopg.Copy, "write", seen_write)
+    commit(options, 1)
+    assert [list(reversed(names)) for names in seen] == [WAY_OF_A_ROW] * len(seen)
+    assert seen
+    assert len(WAY_OF_A_ROW) + 2 <= 14
