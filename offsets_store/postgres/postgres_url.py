@@ -107,7 +107,7 @@ def _check(url: str, password_from: str | None) -> None:
     if password_from and _has_password(url):
         raise bad_option(
             "CLASHING_OPTIONS",
-            "A connection string (url, executorUrl or --actions-url) holds a password, and passwordFrom is set too.",
+            "A connection string (url or executorUrl) holds a password, and passwordFrom is set too.",
             "Take the password out of the connection string, or leave passwordFrom out.",
         )
 

@@ -33,12 +33,25 @@ from pgonce.sink.errors import SparkError
 from pgonce.sink.options.definitions import RealTimeOptions
 from pgonce.sink.options.destination import destination_of
 from pgonce.sink.options.option import Way
-from pgonce.sink.options.position_columns import position_columns, written_type
+from pgonce.sink.options.position_columns import KAFKAS_NAMES, PositionColumns, written_type
 from pgonce.sink.options.reading import read, takes_options
 from pgonce.sink.options.sink_options import commit_settings_of
 from pgonce.sink.writing.first_look import looking
 from pgonce.sink.writing.write_batch import named_sink
 
+<<<<<<< HEAD:pgonce/real_time/start.py
+=======
+from ..encoding.encoded_types import encoded_columns
+from ..errors import SparkError
+from ..options.definitions import RealTimeOptions
+from ..options.destination import destination_of
+from ..options.option import Way
+from ..options.position_columns import KAFKAS_NAMES, PositionColumns, written_type
+from ..options.reading import read, takes_options
+from ..options.sink_options import commit_settings_of
+from ..writing.first_look import looking
+from ..writing.write_batch import named_sink
+>>>>>>> w-options:sink/real_time/start.py
 from .java_writer import java_writer, load_classes, refuse_other_types, sent, writer_settings
 from .jdbc import jdbc_url
 from .offsets import KafkaSource, stored_positions
@@ -48,7 +61,6 @@ from .run import Run
 
 _log = logging.getLogger("pgonce")
 
-_POSITIONS = ("topic", "partition", "offset")
 # A task of a continuous query gives a row on when its next fetch is answered, and brokers wait up to 500 ms for one.
 _SOON = {"kafka.fetch.max.wait.ms": "5"}
 # The executors of an application that has just begun register one by one.
@@ -90,7 +102,7 @@ def start_real_time(
             "checkpoint_location is not set, so the query would be another one at each start.",
             "Set it to a folder of this query's own.",
         )
-    given.setdefault("position_columns", _POSITIONS)
+    given.setdefault("position_columns", KAFKAS_NAMES)
     source = KafkaSource({**_SOON, **kafka} if continuous else kafka)
     load_classes(spark)
     location: str = given["checkpoint_location"]
@@ -110,7 +122,8 @@ def start_real_time(
         _refuse_too_few_cores(spark, start)
     records = spark.readStream.format("kafka").options(**source.options_from(start)).load()
     frame = rows(records)
-    positions = position_columns(given["position_columns"], written=given["write_positions"])
+    topic, partition, offset = given["position_columns"]
+    positions = PositionColumns(topic, partition, offset, given["write_positions"])
     positions.check(frame.schema)
     run.columns = encoded_columns(written_type(frame.schema, positions))
     refuse_other_types(run.columns)

@@ -33,8 +33,16 @@ MOST_DEAD_LETTERS = 100
 """Few, because many bad rows at once have a common cause, which should be found first."""
 TOMBSTONE_DAYS = 7
 """Kafka keeps records as long by default, so nothing older comes again from there."""
-MOST_TOMBSTONE_DAYS = 36_500
-"""A century: with millions of days, neither Python nor Postgres could say when a delete may be forgotten."""
+# A century: with millions of days, neither Python nor Postgres could say when a delete may be forgotten.
+_MOST_TOMBSTONE_DAYS = 36_500
+# A millisecond: less would be zero in Postgres, and so no limit.
+_LEAST_LOCK_SECONDS = 0.001
+# Eleven days. Postgres and TCP count milliseconds up to 2147483647, and some waits are a little longer than this one.
+_MOST_LOCK_SECONDS = 1_000_000
+# Postgres's own bound: NAMEDATALEN, less the byte that ends the text.
+_LONGEST_CHANNEL = 63
+# Key and sink name are in one index, whose entries have at most 2,704 bytes.
+_LONGEST_KEY = 1000
 DEFAULT_INLINE_BYTES = 8 * 1024 * 1024
 NO_RECEIVER: Literal["off"] = "off"
 AUTOMATIC: Literal["auto"] = "auto"
@@ -64,8 +72,8 @@ class TableOptions(TypedDict, total=False):
         modes=("apply",), clashes=("change_feed",),
     )]
     change_feed: Annotated[ChangeFeed | None, Option(
-        _ROWS_AND_JOBS, "A feed whose rows say what to do: `debezium`, `delta` or `spark`, in place of `deleteWhen`. "
-        "See [Which rows delete](change-data.md#which-rows-delete).", modes=("apply",),
+        _ROWS_AND_JOBS, "A feed whose rows say what to do: `debezium`, `delta` or `spark`. See [Which rows "
+        "delete](change-data.md#which-rows-delete).", modes=("apply",), alike="change_feed",
     )]
     deletes: Annotated[str, Option(
         _ROWS_AND_JOBS, "`hard` removes deleted rows, `soft:<column>` marks them, `ignore` drops deletes. See [What a "
@@ -74,12 +82,11 @@ class TableOptions(TypedDict, total=False):
     only_newer: Annotated[bool, Option(
         _ROWS_AND_JOBS, "A stored row gives way only to one whose `orderBy` is not less. The table must have the "
         "`orderBy` column. See [Only what is newer](change-data.md#only-what-is-newer).", False, modes=BY_KEY,
-        needs="order_by", clashes=_STORED_STAYS,
+        needs=("order_by",), clashes=_STORED_STAYS,
     )]
     tombstone_days: Annotated[int, Option(
-        _ROWS_AND_JOBS, f"For how many days (1 to {MOST_TOMBSTONE_DAYS}) `onlyNewer` remembers a delete. An older "
-        "change that comes later than that brings the row back.",
-        TOMBSTONE_DAYS, modes=BY_KEY, least=1, most=MOST_TOMBSTONE_DAYS,
+        _ROWS_AND_JOBS, "For how many days `onlyNewer` remembers a delete. An older change that comes later than that "
+        "brings the row back.", TOMBSTONE_DAYS, modes=BY_KEY, least=1, most=_MOST_TOMBSTONE_DAYS,
     )]
     on_conflict: Annotated[OnConflict, Option(
         _ROWS_AND_JOBS, "`ignore` leaves a stored row with the same key as it is; of several rows of a new key, the "
@@ -113,7 +120,7 @@ class TableOptions(TypedDict, total=False):
     )]
     max_dead_letters: Annotated[int | None, Option(
         _ROWS, "How many rows of a batch may be put aside before it is refused.", MOST_DEAD_LETTERS,
-        needs="dead_letters", least=1,
+        needs=("dead_letters",), least=1,
         not_in_jobs=_MEND_THE_JOB,
     )]
 
@@ -133,7 +140,7 @@ class QueryOptions(TypedDict, total=False):
         _STREAMS, "The columns that hold Kafka's topic, partition and offset, in this order. Rows that are stored "
         "already are then dropped, and counted. For stateless queries over one Kafka source. See [By "
         "position](guarantees.md#by-position).",
-        (), clashes=("mode=complete", "offsets_from=listener"),
+        (), clashes=("mode=complete", "offsets_from=listener"), least=3, most=3,
     )]
     bootstrap_servers: Annotated[str | None, Option(
         _QUERIES, "Kafka brokers (`host:port,...`) that are asked at each start for the ids of the topics. So a "
@@ -145,42 +152,43 @@ class QueryOptions(TypedDict, total=False):
     )]
     kafka_options: Annotated[Mapping[str, str] | None, Option(
         _QUERIES, "How to [log in](#logging-in-to-kafka) to `bootstrapServers`; in Python a dict of these settings.",
-        secret=True,
+        needs=("bootstrap_servers",), secret=True,
     )]
     notify_channel: Annotated[str | None, Option(
         _ALL, "A channel of Postgres to which each published batch sends a `NOTIFY`. See [A notification for "
-        "each batch](ledger.md#a-notification-for-each-batch).",
+        "each batch](ledger.md#a-notification-for-each-batch).", most=_LONGEST_CHANNEL,
     )]
     checkpoint_location: Annotated[str | None, Option(
         _STREAMS, "The query's checkpoint. A stream needs it [on the writer itself](#sparks-own), `foreachBatch` "
         "only over [Spark Connect](clusters.md#spark-connect).", shown="required for streams",
     )]
     retain_batches: Annotated[int, Option(
-        _STREAMS, "How many batch records the ledger keeps; at least 100.", RETAINED_BATCHES, most=2**31 - 1,
+        _STREAMS, "How many batch records the ledger keeps; Spark may run the last 100 again.",
+        RETAINED_BATCHES, least=100, most=2**31 - 1,
     )]
     adopt_checkpoint: Annotated[int | None, Option(
         _QUERIES, "For a query that has run with another sink: the first batch whose rows are not in the table yet. "
-        "See [Replace your foreachBatch](replace-your-foreachbatch.md).", least=0,
+        "See [Replace your foreachBatch](replace-your-foreachbatch.md).", clashes=("replaces", "independent"), least=0,
     )]
     replaces: Annotated[str | None, Option(
         _STREAMS, "The query whose place this one takes: its id, at least the first four characters of it, or its "
         "name. Batch 0 must start where that query ended, for this sink, and at 0 in a partition that was added "
-        "since. The old query can no longer publish.",
+        "since. The old query can no longer publish.", clashes=("independent",),
     )]
     independent: Annotated[bool, Option(
         _STREAMS, "`true` says that this query brings other rows than the others that feed the table. Needed for a "
         "second query of a table, unless both are [proven to read different places](guarantees.md#the-verdicts) and "
-        "neither replaces all of its rows. Remove it after the first batch.", False,
+        "neither replaces all of its rows.", False,
     )]
     lock_timeout: Annotated[float, Option(
         _ALL, "Seconds to wait for a lock before looking who holds it. Keep it well below `retryTimeout`.",
-        LOCK_TIMEOUT_SECONDS,
+        LOCK_TIMEOUT_SECONDS, least=_LEAST_LOCK_SECONDS, most=_MOST_LOCK_SECONDS,
     )]
     retry_timeout: Annotated[float, Option(
         _ALL, "For how many seconds after the first temporary error (a lost connection, a deadlock, a lock) a commit, "
         "or a task that stages, may begin another try. In `foreachBatch`, the time that Spark takes to make a large "
         "batch also counts. See [When Postgres is unavailable](failures.md#when-postgres-is-unavailable).",
-        RETRY_SECONDS,
+        RETRY_SECONDS, least=0,
     )]
 
 
@@ -210,12 +218,12 @@ class RowOptions(TableOptions, total=False):
         _ROWS_AND_JOBS, "Of several rows of one key in a batch, the one with the greatest value in this column wins, "
         "as the table compares them; null is the least. Without it, doubled keys are refused. With "
         "`changeFeed=debezium` it may be a field of the envelope, such as `source.lsn`.",
-        modes=BY_KEY,
+        modes=BY_KEY, alike="change_feed",
     )]
     unknown_routes: Annotated[UnknownRoutes | None, Option(
         _WRITERS, "Rows whose value is not in `tables`, or null, stop the batch (`refuse`), are left out and "
-        "counted (`drop`), or put aside (`deadLetters`, which needs that option).", "refuse",
-        needs="route", not_in_jobs=_ONE_JOB_EACH,
+        "counted (`drop`), or put aside (`deadLetters`).", "refuse",
+        needs=("route", "deadLetters:dead_letters"), not_in_jobs=_ONE_JOB_EACH,
     )]
 
 
@@ -234,7 +242,7 @@ class RouteOptions(RowOptions, total=False):
     tables: Annotated[Mapping[str, Mapping[str, Any]] | str | None, Option(
         _WRITERS, 'For each value of `route`, how its table is written: `{"orders": {"table": "sales.orders", "mode": '
         '"upsert", "keys": ["id"]}}`, as JSON (as an argument: a dict). An entry may have the options that are marked '
-        "T, in either spelling.", None, "required with `route`", needs="route",
+        "T, in either spelling.", None, "required with `route`", needs=("route",),
         not_in_jobs=_ONE_JOB_EACH,
     )]
     columns: Annotated[Sequence[str], Option(
@@ -251,7 +259,7 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     )]
     write_positions: Annotated[bool, Option(
         _WRITERS | Way.REAL_TIME, "Whether the position columns are also written to the table.", True,
-        needs="position_columns",
+        needs=("position_columns",),
     )]
 
 
@@ -288,8 +296,8 @@ class SparkOptions(WriterOptions, total=False):
         "[weaker](running.md#when-only-spark-can-read-the-checkpoint).", "checkpoint",
     )]
     batch_key: Annotated[str, Option(
-        Way.JOB, "Names the input of the run, in at most 250 characters. The same key again is skipped.",
-        shown="required",
+        Way.JOB, "Names the input of the run. The same key again is skipped.", shown="required",
+        most=_LONGEST_KEY,
     )]
     batch_hash: Annotated[bool, Option(
         Way.JOB, "Refuse the same key with other rows, instead of skipping it: the rows are hashed.", False,

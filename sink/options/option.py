@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Flag, auto
 from types import UnionType
@@ -60,9 +63,11 @@ class Option:
     :param default: the value of one that is not given; ``shown`` is what the page says of it instead.
     :param modes: the write modes in which it has an effect, if not in all; with ``creates``, it also has one where the
         table is created.
-    :param needs: the argument without which it has no effect.
+    :param needs: arguments without which it has no effect; ``value:name`` is one that only this value of it needs.
     :param clashes: arguments that contradict it, as ``name`` or ``name=value``.
-    :param least: the least number; ``most`` the greatest.
+    :param alike: the argument with which all entries of ``tables`` must have the same value of it.
+    :param least: the least number, or names of a list; 0 if it is not given. ``most`` is the greatest number, or the
+        most names, or bytes of a text.
     :param empty: whether an empty string is a value; otherwise it is as if the option were not given.
     :param secret: whether a value may hold a password.
     :param not_in_jobs: what to do in a batch job, which has no such option.
@@ -74,10 +79,11 @@ class Option:
     shown: str = ""
     modes: tuple[Mode, ...] = ()
     creates: bool = False
-    needs: str = ""
+    needs: tuple[str, ...] = ()
     clashes: tuple[str, ...] = ()
-    least: int | None = None
-    most: int | None = None
+    alike: str = ""
+    least: float | None = None
+    most: float | None = None
     empty: bool = False
     secret: bool = False
     not_in_jobs: str = ""
@@ -91,6 +97,23 @@ class Option:
         """The option as Spark's users write it: ``keepWhere``."""
         first, *rest = self.argument.split("_")
         return first + "".join(map(str.capitalize, rest))
+
+    @property
+    def bounds(self) -> str:
+        """Its bounds, as in "1 to 5", "at most 63 bytes" or "exactly 3 names"; empty if it has none."""
+        if self.least is None and self.most is None:
+            return ""
+        of_what = " names" if Sequence in self.kinds else " bytes" if str in self.kinds else ""
+        words = f"at least {self.least}" if self.most is None else f"at most {self.most}"
+        if self.least is not None and self.most is not None:
+            words = f"exactly {self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+        return words + of_what
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of what it means, without links."""
+        without_links = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", self.meaning)
+        return re.split(r"(?<=\.) (?=[A-Z`(])", without_links)[0].replace("`", "``")
 
     def read(self, value: object) -> Any:
         """
@@ -112,35 +135,38 @@ class Option:
         if isinstance(value, str) and str in self.kinds:
             if not self.secret:
                 refuse_unstorable(**{self.name: value})
+                self._refuse_length(len(value.encode()))
             return value if value or self.empty else None
         if Mapping in self.kinds and isinstance(value, Mapping):
-            return value
+            return value or None
         if value == "" and self.default is None and not self.empty:
             return None
         raise self._refused(value)
 
-    def _number(self, value: object) -> int | float:
+    def _number(self, value: object) -> float:
         kind = int if int in self.kinds else float
-        found: int | float | None = None
+        found: float = math.nan
         if isinstance(value, (str, kind, int)) and not isinstance(value, bool):
-            try:
+            with suppress(ValueError, OverflowError):
                 found = kind(value)
-            except ValueError:
-                found = None
-        if found is None or (self.least is not None and found < self.least) or (self.most or found) < found:
-            bounds = f" of at least {self.least}" if self.least is not None else ""
-            bounds += f" and at most {self.most}" if self.most is not None else ""
-            number = "a whole number" if kind is int else "a number"
-            raise bad_option("BAD_OPTION", f"{self.name}={value!r} is not {number}{bounds}.", "Set one.")
+        number = "a whole number" if kind is int else "a number"
+        self._refuse_size(found, f"{self.name}={value!r} is not {number} ({self.bounds}).")
         return found
+
+    def _refuse_size(self, size: float, what: str) -> None:
+        # What is not a number is neither less nor greater than any, and so it is not within bounds.
+        if not (self.least or 0) <= size <= (self.most or math.inf):
+            raise bad_option("BAD_OPTION", what, f"Set another. It means: {self.summary}")
+
+    def _refuse_length(self, length: int) -> None:
+        self._refuse_size(length, f"{self.name} must have {self.bounds}, and has {length}.")
 
     def _names(self, value: str | Sequence[object]) -> tuple[str, ...] | None:
         if not isinstance(value, str):
-            names = tuple(value)
-            if not all(isinstance(name, str) for name in names):
-                raise bad_option(
-                    "BAD_OPTION", f"{self.name}={names!r} has an entry that is not a string.", "Give a list of strings."
-                )
+            names = tuple(name for name in value if isinstance(name, str) and name)
+            if len(names) < len(value):
+                what = f"{self.name}={value!r} has an entry that is not a name."
+                raise bad_option("BAD_OPTION", what, "Give a list of strings.")
         else:
             names = tuple(name.strip() for name in value.split(",") if name.strip())
             meant = _written_list(value.strip())
@@ -150,12 +176,12 @@ class Option:
                     f"{self.name}={value!r} is a Python list that was turned into a string.",
                     f'Write the names with commas between them: "{",".join(meant)}".',
                 )
-        refuse_unstorable(**{self.name: "".join(map(str, names))})
+        refuse_unstorable(**{self.name: "".join(names)})
         if len(set(names)) != len(names):
-            raise bad_option(
-                "BAD_OPTION", f"{self.name}={','.join(map(str, names))} names a column twice.", "Name each once."
-            )
-        return tuple(map(str, names)) or None
+            raise bad_option("BAD_OPTION", f"{self.name}={','.join(names)} names a column twice.", "Name each once.")
+        if names:
+            self._refuse_length(len(names))
+        return names or None
 
     def _refused(self, value: object) -> ConfigurationError:
         allowed = (*self.words, *(("true", "false") if bool in self.kinds else ()))

@@ -7,7 +7,6 @@ nor kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -95,18 +94,8 @@ def written_type(
 
 
 def positions_of(given: Given) -> PositionColumns | None:
-    """:raises ConfigurationError: if these are not three different names: topic, partition, offset."""
-    names = given["position_columns"]
-    return position_columns(names, written=given["write_positions"]) if names else None
-
-
-def position_columns(names: Sequence[str], *, written: bool) -> PositionColumns:
-    """:raises ConfigurationError: if these are not three different names: topic, partition, offset."""
-    if len(names) != len(KAFKAS_NAMES) or len(set(names)) != len(KAFKAS_NAMES) or not all(names):
-        raise bad_option(
-            "BAD_OPTION",
-            f"The position columns are {', '.join(map(repr, names))}: three different names are needed.",
-            "Name the columns that hold Kafka's topic, partition and offset, in this order: topic,partition,offset.",
-        )
-    topic, partition, offset = names
-    return PositionColumns(topic, partition, offset, written)
+    """The columns that the options name, which are three, or None."""
+    if not given["position_columns"]:
+        return None
+    topic, partition, offset = given["position_columns"]
+    return PositionColumns(topic, partition, offset, given["write_positions"])

@@ -108,6 +108,10 @@ def named_in(raw: Mapping[str, Any]) -> set[str]:
     return {option.argument for plain, option in _BY_PLAIN_NAME.items() if plain in named}
 
 
+OF_THE_QUERY = [argument for argument, option in OPTIONS.items() if Way.ENTRY not in option.ways or argument == "table"]
+"""Those that the query as a whole has: an entry of ``tables`` has its own table, or has none of them."""
+
+
 def refuse_clashes(given: Given, arguments: Iterable[str] = OPTIONS) -> None:
     """
     Refuse options that have no effect with the others, or contradict them.
@@ -122,12 +126,15 @@ def refuse_clashes(given: Given, arguments: Iterable[str] = OPTIONS) -> None:
             also = ", or with createTable" if option.creates else ""
             remedy = f"Use it with {uses}{also}, or leave it out."
             raise bad_option("CLASHING_OPTIONS", f"{option.name} has no effect with mode={mode}.", remedy)
-        if option.needs and option.needs not in given:
-            needed = OPTIONS[option.needs].name
-            remedy = f"Set {needed}, or leave {option.name} out."
-            raise bad_option("CLASHING_OPTIONS", f"{option.name} has no effect without {needed}.", remedy)
+        own = given[option.argument]
+        for need in option.needs:
+            value, _, argument = need.rpartition(":")
+            if argument not in given and value in ("", own):
+                what, needed = f"{option.name}={value}" if value else option.name, OPTIONS[argument].name
+                remedy = f"Set {needed}, or leave {what} out."
+                raise bad_option("CLASHING_OPTIONS", f"{what} has no effect without {needed}.", remedy)
         # A default that is written out contradicts nothing.
-        for clash in () if given[option.argument] == option.default else option.clashes:
+        for clash in () if own == option.default else option.clashes:
             argument, _, value = clash.partition("=")
             if given[argument] == value if value else argument in given:
                 other = OPTIONS[argument].name + (f"={value}" if value else "")
@@ -170,7 +177,7 @@ def takes_options(way: Way) -> Callable[[_T], _T]:
     """Add the options of ``way`` to the docstring and the signature of the class or function that takes them."""
 
     def described(taker: _T) -> _T:
-        lines = [f":param {option.argument}: {_first_sentence(option)}" for option in options_of(way)]
+        lines = [f":param {option.argument}: {option.summary}" for option in options_of(way)]
         taker.__doc__ = "\n".join([inspect.cleandoc(taker.__doc__ or ""), *lines])
         # What mypy reads in ``Unpack`` is ``**options`` for help() and for editors that import.
         written = inspect.signature(taker)  # type: ignore[arg-type]
@@ -186,11 +193,6 @@ def takes_options(way: Way) -> Callable[[_T], _T]:
 def _parameter(option: Option) -> inspect.Parameter:
     default = inspect.Parameter.empty if option.shown == "required" else option.default
     return inspect.Parameter(option.argument, inspect.Parameter.KEYWORD_ONLY, default=default)
-
-
-def _first_sentence(option: Option) -> str:
-    without_links = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", option.meaning)
-    return re.split(r"(?<=\.) (?=[A-Z`(])", without_links)[0].replace("`", "``")
 
 
 def _spelled(option: Option, way: Way) -> str:

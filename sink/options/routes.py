@@ -23,7 +23,7 @@ from ..encoding.encoded_types import EncodedColumn
 from .definitions import OPTIONS, ChangeFeed, RouteOptions, UnknownRoutes
 from .destination import DeadLetters, Destination, dead_letters_of, destination_of
 from .option import Way
-from .reading import Given, named_in, read, refuse_clashes
+from .reading import OF_THE_QUERY, Given, named_in, read, refuse_clashes
 
 # Types whose values have one text only, which is the same in Spark and in Postgres under all settings of a session.
 _COMPARABLE = (
@@ -37,7 +37,7 @@ _COMPARABLE = (
     t.BooleanType,
 )
 _EXAMPLE = '{"orders": {"table": "sales.orders", "mode": "upsert", "keys": ["id"]}}'
-# Only the stream as a whole has these.
+# An entry does not take these from the stream.
 _OF_THE_STREAM = ("table", "route", "tables", "unknown_routes")
 
 
@@ -137,22 +137,15 @@ def where_of(given: Given) -> Destination | Routes:
     if not given["route"]:
         return destination_of(given)
     column, tables = given["route"], given["tables"]
-    refuse_clashes(given, (argument for argument in given if Way.ENTRY not in OPTIONS[argument].ways))
-    refuse_clashes(given, ["table"])
+    refuse_clashes(given, OF_THE_QUERY)
     tables = _parsed(tables) if isinstance(tables, str) else tables
     if not isinstance(tables, Mapping) or not tables:
         raise _bad(f"route={column} is set, but tables lists no table.", f"Set it to {_EXAMPLE}")
-    each = tuple(_route(value, entry, given) for value, entry in tables.items())
+    pairs = [_route(value, entry, given) for value, entry in tables.items()]
+    each = tuple(route for route, _ in pairs)
     _refuse_doubled(each)
-    _refuse_unlike_feeds(each)
-    letters = dead_letters_of(given)
-    if given["unknown_routes"] == "deadLetters" and letters is None:
-        raise bad_option(
-            "CLASHING_OPTIONS",
-            "unknownRoutes=deadLetters is set, but deadLetters is not, so there is no table for the rows.",
-            "Set deadLetters to true, or to a table.",
-        )
-    found = Routes(column, each, given["unknown_routes"], letters)
+    _refuse_unlike([settings for _, settings in pairs])
+    found = Routes(column, each, given["unknown_routes"], dead_letters_of(given))
     # A column that chooses the table, or says which rows of other tables delete, is written only if the table has it.
     aside = frozenset({column, *found.delete_columns})
     # What an entry lists is for its table, even the column that chooses the table.
@@ -160,8 +153,8 @@ def where_of(given: Given) -> Destination | Routes:
     return replace(found, each=tuple(own))
 
 
-def _route(value: object, entry: object, outside: Given) -> Route:
-    """The entry, with the stream's settings where it has none of its own."""
+def _route(value: object, entry: object, outside: Given) -> tuple[Route, Given]:
+    """The entry, and its settings with those of the stream where it has none of its own."""
     if not isinstance(value, str):
         raise _bad(f"tables has {value!r}, which is not a string.", "Write the values of the route column as strings.")
     refuse_unstorable(tables=value)
@@ -179,10 +172,10 @@ def _route(value: object, entry: object, outside: Given) -> Route:
             if argument not in own_word
             and (mode == outside["mode"] or not OPTIONS[argument].modes or mode in OPTIONS[argument].modes)
         }
-        where = destination_of(Given({"table": value, **inherited, **own}))
+        settings = Given({"table": value, **inherited, **own})
+        return Route(value, destination_of(settings), own["columns"]), settings
     except ConfigurationError as error:
         raise error.beginning(f"For {value!r} in tables") from None
-    return Route(value, where, own["columns"])
 
 
 def _parsed(text: str) -> Mapping[str, Any]:
@@ -213,24 +206,17 @@ def _refuse_doubled(each: Sequence[Route]) -> None:
             raise twice(route.destination.table, other, route.value)
 
 
-def _refuse_unlike_feeds(each: Sequence[Route]) -> None:
-    found = {(r.destination.changes and r.destination.changes.feed, r.destination.order_by) for r in each}
-    feeds = {feed for feed, _ in found}
-    if feeds == {None}:
-        return
-    if len(feeds) > 1:
-        raise bad_option(
-            "CLASHING_OPTIONS",
-            "changeFeed is set only for some tables, but all rows come from one frame: it is a change feed for all "
-            "tables or for none.",
-            "Set mode=apply and changeFeed for the stream, and no other mode, feed or deleteWhen in tables.",
-        )
-    if len(found) > 1:
-        raise bad_option(
-            "CLASHING_OPTIONS",
-            "orderBy differs between tables, but with changeFeed all tables have one orderBy.",
-            "Set orderBy for the stream, and not in tables.",
-        )
+def _refuse_unlike(each: Sequence[Given]) -> None:
+    """Refuse tables that differ in what all rows of one frame have in common."""
+    for option in OPTIONS.values():
+        is_common = any(option.alike in settings for settings in each)
+        if is_common and len({settings[option.argument] for settings in each}) > 1:
+            raise bad_option(
+                "CLASHING_OPTIONS",
+                f"{option.name} differs between tables, but with {OPTIONS[option.alike].name} it is the same for all "
+                "of them, because all rows come from one frame.",
+                f"Set mode and {option.name} for the stream, and neither of them in tables.",
+            )
 
 
 def twice(table: str, one: str, other: str) -> ConfigurationError:

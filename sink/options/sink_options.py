@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pgonce.offsets_store.commit.settings import CommitSettings, commit_settings
+from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.kafka.settings import Brokers, brokers
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
@@ -23,7 +23,7 @@ from .definitions import AUTOMATIC, DEFAULT_INLINE_BYTES, NO_RECEIVER, OffsetsFr
 from .destination import Destination, destination_of
 from .option import Mode, Way
 from .position_columns import PositionColumns, positions_of
-from .reading import Given, read
+from .reading import OF_THE_QUERY, Given, read, refuse_clashes
 from .routes import Routes, sink_name_of, where_of
 
 # Less than travels inline, because rows that a task holds are not being copied yet.
@@ -31,8 +31,6 @@ CALL_BYTES = 1024 * 1024
 RECEIVER_SWITCH = "PGONCE_RECEIVER"
 """The environment variable by which a driver does without receivers, whatever its queries say."""
 SPARKS_ASYNC_INTERVAL_MS = 1000
-# Key and sink name are in one index, whose entries have at most 2,704 bytes.
-_LONGEST_KEY = 250
 # A pipeline gives every flow these two by itself.
 _OF_THE_PIPELINE = ("checkpointlocation", "queryname")
 
@@ -181,12 +179,6 @@ def parse_job_options(raw: Mapping[str, str], *, overwrite: bool) -> JobOptions:
             'Set batchKey to what names the input of this run, for example .option("batchKey", "2026-11-20"): the '
             "scheduler's logical date, never the time at which the job starts.",
         )
-    if len(batch_key) > _LONGEST_KEY:
-        raise bad_option(
-            "BAD_OPTION",
-            f"batchKey has {len(batch_key)} characters, and may have {_LONGEST_KEY}.",
-            "Use a shorter name for the job's input.",
-        )
     given["mode"] = _mode(given, overwrite, "Spark's save mode", '.mode("overwrite")')
     return JobOptions(
         commit=commit_settings_of(given),
@@ -241,28 +233,27 @@ def commit_settings_of(given: Given) -> CommitSettings:
     """
     How the batches are committed, for every way in.
 
-    :raises ConfigurationError: as :func:`~pgonce.offsets_store.commit.settings.commit_settings`.
+    :raises ConfigurationError: if options of the query contradict each other, or libpq cannot read the url.
     """
-    url = PostgresUrl(given["url"], given["password_from"])
-    return commit_settings(
-        url,
-        Remedies(
-            given["adopt_checkpoint"],
-            given["replaces"],
-            given["independent"],
-        ),
-        retain_batches=given["retain_batches"],
-        lock_timeout=given["lock_timeout"],
-        retry_timeout=given["retry_timeout"],
-        pin_table=given["pin_table"],
-        notify_channel=given["notify_channel"],
+    refuse_clashes(given, OF_THE_QUERY)
+    return CommitSettings(
+        _checked_url(given["url"], given),
+        Remedies(given["adopt_checkpoint"], given["replaces"], given["independent"]),
+        given["retain_batches"],
+        given["lock_timeout"],
+        given["retry_timeout"],
+        given["pin_table"],
+        given["notify_channel"],
     )
 
 
 def _executor_url(given: Given) -> str | None:
     url = given["executor_url"]
-    if url is None:
-        return None
+    return None if url is None else _checked_url(url, given)
+
+
+def _checked_url(url: str, given: Given) -> PostgresUrl:
+    # Here, because tasks have no need of libpq for settings that were made elsewhere.
     from pgonce.offsets_store.postgres.connect import parse_url
 
     parse_url(url)

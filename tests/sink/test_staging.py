@@ -10,7 +10,7 @@ from pyspark.sql import types as t
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
-from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.staging import StagedRows, StagingTable
 
 TABLE = StagingTable("query", "events", "run", 7)
@@ -53,7 +53,7 @@ def test_rows_below_the_end_of_their_own_partition_are_left_out(admin, url):
     stage(url, 3, old + new)
     stage(url, 4, [("orders", 5, 5)])
     stored = {"0": {"orders": {"0": 5, "11": 10}, "it's 1 refund": {"1": 3}}}
-    columns = position_columns(NAMES, written=True)
+    columns = PositionColumns(*NAMES, written=True)
     staged = StagedRows(TABLE, ((3, len(old + new)),), columns, stored)
     assert wanted(admin, staged) == new
     assert staged.count_dropped(admin) == len(old)

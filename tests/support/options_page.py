@@ -61,11 +61,17 @@ def _meaning(option: Option) -> str:
         # A sentence goes on behind the colon.
         begun = meaning if meaning.startswith("`") else meaning[0].lower() + meaning[1:]
         meaning = f"For {modes}: {begun}"
-    if option.needs:
-        meaning += f" Needs `{OPTIONS[option.needs].name}`."
-    for clash in option.clashes:
-        argument, equals, value = clash.partition("=")
-        meaning += f" Not with `{OPTIONS[argument].name}{equals}{value}`."
+    if option.bounds and option.bounds != "at least 0":
+        meaning += f" {option.bounds.capitalize()}."
+    for need in option.needs:
+        value, _, argument = need.rpartition(":")
+        meaning += (f" `{option.name}={value}` needs" if value else " Needs") + f" `{OPTIONS[argument].name}`."
+    if option.alike:
+        when = f" with `{OPTIONS[option.alike].name}`" if option.alike != option.argument else ""
+        meaning += f" The same for all `tables`{when}."
+    others = [clash.partition("=") for clash in option.clashes]
+    if others:
+        meaning += f" Not with {' or '.join(f'`{OPTIONS[of].name}{equals}{value}`' for of, equals, value in others)}."
     return meaning
 
 

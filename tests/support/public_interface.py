@@ -131,7 +131,8 @@ def _option(option: Option) -> str:
         "default": "" if option.default in (None, ()) else repr(option.default),
         "least": option.least,
         "most": option.most,
-        "needs": option.needs,
+        "needs": " ".join(option.needs),
+        "same for all tables with": option.alike,
         "not with": " ".join(option.clashes),
     }
     said = "; ".join(f"{what}: {value}" for what, value in facts.items() if value not in (None, ""))

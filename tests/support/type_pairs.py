@@ -84,12 +84,3 @@ def listed() -> dict[str, dict[str, str]]:
             name.lstrip("="): "EXACT" if name[:1] == "=" else "CAST" for name in sources.split("; ") if name
         }
     return found
-
-
-def as_text(found: dict[str, dict[str, str]]) -> str:
-    """The list of what was found."""
-    lines = []
-    for target, sources in found.items():
-        names = (("=" if how == "EXACT" else "") + name for name, how in sources.items())
-        lines.append(f"{target}: {'; '.join(names)}".rstrip() + "\n")
-    return "".join(lines)

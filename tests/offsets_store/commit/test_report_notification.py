@@ -13,9 +13,7 @@ from support.committed_rows import TABLE, appending, settings
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.report import payload
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.settings import refuse_unfit_channel
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -105,11 +103,3 @@ def test_what_is_too_long_is_left_out(length, missing):
     text = payload(what)
     assert len(text.encode()) < 8000
     assert [name for name, value in json.loads(text).items() if value is None] == sorted(missing)
-
-
-@pytest.mark.parametrize("channel", ["", "c" * 64, "\u00e9" * 32, "a\0b"])
-def test_channels_that_postgres_refuses(channel):
-    """A name that pg_notify would refuse in every batch is refused at the start."""
-    with pytest.raises(ConfigurationError) as refused:
-        refuse_unfit_channel(channel)
-    assert refused.value.code == "BAD_OPTION"

@@ -16,14 +16,14 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.identity.from_checkpoint import Origin
-from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.positions import encoded_rows
 from pgonce.sink.staging import StagedRows, StagingTable
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 TABLE = StagingTable("q1", "events", "r1", 7)
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
-POSITIONS = position_columns(("topic", "partition", "offset"), written=False)
+POSITIONS = PositionColumns("topic", "partition", "offset", written=False)
 
 
 def body(*ids):

@@ -17,7 +17,7 @@ from pgonce.sink.encoding import arrow_forms
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.unfit_rows import UnfitRows
 from pgonce.sink.errors import EncodingError
-from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.options.position_columns import PositionColumns
 
 quick = settings(max_examples=60, deadline=None)
 
@@ -34,7 +34,7 @@ SOME_TEXTS = st.none() | TEXTS | st.just("a\0b")
 ROWS = st.lists(
     st.tuples(SOME_TEXTS, SOME_TEXTS, st.sampled_from([0, FIRST_DAY, FIRST_DAY - 1]), SOME_TEXTS), max_size=40
 )
-POSITIONS = position_columns(("topic", "partition", "offset"), written=False)
+POSITIONS = PositionColumns("topic", "partition", "offset", written=False)
 
 
 def arrow(rows, text=None):
@@ -195,7 +195,7 @@ def placed(names, topics=None, positions=POSITIONS):
 @pytest.mark.parametrize("written", [True, False])
 def test_a_row_keeps_its_place_in_kafka(written):
     """Topic, partition and offset stay with it, and are among its columns only if they are written."""
-    positions = position_columns(("topic", "partition", "offset"), written=written)
+    positions = PositionColumns("topic", "partition", "offset", written=written)
     unfit, encoder, batch = placed(["fits", "a\0", "b\0"], positions=positions)
     _, fit = unfit.encode_others(encoder, batch)
     assert [row.place for row in unfit.rows] == [("t", 3, 71), ("t", 3, 72)]
@@ -208,7 +208,7 @@ def test_a_row_keeps_its_place_in_kafka(written):
 @pytest.mark.parametrize("written", [True, False])
 def test_a_row_whose_place_cannot_be_written_is_not_put_aside(topic, written):
     """Nobody could say where it came from, so it stops the batch, as a row without a position does."""
-    positions = position_columns(("topic", "partition", "offset"), written=written)
+    positions = PositionColumns("topic", "partition", "offset", written=written)
     unfit, encoder, batch = placed(["fits", "a\0"], binary_as_text(b"t", topic), positions)
     with pytest.raises(EncodingError, match="row 2 of its task"):
         unfit.encode_others(encoder, batch)

@@ -15,7 +15,7 @@ from pgonce.sink.foreach_batch import batch_writer
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.frame_rows import arriving_rows
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.options.position_columns import PositionColumns
 
 pytestmark = pytest.mark.spark
 
@@ -60,7 +60,7 @@ def test_each_try_finds_them_afresh(frame):
 
 def test_those_that_are_stored_already_are_not_put_aside(frame):
     """A row below the stored positions is dropped, good or bad; those that are left carry their place."""
-    positions = position_columns(("topic", "partition", "offset"), written=False)
+    positions = PositionColumns("topic", "partition", "offset", written=False)
     with arriving_rows(frame.selectExpr("*", *PLACE), into(), positions) as rows:
         later = rows.since({"0": {"t": {"0": 501}}})
         assert encoded(later) == later.count() == ROWS - 501 - 2
@@ -90,7 +90,7 @@ def test_a_source_table_whose_column_has_the_name_of_a_position_column_is_refuse
         [(None, (1, 70), "c", "t", 0, 3)],
         f"before {row}, after {row}, op string, topic string, partition int, offset bigint",
     )
-    positions = position_columns(("topic", "partition", "offset"), written=written)
+    positions = PositionColumns("topic", "partition", "offset", written=written)
     into_table = into(mode="apply", keys=["id"], change_feed="debezium")
     refused = pytest.raises(ConfigurationError, match="POSITION_COLUMNS.*'offset'.* one column .* in after")
     with refused, arriving_rows(changes, into_table, positions):

@@ -112,14 +112,13 @@ def test_either_spelling_means_the_same_but_not_both():
         ("order_by", "", None, None),
         ("change_feed", "", None, None),
         ("keep_where", "", "", ""),
-        ("tables", "{}", {}, None),
+        ("tables", "{}", "{}", "{}"),
+        ("kafka_options", {}, {}, None),
+        ("retry_timeout", "inf", float("inf"), float("inf")),
     ],
 )
 def test_a_value_means_the_same_as_a_string_and_as_python_has_it(name, as_option, as_argument, read_as):
     """Words in any case, numbers, names with commas or in a list; what is the default anyhow counts as not given."""
-    if name == "tables":
-        assert (OPTIONS[name].read(as_option), OPTIONS[name].read(as_argument)) == ("{}", {})
-        return
     assert OPTIONS[name].read(as_option) == read_as
     if as_argument is not None:
         assert OPTIONS[name].read(as_argument) == read_as
@@ -131,10 +130,16 @@ def test_a_value_means_the_same_as_a_string_and_as_python_has_it(name, as_option
         ("only_newer", "yes", "Use one of true, false"),
         ("only_newer", 1, "Use one of true, false"),
         ("independent", "byName", "true, false"),
-        ("tombstone_days", "3.5", "whole number of at least 1 and at most 36500"),
+        ("tombstone_days", "3.5", "whole number .1 to 36500"),
         ("tombstone_days", True, "whole number"),
         ("tombstone_days", 3.5, "whole number"),
         ("lock_timeout", "soon", "not a number"),
+        ("lock_timeout", "nan", "0.001 to 1000000"),
+        ("retry_timeout", 10**400, "at least 0"),
+        ("retain_batches", "99", "100 to 2147483647.*last 100"),
+        ("position_columns", "topic,partition", "exactly 3 names, and has 2.*in this order"),
+        ("position_columns", ["topic", "", "offset"], "an entry that is not a name"),
+        ("notify_channel", "\u00e9" * 32, "at most 63 bytes, and has 64"),
         ("keys", 5, "must be a list of names, not int"),
         ("keys", ["a\0"], "NUL"),
         ("order_by", ["at"], "must be a string, not list"),
@@ -148,6 +153,13 @@ def test_a_value_of_another_kind_is_refused(name, value, said):
     with pytest.raises(ConfigurationError, match=rf"\[BAD_OPTION\].*{said}") as refused:
         OPTIONS[name].read(value)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("arguments", [{"kafka_options": {"kafka.x": "y"}}, {"replaces": "q", "independent": True}])
+def test_options_of_a_query_must_go_together(arguments):
+    """Also those of a function, which has no table."""
+    with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
+        make_function(**arguments)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.changes import reader_of
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.position_columns import position_columns, written_type
+from pgonce.sink.options.position_columns import PositionColumns, written_type
 from pgonce.sink.options.routes import where_to
 from pgonce.sink.options.sink_options import parse_job_options, parse_options
 
@@ -108,7 +108,7 @@ def test_a_table_may_take_back_what_is_set_for_the_stream(beside, own):
         ('{"a": {"mode": "complete"}}', "CLASHING_OPTIONS", "output mode"),
         ('{"a": {"table": "orders"}, "b": {"table": "orders"}}', "BAD_ROUTES", "both go into orders"),
         ('{"": {}}', "NO_TABLE", ""),
-        ('{"a": {"mode": "apply", "changeFeed": "delta"}, "b": {}}', "CLASHING_OPTIONS", "change feed"),
+        ('{"a": {"mode": "apply", "changeFeed": "delta"}, "b": {}}', "CLASHING_OPTIONS", "changeFeed"),
     ],
 )
 def test_a_list_that_cannot_work_is_refused(tables, code, word):
@@ -124,13 +124,15 @@ def test_a_list_that_cannot_work_is_refused(tables, code, word):
     [
         {"table": "orders"},
         {"unknownRoutes": "deadLetters"},
+        {"orderBy": "at", "changeFeed": "delta", "mode": "apply"},
     ],
 )
 def test_options_that_do_not_go_with_route(options):
-    """They are refused, and not passed over."""
+    """They are refused, and not passed over, with the name of the first."""
     with pytest.raises(ConfigurationError) as raised:
-        parse({"a": {}}, **options)
+        parse({"a": {}, "b": {"orderBy": ""}}, **options)
     assert raised.value.code == "CLASHING_OPTIONS"
+    assert raised.value.what.startswith(next(iter(options)))
 
 
 def test_options_that_need_route():
@@ -214,6 +216,6 @@ def test_a_position_column_may_choose_the_table():
         t.StructField("offset", t.LongType()),
         t.StructField("id", t.LongType()),
     ])  # fmt: skip
-    positions = position_columns(("topic", "partition", "offset"), written=False)
+    positions = PositionColumns("topic", "partition", "offset", written=False)
     assert written_type(kafka, positions, where).names == ["topic", "id"]
     assert written_type(kafka, positions, destination("t")).names == ["id"]

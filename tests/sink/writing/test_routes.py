@@ -22,7 +22,7 @@ from support.typed_rows import typed_rows
 
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.writing import routes as by_route
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
@@ -381,7 +381,7 @@ def test_a_dead_letter_says_where_its_row_comes_from_though_its_table_gets_some_
     rows = typed_rows(
         {**TYPES, **given}, [("orders", 1, "long", "o", 0, 7, -0.0), ("orders", 2, "abc", "o", 0, 8, 1.0)]
     )
-    rows = replace(rows, positions=position_columns(("topic", "partition", "offset"), written=True))
+    rows = replace(rows, positions=PositionColumns("topic", "partition", "offset", written=True))
     where = routes({"orders": {"columns": ["id", "name"]}}, dead_letters=True)
     commit(url, make_planned_batch(0), where, rows)
     (letter,) = admin.execute("SELECT position, row_data -> 'x' FROM pgonce.dead_letters").fetchall()

@@ -27,7 +27,7 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.staging import StagedRows, StagingTable
 from pgonce.sink.writing.bad_rows import letters
 from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
@@ -56,7 +56,7 @@ def test_it_has_the_row_and_where_it_comes_from(url, admin, named):
     admin.execute(TABLE.encode())
     rows = typed_rows(COLUMNS, ROWS)
     if named:
-        object.__setattr__(rows, "positions", position_columns(("topic", "partition", "offset"), written=True))
+        object.__setattr__(rows, "positions", PositionColumns("topic", "partition", "offset", written=True))
     commit(url, rows)
     found = admin.execute(
         "SELECT query_id, sink_name, batch_id, target, position, row_data, message FROM pgonce.dead_letters"
@@ -109,7 +109,7 @@ def test_rows_that_are_stored_already_count_neither_as_written_nor_as_dead(url, 
     """They were left out before any of them was tried."""
     admin.execute(TABLE.encode())
     ensure_ledger(url)
-    struct, positions = struct_of(COLUMNS), position_columns(("topic", "partition", "offset"), written=True)
+    struct, positions = struct_of(COLUMNS), PositionColumns("topic", "partition", "offset", written=True)
     rows = [(n, "orders", 0, n, "abc", [n]) for n in range(4)] + [(4, "orders", 0, 4, "long", [])]
     table = StagingTable("q1", "events", "run 1", 0)
     body = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3}).encode(arrow_rows(struct, rows))

@@ -22,7 +22,7 @@ from support.typed_rows import commit_typed
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.writing.bad_rows import refused_values
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
@@ -102,7 +102,7 @@ def test_the_row_of_a_refused_value_is_told_by_its_position(ddl, admin, url):
     """Whether it was copied straight or gathered."""
     admin.execute(ddl.encode())
     rows = sent(url, "inline", STRUCT, rows_with(TEXT, "abcd"))
-    rows = replace(rows, positions=position_columns(("topic", "partition", "offset"), written=True))
+    rows = replace(rows, positions=PositionColumns("topic", "partition", "offset", written=True))
     with psycopg.connect(url) as connection, pytest.raises(psycopg.Error) as error:
         write_batch_in_tx(connection, destination("events", "append", (), None), rows)
     assert "the row with topic = orders, partition = 0, offset = 104" in str(target_error(error.value))
