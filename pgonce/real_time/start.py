@@ -39,19 +39,6 @@ from pgonce.sink.options.sink_options import commit_settings_of
 from pgonce.sink.writing.first_look import looking
 from pgonce.sink.writing.write_batch import named_sink
 
-<<<<<<< HEAD:pgonce/real_time/start.py
-=======
-from ..encoding.encoded_types import encoded_columns
-from ..errors import SparkError
-from ..options.definitions import RealTimeOptions
-from ..options.destination import destination_of
-from ..options.option import Way
-from ..options.position_columns import KAFKAS_NAMES, PositionColumns, written_type
-from ..options.reading import read, takes_options
-from ..options.sink_options import commit_settings_of
-from ..writing.first_look import looking
-from ..writing.write_batch import named_sink
->>>>>>> w-options:sink/real_time/start.py
 from .java_writer import java_writer, load_classes, refuse_other_types, sent, writer_settings
 from .jdbc import jdbc_url
 from .offsets import KafkaSource, stored_positions
