@@ -51,8 +51,7 @@ STATE = Statement(STATE_COLUMNS)
 
 def state_in(asked: Asked) -> TransactionState:
     """The state in the answer to :data:`STATE_COLUMNS`."""
-    row = asked.row()
-    assert row is not None  # noqa: S101 (a SELECT without FROM has a row)
+    row = asked.one_row()
     return TransactionState(**{each.name: row[each.name] for each in fields(TransactionState)})
 
 

@@ -16,7 +16,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
-    RowMapping,
     and_,
     bindparam,
     func,
@@ -45,8 +44,6 @@ from .writers import (
     take_positions_in_tx,
     with_positions,
 )
-
-_Row = Mapping[str, Any] | RowMapping
 
 
 def is_open(writer_id: int | ColumnElement[int]) -> ColumnElement[bool]:
@@ -148,8 +145,7 @@ def ask_for_writer(connection: Connection, batch: PlannedBatch, sink_name: str |
     """
     identity = {"query": batch.query_id, "sink": sink_name}
     driver = driver_connection(connection)
-    row = Asked(driver, _LOCK_SENT, identity)
-    return AskedWriter(row, Asked(driver, _FACTS_SENT, {**identity, **_asked_about(batch)}))
+    return AskedWriter(Asked(driver, _LOCK, identity), Asked(driver, _FACTS, {**identity, **_asked_about(batch)}))
 
 
 def lock_writer_in_tx(
@@ -173,14 +169,15 @@ def lock_writer_in_tx(
     :raises OffsetsError: QUERY_AMBIGUOUS, if several queries can be meant by ``replaces``.
     :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.
     """
-    row: _Row | None = asked.row.row() if asked else None
+    driver, identity = driver_connection(connection), _identity(batch)
+    row = asked.row.row() if asked else None
     if asked is None or row is None or row["sink_name"] != batch.sink_name:
         asked = None
-        row = connection.execute(_LOCK, _identity(batch)).mappings().one_or_none()
+        row = Asked(driver, _LOCK, identity).row()
     if row is None:
         # INSERT, never SELECT and then INSERT: two drivers could both read "absent". The key makes the second one wait.
-        connection.execute(_CREATE, {**_identity(batch), "guarantee": batch.guarantee})
-        row = connection.execute(_LOCK, _identity(batch)).mappings().one()
+        connection.execute(_CREATE, {**identity, "guarantee": batch.guarantee})
+        row = Asked(driver, _LOCK, identity).one_row()
     # Another job may have upgraded the ledger since this process first looked at it.
     refuse_too_new(row["least_reader"])
     if row["last_batch_id"] is None:
@@ -192,15 +189,15 @@ def lock_writer_in_tx(
         if replaces is not None:
             replaces = replaced_query_in_tx(connection, batch, replaces)
             # The old query may still run. It must not publish between the reading of its end and its replacement.
-            replaced = connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name}).mappings().one_or_none()
+            replaced = Asked(driver, _LOCK, {"query": replaces, "sink": batch.sink_name}).row()
             if replaced is not None:
                 take_positions_in_tx(connection, replaced["writer_id"], batch.run_id)
         ledger = of_unknown_in_tx(connection, batch, replaces)
         return LockedWriter(row["writer_id"], row["generation"], ledger, replaces=replaces)
-    facts: _Row | None = asked.facts.row() if asked else None
+    facts = asked.facts.row() if asked else None
     # While the lock was waited for, the table may have got a name under which the query has another writer.
     if facts is None or facts["of_writer"] != row["writer_id"]:
-        facts = connection.execute(_FACTS, {**_identity(batch), **_asked_about(batch)}).mappings().one()
+        facts = Asked(driver, _FACTS, {**identity, **_asked_about(batch)}).one_row()
     # Before the batch takes the writer over, and not after: a task might write in between. None begins to, because its
     # first position would wait for the lock on the writer.
     taken = take_positions_in_tx(connection, row["writer_id"], batch.run_id) if facts["has_positions"] else None
@@ -257,8 +254,7 @@ _IS_IT = and_(
     writers.c.query_id == bindparam("query"),
     writers.c.sink_name == func.coalesce(bindparam("sink", type_=writers.c.sink_name.type), _TARGET),
 )
-_LOCK = select(*_READ, LEAST_READER).where(_IS_IT).with_for_update(of=writers)
-_LOCK_SENT = Compiled(_LOCK)
+_LOCK = Compiled(select(*_READ, LEAST_READER).where(_IS_IT).with_for_update(of=writers))
 _LAST = select(writers.c.last_batch_id).where(
     writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink")
 )
@@ -288,7 +284,7 @@ def _record_of(record: FromClause, batch_id: ColumnElement[int]) -> ColumnElemen
     )
 
 
-_FACTS = (
+_FACTS = Compiled(
     select(
         *(record.c[name] for record in (_same_id, _last, _previous) for name in RECORDED),
         writers.c.writer_id.label("of_writer"),
@@ -316,14 +312,13 @@ _FACTS = (
     .where(_IS_IT)
     .set_label_style(LABEL_STYLE_TABLENAME_PLUS_COL)
 )
-_FACTS_SENT = Compiled(_FACTS)
 
 
 def _asked_about(batch: PlannedBatch) -> dict[str, Any]:
     return {"batch": batch.batch_id, "previous": batch.previous_batch_id, "run": batch.run_id}
 
 
-def _ledger(row: _Row, batch: Batch, facts: _Row, taken: Offsets | None) -> Ledger:
+def _ledger(row: Mapping[str, Any], batch: Batch, facts: Mapping[str, Any], taken: Offsets | None) -> Ledger:
     last = with_positions(_recorded(facts, "last"), taken)
     follows_last = batch.previous_batch_id == row["last_batch_id"]
     return Ledger(
@@ -335,5 +330,5 @@ def _ledger(row: _Row, batch: Batch, facts: _Row, taken: Offsets | None) -> Ledg
     )
 
 
-def _recorded(facts: _Row, alias: str) -> Recorded | None:
+def _recorded(facts: Mapping[str, Any], alias: str) -> Recorded | None:
     return None if facts[f"{alias}_batch_id"] is None else as_recorded(facts, f"{alias}_")

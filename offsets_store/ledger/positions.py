@@ -30,14 +30,14 @@ class RunPositions:
     rows: int
 
 
-_STORED = b"""
+_STORED = """
 SELECT w.writer_id, coalesce(l.positions, w.end_offsets), pgonce.real_time_positions(w.writer_id)
 FROM pgonce.writers AS w
 LEFT JOIN pgonce.batches AS l ON l.writer_id OPERATOR(pg_catalog.=) w.writer_id
     AND l.generation OPERATOR(pg_catalog.=) w.generation AND l.batch_id OPERATOR(pg_catalog.=) w.last_batch_id
 WHERE w.query_id OPERATOR(pg_catalog.=) %s AND w.sink_name OPERATOR(pg_catalog.=) %s
 """
-_BEGIN = b"""
+_BEGIN = """
 INSERT INTO pgonce.positions AS p (writer_id, topic, partition, next_offset, run_id)
 SELECT %s, t.topic, t.partition, t.next_offset, %s
 FROM ROWS FROM (pg_catalog.unnest(CAST(%s AS pg_catalog.text[])), pg_catalog.unnest(CAST(%s AS pg_catalog.int4[])),
@@ -47,7 +47,7 @@ SET next_offset = greatest(p.next_offset, excluded.next_offset), run_id = exclud
     stage = NULL, epoch = NULL, spark_partition = NULL, task_attempt = NULL, claimed_from = NULL
 """
 # Only from where the tasks have left it: a position that is not there shows that the database has gone back.
-_ADVANCE = b"""
+_ADVANCE = """
 UPDATE pgonce.positions AS p SET next_offset = t.upto
 FROM ROWS FROM (pg_catalog.unnest(CAST(%s AS pg_catalog.text[])), pg_catalog.unnest(CAST(%s AS pg_catalog.int4[])),
     pg_catalog.unnest(CAST(%s AS pg_catalog.int8[])), pg_catalog.unnest(CAST(%s AS pg_catalog.int8[])))
@@ -58,7 +58,7 @@ WHERE p.writer_id OPERATOR(pg_catalog.=) %s AND p.topic OPERATOR(pg_catalog.=) t
 """
 # A partition that was added, and of which all records were filtered so far, so that no task has claimed it. If one has
 # meanwhile, its row stays as it is.
-_ADD = b"""
+_ADD = """
 INSERT INTO pgonce.positions (writer_id, topic, partition, next_offset, run_id)
 SELECT w.writer_id, t.topic, t.partition, t.next_offset, w.run_id
 FROM pgonce.writers AS w CROSS JOIN ROWS FROM (pg_catalog.unnest(CAST(%s AS pg_catalog.text[])),
@@ -69,7 +69,7 @@ WHERE w.writer_id OPERATOR(pg_catalog.=) %s AND w.run_id OPERATOR(pg_catalog.=) 
 FOR SHARE OF w
 ON CONFLICT (writer_id, topic, partition) DO NOTHING
 """
-_NOW = b"""
+_NOW = """
 SELECT pgonce.real_time_positions(%(writer)s::pg_catalog.int8),
     (SELECT coalesce(pg_catalog.sum(p.rows), 0)::pg_catalog.int8 FROM pgonce.positions AS p
      WHERE p.writer_id OPERATOR(pg_catalog.=) %(writer)s)

@@ -51,7 +51,7 @@ def _look_up_in_tx(connection: psycopg.Connection) -> bool:
     if _is_at_home(connection):
         return False
     for statement in (_WRITERS, _BATCH_JOBS, _TOMBSTONE_SETS, _UNKNOWN_SETS, _AT_HOME):
-        connection.execute(statement.encode())
+        connection.execute(statement)
     _log.warning("the ledger was restored from a dump: the tables in it were looked up again by their names")
     return True
 

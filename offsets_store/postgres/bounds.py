@@ -96,7 +96,7 @@ def enter_in_tx(
     for name, seconds in (("statement_timeout", statement_seconds), ("lock_timeout", lock_seconds)):
         settings[name] = f"{int(seconds * 1000)}"
     to_set = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]
-    cursor = connection.execute("; ".join([SET_OURS, *to_set, "SELECT pg_catalog.pg_backend_pid()"]).encode())
+    cursor = connection.execute("; ".join([SET_OURS, *to_set, "SELECT pg_catalog.pg_backend_pid()"]))
     while cursor.nextset():
         pass
     pid = cursor.fetchone()

@@ -152,6 +152,12 @@ class Asked:
         names = (self._answer.fname(number) or b"" for number in range(self._answer.nfields))
         return dict(zip((name.decode() for name in names), rows[0], strict=True))
 
+    def one_row(self) -> dict[str, Any]:
+        """The row of an answer that always has one."""
+        row = self.row()
+        assert row is not None  # noqa: S101 (the caller knows)
+        return row
+
 
 _Answered = Callable[[PGresult], None]
 # What hears of the answer, and what sends the statement.

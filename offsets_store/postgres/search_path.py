@@ -130,7 +130,7 @@ LEAVE = _OURS.leave
 """The statement of :func:`leave_in_tx`, for a text with others."""
 
 # To compose it takes psycopg as long as Postgres needs to run it.
-_LEAVE = LEAVE.as_bytes(None)
+_LEAVE = LEAVE.as_string(None)
 
 
 def leave_in_tx(connection: psycopg.Connection) -> None:

@@ -112,7 +112,7 @@ def _refused(error: psycopg.Error) -> Answer:
 
 def one_row(connection: psycopg.Connection, query: str, *parameters: object) -> tuple[object, ...]:
     """The first row of a query that always has one."""
-    row = connection.execute(query.encode(), parameters or None).fetchone()
+    row = connection.execute(query, parameters or None).fetchone()
     if row is None:
         raise psycopg.errors.NoDataFound("no row came back")
     return row

@@ -121,7 +121,7 @@ def _version(connection: psycopg.Connection) -> Answer:
             "Read page `databases` of the documentation, and try pgonce with test data first.",
         )
     number = connection.info.server_version
-    added = [name for (name,) in connection.execute(_CITUS.encode()).fetchall()]
+    added = [name for (name,) in connection.execute(_CITUS).fetchall()]
     if name := _storage_of_its_own(connection):
         added.append(name)
     if number // 10000 < _OLDEST:

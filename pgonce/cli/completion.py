@@ -23,7 +23,7 @@ from .explain import error_entries, state_entries
 _SECONDS = 2.0
 _PLAIN = re.compile(r"[\w.:@+=/][\w.:@+=/-]*")
 # Retired and replaced queries too, because some commands are about them; the newest are proposed first.
-_NAMES = b"""
+_NAMES = """
 SELECT w.query_name, w.query_id, w.sink_name FROM pgonce.writers AS w
 ORDER BY w.updated_at DESC NULLS LAST LIMIT 1000
 """

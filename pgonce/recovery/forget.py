@@ -125,7 +125,7 @@ def _empty_in_tx(connection: Connection, sinks: Sequence[SinkFacts]) -> dict[str
     names = ", ".join(sorted({table.in_sql for table in found}))
     # A trigger may look for names along the search_path of the user.
     try:
-        driver.execute(f"SET LOCAL search_path TO DEFAULT; TRUNCATE {names}".encode())
+        driver.execute(f"SET LOCAL search_path TO DEFAULT; TRUNCATE {names}")
     except _REFUSES_TO_EMPTY as error:
         raise _not_emptied([f"Postgres refuses to do it ({error.diag.message_primary})"]) from error
     enter_in_tx(driver)

@@ -148,11 +148,11 @@ def _migrate(connection: psycopg.Connection, watch: LockWatch, role: str | None)
         # Commits of running queries hold locks on these tables, and all later commits would wait behind this.
         with watch.looking(pid, may_end=False):
             for migration in missing:
-                connection.execute(migration.ddl.encode())
+                connection.execute(migration.ddl)
                 connection.execute(_RECORD, [migration.version, migration.least_reader_version])
-        connection.execute(_sql("staging.sql").encode())
+        connection.execute(_sql("staging.sql"))
         for grant in grants(role) if role is not None else ():
-            connection.execute(grant.encode())
+            connection.execute(grant)
     return [migration.version for migration in missing]
 
 
