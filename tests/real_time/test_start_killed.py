@@ -22,7 +22,7 @@ from support.signals import strike
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
-JOB = Path(__file__).parents[2] / "support" / "real_time_job.py"
+JOB = Path(__file__).parents[1] / "support" / "real_time_job.py"
 TRIGGERS = {"real-time": {"real_time": "5 seconds"}, "continuous": {"continuous": "1 second"}}
 _PARTITIONS = 2
 
