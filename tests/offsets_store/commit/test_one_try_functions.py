@@ -318,7 +318,7 @@ class TestRivals:
             own = admin.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
             assert admin.execute(held, own).fetchone() == (0,)
 
-    def test_other_rows(self, url, admin):
+    def test_a_query_that_reads_other_rows_is_no_rival(self, url, admin):
         """A query that reads other partitions, or says that its rows are others, is no rival."""
         commit_batch(settings(url), make_batch(), appending(1))
         says = settings(url, remedies=Remedies(independent=True))

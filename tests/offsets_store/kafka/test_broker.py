@@ -53,7 +53,7 @@ def add_partitions(kafka, topic, total):
     admin.create_partitions([NewPartitions(topic, total)], operation_timeout=10)[topic].result(timeout=30)
 
 
-def test_no_broker_there(url, store, monkeypatch):
+def test_brokers_that_do_not_answer_are_an_error_after_a_bounded_wait(url, store, monkeypatch):
     """Brokers that do not answer are an error of ours, after a bounded wait."""
     monkeypatch.setattr("pgonce.offsets_store.kafka.settings.PATIENCE_SECONDS", 1)
     publish(url, 0, KAFKA)
@@ -62,7 +62,7 @@ def test_no_broker_there(url, store, monkeypatch):
     assert refused.value.code == "KAFKA_UNREACHABLE"
 
 
-def test_no_kafka_client(url, store, monkeypatch):
+def test_without_the_kafka_client_the_package_to_install_is_named(url, store, monkeypatch):
     """Without the optional client, asking a broker says what to install."""
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     publish(url, 0, KAFKA)

@@ -70,7 +70,7 @@ def test_what_librdkafka_is_told(given, expected):
         ('serviceName="kafka" username="me" password=""', "me", ""),
     ],
 )
-def test_jaas(options, user, password):
+def test_user_and_password_are_read_from_a_jaas_text(options, user, password):
     """User and password are read from a JAAS text, however they are quoted."""
     found = dict(client_settings({"sasl.jaas.config": f"{PLAIN}{options};"}))
     assert (found["sasl.username"], found["sasl.password"]) == (user, password)
@@ -108,7 +108,7 @@ def test_what_cannot_be_followed_is_refused(given, says):
     assert refused.value.code in {"BAD_OPTION", "UNKNOWN_OPTION"}
 
 
-def test_brokers_have_both():
+def test_brokers_take_settings_in_any_case_and_show_only_addresses():
     """Names are Spark's, in any case; nothing is shown but the addresses."""
     found = brokers("a:1,b:2", {"kafka.Security.Protocol": "SSL", "kafka.ssl.keystore.key": SECRET})
     assert found.client == {"bootstrap.servers": "a:1,b:2", "security.protocol": "SSL", "ssl.key.pem": SECRET}
@@ -127,7 +127,7 @@ def test_names_without_the_prefix(options):
     assert refused.value.code == "UNKNOWN_OPTION"
 
 
-def test_settings_without_brokers():
+def test_a_login_without_named_brokers_is_refused():
     """A login to brokers that nobody has named is refused."""
     with pytest.raises(ConfigurationError, match="bootstrap_servers") as refused:
         brokers(None, {"kafka.security.protocol": "SSL"})

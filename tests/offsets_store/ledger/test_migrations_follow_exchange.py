@@ -235,7 +235,7 @@ def test_sinks_with_names_of_their_own(admin, url):
     assert in_table(admin, "sales") == [2, 12]
 
 
-def test_odd_names(admin, url):
+def test_the_ledger_quotes_odd_names_as_python_does(admin, url):
     """The ledger writes them as Python does."""
     admin.execute('CREATE SCHEMA "a.b"; CREATE TABLE "a.b"."Odd ""one" (); CREATE TABLE "user" (); CREATE TABLE "é" ()')
     ensure_ledger(url)
@@ -320,7 +320,7 @@ class TestRefused:
         refused(url, "both of them")
 
     @pytest.mark.parametrize("table", ["sales", "sales_new"])
-    def test_a_partition(self, admin, url, table):
+    def test_a_partition_cannot_take_the_place_of_a_table(self, admin, url, table):
         """Deletes are remembered with those of the table above it, and queries feed it through that one."""
         admin.execute(f"CREATE TABLE whole (LIKE {table}) PARTITION BY RANGE (id)".encode())
         admin.execute(f"ALTER TABLE whole ATTACH PARTITION {table} DEFAULT".encode())
@@ -336,7 +336,7 @@ class TestRefused:
         admin.execute("UPDATE pgonce.home SET written_in = 0")
         refused(url, "restored")
 
-    def test_no_reason(self, url):
+    def test_an_exchange_without_a_reason_is_refused(self, url):
         """As for each decision that a person makes."""
         with psycopg.connect(url, autocommit=True) as connection, pytest.raises(ObjectNotInPrerequisiteState):
             connection.execute(RECIPE.replace("factor repaired", " ").encode())
