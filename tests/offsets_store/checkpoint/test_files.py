@@ -190,14 +190,13 @@ class TestWaiting:
     def test_a_file_that_never_comes_is_an_error_after_the_time_given(self, folder):
         """A file that never comes is an error after the time given, which names what there is instead."""
         start = time.monotonic()
-        with pytest.raises(CheckpointError, match=r"no offsets of batch 11 after 0.3 seconds: .* 0 to 10") as caught:
+        with pytest.raises(CheckpointError, match=r"OFFSETS_NOT_FOUND.* 11 .*0\.3 .* 0 to 10"):
             Checkpoint(str(folder)).offset_log(11, wait_seconds=0.3)
         assert 0.3 <= time.monotonic() - start < 5
-        assert caught.value.code == "OFFSETS_NOT_FOUND"
 
     def test_without_a_wait_it_fails_at_once(self, tmp_path):
         """No time given means one look."""
-        with pytest.raises(CheckpointError, match="it holds no batch at all"):
+        with pytest.raises(CheckpointError, match="OFFSETS_NOT_FOUND"):
             Checkpoint(str(tmp_path)).offset_log(0)
 
 

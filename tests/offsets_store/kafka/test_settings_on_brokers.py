@@ -84,7 +84,6 @@ def test_a_topic_that_one_may_not_see(secure_kafka, secure_topic):
         lambda: ends_of([secure_topic, closed], found),
         lambda: topic_ids([secure_topic, closed], found),
     ):
-        with pytest.raises(OffsetsError, match=f"{closed}.*DESCRIBE on the topic") as refused:
+        with pytest.raises(OffsetsError, match=f"KAFKA_REFUSED.*{closed}.*DESCRIBE"):
             ask()
-        assert refused.value.code == "KAFKA_REFUSED"
     assert partitions_of(["no-such-topic"], found) == set()

@@ -255,7 +255,7 @@ class TestRefused:
     def test_a_name_that_still_means_a_table(self, admin, url):
         """The new query, started with its old options, would write into the table that was put aside."""
         both_ways = RECIPE.replace("SELECT", "ALTER TABLE sales_old RENAME TO sales_new; SELECT")
-        with pytest.raises(ObjectNotInPrerequisiteState, match="what is called public.sales_new now"):
+        with pytest.raises(ObjectNotInPrerequisiteState, match=r"public\.sales_new\b"):
             admin.execute(both_ways.replace("'sales_old'", "'sales_new'").encode())
         admin.execute("ROLLBACK")
         assert in_table(admin, "sales") == [1, 11]
@@ -298,7 +298,7 @@ class TestRefused:
     def test_a_table_that_is_behind(self, url):
         """Also behind a query that was retired: its rows are still there, until it is forgotten."""
         commit(url, "old", 2, 21)
-        assert "t-0 is stored up to 30, but in the rebuilt table up to 20" in str(refused(url, "caught up"))
+        assert "t-0 is stored up to 30" in str(refused(url, " 20"))
         retire_sink("old", url)
         refused(url, "caught up")
         commit(url, "new", 2, 22, table="sales_new")

@@ -86,7 +86,7 @@ def test_a_span_or_a_time_is_taken_as_people_mean_it(in_berlin, text, meant):
 @pytest.mark.parametrize("text", ["", "3", "h", "3w", "25:00", "yesterday", "2026-13-01", "-3h", "999999999d", "٣h"])
 def test_what_is_no_time(in_berlin, text):
     """The error names the forms that can be read."""
-    with pytest.raises(ValueError, match="is not a time. Write 90s, 5m"):
+    with pytest.raises(ValueError, match="90s, 5m"):
         parse_since(text, in_berlin)
 
 
