@@ -174,7 +174,8 @@ test-dist: $(TOOLS) setup ## the same tests with the wheel that is in dist/
 lint: setup ## ruff, the format check, mypy, which folder may import which, how large each room is, and plain English
 	@failed=0; for tool in "ruff check" "ruff format --check" mypy "lint-imports --no-logo --no-cache" "python -m release.sizes"; \
 	do PYTHONPATH=$(CURDIR)/tests $(BIN)/$$tool || failed=1; done; exit $$failed
-	@! grep -Ev '^(#|$$)' .ci/phrases | grep -rniE -f - --include='*.py' --include='*.md' --exclude-dir=archive $(PROSE) \
+	@! grep -Ev '^(#|$$)' .ci/phrases | grep -rniE -f - --include='*.py' --include='*.md' --include='*.sql' --exclude-dir=archive \
+	$(PROSE) \
 	|| { echo 'These phrases have to be read twice: .ci/phrases says how to write instead.' >&2; exit 1; }
 
 sizes: setup ## lower the numbers of tests/repository/sizes.toml to what there is

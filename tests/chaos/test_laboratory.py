@@ -49,22 +49,22 @@ def struck_by(rounds):
 class TestPlan:
     @pytest.mark.parametrize("faults", [1, 9, 12, 40, 1000])
     @pytest.mark.parametrize("only", [None, "micro-batches", "real-time"])
-    def test_number(self, faults, only):
+    def test_a_plan_has_as_many_faults_as_were_asked_for(self, faults, only):
         """A plan has as many faults as were asked for."""
         assert sum(len(wave) for one in plan(7, faults, only=only) for wave in one.waves) == faults
 
-    def test_seed(self):
+    def test_the_same_seed_gives_the_same_plan(self):
         """The same seed gives the same plan, another one another."""
         assert plan(7, 200) == plan(7, 200)
         assert plan(7, 200) != plan(8, 200)
 
-    def test_fits(self):
+    def test_no_fault_is_aimed_at_what_it_cannot_hit(self):
         """No fault is aimed at what it cannot hit."""
         for one in plan(7, 2000):
             for aimed in (aimed for wave in one.waves for aimed in wave):
                 assert aimed.fault.fits_query(one.setting, aimed.workload)
 
-    def test_everything_comes_up(self):
+    def test_a_thousand_faults_are_of_every_kind(self):
         """A thousand faults are of every kind, on every source and workload, with and without a cluster."""
         rounds = plan(7, 1000)
         assert struck_by(rounds) == {*(f for family in AT_ONE_QUERY for f in family.faults), *(f for f, _ in AT_ALL)}
@@ -75,7 +75,7 @@ class TestPlan:
 
     @pytest.mark.parametrize("seed", range(5))
     @pytest.mark.parametrize("faults", [32, 100, 1000])
-    def test_real_time(self, seed, faults):
+    def test_about_a_quarter_of_the_rounds_are_in_real_time(self, seed, faults):
         """A plan of 32 faults or more has queries in real time, in about a quarter of its rounds."""
         rounds = plan(seed, faults)
         in_real_time = [one for one in rounds if one.setting.in_real_time]
@@ -85,7 +85,7 @@ class TestPlan:
         assert all(one.setting.source == "kafka" for one in in_real_time)
 
     @pytest.mark.parametrize("seed", range(20))
-    def test_short(self, seed):
+    def test_a_short_plan_has_every_family_and_every_stateless_workload(self, seed):
         """What CONTRIBUTING.md begins with has faults of every family, and every workload without state."""
         rounds = plan(seed, 32)
         drawn = struck_by(rounds)
@@ -93,7 +93,7 @@ class TestPlan:
         stateless = {name for name, workload in WORKLOADS.items() if not workload.stateful}
         assert stateless <= {name for one in rounds for name in one.setting.workloads}
 
-    def test_missing_tools(self):
+    def test_a_fault_whose_tool_is_missing_is_left_out(self):
         """What needs a tool that is not there is left out, and nothing else is."""
         rounds = plan(7, 1000, (POOLER, FIREWALL))
         here = {fault for family in AT_ONE_QUERY if family.needs is None for fault in family.faults}
@@ -101,7 +101,7 @@ class TestPlan:
         assert not any(one.setting.pooled for one in rounds)
 
     @pytest.mark.parametrize("name", sorted({f.name for family in AT_ONE_QUERY for f in family.faults}))
-    def test_one_fault(self, name):
+    def test_a_single_kind_of_fault_can_be_asked_for(self, name):
         """A single kind of fault can be asked for, by its name."""
         assert all(name in fault.name for fault in struck_by(plan_of(name, 7, 5)))
 
@@ -112,31 +112,31 @@ class TestOracle:
         [(ROWS, 0, 0), ([*ROWS[1:], (0, 3)], 1, 0), ([*ROWS[:-1], (0, 2)], 0, 1)],
         ids=["whole", "lost", "doubled"],
     )
-    def test_rows(self, ledger, url, tmp_path, rows, lost, doubled):
+    def test_a_row_that_is_missing_or_there_twice_is_counted(self, ledger, url, tmp_path, rows, lost, doubled):
         """A row that is missing in the middle, or there twice, is counted."""
         fill(ledger, WORKLOADS["append"], rows)
         found = judge_running(url, WORKLOADS["append"], tmp_path)
         assert (found.lost, found.doubled, bool(found)) == (lost, doubled, bool(lost or doubled))
 
-    def test_content(self, ledger, url, tmp_path):
+    def test_a_row_with_the_payload_of_another_is_wrong(self, ledger, url, tmp_path):
         """A row with another row's payload is wrong."""
         fill(ledger, WORKLOADS["append"], ROWS)
         ledger.execute("UPDATE events_append SET payload = md5('0:1') WHERE (stream, position) = (0, 2)")
         assert "1 wrong" in judge_running(url, WORKLOADS["append"], tmp_path).wrong[0]
 
-    def test_ledger(self, ledger, url, tmp_path):
+    def test_rows_that_the_ledger_does_not_count_are_seen(self, ledger, url, tmp_path):
         """Rows that the ledger does not count are seen, though the table is a prefix of its source."""
         fill(ledger, WORKLOADS["append"], ROWS[:-1])
         assert judge_running(url, WORKLOADS["append"], tmp_path).wrong == ["events_append has 4 rows, its batches 5"]
 
-    def test_upserted_twice(self, ledger, url, tmp_path):
+    def test_an_upsert_that_was_done_twice_is_doubled(self, ledger, url, tmp_path):
         """An upsert that was done twice is doubled, though the row is there once."""
         fill(ledger, WORKLOADS["upsert"], ROWS)
         ledger.execute("UPDATE events_upsert SET payload = payload WHERE (stream, position) = (1, 0)")
         assert judge_running(url, WORKLOADS["upsert"], tmp_path).doubled == 1
 
     @pytest.mark.parametrize(("again", "wrong"), [(False, False), (True, True)], ids=["in order", "done again"])
-    def test_merged(self, ledger, url, tmp_path, again, wrong):
+    def test_a_batch_that_was_upserted_again_after_a_later_one_is_seen(self, ledger, url, tmp_path, again, wrong):
         """A batch that was upserted again after a later one shows, though every row is there once."""
         ledger.execute(WORKLOADS["merged"].create.format(t="events_merged"))
         # Of positions 0 to 3, in batches of two: the second batch has written the last row of the first again.
@@ -147,7 +147,7 @@ class TestOracle:
         assert bool(judge_running(url, WORKLOADS["merged"], tmp_path)) == wrong
 
     @pytest.mark.parametrize(("counts", "wrong"), [((2, 2, 1), False), ((3, 1, 1), True)])
-    def test_counted(self, ledger, url, tmp_path, counts, wrong):
+    def test_a_row_that_was_counted_in_place_of_another_is_seen(self, ledger, url, tmp_path, counts, wrong):
         """Counts must be those of a prefix: a row that was counted in place of another shows."""
         ledger.execute(WORKLOADS["counted"].create.format(t="events_counted"))
         # Ten positions in eight buckets: the first two have two, the others one.
@@ -167,7 +167,7 @@ class TestOracle:
         ],
         ids=["whole", "out of order", "a position too far", "a record too far"],
     )
-    def test_real_time(self, ledger, url, tmp_path, rows, next_offsets, end, wrong):
+    def test_rows_and_positions_of_real_time_must_agree(self, ledger, url, tmp_path, rows, next_offsets, end, wrong):
         """In real time rows must have come in order, and neither positions nor records in the ledger go beyond them."""
         fill(ledger, WORKLOADS["real_time"], rows)
         ledger.execute(
@@ -181,7 +181,7 @@ class TestOracle:
         assert bool(found) == bool(wrong)
         assert wrong in " ".join(found.wrong)
 
-    def test_totals_watch(self, ledger, url):
+    def test_two_tables_that_differ_for_a_moment_are_seen(self, ledger, url):
         """Two tables that differ for a moment are seen from outside."""
         ledger.execute(WORKLOADS["two_tables"].create.format(t="events_two_tables"))
         watch = TotalsWatch(url, "events_two_tables")
@@ -198,13 +198,13 @@ PRODUCT = Product("0123456789abcdef", "4b62986", changed=False, versions="Postgr
 
 
 class TestReport:
-    def test_table(self):
+    def test_a_fault_that_missed_is_not_one_that_struck(self):
         """A fault that missed is not one that struck; lost and doubled rows are summed."""
         lines = table([STRUCK, MISSED, ENDED]).splitlines()
         assert lines[2] == "| cut | 1 | 1 | 1 | 3 | 0 | 1 | 0 | 2.0 s |"
         assert lines[-1] == "| **all** | 1 | 1 | 1 | 3 | 1 | 1 | 0 | 2.0 s |"
 
-    def test_docs(self, tmp_path):
+    def test_the_new_table_takes_the_place_of_the_one_before(self, tmp_path):
         """The table takes the place of the one before it, between its marks."""
         document = tmp_path / "guarantees.md"
         document.write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")

@@ -89,7 +89,7 @@ def test_a_setting_that_takes_a_promise_away_is_named(setting, name, holds, says
 
 
 class TestRole:
-    def test_without_privileges(self, login, admin):
+    def test_a_role_that_may_create_no_schema_is_told_what_to_run(self, login, admin):
         """A role that may create no schema is told what an administrator has to run."""
         admin.execute(f"REVOKE TEMPORARY ON DATABASE {admin.info.dbname} FROM public")
         found = answers(login.url)
@@ -118,7 +118,7 @@ class TestRole:
 
 
 class TestPooler:
-    def test_transaction_mode_holds(self, pooled_url):
+    def test_every_promise_holds_in_transaction_mode(self, pooled_url):
         """Everything holds behind it, and it is seen."""
         assert not_holding(pooled_url) == set()
         assert "keeps each transaction in one session" in answers(pooled_url)["pooler"].says

@@ -35,7 +35,7 @@ def is_for_tests(admin):
     return admin.execute("SHOW fsync").fetchone() == ("off",)
 
 
-def test_for_people(command, admin):
+def test_people_read_a_line_for_each_promise(command, admin):
     """A line of text for each promise; and the exit code says whether all of them hold."""
     shown = command()
     assert "holds          locks: an advisory lock keeps another session out" in shown.stdout
@@ -43,7 +43,7 @@ def test_for_people(command, admin):
     assert ("Not all promises would hold here: disk." in shown.stdout) == is_for_tests(admin)
 
 
-def test_for_programs(command):
+def test_programs_read_the_same_promises_under_stable_keys(command):
     """The JSON has the same, with stable keys."""
     found = json.loads(command("--json").stdout)
     assert all(set(one) == {"name", "promise", "holds", "says", "remedy"} for one in found)

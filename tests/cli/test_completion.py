@@ -37,7 +37,7 @@ def two(url):
     publish(url, 0, KAFKA, query_id=OTHER, query_name=None, sink_name="public.others")
 
 
-def test_queries(two, proposed):
+def test_queries_are_proposed_by_name_or_id(two, proposed):
     """By their names, or by their ids where those are typed, or there is no name."""
     assert proposed("offsets", "") == [OTHER, "orders"]
     assert proposed("history", "ord") == ["orders"]
@@ -46,14 +46,14 @@ def test_queries(two, proposed):
     assert proposed("offsets", "nothing") == []
 
 
-def test_sinks(two, proposed):
+def test_sinks_are_proposed_of_the_query_on_the_line(two, proposed):
     """Those of the query that stands on the line; or all, if there is none yet."""
     assert sorted(proposed("offsets", "orders", "--sink", "")) == ["public.orders", "public.totals"]
     assert proposed("offsets", OTHER, "--sink", "pub") == ["public.others"]
     assert len(proposed("offsets", "--sink", "")) == 3
 
 
-def test_codes_and_states(proposed):
+def test_codes_and_states_are_proposed_without_a_ledger(proposed):
     """Of the documents, without a ledger."""
     assert "TYPE_MISMATCH" in proposed("explain", "TYPE_")
     assert proposed("explain", "lagg") == ["lagging"]

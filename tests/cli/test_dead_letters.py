@@ -102,7 +102,7 @@ class TestReplay:
         assert noted(admin)[0][:3] == ("replay-dead-letters", None, "mended")
         assert "nothing was changed" in command("--replay", "--yes").stdout
 
-    def test_refused(self, admin, command):
+    def test_each_refusal_has_an_exit_code_of_its_own(self, admin, command):
         """A row that is refused again, and a letter that cannot be replayed, have exit codes of their own."""
         put_aside(admin, {"id": 1, "name": "too long"})
         refused = command("--replay", "--yes")
@@ -113,7 +113,7 @@ class TestReplay:
         assert command("--replay", "--id", 99).exit_code == ExitCode.NOT_FOUND
         assert command("--table", "nowhere").exit_code == ExitCode.NOT_FOUND
 
-    def test_each_by_itself(self, admin, command):
+    def test_with_each_a_refused_row_keeps_no_other_row_out(self, admin, command):
         """With --each, rows that are refused again do not keep the others out; they stay, and are named."""
         good = [put_aside(admin, {"id": 1, "name": "n1"})]
         bad = [put_aside(admin, {"id": 2, "name": "too long"}), put_aside(admin, {"id": 3, "name": {"base64": "AA=="}})]
@@ -160,7 +160,7 @@ class TestDiscard:
         assert noted(admin)[0][:3] == ("discard-dead-letters", None, "spam")
         assert json.loads(command("--json").stdout) == []
 
-    def test_without_a_reason(self, admin, command):
+    def test_letters_are_not_discarded_without_a_reason(self, admin, command):
         """It asks for one."""
         put_aside(admin, {"id": 1})
         for given in ([], ["--reason", " "]):
@@ -171,6 +171,6 @@ class TestDiscard:
     "given",
     [["--replay", "--discard"], ["--each"], ["--limit", "0"], ["--set", "a=1"], ["--json", "--replay"]],
 )
-def test_usage(admin, command, given):
+def test_options_that_exclude_each_other_are_refused(admin, command, given):
     """What cannot be meant is refused."""
     assert command(*given).exit_code == ExitCode.USAGE

@@ -138,7 +138,7 @@ def test_a_folder_of_the_querys_name(url, doctor, admin, tmp_path, monkeypatch):
     assert (shown.exit_code, shown.stdout) == (doctor().exit_code, doctor().stdout)
 
 
-def test_the_last_failure(url, admin, doctor):
+def test_the_last_failure_is_told_until_the_next_published_batch(url, admin, doctor):
     """It is told with its batch and code until the sink publishes a batch; a failure before that is over."""
     publish(url, destination("events"))
     assert "Last failure" not in doctor().stdout
@@ -198,7 +198,7 @@ def test_each_table_of_a_route(url, admin, doctor):
     assert "table public.orders: it can take rows" in shown
 
 
-def test_no_record(url, admin, doctor, check):
+def test_a_query_without_a_record_of_its_writing_is_not_called_healthy(url, admin, doctor, check):
     """A query whose batches have left no record is not called healthy without a word."""
     publish(url, destination("events"))
     admin.execute("UPDATE pgonce.writers SET written_as = NULL")

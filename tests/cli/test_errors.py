@@ -22,7 +22,7 @@ def failed(url):
     keep_failure(url, Failed(seen_by="planner", query_id="q2", query_name="clicks"), "COLUMN_UNKNOWN", "No column x.")
 
 
-def test_two_lines_each(pgonce, failed):
+def test_each_error_has_two_lines_and_the_newest_comes_first(pgonce, failed):
     """The newest first: when, the code, where and how often, and the sentence; then what explains the codes."""
     lines = pgonce("errors").output.splitlines()
     assert lines[0].split(maxsplit=2)[2] == "COLUMN_UNKNOWN: clicks"
@@ -42,7 +42,7 @@ def test_what_to_do_is_what_the_error_told(pgonce, url, command):
     assert "Help: GRANT INSERT ON orders TO app." in pgonce(*command).output
 
 
-def test_some_of_them(pgonce, failed, admin):
+def test_errors_are_chosen_by_query_and_by_time(pgonce, failed, admin):
     """By query, and by time."""
     assert "LOCKED" not in pgonce("errors", "--query", "clicks").output
     admin.execute("UPDATE pgonce.failures SET last_at = last_at - interval '4 hours' WHERE code = 'LOCKED'")
@@ -50,14 +50,14 @@ def test_some_of_them(pgonce, failed, admin):
     assert "4h ago" in pgonce("errors").output
 
 
-def test_json(pgonce, failed):
+def test_each_failure_is_one_object_with_stable_keys(pgonce, failed):
     """One object a failure, with stable keys."""
     clicks, orders = json.loads(pgonce("errors", "--json").output)
     assert clicks["seen_by"] == "planner"
     assert (orders["code"], orders["attempts"], orders["batch_id"], orders["run_id"]) == ("LOCKED", 3, 12, RUN)
 
 
-def test_none(pgonce, url):
+def test_without_any_failure_the_command_says_so(pgonce, url):
     """If nothing is known, that is said."""
     ensure_ledger(url)
     assert pgonce("errors", "--since", "3h").output == "No failure since 3h is in the ledger.\n"

@@ -31,7 +31,7 @@ def test_the_text_of_one():
     assert explain(RuntimeError(text)) == explain(LOCKED)
 
 
-def test_a_code():
+def test_a_code_is_explained_as_the_command_explains_it():
     """The entry of the documents, as the command shows it."""
     assert explain("locked").startswith("LOCKED (")
     assert "There is LOCKED" in explain("LOKED")

@@ -26,7 +26,7 @@ SECRET = "zq7s3cret"
     ],
     ids=["comments", "goes on", "other separators", "backslash", "backslash at the end", "escaped", "text", "empty"],
 )
-def test_properties(text, expected):
+def test_a_file_of_settings_is_read_as_java_reads_properties(text, expected):
     """A file of settings is read as Kafka's own tools read it: as Java's properties."""
     assert parse_properties(text) == expected
 
@@ -39,7 +39,7 @@ def test_a_line_that_is_no_setting(line):
     assert SECRET not in str(refused.value)
 
 
-def test_a_file(tmp_path):
+def test_names_may_have_sparks_prefix_and_an_unreadable_file_is_refused(tmp_path):
     """Names may have Spark's prefix or not; a file that cannot be read is an error of ours."""
     path = tmp_path / "client.properties"
     path.write_text("security.protocol=SSL\nkafka.client.id=me\n")
@@ -54,7 +54,7 @@ def test_a_file(tmp_path):
         assert SECRET not in str(refused.value)
 
 
-def test_without_the_package(tmp_path, monkeypatch):
+def test_without_the_reader_of_properties_the_package_is_named(tmp_path, monkeypatch):
     """Without what reads such a file, the error says what to install."""
     monkeypatch.setitem(sys.modules, "javaproperties", None)
     path = tmp_path / "client.properties"

@@ -19,7 +19,7 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger, forget_ledger,
 
 
 class TestInit:
-    def test_creates_once(self, pgonce, observer):
+    def test_the_ledger_is_created_once_and_found_afterwards(self, pgonce, observer):
         """The first run creates the ledger, the second finds it up to date."""
         assert "applied version 200" in pgonce("init").stdout
         assert "up to date already" in pgonce("init").stdout
@@ -73,7 +73,7 @@ class TestTrouble:
         assert "s3cret" not in failed.output
         assert "Traceback" not in failed.output
 
-    def test_usage(self, pgonce):
+    def test_a_command_line_that_cannot_be_read_is_an_error_of_usage(self, pgonce):
         """A command line that cannot be read has the exit code of usage."""
         assert pgonce("offsets").exit_code == ExitCode.USAGE
         assert pgonce("history", "orders", "--limit", 0).exit_code == ExitCode.USAGE
@@ -85,7 +85,7 @@ class TestTrouble:
             assert f"{int(code)}: " in shown
         assert "pgonce_test_" not in pgonce("status", "--help").stdout
 
-    def test_libpq_environment(self, url, pgonce, monkeypatch):
+    def test_variables_of_libpq_say_where_the_server_is(self, url, pgonce, monkeypatch):
         """Without --url and PGONCE_URL, libpq's own variables say where the server is."""
         publish(url, 3, KAFKA)
         with psycopg.connect(url) as connection:
@@ -108,7 +108,7 @@ def test_it_needs_no_spark():
 class TestBatchJobs:
     """Jobs have a command of their own; status and history are about streams."""
 
-    def test_for_people(self, url, pgonce):
+    def test_people_read_each_job_with_its_rows_and_skips(self, url, pgonce):
         """The table shows key, sink, rows, run, and how many runs were skipped; that there are none is a sentence."""
         ensure_ledger(url)
         assert "No such batch job" in pgonce("batch-jobs").stdout
@@ -122,7 +122,7 @@ class TestBatchJobs:
         assert "2026-11-20" not in pgonce("status").stdout
         assert "pgonce batch-jobs" in pgonce("status").stdout
 
-    def test_for_programs(self, url, pgonce):
+    def test_programs_read_one_object_for_each_job(self, url, pgonce):
         """One object a job, the newest first; --sink, --key and --limit choose."""
         for key in ("a", "b", "c"):
             publish_job(url, key)

@@ -14,7 +14,7 @@ from pgonce.cli.terms import ExitCode
 
 
 class TestCommands:
-    def test_doctor(self, pgonce, url, behind, tmp_path):
+    def test_doctor_tells_each_finding_by_its_exit_code(self, pgonce, url, behind, tmp_path):
         """The exit code tells the finding; the JSON has stable keys."""
         shown = pgonce("doctor", behind)
         assert shown.exit_code == ExitCode.RECOVERABLE
@@ -38,7 +38,7 @@ class TestCommands:
         assert pgonce("doctor", behind).exit_code == ExitCode.UNREADABLE
         assert pgonce("doctor", tmp_path / "elsewhere").exit_code == ExitCode.UNREADABLE
 
-    def test_recover(self, pgonce, behind):
+    def test_recover_shows_the_files_and_writes_them_when_told_to(self, pgonce, behind):
         """It shows the files first, does it when told to, and takes it back."""
         before = files_of(behind)
         shown = pgonce("recover", behind)
@@ -69,7 +69,7 @@ class TestCommands:
         for command in ("doctor", "recover"):
             assert ("would be written twice" in pgonce(command, checkpoint).stdout.replace("\n", " ")) == may_double
 
-    def test_recover_refuses(self, pgonce, ahead, tmp_path):
+    def test_a_refused_recovery_has_an_exit_code_of_its_own(self, pgonce, ahead, tmp_path):
         """Refusals have an exit code of their own, and so has a place without a checkpoint."""
         (ahead / "state").mkdir()
         refused = pgonce("recover", ahead, "--yes")

@@ -128,7 +128,7 @@ def status(port: int, path: str, host: str) -> int | None:
         line.close()
 
 
-def test_without_the_extra(pgonce, monkeypatch):
+def test_without_the_extra_the_package_to_install_is_named(pgonce, monkeypatch):
     """Where a part is missing, the error names what to install."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     failed = pgonce("serve")
@@ -144,7 +144,7 @@ def test_without_the_extra(pgonce, monkeypatch):
         ("0.0.0.0:9847", ("0.0.0.0", 9847)), (":9847", ("127.0.0.1", 9847)),
     ],
 )  # fmt: skip
-def test_where_it_listens(given, found):
+def test_a_port_alone_is_one_of_this_host(given, found):
     """A port alone is one of this host, never of all."""
     assert listening(given) == found
 
@@ -170,6 +170,6 @@ def test_the_database_that_the_page_names(url, shown, monkeypatch):
     assert database_of(url) == shown
 
 
-def test_examples_in_docstrings():
+def test_the_examples_in_its_docstrings_hold():
     """What the docstrings show is so."""
     assert doctest.testmod(serve).failed == 0

@@ -63,7 +63,7 @@ class TestList:
         assert "NOT_NULL_VIOLATION at batch 4" in shown
         assert "pgonce explain NOT_NULL_VIOLATION" in shown
 
-    def test_order(self, url, pgonce):
+    def test_the_option_sort_chooses_the_order(self, url, pgonce):
         """--sort chooses the order."""
         publish(url, 1, KAFKA, query_name="b", sink_name="public.x")
         publish(url, 9, KAFKA, query_id=OTHER, query_name="a", sink_name="public.y", rows=1000)
@@ -84,7 +84,7 @@ class TestList:
         assert len(json.loads(pgonce("status", "--json").stdout)) == 1
         assert len(json.loads(pgonce("status", "--json", "--all").stdout)) == 2
 
-    def test_for_programs(self, url, pgonce):
+    def test_programs_read_all_that_is_stored_under_stable_keys(self, url, pgonce):
         """The JSON has the state and all that is stored, under stable keys."""
         replay(url, publish(url, 3, KAFKA))
         (one,) = json.loads(pgonce("status", "--json").stdout)
@@ -145,7 +145,7 @@ class TestPage:
         assert pgonce("status", given).stdout.startswith("orders into public.bills")
         assert pgonce("history", given).exit_code == ExitCode.OK
 
-    def test_the_nearest_name(self, url, pgonce):
+    def test_a_wrong_name_is_answered_with_the_nearest_one(self, url, pgonce):
         """A wrong name ends with its own exit code, the nearest one, and those that exist."""
         publish(url, 0, KAFKA)
         failed = pgonce("status", "oders")
@@ -154,7 +154,7 @@ class TestPage:
 
 
 class TestHealth:
-    def test_exit_codes(self, url, pgonce, admin):
+    def test_a_probe_fails_while_something_critical_is_found(self, url, pgonce, admin):
         """Probes get 0 while nothing critical is found, and a code of their own otherwise."""
         publish(url, 3, KAFKA)
         assert pgonce("health").exit_code == ExitCode.OK
@@ -166,7 +166,7 @@ class TestHealth:
         assert pgonce("health").exit_code == pgonce("health", "orders").exit_code == ExitCode.UNHEALTHY
         assert json.loads(pgonce("health", "--json").stdout)["healthy"] is False
 
-    def test_bounds(self, url, pgonce, admin):
+    def test_a_query_that_is_too_old_or_too_far_behind_is_unhealthy(self, url, pgonce, admin):
         """A query may be too old or too far behind; an unknown lag is no small one, and an idle query may rest."""
         publish(url, 3, KAFKA)
         assert pgonce("health", "orders", "--max-age", "5m").exit_code == ExitCode.OK
@@ -242,7 +242,7 @@ class TestOffsets:
         assert (answer.exit_code, answer.stdout) == (0, '{"t": {"0": 10, "1": 20}}\n')
         assert answer.stdout.strip() == OffsetsStore(url).starting_offsets(QUERY)
 
-    def test_other_sources(self, url, pgonce):
+    def test_a_source_that_is_not_kafka_shows_its_own_offset(self, url, pgonce):
         """A source that is not Kafka is shown by its own offset; several sources are named."""
         publish(url, 3, {"0": {"logOffset": 3}, "files": {"logOffset": 4}})
         rows = [line.split() for line in pgonce("offsets", "orders").stdout.splitlines()]
@@ -270,7 +270,7 @@ class TestHistory:
             "commit_seconds", "batch_seconds",
         }  # fmt: skip
 
-    def test_since(self, url, pgonce, admin):
+    def test_since_leaves_out_batches_that_are_older(self, url, pgonce, admin):
         """--since leaves out older batches, and takes what people write."""
         publish(url, 1, KAFKA)
         admin.execute("UPDATE pgonce.batches SET committed_at = now() - interval '2 hours'")

@@ -31,7 +31,7 @@ def letters(admin):
     return [row[0] for row in admin.execute("SELECT dead_letter_id FROM pgonce.dead_letters ORDER BY 1").fetchall()]
 
 
-def test_deleted_and_noted(url, admin):
+def test_discarded_letters_are_deleted_and_noted_with_the_reason(url, admin):
     """The ledger keeps who, why, which and how many; a dry run changes nothing."""
     ids = [put_aside(admin, {"id": number}) for number in range(3)]
     assert discarded(url, ids=ids[:2], dry_run=True) == ids[:2]

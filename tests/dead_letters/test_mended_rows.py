@@ -54,7 +54,7 @@ def admin(url, admin):
     return admin
 
 
-def test_values_come_back(url, admin):
+def test_a_value_comes_back_from_json_with_its_type(url, admin):
     """What Postgres made JSON of is read as the same value of the same type; null stays null."""
     for data_type, texts in VALUES.items():
         column = encoded_column("value", data_type).postgres_type

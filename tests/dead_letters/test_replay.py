@@ -148,7 +148,7 @@ class TestReplayed:
 
 
 class TestRefusedAgain:
-    def test_all_or_nothing(self, url, admin):
+    def test_a_row_that_is_refused_again_keeps_all_letters_out(self, url, admin):
         """A row that the table still refuses keeps all of them out, and the error says which it is."""
         for row, code, says in (
             ({"id": 2, "name": "too long"}, "VALUE_NOT_STORABLE", "id = 2"),
@@ -162,7 +162,7 @@ class TestRefusedAgain:
             assert (in_table(admin), letters(admin), noted(admin)) == ([], ids, [])
             admin.execute("DELETE FROM pgonce.dead_letters")
 
-    def test_at_commit(self, url, admin):
+    def test_what_a_deferred_constraint_refuses_has_the_same_code(self, url, admin):
         """What a deferred constraint refuses is refused in the same words."""
         admin.execute("ALTER TABLE events ADD UNIQUE (name) DEFERRABLE INITIALLY DEFERRED")
         for number in (1, 2):
@@ -170,7 +170,7 @@ class TestRefusedAgain:
         refused("UNIQUE_VIOLATION", url)
         assert (in_table(admin), len(letters(admin))) == ([], 2)
 
-    def test_without_synchronous_commit(self, url, admin):
+    def test_no_letter_is_deleted_for_rows_that_a_crash_could_lose(self, url, admin):
         """Letters are not deleted for rows that a crash could lose."""
         put_aside(admin, {"id": 1, "name": "n1"})
         refused("SYNCHRONOUS_COMMIT_OFF", url_with(url, options="-csynchronous_commit=off"))
@@ -236,7 +236,7 @@ class TestByKey:
         assert (in_table(admin), group.counts["passed_over"]) == ([], 1)
         assert len(letters(admin)) == 1
 
-    def test_an_expired_trace(self, url, admin):
+    def test_a_replay_is_refused_once_deletes_of_its_time_may_be_forgotten(self, url, admin):
         """Once deletes of that time may be forgotten, the replay is refused; a moment before it is not."""
         late = self.put(admin, by_key(only_newer=True, tombstone_days=2), days_ago=2)
         assert "tombstoneDays" in refused("REPLAY_UNSAFE", url)
@@ -274,7 +274,7 @@ class TestBesideOthers:
         replayed(url, ids=[known])
         assert letters(admin) == [unknown]
 
-    def test_two_at_once(self, url, admin):
+    def test_two_replays_at_once_write_each_letter_once(self, url, admin):
         """Each letter is replayed once, from every process."""
         for number in range(20):
             put_aside(admin, {"id": number, "name": "n"})

@@ -20,7 +20,7 @@ COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
 
 
-def test_images_have_versions():
+def test_every_image_that_is_not_built_here_has_a_version():
     """None is the newest of some day, but for the one that is built here."""
     images = {service["image"] for service in SERVICES.values() if "build" not in service}
     (base,) = re.findall(r"^FROM (\S+)", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
@@ -46,7 +46,7 @@ def test_services_know_each_other():
     assert {*waited, SERVICES["prometheus"]["network_mode"].removeprefix("service:")} <= {*SERVICES}
 
 
-def test_commands_exist():
+def test_the_connector_and_the_options_of_commands_exist():
     """The connector is the one of the tests, and `pgonce serve` has these options."""
     tested = re.search(
         r"spark-sql-kafka-0-10_2.13</artifactId>\s*<version>(.+)</version>",

@@ -77,13 +77,13 @@ def test_every_recipe_has_its_test():
     assert [page for page in pages if not any(name.startswith(f"test_{page}") for name in names)] == []
 
 
-def test_embeddings_pgvector(start_reader, bare_url):
+def test_embeddings_are_found_by_pgvector_nearest_first(start_reader, bare_url):
     """The newest text of each id is there with its vector, nearest first."""
     printed = start_reader(PGONCE_URL=bare_url("vector")).follow("how-to/embeddings-pgvector.md")
     assert [line for line in shown_by("how-to/embeddings-pgvector.md") if line not in as_words(printed)] == []
 
 
-def test_points_postgis(start_reader, bare_url):
+def test_points_are_found_by_postgis_and_a_false_one_is_a_letter(start_reader, bare_url):
     """Points are found by distance, and one that is nowhere on Earth is a dead letter."""
     url = bare_url("postgis")
     printed = start_reader(PGONCE_URL=url).follow("how-to/points-postgis.md")
@@ -93,14 +93,14 @@ def test_points_postgis(start_reader, bare_url):
     assert rows(url, "SELECT row_data->>'ship' FROM pgonce.dead_letters") == [("3",)]
 
 
-def test_partitions_and_retention(start_reader, url):
+def test_rows_of_a_dropped_partition_do_not_come_back(start_reader, url):
     """Rows are in the partitions of their months, and those of a dropped one do not come back."""
     start_reader(PGONCE_URL=url).follow("how-to/partitions-and-retention.md")
     found = rows(url, "SELECT tableoid::regclass::text, value FROM readings ORDER BY at")
     assert found == [("readings_2026_11", 2.0), ("readings_2026_12", 3.0)]
 
 
-def test_hypertables_timescaledb(start_reader, bare_url):
+def test_a_corrected_row_replaces_the_one_in_its_chunk(start_reader, bare_url):
     """A corrected row replaces the one in its chunk, a refused one is put aside, and a dropped chunk stays away."""
     url = bare_url("timescaledb")
     printed = start_reader(PGONCE_URL=url).follow("how-to/hypertables-timescaledb.md")
@@ -109,20 +109,20 @@ def test_hypertables_timescaledb(start_reader, bare_url):
     assert rows(url, "SELECT row_data->>'sensor' FROM pgonce.dead_letters") == [("b",)]
 
 
-def test_backfill(start_reader, url):
+def test_a_month_that_is_loaded_twice_is_there_once(start_reader, url):
     """Each order is there once, though a month was loaded twice."""
     start_reader(PGONCE_URL=url).follow("how-to/backfill.md")
     assert rows(url, "SELECT order_id FROM orders ORDER BY 1") == [(1,), (2,), (3,)]
     assert rows(url, "SELECT count(*) FROM pgonce.batch_job_skips") == [(1,)]
 
 
-def test_testing_with_pytest(start_reader):
+def test_the_tests_of_a_readers_job_pass_with_pytest(start_reader):
     """Both tests of a reader's job pass, on the embedded Postgres of the page."""
     printed = start_reader().follow("how-to/testing-with-pytest.md")
     assert printed.splitlines()[-1].startswith(" ".join(*shown_by("how-to/testing-with-pytest.md")))
 
 
-def test_environments(start_reader, url):
+def test_two_environments_write_with_one_program(start_reader, url):
     """Two environments write with one program, and each has its line."""
     printed = start_reader(PGONCE_URL=url).follow("how-to/environments.md")
     assert rows(url, "SELECT * FROM dev.orders") == rows(url, "SELECT * FROM test.orders") != []
@@ -131,7 +131,7 @@ def test_environments(start_reader, url):
 
 
 @pytest.mark.kafka
-def test_blue_green(start_reader, kafka, produce, jars, url):
+def test_readers_find_repaired_rows_under_the_old_name(start_reader, kafka, produce, jars, url):
     """Readers find the repaired rows under the old name, each once, and the new query goes on there."""
     produce("sales", {str(number): b"2" for number in range(10)})
     reader = start_reader(jars, PGONCE_URL=url, KAFKA_SERVERS=kafka.bootstrap_servers)
@@ -187,7 +187,7 @@ def message(number: int, *texts: str) -> bytes:
 
 
 @pytest.mark.kafka
-def test_protobuf_schema_registry(start_reader, kafka, produce, jars, registry, url):
+def test_a_new_protobuf_field_gets_a_column(start_reader, kafka, produce, jars, registry, url):
     """A query that meets a newer version ends; started with its schema, it adds the new field's column."""
     (schema,) = (block.text for block in blocks_of("how-to/protobuf-schema-registry.md") if block.language == "proto")
     # Its first message: the byte after the id.
@@ -213,7 +213,7 @@ def test_protobuf_schema_registry(start_reader, kafka, produce, jars, registry, 
 
 
 @pytest.mark.kafka
-def test_avro_schema_registry(start_reader, kafka, produce, jars, registry, url):
+def test_a_new_avro_field_gets_a_column(start_reader, kafka, produce, jars, registry, url):
     """A query that meets a newer version ends, and once more started it adds the new field's column."""
     fields = [{"name": "id", "type": "long"}, {"name": "payer", "type": "string"}]
     first = head(registry.register("payments-value", record_schema(*fields)))

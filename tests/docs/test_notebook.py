@@ -10,7 +10,7 @@ from maven import ROOT
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.no_ledger
-def test_first_rows(start_reader, url, observer):
+def test_the_cells_of_the_notebook_print_the_same_number_twice(start_reader, url, observer):
     """What a person would run cell by cell prints the same number twice, and leaves nothing."""
     notebook = json.loads((ROOT / "examples" / "first_rows.ipynb").read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]

@@ -52,7 +52,7 @@ def orders(frame):
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.no_ledger
-def test_which_way_in(spark, url, observer, admin, tmp_path):
+def test_each_way_brings_rows(spark, url, observer, admin, tmp_path):
     """Each of the ways that the page writes brings every row once."""
     admin.execute(TABLES)
     (tmp_path / "numbers").mkdir()
@@ -92,7 +92,7 @@ def rows_of(observer: psycopg.Connection, table: str) -> list[tuple[object, ...]
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.no_ledger
-def test_the_readme(spark: SparkSession, url, observer, tmp_path, monkeypatch):
+def test_the_program_that_the_readme_shows_writes_rows(spark: SparkSession, url, observer, tmp_path, monkeypatch):
     """The program that the README shows writes rows."""
     (program,) = snippets("README.md", url, str(tmp_path))
     assert program.endswith(".awaitTermination()\n")

@@ -107,7 +107,7 @@ class TestStateful:
         return done
 
     @pytest.mark.parametrize(("way", "provider", "more"), IN_STATE, ids=lambda value: getattr(value, "name", value))
-    def test_planned_again(self, spark, messages, way, sink, observer, keep_state_in, provider, more):
+    def test_a_second_batch_needs_a_recovery(self, spark, messages, way, sink, observer, keep_state_in, provider, more):
         """The second is refused whatever its range; once its recorded entry is put back, it is a replay."""
         keep_state_in(provider)
 

@@ -64,7 +64,7 @@ def _as_text(value):
 @pytest.mark.parametrize("only_newer", [True, False], ids=["only newer", "in order"])
 @pytest.mark.parametrize("updates", [True, False], ids=["pairs of images", "a delete and an insert"])
 @pytest.mark.parametrize("way", [by_data_source, by_function])
-def test_versions(spark, url, observer, tmp_path, checkpoint, way, updates, only_newer):
+def test_versions_come_to_the_rows_of_the_source(spark, url, observer, tmp_path, checkpoint, way, updates, only_newer):
     """Both forms of an update, many versions in a batch, and a batch that is run again come to the source's rows."""
     with psycopg.connect(url) as connection:
         connection.execute(f"CREATE TABLE copy ({COLUMNS}, _commit_version bigint)".encode())

@@ -103,14 +103,14 @@ def run_on_both_hosts(scenario):
 
 
 class TestAnotherAddress:
-    def test_executor_url(self, cluster, server, database, inside, observer):
+    def test_rows_staged_through_executor_url_are_found_through_url(self, cluster, server, database, inside, observer):
         """Tasks stage through executorUrl, and the commit finds their rows through url."""
         scenario = cluster.scenario(server.tcp_uri(database), "staged", "shuffled", "elsewhere", executor_url=inside)
         run_on_both_hosts(scenario)
         check(scenario.query, observer)
         assert set(transports(observer)) == {"staged"}
 
-    def test_a_receiver(self, bridge, cluster, server, database, observer):
+    def test_a_receiver_at_a_named_address_takes_the_first_batch(self, bridge, cluster, server, database, observer):
         """A receiver at an address that the user names takes the rows of the first batch already."""
         query = started(cluster, server, database, "received", "taken", receiver=bridge.address)
         query.wait_for_all_rows()
@@ -155,7 +155,7 @@ class TestAnotherAddress:
         assert transports(observer) == ["staged"] * 4
         assert cluster.remote.output().count("no executor reaches the receiver on this driver") == 1
 
-    def test_another_database(self, cluster, server, database, inside, observer):
+    def test_an_executor_url_of_another_database_is_found_out(self, cluster, server, database, inside, observer):
         """An executorUrl that leads elsewhere is found out before a row is written."""
         elsewhere = inside.replace(database, "postgres")
         query = started(cluster, server, database, "staged", "wrong", executor_url=elsewhere)

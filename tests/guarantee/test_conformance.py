@@ -104,7 +104,7 @@ class TestRestarts:
         assert replays(observer, sink.checkpoint) == [1, 1]
 
     @pytest.mark.parametrize("way", by_way(EVERY_WAY, STOPPED_IN_SHORT), indirect=True)
-    def test_stopped_during_commit(self, spark, way, sink, inbox, url, observer):
+    def test_a_query_stopped_during_its_commit_goes_on(self, spark, way, sink, inbox, url, observer):
         """A query that is stopped while its commit waits for a lock goes on at the next start."""
         finish(way.append(events(spark, inbox.folder), sink))
         inbox.add(20)
@@ -130,7 +130,7 @@ class TestRestarts:
 
 @pytest.mark.parametrize("way", by_way(EVERY_WAY, STATEFUL_IN_SHORT), indirect=True)
 class TestStatefulQueries:
-    def test_totals(self, spark, way, url, checkpoint, inbox, observer):
+    def test_an_aggregate_replaces_or_updates_its_table_once(self, spark, way, url, checkpoint, inbox, observer):
         """An aggregate replaces the table, or updates it by key, also after a replay, which must run its frame."""
         with psycopg.connect(url) as connection:
             connection.execute("CREATE TABLE totals (tag text PRIMARY KEY, events bigint)")
@@ -232,7 +232,7 @@ class TestSeveralWriters:
 
 
 class TestCheckpoints:
-    def test_older_copy(self, spark, way, sink, inbox, tmp_path, observer):
+    def test_an_older_copy_of_the_checkpoint_is_refused(self, spark, way, sink, inbox, tmp_path, observer):
         """An older copy of the checkpoint is refused, though its offsets read the same and stand for other files."""
         checkpoint, older, newest = Path(sink.checkpoint), tmp_path / "older", tmp_path / "newest"
         finish(way.append(events(spark, inbox.folder), sink))
@@ -258,7 +258,7 @@ class TestCheckpoints:
         finish(way.append(events(spark, inbox.folder), sink))
         assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
 
-    def test_recreated(self, spark, way, sink, inbox, tmp_path, observer):
+    def test_a_checkpoint_that_was_recreated_needs_a_person(self, spark, way, sink, inbox, tmp_path, observer):
         """A checkpoint that was lost and recreated would double every row: it needs a person's word."""
         finish(way.append(events(spark, inbox.folder), sink))
         Path(sink.checkpoint).rename(tmp_path / "lost")
@@ -272,7 +272,7 @@ class TestCheckpoints:
         assert wrong_rows(observer, "events", inbox.rows + others.rows) == []
         assert wrong_ledger(observer, sink.checkpoint) == []
 
-    def test_at_another_path(self, spark, way, sink, inbox, tmp_path, observer):
+    def test_a_query_without_a_name_is_refused_at_another_path(self, spark, way, sink, inbox, tmp_path, observer):
         """Without a name, on a changed path: every row would be doubled, unless Spark says that the folders differ."""
         finish(way.append(events(spark, inbox.folder), sink))
         moved, third = (Sink(sink.url, "events", str(tmp_path / name)) for name in ("moved", "third"))
@@ -316,7 +316,7 @@ class TestCheckpoints:
 
 class TestLostConnections:
     @pytest.mark.parametrize("fault", ["cut_in_copy", "cut_before_commit", "cut_after_commit"])
-    def test_query_goes_on(self, spark, way, sink, inbox, proxy, observer, fault):
+    def test_a_line_that_is_cut_costs_a_second_try_and_no_row(self, spark, way, sink, inbox, proxy, observer, fault):
         """A line that is cut while the batch is written or committed costs a second try, and no row."""
         if fault == "cut_in_copy":
             proxy.cut_in_copy(after_bytes=100)
@@ -339,7 +339,7 @@ class TestLostConnections:
         finish(WAYS[0].append(events(spark, inbox.folder), through))
         assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
 
-    def test_outcome_unknown(self, spark, way, sink, inbox, proxy, observer):
+    def test_an_unknown_outcome_is_found_out_at_the_next_start(self, spark, way, sink, inbox, proxy, observer):
         """A query that must give up before it knows whether COMMIT arrived finds out at its next start."""
         proxy.cut_after_commit(touching="INSERT INTO pgonce.batches")
         hasty = Sink(proxy.url, "events", sink.checkpoint, {"retry_timeout": 0})

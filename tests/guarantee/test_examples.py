@@ -115,7 +115,7 @@ def messages_there(observer: psycopg.Connection, wanted: int) -> bool:
 
 
 class TestExamples:
-    def test_follow_batches(self, url, observer, tmp_path):
+    def test_follow_batches_tells_each_batch_once(self, url, observer, tmp_path):
         """Each batch is told once, in order, also those that were committed while the connection was lost."""
         settings = CommitSettings(url, Remedies(independent=True), notify_channel="batches")
         with psycopg.connect(url) as admin:
@@ -145,7 +145,7 @@ class TestExamples:
 
     @pytest.mark.spark
     @pytest.mark.slow
-    def test_files_to_postgres(self, run_example, url, observer, tmp_path):
+    def test_files_to_postgres_reads_each_file_once(self, run_example, url, observer, tmp_path):
         """Files are read once, in a first run and in a second one that must first run a published batch again."""
         files, checkpoint = tmp_path / "orders", tmp_path / "checkpoint"
         files.mkdir()
@@ -161,7 +161,7 @@ class TestExamples:
     @pytest.mark.spark
     @pytest.mark.slow
     @pytest.mark.kafka
-    def test_kafka_orders(self, run_example, kafka, topic, produce, url, observer, tmp_path):
+    def test_kafka_orders_agree_after_a_replay(self, run_example, kafka, topic, produce, url, observer, tmp_path):
         """Orders, newest orders and totals agree after a batch that was published was run again."""
         name, checkpoint = topic(partitions=2), tmp_path / "checkpoint"
         servers = ("--servers", kafka.bootstrap_servers, "--topic", name)
@@ -186,7 +186,7 @@ class TestExamples:
     @pytest.mark.spark
     @pytest.mark.slow
     @pytest.mark.kafka
-    def test_real_time(self, start_example, kafka, topic, produce, tcp_url, observer, tmp_path):
+    def test_real_time_survives_kills(self, start_example, kafka, topic, produce, tcp_url, observer, tmp_path):
         """Each message is there once, though each driver is killed, and the next one runs in another mode."""
         name = topic(partitions=2)
         servers = ("--servers", kafka.bootstrap_servers, "--topic", name)
@@ -204,7 +204,7 @@ class TestExamples:
 
     @pytest.mark.spark
     @pytest.mark.slow
-    def test_many_tables(self, run_example, url, observer, tmp_path):
+    def test_many_tables_has_each_event(self, run_example, url, observer, tmp_path):
         """Each event is in the table of its kind once, though the batch was run again; other kinds are counted."""
         files, checkpoint = tmp_path / "events", tmp_path / "checkpoint"
         files.mkdir()
@@ -226,7 +226,7 @@ class TestExamples:
     @pytest.mark.spark
     @pytest.mark.slow
     @pytest.mark.kafka
-    def test_cdc(self, run_example, kafka, topic, url, observer, tmp_path):
+    def test_cdc_copies_the_table_of_its_source(self, run_example, kafka, topic, url, observer, tmp_path):
         """The copy is the source's table, though a batch was run again, and old events come again in both runs."""
         name, checkpoint = topic(partitions=2), tmp_path / "checkpoint"
         feed = ChangeFeed(2, keys=40, events=500, replays=4, large_notes=0.4)
@@ -245,7 +245,7 @@ class TestExamples:
     @pytest.mark.spark
     @pytest.mark.slow
     @pytest.mark.kafka
-    def test_resume_new_checkpoint(self, run_example, kafka, topic, produce, url, observer, tmp_path):
+    def test_resume_new_checkpoint_loses_nothing(self, run_example, kafka, topic, produce, url, observer, tmp_path):
         """A lost checkpoint alone is refused; with stored offsets the successor loses and doubles nothing."""
         name = topic(partitions=2)
         produce(name, range(1, 101))
@@ -388,7 +388,7 @@ class TestDemo:
             pytest.param("--real-time", 2, id="real-time", marks=[pytest.mark.kafka, pytest.mark.long]),
         ],
     )
-    def test_three_kills(self, demo, argument, partitions):
+    def test_the_demo_has_every_order_once_after_three_kills(self, demo, argument, partitions):
         """Every order is there once, from files or from a real broker, and nothing of the demo is left."""
         running = demo(*([argument] if argument else []))
         status = running.process.wait(PATIENCE_SECONDS)
@@ -402,7 +402,7 @@ class TestDemo:
 
     @pytest.mark.spark
     @pytest.mark.slow
-    def test_interrupted(self, demo):
+    def test_the_demo_leaves_nothing_if_interrupted(self, demo):
         """Ctrl-C while the job runs ends it with status 130, and nothing is left, Postgres included."""
         running = demo()
         running.wait_for_output("published batch")
@@ -410,7 +410,7 @@ class TestDemo:
         assert running.process.wait(PATIENCE_SECONDS) == 130, running.output()
         assert running.left_behind() == []
 
-    def test_java_is_missing(self, demo):
+    def test_the_demo_says_that_java_is_missing(self, demo):
         """Without Java it says so in one sentence, and what to install."""
         running = demo("--kafka", JAVA_HOME="/nowhere")
         assert running.process.wait(PATIENCE_SECONDS) == 2
@@ -419,7 +419,7 @@ class TestDemo:
 
     @pytest.mark.spark
     @pytest.mark.slow
-    def test_sandbox(self, demo):
+    def test_an_example_runs_in_the_sandbox(self, demo):
         """An example runs with no server at hand, and as many rows come out as orders went in."""
         running = demo(str(EXAMPLES / "files_to_postgres.py"), script=EXAMPLES / "sandbox.py")
         assert running.process.wait(PATIENCE_SECONDS) == 0, running.output()
@@ -470,7 +470,7 @@ class TestVerdict:
         ],
         ids=["lost", "doubled", "both, and the count is right", "another amount", "an id nobody sent", "empty"],
     )
-    def test_failed(self, outcome, rows, fault):
+    def test_a_lost_doubled_or_changed_row_fails_the_demo(self, outcome, rows, fault):
         """A row that is lost, doubled or changed fails the demo, and the sentence says which."""
         verdict = self.judged(outcome, rows)
         assert not verdict.exactly_once

@@ -162,7 +162,7 @@ def test_two_flows_restarted_and_killed(pipeline, url, observer):
     assert names == (["till_orders", "web_orders"],)
 
 
-def test_full_refresh(pipeline, url, observer):
+def test_a_full_refresh_is_refused_until_the_query_is_forgotten(pipeline, url, observer):
     """A full refresh is refused with what to type; that empties the table, and the refresh fills it again, once."""
     # One flow; a table that several feed cannot be emptied for one of them, because the others' rows would go, too.
     pipeline.change('@dp.append_flow(target="orders", name="till_orders")\n', "")
@@ -189,7 +189,7 @@ def test_full_refresh(pipeline, url, observer):
     assert orders(observer) == [*WEB, *range(500, 510), *range(600, 605)]
 
 
-def test_a_misspelt_option(pipeline, observer):
+def test_a_misspelt_option_is_named_before_a_row_is_written(pipeline, observer):
     """A dry run names the option where the options are checked; otherwise the run does, and the next has all rows."""
     pipeline.add("web", WEB)
     pipeline.change('"table": "orders"', '"tabel": "orders"')

@@ -158,7 +158,7 @@ def test_files_whose_last_batch_a_failover_lost(is_refused_first, spark, url, ch
     assert wrong_ledger(observer, checkpoint) == []
 
 
-def test_a_lost_checkpoint(query, observer, tmp_path):
+def test_a_query_goes_on_from_a_checkpoint_that_the_ledger_wrote(query, observer, tmp_path):
     """Written from the ledger, it has the same query id, and the query goes on with nothing lost or doubled."""
     query.run(4)
     lost = query_id(query.checkpoint)

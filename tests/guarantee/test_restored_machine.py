@@ -493,6 +493,6 @@ def test_the_tables_are_the_source_after_every_restore(url, tmp_path):
     run(url, tmp_path, 4)
 
 
-def test_many_histories(url, tmp_path):
+def test_restored_databases_hold_in_many_more_histories(url, tmp_path):
     """Many more of them."""
     run(url, tmp_path, EXAMPLES)

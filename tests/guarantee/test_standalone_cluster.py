@@ -125,7 +125,7 @@ def test_each_row_comes_once(fault, way, shape, cluster, tcp_url, observer):
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("way", TRANSPORTS)
-def test_from_kafka(way, cluster, tcp_url, observer, kafka, topic):
+def test_an_executor_is_lost_whose_tasks_read_kafka_themselves(way, cluster, tcp_url, observer, kafka, topic):
     """An executor is lost whose tasks have read Kafka themselves."""
     source = kafka.bootstrap_servers, topic(partitions=2)
     strike(cluster, tcp_url, observer, "an executor", way, "shuffled", source)

@@ -24,7 +24,7 @@ def sink_of(way, url, directory, start):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_a_full_refresh(spark, way, inbox, url, observer, tmp_path):
+def test_a_table_that_is_emptied_is_filled_again_once(spark, way, inbox, url, observer, tmp_path):
     """Only what the new query reads is there; its batch 0 is skipped when it runs again, and others are refused."""
     sinks = {start: sink_of(way, url, tmp_path, start) for start in ("first", "second", "third")}
     table = sinks["first"].table

@@ -375,7 +375,7 @@ def recovers(combination: Combination) -> bool:
 
 
 @pytest.mark.parametrize("combination", cases("exactly-once"))
-def test_exactly_once(combination, make_subject, url):
+def test_a_promised_query_that_crashes_is_exactly_once(combination, make_subject, url):
     """Crashed while a batch was written, or before Spark noted it, the table is its source, and goes on."""
     dice, subject = dice_of(combination), make_subject(combination)
     crash = dice.choice(["after COMMIT", "before COMMIT", *(["an entry was due"] if recovers(combination) else [])])
@@ -398,7 +398,7 @@ def test_exactly_once(combination, make_subject, url):
 
 
 @pytest.mark.parametrize("combination", cases("refused"))
-def test_refused(combination, make_subject):
+def test_a_combination_without_a_promise_is_refused_before_a_row_moves(combination, make_subject):
     """Who the page says refuses in the words of the page, before a row moves; a plain start goes on with all rows."""
     dice, subject, row = dice_of(combination), make_subject(combination), PROMISED[combination]
     plain = plainly(combination)

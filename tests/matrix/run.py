@@ -26,7 +26,7 @@ TESTS = ("tests/guarantee/test_conformance.py", "tests/guarantee/test_versions.p
 # What pytest's -k takes. The shorter ones leave out tests, and the shortest also leaves out ways in.
 SUITES = {
     "whole": "",
-    "short": "test_versions or test_replay_is_skipped or (TestStatefulQueries and test_totals) or cut_after_commit",
+    "short": "test_versions or test_replay_is_skipped or test_an_aggregate or cut_after_commit",
     "glance": "test_versions or test_replay_is_skipped and (inline or staged or writer_upsert or function_apply)",
 }
 

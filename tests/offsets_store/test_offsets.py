@@ -26,7 +26,7 @@ class TestKafka:
         "offset",
         [{"t": {"0": 23}}, {"t": {"0": 0, "10": 2**63 - 1}, "u.v-w": {"3": 5}}],
     )
-    def test_is_kafka(self, offset):
+    def test_topics_with_partitions_and_offsets_are_kafkas(self, offset):
         """Topics to partitions to offsets."""
         assert is_kafka(offset)
 
@@ -48,11 +48,11 @@ class TestKafka:
             {"0": {"value": -2, "runTimeMs": 1795208179212}},
         ],
     )
-    def test_is_not_kafka(self, offset):
+    def test_what_is_no_position_of_a_topic_is_not_kafkas(self, offset):
         """Anything else, -1 and -2 (latest and earliest, no positions) and the continuous rate source too."""
         assert not is_kafka(offset)
 
-    def test_says_which_rows(self):
+    def test_one_opaque_source_makes_equal_offsets_prove_nothing(self):
         """One opaque source is enough for equal offsets to prove nothing, and so is no source."""
         assert says_which_rows({"0": {"t": {"0": 1}}, "orders": {"u": {"0": 1}}})
         assert not says_which_rows({"0": {"t": {"0": 1}}, "1": {"logOffset": 0}})
@@ -60,7 +60,7 @@ class TestKafka:
         assert not says_which_rows({})
         assert not says_which_rows(None)
 
-    def test_kafka_partitions(self):
+    def test_partitions_of_every_kafka_source_are_listed(self):
         """The partitions of every Kafka source, other sources aside."""
         offsets = {"0": {"t": {"0": 1, "1": 2}}, "1": {"logOffset": 0}, "x": {"u": {"0": 9}}, "2": None}
         assert kafka_partitions(offsets) == {("t", 0), ("t", 1), ("u", 0)}
@@ -99,7 +99,7 @@ class TestKafka:
         found = goes_back({"0": start}, {"0": end})
         assert len(found) == sum(last < first for first, last in ranges.values())
 
-    def test_as_current(self):
+    def test_current_offsets_have_a_row_for_each_partition_or_source(self):
         """A row a partition for Kafka and one a source otherwise, ordered by number where they have one."""
         offsets = {"x": 5, "10": {"t": {"10": 1, "2": 2}}, "9": {"logOffset": 0}, "1": None}
         assert as_current(offsets) == [
@@ -118,7 +118,7 @@ class TestSame:
         assert same(one, {"0": parse_offset('{ "t" : {"1": 2, "0": 1} }')})
 
     @pytest.mark.parametrize("unknown", [None, {}, {"0": None}, {"0": {"t": {"0": 1}}, "1": None}])
-    def test_unknown_equals_nothing(self, unknown):
+    def test_an_unknown_offset_equals_nothing_not_even_itself(self, unknown):
         """What is not known is not even the same as itself."""
         assert not same(unknown, unknown)
         assert not same(unknown, {"0": {"t": {"0": 1}}})
@@ -138,7 +138,7 @@ class TestSame:
             ({"0": {"x": None}}, {"0": {}}),
         ],
     )
-    def test_differing(self, a, b):
+    def test_another_source_type_or_digit_is_a_difference(self, a, b):
         """Another source, another type of JSON value or a last digit is a difference."""
         assert not same(a, b)
         assert not same(b, a)
@@ -153,16 +153,16 @@ SECOND = {"0": {"a": {"0": 3, "2": 9}, "b": {"0": 4}}}
 
 
 class TestSetsOfPositions:
-    def test_by_partition(self):
+    def test_positions_are_told_by_topic_and_partition_only(self):
         """The source has no place in it, and what is not Kafka's is left out."""
         assert by_partition(FIRST) == {("a", 0): 5, ("a", 1): 7, ("b", 0): 1}
         assert by_partition(None) == by_partition({"0": 7}) == {}
 
-    def test_least_common(self):
+    def test_the_least_of_two_sets_has_only_partitions_of_both(self):
         """The lesser of both where both have the partition; nothing where one lacks it."""
         assert least_common(FIRST, SECOND) == {"0": {"a": {"0": 3}, "b": {"0": 1}}}
         assert least_common(FIRST, {}) == {}
 
-    def test_only(self):
+    def test_a_set_is_narrowed_to_the_partitions_of_another(self):
         """The positions of one set, of the partitions of another."""
         assert only(FIRST, SECOND) == {"0": {"a": {"0": 5}, "b": {"0": 1}}}

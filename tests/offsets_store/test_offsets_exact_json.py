@@ -55,7 +55,7 @@ class TestExactness:
 
     @settings(max_examples=50)
     @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=8))
-    def test_decoding_loses_nothing(self, value):
+    def test_a_decoded_value_is_read_again_as_the_same_value(self, value):
         """Whatever is decoded at all is written and read again as the same value, and as no other."""
         text = json.dumps([value])
         try:

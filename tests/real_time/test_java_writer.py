@@ -161,7 +161,7 @@ class TestPlannedAgain:
         task.close(None)
         stored(10)
 
-    def test_it_goes_on(self, jvm, first, planned_again, stored):
+    def test_a_query_that_is_planned_again_goes_on_in_its_process(self, jvm, first, planned_again, stored):
         """Its process knows what it has stored."""
         task = planned_again()
         task.open(1, 5)
@@ -231,7 +231,7 @@ class TestPlannedAgain:
             lambda: not [one for one in threads().keySet() if one.getName().startswith("pgonce writes orders")]
         )
 
-    def test_on_another_executor(self, jvm, first, planned_again, ids, stored, admin):
+    def test_another_executor_goes_on_if_no_record_is_left_out(self, jvm, first, planned_again, ids, stored, admin):
         """It cannot know why records have no rows, so the query ends; where none is left out, it goes on."""
         admin.execute("UPDATE pgonce.positions SET claim = gen_random_uuid()")
         task = planned_again()

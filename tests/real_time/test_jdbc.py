@@ -74,7 +74,7 @@ def test_a_root_certificate_is_verified_as_libpq_does(tmp_path, monkeypatch):
     assert jdbc_url("host=h port=1 dbname=d sslmode=require", "run-1", 30).properties["sslmode"] == "verify-ca"
 
 
-def test_several_hosts(postgres_server, database):
+def test_each_of_several_hosts_keeps_its_own_port(postgres_server, database):
     """Each keeps its own port."""
     port, user = postgres_server.tcp["port"], postgres_server.tcp["user"]
     url = f"host=127.0.0.1,127.0.0.1 port=1,{port} dbname={database} user={user}"

@@ -43,7 +43,7 @@ class TestNewQuery:
         name, make = source
         assert make(**given).start(None) == {"0": {name: {"0": first, "1": 0}}}
 
-    def test_by_partition(self, source):
+    def test_json_names_the_offset_of_each_partition(self, source):
         """JSON may name each partition's offset, and Kafka's own numbers for the words."""
         name, make = source
         assert make(startingOffsets=json.dumps({name: {"0": 3, "1": -2}})).start(None) == {

@@ -457,7 +457,7 @@ class TestRefused:
             "an array",
         ],
     )
-    def test_frames(self, begin, topic, rows, why, observer):
+    def test_a_frame_that_could_lose_or_double_rows_is_refused(self, begin, topic, rows, why, observer):
         """What could lose or double a row is refused before anything is written."""
         with pytest.raises(PgonceError, match=why):
             begin(topic(1), rows=rows)
@@ -492,7 +492,7 @@ class TestRefused:
             begin(topic(1), **given)
         assert observer.execute("SELECT to_regclass('orders')").fetchone() == (None,)
 
-    def test_too_few_cores(self, begin, topic):
+    def test_a_query_with_more_partitions_than_cores_is_not_started(self, begin, topic):
         """A partition for which there is no core would never be read, so the query is not started."""
         with pytest.raises(PgonceError, match="TOO_FEW_CORES.*8 partitions"):
             begin(topic(8))
@@ -520,7 +520,7 @@ class TestRefused:
             begin(topic(1), continuous="1 second")
 
 
-def test_what_events_say():
+def test_ends_of_a_batch_are_read_from_events_in_either_form():
     """The end of a batch is read from Spark's event in either form, and reports of tasks with any topic's name."""
     assert ends_of({"sources": [{"endOffset": '{"a":{"0":3}}'}]}) == {"0": {"a": {"0": 3}}}
     assert ends_of({"sources": [{"endOffset": {"a": {"0": 3}}}]}) == {"0": {"a": {"0": 3}}}

@@ -232,7 +232,7 @@ def stored_for_a_micro_batch(url, query_id):
 class TestRecovery:
     """Commands that fence a query keep what its tasks have stored."""
 
-    def test_a_new_checkpoint(self, url, orders, tmp_path):
+    def test_a_new_checkpoint_reads_nothing_that_is_stored(self, url, orders, tmp_path):
         """A start from there reads nothing that is stored, though no batch has recorded it yet."""
         old = begun(url)
         task = Task(url, old)
@@ -513,7 +513,7 @@ class TestTasksOfOneBatch:
 
 
 class TestDatabaseThatWentBack:
-    def test_within_a_task(self, url, admin, orders):
+    def test_a_task_whose_last_flush_is_gone_writes_nothing_more(self, url, admin, orders):
         """A task whose last flush is gone writes nothing more: rows between would be missing."""
         run = begun(url)
         task = Task(url, run)
@@ -523,7 +523,7 @@ class TestDatabaseThatWentBack:
         assert not task.flushes(3)
         assert orders() == [0]
 
-    def test_between_two_tasks(self, url, admin, orders):
+    def test_a_task_does_not_claim_behind_what_the_one_before_stored(self, url, admin, orders):
         """The next task knows how far the one before it had come, and does not claim."""
         run = begun(url)
         task = Task(url, run)
@@ -535,7 +535,7 @@ class TestDatabaseThatWentBack:
         assert not Task(url, run, epoch=1, floor=3).claims(3)
         assert orders() == [0]
 
-    def test_between_two_stages(self, url, admin, orders):
+    def test_a_stage_claims_only_behind_the_claim_that_it_knows(self, url, admin, orders):
         """A continuous query that is planned again claims behind the claim that it knows, and behind no other."""
         run = begun(url)
         task = Task(url, run, epoch=5)
@@ -555,7 +555,7 @@ class TestDatabaseThatWentBack:
         assert Task(url, run, stage=1, before=uuid.uuid4()).claims(0)
         assert Task(url, run, stage=1, before=uuid.uuid4(), partition=1).claims(0)
 
-    def test_before_the_run(self, url, admin, orders):
+    def test_a_database_from_before_the_run_is_refused(self, url, admin, orders):
         """A database of before the run's start has another owner, and no batch that came later."""
         begun(url)
         run = begun(url, last=0)

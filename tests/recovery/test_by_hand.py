@@ -89,7 +89,7 @@ class TestAccept:
         (ahead / "state").mkdir()
         assert "The rows of batch" in self.accept(pgonce, ahead).stdout
 
-    def test_refused(self, pgonce, stuck, observer, url):
+    def test_a_batch_is_accepted_once_with_a_reason_and_only_where_needed(self, pgonce, stuck, observer, url):
         """Not twice, not without a reason, not another batch, not another query's checkpoint."""
         for code, given in [
             ("NO_REASON", {"reason": "  "}),
@@ -113,7 +113,7 @@ class TestAccept:
         checkpoint = write_checkpoint(tmp_path / "ckpt", entries(4, 5), (4, 5))
         assert "[ACCEPT_NOT_NEEDED]" in self.accept(pgonce, checkpoint, "--yes", batch=6).stderr
 
-    def test_without_the_checkpoint(self, pgonce, stuck, url, observer):
+    def test_without_the_checkpoint_only_a_batch_past_the_next_is_refused(self, pgonce, stuck, url, observer):
         """Where it cannot be read, only a batch past the next one is surely refused."""
         give = ("accept", "orders", "--reason", "because", "--yes", "--batch")
         assert "[ACCEPT_NOT_NEEDED]" in pgonce(*give, 6).stderr

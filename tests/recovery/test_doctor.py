@@ -17,7 +17,7 @@ from pgonce.recovery.doctor import Finding, examine
 
 
 class TestDoctor:
-    def test_agreement(self, url, tmp_path):
+    def test_a_checkpoint_that_agrees_is_told_with_what_comes_next(self, url, tmp_path):
         """Where all is well it says so, and what comes next."""
         history(url, 5)
         found = examine(str(write_checkpoint(tmp_path / "ckpt", entries(4, 5), (4, 5))), url)
@@ -26,13 +26,13 @@ class TestDoctor:
         assert found.begins == {"0": kafka(60)}
         assert [(sink.last_batch_id, sink.verdict) for sink in found.sinks] == [(5, Verdict.NEW)]
 
-    def test_the_first_batch(self, url, tmp_path):
+    def test_a_checkpoint_of_batch_0_alone_misses_nothing(self, url, tmp_path):
         """Number 0 is a number: nothing was removed."""
         history(url, 0)
         checkpoint = write_checkpoint(tmp_path / "ckpt", entries(0), (0,))
         assert examine(str(checkpoint), url).remarks == ()
 
-    def test_an_orphaned_checksum(self, url, tmp_path):
+    def test_a_checksum_without_its_file_is_noticed_and_removed(self, url, tmp_path):
         """A checksum without its file is noticed, and taken away by recover."""
         history(url, 5)
         checkpoint = write_checkpoint(tmp_path / "ckpt", entries(4, 5), (4, 5))
@@ -59,7 +59,7 @@ class TestDoctor:
         assert found.finding is Finding.NEEDS_PERSON
         assert says in " ".join([*found.remarks, found.advice])
 
-    def test_a_continuous_query(self, url, tmp_path):
+    def test_a_continuous_query_needs_a_person_though_offsets_agree(self, url, tmp_path):
         """An empty metadata line is named, though the offsets agree."""
         continuous = entry(5).replace(entry(5).split("\n")[1], "")
         history(url, 5, {5: continuous})

@@ -86,7 +86,7 @@ class TestRunning:
             assert f"pid {person.info.backend_pid}, application 'psql'" in said
             person.execute("SELECT 1")
 
-    def test_a_young_row(self, url, behind, observer):
+    def test_a_batch_published_a_moment_ago_shows_that_the_query_runs(self, url, behind, observer):
         """A batch published or skipped a moment ago is a sign."""
         for path in behind.rglob("*"):
             os.utime(path, (1, 1))
@@ -94,7 +94,7 @@ class TestRunning:
         assert "the ledger heard of it" in said
         assert "offsets/" not in said
 
-    def test_a_young_file(self, url, behind):
+    def test_a_file_written_a_moment_ago_shows_that_the_query_runs(self, url, behind):
         """A file written a moment ago is a sign."""
         with psycopg.connect(url) as connection:
             connection.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 day'")
@@ -102,7 +102,7 @@ class TestRunning:
         assert "offsets/6 was written" in said
         assert "ledger" not in said
 
-    def test_a_young_replay(self, url, behind):
+    def test_a_batch_skipped_a_moment_ago_shows_that_the_query_runs(self, url, behind):
         """A run that only skips publishes nothing, and yet it runs."""
         batch = publish(url, 10, {"0": kafka(110)}, offset_log=entry(10))
         replay(url, batch)
@@ -138,7 +138,7 @@ class TestRunning:
         monkeypatch.undo()
         assert recover_at_once(behind, url).stands_at == 9
 
-    def test_two_at_once(self, url, ahead):
+    def test_of_two_recoveries_at_once_one_is_done(self, url, ahead):
         """Two people with one idea: one recovers, the other is refused or finds nothing left to do."""
         outcomes = []
 

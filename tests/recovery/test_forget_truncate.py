@@ -104,7 +104,7 @@ class TestEmptied:
         forget(url)
         assert (ids(admin, "earlier"), ids(admin)) == ([], [7])
 
-    def test_a_partitioned_table(self, admin, url):
+    def test_a_partitioned_table_is_emptied_with_tombstones_of_its_parts(self, admin, url):
         """With what is remembered of its partitions."""
         admin.execute("CREATE TABLE whole (id bigint, name text) PARTITION BY RANGE (id)")
         admin.execute("CREATE TABLE part PARTITION OF whole FOR VALUES FROM (0) TO (100)")
@@ -207,7 +207,7 @@ class TestRefused:
         assert "not recorded" in refused(url)
 
     @pytest.mark.parametrize("action", ["CASCADE", "SET NULL", "NO ACTION DEFERRABLE INITIALLY DEFERRED"])
-    def test_what_postgres_refuses(self, admin, url, action):
+    def test_a_table_that_others_refer_to_is_not_emptied(self, admin, url, action):
         """Rows of another table refer to these; the query goes on as if nothing had been tried."""
         admin.execute(f"CREATE TABLE lines (event bigint REFERENCES events ON DELETE {action})".encode())
         admin.execute("INSERT INTO lines VALUES (1)")

@@ -23,7 +23,7 @@ from pgonce.recovery.new_checkpoint import write_new_checkpoint
 
 
 class TestNewCheckpoint:
-    def test_from_nothing(self, pgonce, url, tmp_path, observer):
+    def test_a_lost_checkpoint_is_written_and_the_old_run_is_fenced(self, pgonce, url, tmp_path, observer):
         """Same id, recorded texts, the batch done; shown first; the old run is fenced; the next batch follows."""
         history(url, 5)
         path = tmp_path / "new"
@@ -48,7 +48,7 @@ class TestNewCheckpoint:
         """Write one at once."""
         return write_new_checkpoint(QUERY, str(path), url, quiet_seconds=0, **options)
 
-    def test_two_sinks(self, url, tmp_path):
+    def test_two_sinks_may_be_one_batch_apart_and_no_further(self, url, tmp_path):
         """One batch apart, the batch is left to be run again; further apart it is refused."""
         history(url, 5)
         history(url, 4, sink_name="audit")
@@ -80,7 +80,7 @@ class TestNewCheckpoint:
             ("RECOVERY_UNPROVEN", {}, {n: entry(n, {"logOffset": n}) for n in range(3)}),
         ],
     )
-    def test_refused(self, code, identity, texts, url, tmp_path):
+    def test_what_the_ledger_alone_cannot_prove_is_refused(self, code, identity, texts, url, tmp_path):
         """State, numbers alone, and files cannot be made from the ledger; nothing is written."""
         history(url, 2, texts, **identity)
         with pytest.raises(RecoveryError, match=code):
@@ -101,7 +101,7 @@ class TestNewCheckpoint:
         with pytest.raises(RecoveryError, match="RECOVERY_STATEFUL"):
             self.make(url, tmp_path / "new")
 
-    def test_through_pyarrow(self, url, tmp_path, monkeypatch):
+    def test_a_store_that_pyarrow_reads_gets_a_checkpoint_once(self, url, tmp_path, monkeypatch):
         """A store that pyarrow.fs reads can get a new checkpoint, and only once."""
         history(url, 2)
         files = ArrowFiles("file:///", str(tmp_path / "new"), "gs://bucket/new", has_secrets=False)
@@ -129,7 +129,7 @@ class TestNewCheckpoint:
         self.make(url, tmp_path / "new")
         assert set(files_of(tmp_path / "new")) == {"metadata", "offsets/1", "offsets/2", "commits/2"}
 
-    def test_never_over_anything(self, url, tmp_path):
+    def test_a_path_where_something_lies_is_refused(self, url, tmp_path):
         """A path where something lies is refused, whatever it is."""
         history(url, 2)
         (tmp_path / "new").mkdir()

@@ -49,7 +49,7 @@ class TestNextStart:
             ((4, 5), (4, 5, 6), NextStart(5, runs_again=True, after=4, lacks=None)),
         ],
     )
-    def test_as_spark_does(self, offsets, commits, expected):
+    def test_the_batch_that_spark_runs_next_is_told_as_spark_finds_it(self, offsets, commits, expected):
         """The newest entry runs again unless the newest commit is its own; a synchronous start wants the one before."""
         assert next_start(checkpoint(entries(*offsets), commits)) == expected
 
@@ -218,7 +218,7 @@ class TestDoctor:
         assert pgonce("doctor", tmp_path / "two").exit_code == ExitCode.NEEDS_PERSON
         assert pgonce("doctor", tmp_path / "two", "--sink", "public.others").exit_code == ExitCode.OK
 
-    def test_partitions_and_names(self, url, target, tmp_path):
+    def test_other_partitions_are_enough_unless_the_name_may_be_the_same(self, url, target, tmp_path):
         """Partitions that are apart are enough, unless the name may be the same."""
         fed(url, tmp_path / "one", kafka(10), name="orders")
         begun(tmp_path / "two", {"more": {"0": 5}})
@@ -257,7 +257,7 @@ class TestDoctor:
 
 
 class TestForget:
-    def test_a_deliberate_reload(self, url, target, tmp_path, pgonce, admin):
+    def test_a_forgotten_query_lets_a_new_one_in_and_is_refused_itself(self, url, target, tmp_path, pgonce, admin):
         """It shows what it means and the SQL, waits for --yes, and lets a new query in; the old one is refused."""
         place = tmp_path / "ckpt"
         old = fed(url, place, FILES, name="orders")

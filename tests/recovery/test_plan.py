@@ -79,7 +79,7 @@ class TestNothingToDo:
     @pytest.mark.parametrize(
         ("offsets", "commits", "last"), [((4, 5), (4, 5), 5), ((4, 5), (4,), 5), ((4, 5), (4,), 4), ((0,), (), 0)]
     )
-    def test_agreement(self, offsets, commits, last):
+    def test_a_checkpoint_that_agrees_needs_no_change(self, offsets, commits, last):
         """A finished batch, a replay and a planned batch that follows need nothing; a stateful query neither."""
         for stateful in (False, True):
             plan = plan_recovery(checkpoint(entries(*offsets), commits, is_stateful=stateful), [published_to(last)])
@@ -113,7 +113,7 @@ class TestMayDouble:
         assert (plan.stands_at, plan.may_double) == (5, may)
 
     @pytest.mark.parametrize(("commits", "may"), [((4, 5), False), ((4, 5, 6), True), ((4, 5, 6, 7), True)])
-    def test_beside_another_sink(self, commits, may):
+    def test_a_batch_that_spark_has_done_may_double_what_one_sink_lacks(self, commits, may):
         """If Spark has done a batch that one sink lacks, something else may have written it there."""
         behind = published_to(5, writer_id=2, sink_name="audit")
         plan = plan_recovery(checkpoint(entries(4, 5, 6, 7), commits), [published_to(6), behind])
@@ -128,7 +128,7 @@ class TestMayDouble:
         assert (plan.stands_at, plan.may_double) == (9, planned is not None)
 
     @pytest.mark.parametrize(("commits", "may"), [((3, 4), False), ((3, 4, 5, 6), True)])
-    def test_back_by_position(self, commits, may):
+    def test_positions_drop_stored_rows_but_not_those_of_a_function(self, commits, may):
         """Positions drop what is stored, but not what another function has written."""
         records = [record(4, entry(4), positions={"0": kafka(40)}), record(5, None, positions={"0": kafka(42)})]
         facts = checkpoint(entries(3, 4, 5, 6), commits)
@@ -149,7 +149,7 @@ class TestForward:
             Change("commits/5", COMMIT),
         )
 
-    def test_without_any_log(self):
+    def test_a_checkpoint_without_logs_is_written_from_the_ledger(self):
         """A checkpoint that has lost its logs is written from the ledger; there is no commit to copy."""
         plan = plan_recovery(checkpoint({}), [published_to(3)])
         assert plan.changes[-1] == Change("commits/3", FIRST_COMMIT)
@@ -307,11 +307,11 @@ class TestLastBatchOfAStatefulQuery:
         """Where the ledger knows of state and the checkpoint has none, there is nothing to make it from."""
         refused("RECOVERY_STATEFUL", checkpoint(PLANNED_AGAIN, (4,)), [published_to(5, stateful=True)])
 
-    def test_the_first_batch(self):
+    def test_the_first_batch_has_no_recorded_beginning(self):
         """Nothing is recorded of where it began."""
         refused("RECOVERY_STATEFUL", keeps_state({0: entry(0, kafka(3), planned=1)}, ()), [published_to(0)])
 
-    def test_a_topic_recreated(self):
+    def test_a_planning_that_goes_back_shows_another_topic(self):
         """A planning that goes back behind the batch before shows that the rows are others now."""
         facts = keeps_state({4: entry(4), 5: entry(5, kafka(7), planned=1)}, (4,))
         assert ANOTHER_TOPIC in refused("RECOVERY_UNPROVEN", facts, [published_to(5)]).remedy
@@ -328,7 +328,7 @@ class TestLastBatchOfAStatefulQuery:
 class TestLastBatchThatTheLedgerLacks:
     """A failover lost it: Spark runs it again, as after a kill before its commit, whatever the query keeps."""
 
-    def test_a_stateful_query(self):
+    def test_a_stateful_query_runs_it_again_from_the_state_before(self):
         """Its state after the batch before is there, and its entry."""
         facts = keeps_state(entries(2, 3, 4), (2, 3, 4), checksums=frozenset({"commits/.4.crc"}))
         plan = plan_recovery(facts, [published_to(3, stateful=True)])
@@ -346,7 +346,7 @@ class TestLastBatchThatTheLedgerLacks:
         ],
         ids=["two are missing", "the commit before is gone", "the entry before is another"],
     )
-    def test_not_otherwise(self, offsets, commits, last):
+    def test_it_is_refused_where_nothing_shows_that_it_would_follow(self, offsets, commits, last):
         """Then nothing shows that the batch would follow, or Spark would not run it."""
         refused("RECOVERY_STATEFUL", keeps_state(offsets, commits), [published_to(last, stateful=True)])
 
@@ -370,7 +370,7 @@ class TestDamagedEntries:
         assert plan.changes == (Change("offsets/.4.crc", None), Change("offsets/4", None))
         assert facts.after(plan.changes).damaged == frozenset()
 
-    def test_it_was_published(self):
+    def test_the_recorded_text_replaces_a_damaged_published_entry(self):
         """Its recorded text takes its place, and it is done."""
         facts = checkpoint(entries(2, 3), (2, 3), damaged=frozenset({"offsets/4"}))
         plan = plan_recovery(facts, [published_to(4)])
@@ -378,12 +378,12 @@ class TestDamagedEntries:
         assert Change("offsets/4", entry(4)) in plan.changes
         assert stands(facts.after(plan.changes))[0] == entries(2, 3, 4)
 
-    def test_a_commit(self):
+    def test_a_batch_with_a_damaged_commit_entry_runs_again(self):
         """The batch runs again, as a proven replay."""
         facts = keeps_state(entries(3, 4), (3,), damaged=frozenset({"commits/4"}))
         assert plan_recovery(facts, [published_to(4, stateful=True)]).changes == (Change("commits/4", None),)
 
-    def test_an_old_one(self):
+    def test_a_damaged_old_entry_is_removed_all_the_same(self):
         """Spark never reads it; it goes all the same."""
         facts = checkpoint(entries(3, 4), (3, 4), damaged=frozenset({"offsets/0"}))
         assert plan_recovery(facts, [published_to(4)]).changes == (Change("offsets/0", None),)
@@ -427,7 +427,7 @@ class TestFiles:
         facts = checkpoint({0: texts[0], 1: texts[1]}, (0, 1), side_logs=FILES)
         assert "sources/0" in refused("RECOVERY_UNPROVEN", facts, [published_to(5, texts)]).what
 
-    def test_not_back(self):
+    def test_only_the_last_batch_of_a_file_source_can_run_again(self):
         """Files that the list holds count as read; only the last batch can be run again, as it was planned."""
         texts = {number: files(number) for number in range(4)}
         facts = checkpoint(texts, range(4), side_logs=FILES)
@@ -446,13 +446,13 @@ class TestSeveralSinks:
         """Two sinks of one query."""
         return [published_to(one), published_to(other, writer_id=2, sink_name="audit")]
 
-    def test_further_apart(self):
+    def test_sinks_two_batches_apart_are_refused_and_retire_is_named(self):
         """Two batches apart nothing can be run again for one alone: retire is named."""
         error = refused("RECOVERY_APART", checkpoint(entries(4, 5), (4, 5)), self.two(5, 3))
         assert "pgonce retire" in error.remedy
         assert "audit at batch 3" in error.what
 
-    def test_records_that_differ(self):
+    def test_sinks_that_recorded_different_texts_have_no_common_place(self):
         """Two sinks that recorded different texts for one batch have no common place."""
         other = published_to(4, {4: entry(4, planned=1)}, writer_id=2, sink_name="audit")
         refused("RECOVERY_UNPROVEN", checkpoint(entries(1), (1,)), [published_to(4), other])
@@ -521,7 +521,7 @@ class TestPositions:
         repaired = facts.after(plan.changes)
         assert stands(repaired) == (entries(0), [])
 
-    def test_nothing_proven(self):
+    def test_positions_without_a_known_beginning_prove_nothing(self):
         """Without the beginning nothing is left."""
         facts = checkpoint(entries(6, 7), (6, 7), initial={})
         last = record(1, None, positions={"0": kafka(4)})
@@ -565,7 +565,7 @@ def plan_recovery_is_over(facts):
 
 
 class TestRefused:
-    def test_unknown_query(self):
+    def test_a_checkpoint_with_a_past_that_the_ledger_lacks_is_left_alone(self):
         """A checkpoint with a past of which the ledger knows nothing is left alone."""
         unknown = refused("RECOVERY_UNKNOWN_QUERY", checkpoint(entries(0, 1), (0, 1)), [])
         # One that is to be adopted starts all the same.
@@ -574,12 +574,12 @@ class TestRefused:
         refused("RECOVERY_UNKNOWN_QUERY", checkpoint(entries(0, 1), (0, 1)), [retired])
 
     @pytest.mark.parametrize(("in_files", "in_ledger"), [(True, None), (False, True)])
-    def test_stateful(self, in_files, in_ledger):
+    def test_state_fits_one_batch_only_whoever_knows_of_it(self, in_files, in_ledger):
         """State fits one batch only, even if several sinks know of it."""
         facts = checkpoint(entries(4, 5), (4, 5), is_stateful=in_files)
         refused("RECOVERY_STATEFUL", facts, [published_to(3, stateful=in_ledger)])
 
-    def test_ids_alone(self):
+    def test_a_batch_that_is_known_by_its_number_alone_proves_nothing(self):
         """Numbers prove nothing."""
         refused("RECOVERY_UNPROVEN", checkpoint(entries(4, 5), (4, 5)), [published_to(3, guarantee="ids")])
 
@@ -593,12 +593,12 @@ class TestRefused:
         last = sink([record(7, None, end={"0": kafka(80)})])
         refused("RECOVERY_UNPROVEN", checkpoint(entries(4, 5), (4, 5)), [last])
 
-    def test_a_topic_recreated(self):
+    def test_a_range_that_goes_back_shows_another_topic(self):
         """A range that goes back is not repaired by planning it once more."""
         facts = checkpoint({4: entry(4), 5: entry(5, kafka(7))}, (4,))
         assert ANOTHER_TOPIC in refused("RECOVERY_UNPROVEN", facts, [published_to(4)]).remedy
 
-    def test_no_metadata(self):
+    def test_a_checkpoint_without_metadata_belongs_to_no_query(self):
         """Nobody knows whose checkpoint it is."""
         with pytest.raises(CheckpointError, match="CHECKPOINT_NOT_FOUND"):
             plan_recovery(checkpoint(entries(4, 5), query_id=None), [published_to(5)])

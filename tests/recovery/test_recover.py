@@ -28,7 +28,7 @@ from pgonce.recovery.recover import recover_checkpoint, undo_recovery
 
 
 class TestRecover:
-    def test_forward(self, url, behind):
+    def test_a_checkpoint_that_is_behind_gets_the_recorded_files(self, url, behind):
         """The files are those that the ledger has recorded, without stale checksums; then there is nothing left."""
         done = recover_at_once(behind, url)
         assert (done.is_done, done.stands_at, done.written) == (True, 9, ("offsets/8", "offsets/9", "commits/9"))
@@ -37,7 +37,7 @@ class TestRecover:
         assert (behind / "commits/9").read_text() == COMMIT
         assert not recover_at_once(behind, url).is_needed
 
-    def test_back(self, url, ahead):
+    def test_what_the_ledger_does_not_know_is_removed_and_kept_aside(self, url, ahead):
         """What the ledger does not know is gone, with its checksums, and lies kept aside."""
         before = files_of(ahead)
         done = recover_at_once(ahead, url)
@@ -54,7 +54,7 @@ class TestRecover:
         assert verdict(url, ahead, 6, RUN) is Verdict.FENCED
         assert verdict(url, ahead, 6, "a new run") is Verdict.NEW
 
-    def test_it_is_noted(self, url, behind, observer):
+    def test_a_recovery_is_noted_and_owns_the_writer(self, url, behind, observer):
         """The ledger has a row with what was done, and the recovery as the owner."""
         done = recover_at_once(behind, url)
         ((kind, batch_id, _, details),) = noted(observer)
@@ -176,7 +176,7 @@ class TestRecover:
         undo_recovery(str(checkpoint), url, quiet_seconds=0)
         assert files_of(checkpoint) == before
 
-    def test_positions(self, url, tmp_path):
+    def test_a_writer_with_positions_goes_back_to_a_proven_entry(self, url, tmp_path):
         """A writer that drops rows by position is moved back to an entry that is proven."""
         history(url, 3)
         stored = {"0": kafka(43)}

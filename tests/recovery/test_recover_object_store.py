@@ -48,7 +48,7 @@ def make_weak(weak_store, day: str) -> None:
 
 
 @pytest.mark.parametrize("day", ["good", "slow", "failing", "late"])
-def test_forward(url, behind, bring, weak_store, day):
+def test_a_checkpoint_comes_forward_and_back_by_undo(url, behind, bring, weak_store, day):
     """A checkpoint behind the ledger is brought to where the ledger stands, and back again by undo."""
     location = bring(behind)
     make_weak(weak_store, day)
@@ -69,7 +69,7 @@ def test_forward(url, behind, bring, weak_store, day):
 
 
 @pytest.mark.parametrize("day", ["good", "failing", "late"])
-def test_back(url, ahead, bring, weak_store, day):
+def test_what_the_ledger_does_not_know_is_kept_aside(url, ahead, bring, weak_store, day):
     """What the ledger does not know is gone from the store, and lies kept aside there."""
     location = bring(ahead)
     make_weak(weak_store, day)

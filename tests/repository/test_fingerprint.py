@@ -63,7 +63,7 @@ def test_code_counts_and_prose_does_not(counts, change):
     assert (of(changed) != of(SOURCE)) == counts
 
 
-def test_what_takes_part():
+def test_modules_that_decide_or_commit_take_part_in_the_fingerprint():
     """All that decides and commits is in, what only looks is not."""
     names = {name.rpartition(".")[2] for name in modules_of_commits(ROOT)}
     assert {

@@ -23,7 +23,7 @@ class TestCombinations:
         assert {one.python for one in run} == {python for pythons in PYTHONS.values() for python in pythons}
         assert {one.java for one in run} == {"17", *(java for javas in JAVAS.values() for java in javas)}
 
-    def test_pieces(self):
+    def test_only_names_any_of_the_four_and_refuses_what_is_not_there(self):
         """ONLY names any of the four; a name or a version that is not there is refused with what there is."""
         assert only("pyspark=3.5 postgres=14") == [OLDEST]
         assert {one.postgres for one in only("pyspark=4.3 python=3.11 java=17")} == set(POSTGRES)

@@ -53,7 +53,7 @@ def test_worker_imports_the_wheel(spark):
     assert all(file.resolve().is_relative_to(site_packages) for file in files)
 
 
-def test_wheel_is_typed():
+def test_the_wheel_tells_type_checkers_that_it_carries_types():
     """The package tells type checkers that it carries types."""
     files = {str(file) for file in importlib.metadata.files("pgonce")}
     assert "pgonce/py.typed" in files

@@ -50,7 +50,7 @@ def copy_in(url, count):
 
 class TestProxy:
     @pytest.mark.parametrize("threshold", [None, 0], ids=["simple", "prepared"])
-    def test_cut_before_commit(self, proxy, rows, threshold):
+    def test_a_cut_before_commit_leaves_no_row(self, proxy, rows, threshold):
         """The client loses the connection, and the row is not there."""
         proxy.cut_before_commit()
         with pytest.raises(psycopg.OperationalError):
@@ -58,14 +58,14 @@ class TestProxy:
         assert (rows(), proxy.commits, proxy.hits["cut_before_commit"]) == (0, 0, 1)
 
     @pytest.mark.parametrize("threshold", [None, 0], ids=["simple", "prepared"])
-    def test_cut_after_commit(self, proxy, rows, threshold):
+    def test_a_cut_after_commit_leaves_the_row(self, proxy, rows, threshold):
         """The client loses the connection in the same way, and the row is there."""
         proxy.cut_after_commit()
         with pytest.raises(psycopg.OperationalError):
             insert(proxy.url, prepare_threshold=threshold)
         assert (rows(), proxy.commits, proxy.hits["cut_after_commit"]) == (1, 1, 1)
 
-    def test_cut_during_commit(self, url, proxy, rows):
+    def test_a_cut_during_commit_lets_the_row_come_later(self, url, proxy, rows):
         """The client is cut off while the server is still committing; the row comes later."""
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(
@@ -93,7 +93,7 @@ class TestProxy:
         insert(proxy.url)
         assert (rows(), proxy.commits, proxy.connections) == (2, 2, 3)
 
-    def test_cut_in_copy(self, proxy, rows):
+    def test_a_cut_in_the_middle_of_copy_leaves_nothing(self, proxy, rows):
         """COPY data ends in the middle of a message, and nothing of it is there."""
         proxy.cut_in_copy(after_bytes=100_000)
         with pytest.raises(psycopg.OperationalError):
@@ -102,7 +102,7 @@ class TestProxy:
 
     @pytest.mark.parametrize("inserts", [insert, insert_by_itself])
     @pytest.mark.parametrize(("when", "while_held", "after_cut"), [("before", 0, 0), ("after", 1, 1)])
-    def test_hold_and_cut(self, proxy, rows, when, while_held, after_cut, inserts):
+    def test_a_client_is_held_at_its_commit_and_then_cut_off(self, proxy, rows, when, while_held, after_cut, inserts):
         """A client is held for as long as the test likes where it commits, and then loses its connection."""
         proxy.also_commits = re.compile(rb"INSERT") if inserts is insert_by_itself else None
         hold = getattr(proxy, f"hold_{when}_commit")(touching="INTO rows")

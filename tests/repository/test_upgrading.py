@@ -63,7 +63,7 @@ class TestALedgerFromBeforeTheFirstRelease:
         admin.execute("UPDATE pgonce.schema_version SET version = 109, least_reader_version = 103")
         forget_ledger(url)
 
-    def test_it_is_refused(self, admin, url):
+    def test_a_ledger_of_an_earlier_commit_is_refused_with_the_way_out(self, admin, url):
         """Nobody reads, writes or migrates it; the error names its version and the way out."""
         for use in (
             lambda: commit(url, make_planned_batch(3), ORDERS),
@@ -76,7 +76,7 @@ class TestALedgerFromBeforeTheFirstRelease:
         assert CliRunner().invoke(app, ["init", "--url", url]).exit_code != ExitCode.OK
         assert len(rows_in(admin, "public.orders")) == 6
 
-    def test_the_way_out(self, admin, url):
+    def test_after_the_rename_its_query_goes_on_by_adopt_checkpoint(self, admin, url):
         """After the rename, adoptCheckpoint takes the query on, and its last batch is not written again."""
         ((last,),) = admin.execute("SELECT last_batch_id FROM pgonce.writers").fetchall()
         admin.execute("ALTER SCHEMA pgonce RENAME TO pgonce_unreleased")

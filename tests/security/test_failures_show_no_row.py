@@ -156,7 +156,7 @@ class TestEveryWayIn:
 
     @pytest.mark.spark
     @pytest.mark.parametrize("refusal", ["unique", "not a uuid", "what a trigger raises"])
-    def test_what_is_kept(self, spark, url, admin, observer, start, refusal):
+    def test_a_kept_failure_has_its_code_and_no_value_of_a_row(self, spark, url, admin, observer, start, refusal):
         """One row, by the commit, with the code and the sink, and without the value."""
         ensure_ledger(url)
         admin.execute(REFUSALS[refusal][0].encode())

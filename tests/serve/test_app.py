@@ -112,7 +112,7 @@ class TestList:
 
 
 class TestQuery:
-    def test_its_page(self, url, store, admin):
+    def test_the_page_of_a_query_shows_its_state_and_what_to_do(self, url, store, admin):
         """State, batches, offsets with lag, failures with their help, dead letters, commands, and the next start."""
         replay(url, publish(url, 2, KAFKA, rows=7))
         publish(url, 3, KAFKA, rows=12345)
@@ -219,7 +219,7 @@ class TestHostileText:
 
 
 class TestJson:
-    def test_stable_keys(self, url, store, admin):
+    def test_programs_read_stable_keys_and_null_for_the_unknown(self, url, store, admin):
         """What programs read has these keys; what is unknown is null."""
         publish(url, 3, KAFKA)
         fail(admin)
@@ -250,7 +250,7 @@ class TestJson:
         }  # fmt: skip
         assert one["batches"][0]["rows"] == 10
 
-    def test_an_unknown_query(self, url, store):
+    def test_an_unknown_query_is_not_found_and_has_an_error_code(self, url, store):
         """It is a 404 with what every error has."""
         with served(url) as site:
             told = site.get("/api/queries/nothing")
@@ -278,6 +278,6 @@ def test_browsers_hear_that_there_is_something_new(url, store):
     assert '<tr class="row' in part
 
 
-def test_examples_in_docstrings():
+def test_the_examples_in_its_docstrings_hold():
     """What the docstrings of the pictures show is so."""
     assert doctest.testmod(charts).failed == 0

@@ -54,7 +54,7 @@ def test_what_is_new_appears_without_a_reload(url, store, open_page):
         expect(page.locator("tr.selected .name")).to_have_text("orders")
 
 
-def test_by_keys_alone(url, store, open_page):
+def test_the_list_is_filtered_and_opened_by_keys_alone(url, store, open_page):
     """/ filters as one types, Enter opens, Escape goes back, ? lists the keys; the filter is in the address."""
     publish(url, 3, KAFKA)
     publish(url, 3, KAFKA, query_id=OTHER, query_name="clicks", sink_name="public.clicks")
@@ -136,7 +136,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(url, ledger, open_page):
 
 
 @pytest.mark.parametrize("queries", [1, 30, 300] if PICTURES else [30])
-def test_pictures(url, ledger, open_page, queries):
+def test_each_page_is_drawn_whole(url, ledger, open_page, queries):
     """Each width in light and dark is drawn whole; PGONCE_TEST_PICTURES names a folder that keeps the pictures."""
     fill(url, queries, batches=150)
     gap = {"GAP": ("The batch before this one is not recorded.", "Run pgonce recover.")}

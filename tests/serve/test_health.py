@@ -73,6 +73,6 @@ def test_a_name_with_line_breaks_is_one_line(url, store):
         assert site.get("/healthz?query=c%0Ad").text.count("\n") == 1
 
 
-def test_examples_in_docstrings():
+def test_the_examples_in_its_docstrings_hold():
     """What the docstrings show is so."""
     assert doctest.testmod(health).failed == 0

@@ -93,7 +93,7 @@ class TestCounters:
                 admin.execute("UPDATE pgonce.writers SET generation = 1, last_batch_id = 0")
             assert value(scrape(site), "pgonce_batches_total", **OURS) == 5
 
-    def test_replays_and_failures(self, url, store, admin):
+    def test_counters_begin_at_zero_and_count_what_is_seen_since(self, url, store, admin):
         """Those of before are not counted; a failure that is seen again is, by its code."""
         replay(url, publish(url, 3, KAFKA))
         insert = (

@@ -10,7 +10,7 @@ from pgonce.serve import pages
 from pgonce.serve.pages import TONES, query_link, view_of
 
 
-def test_examples_in_docstrings():
+def test_the_examples_in_its_docstrings_hold():
     """What the docstrings show is so."""
     assert doctest.testmod(pages).failed == 0
 

@@ -128,6 +128,6 @@ def test_a_role_that_may_only_read_is_enough(url, store, login, admin):
         assert site.query(site.reader.snapshot.states[0].query_id).status == 200
 
 
-def test_examples_in_docstrings():
+def test_the_examples_in_its_docstrings_hold():
     """What the docstrings show is so."""
     assert doctest.testmod(look).failed == 0

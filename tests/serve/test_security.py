@@ -41,7 +41,7 @@ class TestHost:
         """A name cannot be made to look like an address."""
         assert site.get("/", host=host).status == 200
 
-    def test_examples(self):
+    def test_a_host_that_only_begins_like_an_allowed_one_is_refused(self):
         """What the docstrings say is so."""
         assert doctest.testmod(security).failed == 0
         assert not is_allowed("pgonce.example@evil.example", ["pgonce.example"])

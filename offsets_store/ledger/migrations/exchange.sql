@@ -35,7 +35,7 @@ BEGIN
         SELECT coalesce(bool_or(t.value::oid = rebuilt), w.sink_name = was) AS is_new, coalesce(bool_or(t.value::oid = replaced OR t.key = is_now), false) AS is_old
         FROM jsonb_each_text(w.targets) AS t) AS f
     WHERE f.is_new OR f.is_old OR w.sink_name = is_now;
-    -- Not waited for: whoever holds one of these may wait for the tables, which this transaction has locked.
+    -- Not waited for: a session that holds one of these may wait for the tables, which this transaction has locked.
     BEGIN
         PERFORM FROM pgonce.writers AS w WHERE w.writer_id = ANY (of_new || of_old) ORDER BY w.writer_id FOR UPDATE NOWAIT;
         LOCK TABLE pgonce.batch_jobs IN SHARE ROW EXCLUSIVE MODE NOWAIT;

@@ -100,7 +100,7 @@ COMMENT ON COLUMN pgonce.batches.writer_id IS 'The writer.';
 COMMENT ON COLUMN pgonce.batches.generation IS 'The writer''s generation when the batch was published.';
 COMMENT ON COLUMN pgonce.batches.batch_id IS 'Spark''s batch id.';
 COMMENT ON COLUMN pgonce.batches.run_id IS 'The run that published it.';
-COMMENT ON COLUMN pgonce.batches.attempt IS 'Token of the commit that published it; tells our own lost answer from somebody else''s batch.';
+COMMENT ON COLUMN pgonce.batches.attempt IS 'Token of the commit that published it; tells our own lost answer from a batch of another commit.';
 COMMENT ON COLUMN pgonce.batches.start_offsets IS 'Where the batch began, inclusive; null where unknown.';
 COMMENT ON COLUMN pgonce.batches.end_offsets IS 'Where the batch ended, exclusive for Kafka; null where unknown.';
 COMMENT ON COLUMN pgonce.batches.offset_log IS 'The text of the checkpoint''s offsets/N, byte for byte: what proves a replay.';
@@ -110,7 +110,7 @@ COMMENT ON COLUMN pgonce.batches.committed_at IS 'When the record was written, j
 COMMENT ON COLUMN pgonce.batches.positions IS 'Source id to topic to partition to next position: rows below are in the target or were never selected; null where rows carry no positions.';
 COMMENT ON COLUMN pgonce.batches.dropped_rows IS 'Rows of the batch that an earlier batch had published. They are not among rows.';
 COMMENT ON COLUMN pgonce.batches.stateful IS 'Whether the query keeps state, so that its checkpoint cannot be rebuilt from here; null where unknown.';
-COMMENT ON COLUMN pgonce.batches.topic_ids IS 'Topic to Kafka''s id of it, where brokers were asked: a topic made anew has another.';
+COMMENT ON COLUMN pgonce.batches.topic_ids IS 'Topic to Kafka''s id of it, where brokers were asked: a topic that is created again has another.';
 COMMENT ON COLUMN pgonce.batches.counts IS 'What became of the rows, where they were written by key and not all of them count: written, deleted, superseded by a later change in the batch, passed_over because the table has something newer, not_found, ignored. Together they are the batch''s rows. dead_letters and unrouted count rows that are not among these; not_read counts those of the written rows in which a value was not read, and moved those whose old rows are counted too.';
 COMMENT ON COLUMN pgonce.batches.tables IS 'How many rows went into each table, where the batch writes to several.';
 COMMENT ON COLUMN pgonce.batches.begun_at IS 'When the transaction that published the batch began. committed_at - begun_at is how long the commit took, without the COMMIT itself.';
@@ -476,7 +476,7 @@ BEGIN ATOMIC
     WHERE p.writer_id = writer AND p.disputed_from IS NOT NULL ORDER BY p.topic, p.partition LIMIT 1;
 END;
 
--- Whoever takes a writer over, retires it or takes its place ends the claims of its tasks, whatever code does it.
+-- A query or person that takes a writer over, retires it or takes its place ends the claims of its tasks, whatever code does it.
 -- As the ledger's owner, because it deletes rows of this table, which a streaming role may not.
 CREATE FUNCTION pgonce.end_claims() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

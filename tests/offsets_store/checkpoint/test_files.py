@@ -73,7 +73,7 @@ def assert_reads_all(checkpoint: Checkpoint) -> None:
 
 
 class TestLocal:
-    def test_reads_all(self, folder):
+    def test_entries_are_found_by_number_and_other_files_are_passed_over(self, folder):
         """Entries are found by number, not by name, and what else lies in the folders is passed over."""
         assert_reads_all(Checkpoint(str(folder)))
 
@@ -119,7 +119,7 @@ class TestLocal:
         )
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
-    def test_new_query(self, tmp_path):
+    def test_a_query_before_its_first_batch_has_no_entry_and_no_state(self, tmp_path):
         """Before the first batch there is no entry, no start and no state."""
         write(tmp_path, {"metadata": FILES["metadata"]})
         checkpoint = Checkpoint(str(tmp_path))
@@ -128,7 +128,7 @@ class TestLocal:
         assert checkpoint.initial_offsets() == {}
         assert not checkpoint.is_stateful()
 
-    def test_named_source(self, tmp_path):
+    def test_a_named_source_keeps_its_start_under_its_name(self, tmp_path):
         """A named source keeps its start under its name."""
         write(tmp_path, {"sources/orders/0": FILES["sources/0/0"]})
         assert Checkpoint(str(tmp_path)).initial_offsets() == {"orders": {"t": {"0": 3, "1": 0}}}
@@ -187,17 +187,16 @@ class TestWaiting:
         assert Checkpoint(str(folder)).offset_log(11, wait_seconds=20).text.encode() == FILES["offsets/10"]
         late.join()
 
-    def test_wait_is_bounded(self, folder):
+    def test_a_file_that_never_comes_is_an_error_after_the_time_given(self, folder):
         """A file that never comes is an error after the time given, which names what there is instead."""
         start = time.monotonic()
-        with pytest.raises(CheckpointError, match=r"no offsets of batch 11 after 0.3 seconds: .* 0 to 10") as caught:
+        with pytest.raises(CheckpointError, match=r"OFFSETS_NOT_FOUND.* 11 .*0\.3 .* 0 to 10"):
             Checkpoint(str(folder)).offset_log(11, wait_seconds=0.3)
         assert 0.3 <= time.monotonic() - start < 5
-        assert caught.value.code == "OFFSETS_NOT_FOUND"
 
     def test_without_a_wait_it_fails_at_once(self, tmp_path):
         """No time given means one look."""
-        with pytest.raises(CheckpointError, match="it holds no batch at all"):
+        with pytest.raises(CheckpointError, match="OFFSETS_NOT_FOUND"):
             Checkpoint(str(tmp_path)).offset_log(0)
 
 
@@ -225,18 +224,18 @@ class TestTrouble:
             "s3a:c",
         ],
     )
-    def test_bad_location(self, location):
+    def test_a_location_that_cannot_be_reached_is_refused_at_once(self, location):
         """A location that Spark itself refuses, or that Python cannot reach, is named as such at once."""
         assert code_of(location) == "CHECKPOINT_LOCATION"
 
-    def test_no_checkpoint(self, tmp_path):
+    def test_a_missing_or_empty_folder_or_a_file_is_no_checkpoint(self, tmp_path):
         """A folder that is missing, or empty, or a file, is no checkpoint."""
         (tmp_path / "file").touch()
         assert code_of(f"{tmp_path}/missing") == "CHECKPOINT_NOT_FOUND"
         assert code_of(str(tmp_path)) == "CHECKPOINT_NOT_FOUND"
         assert code_of(f"{tmp_path}/file") == "CHECKPOINT_NOT_FOUND"
 
-    def test_not_readable(self, tmp_path):
+    def test_what_the_disk_does_not_give_is_never_an_absent_file(self, tmp_path):
         """What the disk refuses to give is an error, never an absent file."""
         (tmp_path / "metadata").mkdir()
         (tmp_path / "offsets").symlink_to("offsets")
@@ -247,7 +246,7 @@ class TestTrouble:
         with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
             Checkpoint(str(tmp_path)).find_offset_log(0)
 
-    def test_no_permission(self, folder):
+    def test_a_folder_that_may_not_be_entered_is_an_error(self, folder):
         """A folder that this user may not enter is an error, never an absent file."""
         folder.chmod(0)
         try:
@@ -306,7 +305,7 @@ def as_nobody() -> Iterator[None]:
         ("weird://K:S@b/p", "weird://b/p"),
     ],
 )
-def test_what_is_shown(location, shown):
+def test_credentials_and_queries_are_cut_out_of_a_location(location, shown):
     """Logins and queries go; addresses, ports and plain paths stay."""
     assert without_credentials(location) == shown
 

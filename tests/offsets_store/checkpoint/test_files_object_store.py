@@ -45,7 +45,7 @@ def assert_is_read(checkpoint):
     assert not checkpoint.is_stateful()
 
 
-def test_a_good_day(checkpoint, folder_in_store):
+def test_a_store_gives_what_was_written_and_not_what_was_removed(checkpoint, folder_in_store):
     """What was written is read, nothing half-written is left, and what was removed is gone."""
     assert_is_read(checkpoint)
     writer = CheckpointWriter(folder_in_store)
@@ -56,7 +56,7 @@ def test_a_good_day(checkpoint, folder_in_store):
     assert not writer.is_empty()
 
 
-def test_a_slow_store(checkpoint, weak_store):
+def test_a_slow_store_is_waited_for(checkpoint, weak_store):
     """A store that takes four seconds for each answer is waited for."""
     weak_store.delay_seconds = 4.0
     begun = time.monotonic()
@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_moved_into_its_place(checkpoint, folder_in_store,
     assert checkpoint.offset_log(2).text == entry(2)
 
 
-def test_wrong_credentials(checkpoint, folder_in_store, monkeypatch):
+def test_a_login_that_the_store_refuses_is_an_error_without_the_secret(checkpoint, folder_in_store, monkeypatch):
     """A login that the store refuses is an error, and the secret is not in it."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
     with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE") as refused:

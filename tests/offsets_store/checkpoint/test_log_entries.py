@@ -103,7 +103,7 @@ class TestOtherFiles:
             ("v1", 1, {}),
         ],
     )
-    def test_commit_log(self, text, version, metadata):
+    def test_each_version_of_a_commit_entry_is_read(self, text, version, metadata):
         """Versions 1 to 3 are read, and a missing line counts as {}, as it does for Spark."""
         log = parse_commit_log(text)
         assert (log.version, log.metadata, log.text) == (version, metadata, text)
@@ -116,18 +116,18 @@ class TestOtherFiles:
             ('v1\n{"next', "CHECKPOINT_MALFORMED"),
         ],
     )
-    def test_commit_log_refused(self, text, code):
+    def test_an_unknown_or_damaged_commit_entry_is_refused(self, text, code):
         """A commit entry that is unknown or damaged is an error."""
         with pytest.raises(CheckpointError) as caught:
             parse_commit_log(text)
         assert caught.value.code == code
 
-    def test_query_id(self):
+    def test_the_id_of_a_query_is_taken_as_it_is_written(self):
         """The id is taken as it is written."""
         assert parse_query_id(f'{{"id":"{QUERY_ID}"}}') == QUERY_ID
 
     @pytest.mark.parametrize("text", ["", "{}", '{"id":7}', '{"id":"x"}', f'"{QUERY_ID}"', '{"id":"f4f7c9'])
-    def test_query_id_refused(self, text):
+    def test_metadata_without_a_uuid_as_its_id_is_refused(self, text):
         """What holds no UUID under id is no query's metadata."""
         with pytest.raises(CheckpointError, match="CHECKPOINT_MALFORMED"):
             parse_query_id(text)
@@ -135,7 +135,7 @@ class TestOtherFiles:
     @pytest.mark.parametrize(
         "data", [b'\x00v1\n{"t":{"1":0,"0":5}}', b'\x00v1\n{"t":{"1":0,"0":5}}\n', b'\x00{"t":{"1":0,"0":5}}']
     )
-    def test_initial_offset(self, data):
+    def test_the_start_of_batch_0_is_read_in_each_form(self, data):
         """Kafka's start of batch 0 stands behind a NUL byte, since Spark 2.2 behind a version line too."""
         assert parse_initial_offset(data) == {"t": {"0": 5, "1": 0}}
 
@@ -157,7 +157,7 @@ class TestOtherFiles:
             (b'\x00v2\n{"t":{"0":5}}', "CHECKPOINT_VERSION"),
         ],
     )
-    def test_initial_offset_refused(self, data, code):
+    def test_a_damaged_start_of_batch_0_is_refused(self, data, code):
         """A damaged start is an error, not an absent one: a wrong start would pass for a new query's."""
         with pytest.raises(CheckpointError) as caught:
             parse_initial_offset(data)

@@ -83,7 +83,7 @@ def assert_says_what_the_query_said(checkpoint: Checkpoint, query: StreamingQuer
     assert checkpoint.newest_offset_entry() == OffsetLogEntry(last, checkpoint.offset_log(last).sha256)
 
 
-def test_file_source(spark, inbox, checkpoint):
+def test_each_batch_of_a_file_source_has_an_entry_of_its_own(spark, inbox, checkpoint):
     """Each batch has its own entry, with the settings it was planned under; the list of files is no start."""
     query = run(writer(files(spark, inbox), checkpoint))
     add_file(inbox, "b")
@@ -134,7 +134,7 @@ def test_batch_that_failed_is_planned_and_not_done(spark, checkpoint):
     assert texts[0] == texts[1]
 
 
-def test_stateful_query(spark, inbox, checkpoint):
+def test_a_query_that_keeps_state_is_told_by_its_state_folder(spark, inbox, checkpoint):
     """A query that keeps state is told by its state folder."""
     query = run(writer(files(spark, inbox).groupBy("a").count(), checkpoint, "complete"))
     reader = Checkpoint(checkpoint)
@@ -166,7 +166,7 @@ def test_offset_log_version_2(spark, inbox, tmp_path, checkpoint):
     assert Checkpoint(checkpoint).offset_log(1).offsets == {"0": {"logOffset": 0}, "1": {"logOffset": 0}}
 
 
-def test_named_sources(spark, inbox, checkpoint):
+def test_a_named_source_has_its_offset_under_its_name(spark, inbox, checkpoint):
     """With source evolution, a source's offset stands under its name."""
     if not hasattr(spark.readStream, "name"):
         pytest.skip("this Spark has no named sources (they came after 4.1)")
@@ -192,7 +192,7 @@ def test_commit_log_version_3(spark, inbox, checkpoint):
     assert list(commit.metadata["sinkMetadataMap"]) == ["orders_sink"]
 
 
-def test_continuous_query(spark, checkpoint):
+def test_a_continuous_query_has_an_empty_metadata_line(spark, checkpoint):
     """A continuous query is told by its empty metadata line, and its rate source is not taken for Kafka."""
     rate = spark.readStream.format("rate").option("numPartitions", 1).load()
     query = writer(rate, checkpoint).trigger(continuous="500 milliseconds").start()
@@ -216,7 +216,7 @@ def test_location_means_what_it_means_to_spark(spark, inbox, checkpoint, write):
 
 
 @pytest.mark.kafka
-def test_kafka_source(spark, kafka, topic, checkpoint):
+def test_offsets_of_kafka_are_the_next_to_read(spark, kafka, topic, checkpoint):
     """Offsets are the next to read of every partition, empty ones too, and the start is kept apart."""
     orders, payments = topic(partitions=3), topic()
     send(kafka, orders, {0: 4, 1: 2})

@@ -91,10 +91,8 @@ def test_a_query_that_takes_the_place_of_one_that_only_appended(url, admin):
     """The rows of a third query, which also appends, would go with those of the replaced one."""
     commit_batch(settings(url), batch("appends"), appending(1))
     commit_batch(settings(url), batch("third", **ELSEWHERE), appending(2))
-    with pytest.raises(PgonceError, match="replaces all rows of the table") as error:
+    with pytest.raises(PgonceError, match="FOREIGN.*query third"):
         commit_batch(settings(url, remedies=Remedies(replaces="appends")), batch("new", **CONTINUED), replacing(3))
-    assert error.value.code == "FOREIGN"
-    assert "it goes on where that query ended, but other queries feed the same" in str(error.value)
     assert ids(admin) == [1, 2]
 
 

@@ -85,7 +85,7 @@ def test_it_comes_after_the_rows_can_be_seen(url, listener, observer):
     assert observer.execute("SELECT batch_id FROM pgonce.batches").fetchall() == [(0,)]
 
 
-def test_batch_jobs(url, listener):
+def test_a_published_batch_job_is_told_and_a_skipped_one_is_not(url, listener):
     """A batch job that is published is told by its key; one that is skipped is not."""
     work = Work(lambda _: "public.events", lambda *_: Published(7, "inline", targets={"public.events": 1}))
     told = settings(url, notify_channel="batches")

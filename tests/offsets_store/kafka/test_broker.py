@@ -26,9 +26,8 @@ class TestBroker:
     def test_a_topic_that_is_gone(self, url, store, kafka):
         """Stored offsets of a topic that the broker does not have are no place to start."""
         publish(url, 0, {"0": {"no-such-topic": {"0": 5}}})
-        with pytest.raises(OffsetsError, match="no-such-topic-0") as refused:
+        with pytest.raises(OffsetsError, match="PARTITIONS_GONE.*no-such-topic-0"):
             store.starting_offsets("orders", bootstrap_servers=kafka.bootstrap_servers)
-        assert refused.value.code == "PARTITIONS_GONE"
 
     def test_lag_against_the_broker(self, url, store, kafka, topic):
         """With brokers the newest offsets are theirs, and a partition without an end counts from its earliest row."""
@@ -53,7 +52,7 @@ def add_partitions(kafka, topic, total):
     admin.create_partitions([NewPartitions(topic, total)], operation_timeout=10)[topic].result(timeout=30)
 
 
-def test_no_broker_there(url, store, monkeypatch):
+def test_brokers_that_do_not_answer_are_an_error_after_a_bounded_wait(url, store, monkeypatch):
     """Brokers that do not answer are an error of ours, after a bounded wait."""
     monkeypatch.setattr("pgonce.offsets_store.kafka.settings.PATIENCE_SECONDS", 1)
     publish(url, 0, KAFKA)
@@ -62,10 +61,9 @@ def test_no_broker_there(url, store, monkeypatch):
     assert refused.value.code == "KAFKA_UNREACHABLE"
 
 
-def test_no_kafka_client(url, store, monkeypatch):
+def test_without_the_kafka_client_the_package_to_install_is_named(url, store, monkeypatch):
     """Without the optional client, asking a broker says what to install."""
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     publish(url, 0, KAFKA)
-    with pytest.raises(ConfigurationError, match="confluent-kafka") as refused:
+    with pytest.raises(ConfigurationError, match="NO_KAFKA_CLIENT.*confluent-kafka"):
         store.starting_offsets("orders", bootstrap_servers="127.0.0.1:1")
-    assert refused.value.code == "NO_KAFKA_CLIENT"

@@ -70,7 +70,7 @@ def test_what_librdkafka_is_told(given, expected):
         ('serviceName="kafka" username="me" password=""', "me", ""),
     ],
 )
-def test_jaas(options, user, password):
+def test_user_and_password_are_read_from_a_jaas_text(options, user, password):
     """User and password are read from a JAAS text, however they are quoted."""
     found = dict(client_settings({"sasl.jaas.config": f"{PLAIN}{options};"}))
     assert (found["sasl.username"], found["sasl.password"]) == (user, password)
@@ -84,18 +84,18 @@ SECRET = "zq7s3cret"
     [
         ({"ssl.truststore.location": f"/{SECRET}.jks"}, "JKS"),
         ({"ssl.truststore.location": "/a.pem", "ssl.truststore.type": "PKCS12"}, "PKCS12"),
-        ({"ssl.truststore.location": "/a.jks", "ssl.truststore.password": SECRET}, "librdkafka cannot read"),
+        ({"ssl.truststore.location": "/a.jks", "ssl.truststore.password": SECRET}, "JKS or PKCS12"),
         ({"ssl.keystore.location": "/a.jks", "ssl.keystore.password": SECRET}, "JKS"),
         ({"ssl.keystore.location": "/a.pem", "ssl.keystore.password": SECRET}, "PKCS12"),
         ({"sasl.mechanism": "GSSAPI"}, "SCRAM-SHA-512"),
         ({"ssl.truststore.password": SECRET}, r"ssl\.truststore\.type=PEM"),
         ({"sasl.mechanism": "AWS_MSK_IAM"}, "IAM"),
         ({"security.protocol": SECRET}, "SASL_SSL"),
-        ({"sasl.jaas.config": f'{PLAIN}username="me" password="{SECRET}"'}, "cannot be read"),
-        ({"sasl.jaas.config": f'{PLAIN}username="me" password="{SECRET};'}, "cannot be read"),
+        ({"sasl.jaas.config": f'{PLAIN}username="me" password="{SECRET}"'}, "ScramLoginModule"),
+        ({"sasl.jaas.config": f'{PLAIN}username="me" password="{SECRET};'}, "ScramLoginModule"),
         ({"sasl.jaas.config": f'{PLAIN}username="{SECRET}";'}, "no password"),
         ({"sasl.jaas.config": f'a.Krb5LoginModule required keyTab="{SECRET}";'}, "PlainLoginModule"),
-        ({"sasl.jaas.config": f'{SCRAM}username="me" password="{SECRET}" tokenauth="true";'}, "login module"),
+        ({"sasl.jaas.config": f'{SCRAM}username="me" password="{SECRET}" tokenauth="true";'}, "PlainLoginModule"),
         ({"bootstrap.servers": SECRET}, "bootstrapServers"),
         ({"ssl.cipher.suites": SECRET}, "sasl.jaas.config"),
     ],
@@ -108,7 +108,7 @@ def test_what_cannot_be_followed_is_refused(given, says):
     assert refused.value.code in {"BAD_OPTION", "UNKNOWN_OPTION"}
 
 
-def test_brokers_have_both():
+def test_brokers_take_settings_in_any_case_and_show_only_addresses():
     """Names are Spark's, in any case; nothing is shown but the addresses."""
     found = brokers("a:1,b:2", {"kafka.Security.Protocol": "SSL", "kafka.ssl.keystore.key": SECRET})
     assert found.client == {"bootstrap.servers": "a:1,b:2", "security.protocol": "SSL", "ssl.key.pem": SECRET}
@@ -122,12 +122,11 @@ def test_brokers_have_both():
 @pytest.mark.parametrize("options", [{"security.protocol": "SSL"}, {"subscribe": "orders"}])
 def test_names_without_the_prefix(options):
     """Options of another kind are refused, with the way to write them."""
-    with pytest.raises(ConfigurationError, match=r"kafka\.security\.protocol") as refused:
+    with pytest.raises(ConfigurationError, match=r"UNKNOWN_OPTION.*kafka\.security\.protocol"):
         brokers("a:1", options)
-    assert refused.value.code == "UNKNOWN_OPTION"
 
 
-def test_settings_without_brokers():
+def test_a_login_without_named_brokers_is_refused():
     """A login to brokers that nobody has named is refused."""
     with pytest.raises(ConfigurationError, match="bootstrap_servers") as refused:
         brokers(None, {"kafka.security.protocol": "SSL"})

@@ -51,7 +51,7 @@ def secure_topic(secure_kafka):
         ("SSL", None),
     ],
 )
-def test_brokers_answer(secure_kafka, secure_topic, protocol, mechanism):
+def test_each_client_logs_in_by_each_protocol(secure_kafka, secure_topic, protocol, mechanism):
     """With the settings that Spark has, partitions, ends and ids are told by every kind of client."""
     found = brokers(secure_kafka.servers(protocol), options_for(secure_kafka, protocol, mechanism))
     assert partitions_of([secure_topic], found) == {(secure_topic, 0), (secure_topic, 1)}
@@ -59,7 +59,7 @@ def test_brokers_answer(secure_kafka, secure_topic, protocol, mechanism):
     assert set(topic_ids([secure_topic], found)) == {secure_topic}
 
 
-def test_a_wrong_password(secure_kafka, secure_topic, monkeypatch):
+def test_a_login_that_brokers_refuse_is_an_error_without_the_password(secure_kafka, secure_topic, monkeypatch):
     """A login that is refused is said to be one, by each kind of client, and no password is repeated."""
     monkeypatch.setattr("pgonce.offsets_store.kafka.settings.PATIENCE_SECONDS", 3)
     wrong = "zq7wrong"
@@ -84,7 +84,6 @@ def test_a_topic_that_one_may_not_see(secure_kafka, secure_topic):
         lambda: ends_of([secure_topic, closed], found),
         lambda: topic_ids([secure_topic, closed], found),
     ):
-        with pytest.raises(OffsetsError, match=f"{closed}.*DESCRIBE on the topic") as refused:
+        with pytest.raises(OffsetsError, match=f"KAFKA_REFUSED.*{closed}.*DESCRIBE"):
             ask()
-        assert refused.value.code == "KAFKA_REFUSED"
     assert partitions_of(["no-such-topic"], found) == set()

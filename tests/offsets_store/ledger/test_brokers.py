@@ -22,7 +22,7 @@ def noted(admin):
     return admin.execute("SELECT query_id, bootstrap_servers FROM pgonce.brokers").fetchall()
 
 
-def test_the_examples_hold():
+def test_the_examples_in_its_docstrings_hold():
     """No login, and no protocol, comes out of a list of servers."""
     assert doctest.testmod(brokers).failed == 0
 

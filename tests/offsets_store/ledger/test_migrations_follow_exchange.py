@@ -235,7 +235,7 @@ def test_sinks_with_names_of_their_own(admin, url):
     assert in_table(admin, "sales") == [2, 12]
 
 
-def test_odd_names(admin, url):
+def test_the_ledger_quotes_odd_names_as_python_does(admin, url):
     """The ledger writes them as Python does."""
     admin.execute('CREATE SCHEMA "a.b"; CREATE TABLE "a.b"."Odd ""one" (); CREATE TABLE "user" (); CREATE TABLE "é" ()')
     ensure_ledger(url)
@@ -255,7 +255,7 @@ class TestRefused:
     def test_a_name_that_still_means_a_table(self, admin, url):
         """The new query, started with its old options, would write into the table that was put aside."""
         both_ways = RECIPE.replace("SELECT", "ALTER TABLE sales_old RENAME TO sales_new; SELECT")
-        with pytest.raises(ObjectNotInPrerequisiteState, match="what is called public.sales_new now"):
+        with pytest.raises(ObjectNotInPrerequisiteState, match=r"public\.sales_new\b"):
             admin.execute(both_ways.replace("'sales_old'", "'sales_new'").encode())
         admin.execute("ROLLBACK")
         assert in_table(admin, "sales") == [1, 11]
@@ -298,7 +298,7 @@ class TestRefused:
     def test_a_table_that_is_behind(self, url):
         """Also behind a query that was retired: its rows are still there, until it is forgotten."""
         commit(url, "old", 2, 21)
-        assert "t-0 is stored up to 30, but in the rebuilt table up to 20" in str(refused(url, "caught up"))
+        assert "t-0 is stored up to 30" in str(refused(url, " 20"))
         retire_sink("old", url)
         refused(url, "caught up")
         commit(url, "new", 2, 22, table="sales_new")
@@ -320,7 +320,7 @@ class TestRefused:
         refused(url, "both of them")
 
     @pytest.mark.parametrize("table", ["sales", "sales_new"])
-    def test_a_partition(self, admin, url, table):
+    def test_a_partition_cannot_take_the_place_of_a_table(self, admin, url, table):
         """Deletes are remembered with those of the table above it, and queries feed it through that one."""
         admin.execute(f"CREATE TABLE whole (LIKE {table}) PARTITION BY RANGE (id)".encode())
         admin.execute(f"ALTER TABLE whole ATTACH PARTITION {table} DEFAULT".encode())
@@ -336,7 +336,7 @@ class TestRefused:
         admin.execute("UPDATE pgonce.home SET written_in = 0")
         refused(url, "restored")
 
-    def test_no_reason(self, url):
+    def test_an_exchange_without_a_reason_is_refused(self, url):
         """As for each decision that a person makes."""
         with psycopg.connect(url, autocommit=True) as connection, pytest.raises(ObjectNotInPrerequisiteState):
             connection.execute(RECIPE.replace("factor repaired", " ").encode())

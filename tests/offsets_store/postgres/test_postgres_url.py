@@ -38,22 +38,21 @@ def test_it_travels_with_its_source():
 
 
 @pytest.mark.parametrize(
-    ("given", "code", "said"),
+    ("given", "code"),
     [
-        (("", "no_colon"), "BAD_OPTION", "does not name a function"),
-        (("", "a:b()"), "BAD_OPTION", "does not name a function"),
-        (("", "a.b:c:d"), "BAD_OPTION", "does not name a function"),
-        (("", "lambda login: 'x'"), "BAD_OPTION", "does not name a function"),
-        (("", "zq7!"), "BAD_OPTION", "does not name a function"),
-        (("postgresql://u:zq7@h/d", "a:b"), "CLASHING_OPTIONS", "holds a password"),
-        (("host=h password=zq7", "a:b"), "CLASHING_OPTIONS", "holds a password"),
+        (("", "no_colon"), "BAD_OPTION"),
+        (("", "a:b()"), "BAD_OPTION"),
+        (("", "a.b:c:d"), "BAD_OPTION"),
+        (("", "lambda login: 'x'"), "BAD_OPTION"),
+        (("", "zq7!"), "BAD_OPTION"),
+        (("postgresql://u:zq7@h/d", "a:b"), "CLASHING_OPTIONS"),
+        (("host=h password=zq7", "a:b"), "CLASHING_OPTIONS"),
     ],
 )
-def test_what_cannot_work_is_refused_when_it_is_made(given, code, said):
+def test_what_cannot_work_is_refused_when_it_is_made(given, code):
     """Nothing is called or run to find out, and no password is shown."""
-    with pytest.raises(ConfigurationError, match=code) as refused:
+    with pytest.raises(ConfigurationError, match=f"{code}.*passwordFrom") as refused:
         PostgresUrl(*given)
-    assert said in str(refused.value)
     assert "zq7" not in str(refused.value)
     assert refused.value.__context__ is None
 

@@ -65,8 +65,8 @@ def test_every_refusal_has_the_way_out_that_belongs_to_it(ddl, mode, code, remed
 @pytest.mark.parametrize(
     ("table", "create_table", "path", "says"),
     [
-        ("nowhere.events", False, "public", "no schema nowhere"),
-        ("nowhere.events", True, "public", "no schema nowhere"),
+        ("nowhere.events", False, "public", "nowhere"),
+        ("nowhere.events", True, "public", "nowhere"),
         ("events", True, "nowhere", "search_path"),
     ],
 )

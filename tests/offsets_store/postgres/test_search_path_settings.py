@@ -148,7 +148,7 @@ def test_the_statement_sees_ours(connection):
     assert connection.execute(LOOK).fetchone() == USERS
 
 
-def test_one_within_another(connection):
+def test_settings_around_other_settings_bring_back_their_own(connection):
     """One may stand around another that sets something else: each brings back its own."""
     costs = LocalSettings(seq_page_cost="7")
     OURS.execute_in_tx(connection, costs.around(sql.SQL("SELECT 1")))

@@ -86,7 +86,7 @@ class TestWhen:
         clock.now += BEAT_SECONDS
         assert beats.is_due()
 
-    def test_nothing_to_say(self, beats):
+    def test_a_listener_that_hears_no_query_says_nothing(self, beats):
         """A listener that hears no query says nothing."""
         assert not beats.is_due(at_last=True)
 

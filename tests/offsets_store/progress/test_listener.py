@@ -116,7 +116,7 @@ class TestAgreement:
         assert durations["addBatch"] > 0
         assert listener.dropped == 0
 
-    def test_a_replay_agrees(self, spark, url, observer, listen, orders, inbox, checkpoint):
+    def test_a_batch_of_another_run_agrees_as_well(self, spark, url, observer, listen, orders, inbox, checkpoint):
         """A batch that another run published is compared as well, and is the same."""
         first = run(files(spark, inbox(2)).writeStream.foreachBatch(orders), checkpoint)
         for name in ("1", ".1.crc"):
@@ -130,7 +130,7 @@ class TestAgreement:
 
 
 class TestDisagreement:
-    def test_other_offsets(self, spark, url, observer, listen, orders, inbox, checkpoint, caplog):
+    def test_other_offsets_are_told_and_kept(self, spark, url, observer, listen, orders, inbox, checkpoint, caplog):
         """Offsets in the ledger that are not Spark's are a warning in the log and a text in the row."""
 
         def tampering(frame, batch_id):
@@ -158,7 +158,7 @@ class TestDisagreement:
 
 
 class TestFilling:
-    def test_offsets_from_listener(self, spark, url, observer, listen, inbox, checkpoint):
+    def test_offsets_are_open_at_the_commit_and_filled_later(self, spark, url, observer, listen, inbox, checkpoint):
         """With offsetsFrom=listener the ledger's offsets are open at the commit, and filled by the event."""
         with psycopg.connect(url) as connection:
             connection.execute("CREATE TABLE orders (id int)")
@@ -176,7 +176,7 @@ class TestFilling:
 
 
 class TestTrouble:
-    def test_postgres_away(self, spark, listen, inbox, checkpoint, caplog):
+    def test_a_stream_ends_well_and_warns_once_while_postgres_is_away(self, spark, listen, inbox, checkpoint, caplog):
         """The stream runs to its end, every event is counted, one warning tells it, and no password does."""
         listener = listen(AWAY)
         query = run(files(spark, inbox(3)).writeStream.format("noop"), checkpoint)
@@ -188,7 +188,7 @@ class TestTrouble:
         assert "CONNECT_FAILED" in warnings[0]
         assert "s3cret" not in caplog.text
 
-    def test_it_comes_back(self, proxy):
+    def test_events_are_stored_again_when_postgres_is_back(self, proxy):
         """Events of an outage are dropped and counted; when Postgres is back, they are stored again."""
         listener = OffsetsListener(proxy.url)
         listener.onQueryProgress(Event(0))

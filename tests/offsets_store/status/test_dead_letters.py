@@ -64,7 +64,7 @@ def test_a_table_of_the_users_own(url, admin):
     assert found(url_with(url, options="-csearch_path=app"), "orders", table='"My Letters"') == [one]
 
 
-def test_another_table(url, admin):
+def test_a_table_that_cannot_hold_dead_letters_is_refused(url, admin):
     """A name that is not a table, a table without the columns, and ids that come twice are refused."""
     admin.execute("CREATE TABLE without_key (LIKE pgonce.dead_letters INCLUDING IDENTITY)")
     for name in ("nowhere", "app.nowhere", "a.b.c", "a.b.c.d", "a\0b", '"', "", "pgonce.batches", "without_key"):

@@ -28,7 +28,7 @@ def choice(url, letter):
     return chosen_letters(url, "orders", ids=[letter])
 
 
-def test_who_and_why(url, letter):
+def test_a_decision_tells_its_role_its_time_and_its_reason(url, letter):
     """The database role, the time, and the reason in one line."""
     discard_letters(choice(url, letter), url, reason=" spam\nmore ")
     with reading(url) as connection:
@@ -40,11 +40,11 @@ def test_who_and_why(url, letter):
 def test_a_letter_that_is_gone(url, letter):
     """The error says what became of it; of one that was never there, nothing."""
     discard_letters(choice(url, letter), url, reason="spam")
-    with pytest.raises(NotFoundError, match=rf"Dead letter {letter} was discarded by role .* at .* UTC: spam\."):
+    with pytest.raises(NotFoundError, match=rf" {letter} .* UTC: spam\b"):
         discard_letters(choice(url, letter), url, reason="spam")
     with pytest.raises(NotFoundError) as found:
         discard_letters(choice(url, letter + 1), url, reason="spam")
-    assert "discarded by" not in found.value.what
+    assert "spam" not in found.value.what
 
 
 def test_of_two_people_the_second_reads_what_happened(url, letter, admin):
@@ -75,6 +75,6 @@ def test_a_role_that_may_not_read_them(url, letter, admin):
         assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
 
 
-def test_examples_in_docstrings():
+def test_the_examples_in_its_docstrings_hold():
     """What the docstrings show is so."""
     assert doctest.testmod(decisions).failed == 0

@@ -108,6 +108,6 @@ def test_a_query_that_the_ledger_does_not_know(url, store):
     assert [one.code for one in known(url, "new", None).failures] == ["NO_TABLE"]
 
 
-def test_the_examples_hold():
+def test_the_examples_in_its_docstrings_hold():
     """A time in JSON is read with its zone."""
     assert doctest.testmod(in_json).failed == 0

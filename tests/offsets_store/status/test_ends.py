@@ -59,7 +59,7 @@ class TestStartingOffsets:
         assert [row.lag for row in rows] == [3, 1]
         assert total_lag(rows) == 3
 
-    def test_kafka(self, url, store):
+    def test_stored_ends_of_one_kafka_source_are_its_starting_offsets(self, url, store):
         """The stored ends of one Kafka source are Kafka's startingOffsets as they stand."""
         publish(url, 0, {"0": {"t": {"0": 10, "2": 0, "10": 5}, "u": {"0": 1}}})
         assert store.starting_offsets("orders") == '{"t": {"0": 10, "2": 0, "10": 5}, "u": {"0": 1}}'

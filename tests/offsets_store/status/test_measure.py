@@ -55,7 +55,7 @@ def the_only(store, kafka):
     return found
 
 
-def test_records_and_seconds(url, store, kafka, topic):
+def test_lag_counts_unread_records_and_the_age_of_the_oldest(url, store, kafka, topic):
     """The lag counts unread records of all partitions, and its age is that of the oldest of them."""
     name = topic(partitions=2)
     produce(kafka, name, count=3, seconds_ago=500)
@@ -67,7 +67,7 @@ def test_records_and_seconds(url, store, kafka, topic):
     assert found.lag_seconds == pytest.approx(90, abs=15)
 
 
-def test_nothing_is_unread(url, store, kafka, topic):
+def test_a_query_that_has_read_everything_has_no_lag(url, store, kafka, topic):
     """A query that has read everything is 0 records and 0 seconds behind; a partition without records as well."""
     name = topic(partitions=2)
     produce(kafka, name, seconds_ago=500)
@@ -105,7 +105,7 @@ def test_other_brokers_and_other_sources_are_left_out(url, store, kafka):
     assert store.measured_lag(kafka.bootstrap_servers) == []
 
 
-def test_retention(url, store, kafka, topic):
+def test_the_oldest_unread_record_uses_a_share_of_the_retention(url, store, kafka, topic):
     """The oldest unread record has used a share of its topic's retention; records that are gone count as all of it."""
     name = topic(partitions=1)
     keep_for(kafka, name, HOUR_MS)
@@ -121,7 +121,7 @@ def test_retention(url, store, kafka, topic):
     assert the_only(store, kafka).retention_used_percent is None
 
 
-def test_in_the_shell(url, pgonce, kafka, topic):
+def test_status_shows_lag_its_age_and_retention_that_runs_out(url, pgonce, kafka, topic):
     """With brokers, status shows the lag and how old it is, and retention that runs out is critical."""
     name = topic(partitions=1)
     keep_for(kafka, name, HOUR_MS)

@@ -35,7 +35,7 @@ class TestQueries:
         assert (totals.sink_name, totals.guarantee, totals.replays) == ("public.totals", "ids", 0)
         assert orders.updated_at.tzinfo is not None
 
-    def test_disagreements_are_counted(self, url, store):
+    def test_disagreements_of_the_listener_are_counted(self, url, store):
         """What the listener found to differ shows in the entry."""
         publish(url, 0, KAFKA)
         hear(url, KAFKA, batch_id=0)
@@ -91,7 +91,7 @@ class TestHistory:
         assert {b.sink_name for b in store.history("orders", sink="audit")} == {"audit"}
 
 
-def test_reading_changes_nothing(url, store):
+def test_a_transaction_that_reads_the_ledger_can_write_nothing(url, store):
     """What reads the ledger runs in a transaction that the server lets write nothing."""
     with pytest.raises(LedgerError) as refused, reading(url) as connection:
         connection.execute(delete(writers))

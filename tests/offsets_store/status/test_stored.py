@@ -23,12 +23,10 @@ class TestWhichQuery:
     def test_an_unknown_one_lists_what_there_is(self, url, store):
         """A wrong name is answered with the right ones."""
         publish(url, 0, KAFKA)
-        with pytest.raises(OffsetsError, match=r"Did you mean orders\? It knows: orders\.") as refused:
+        with pytest.raises(OffsetsError, match=r"QUERY_NOT_FOUND.* orders\?.* orders\."):
             store.latest("order")
-        assert refused.value.code == "QUERY_NOT_FOUND"
-        with pytest.raises(OffsetsError, match="It knows: orders") as refused:
+        with pytest.raises(OffsetsError, match=r"QUERY_NOT_FOUND.* orders\."):
             store.latest(QUERY[:3])
-        assert refused.value.code == "QUERY_NOT_FOUND"
 
     def test_an_ambiguous_name_lists_the_ids(self, url, store):
         """A name that two queries have is no answer; the error names both ids."""
@@ -52,14 +50,12 @@ class TestWhichQuery:
         """The latest of a query with two sinks has no single answer without `sink`."""
         publish(url, 0, KAFKA)
         publish(url, 3, KAFKA, sink_name="audit")
-        with pytest.raises(OffsetsError, match="audit") as refused:
+        with pytest.raises(OffsetsError, match="SINK_NEEDED.*audit"):
             store.latest("orders")
-        assert refused.value.code == "SINK_NEEDED"
         assert store.latest("orders", sink="audit").batch_id == 3
 
     def test_an_unknown_sink_lists_the_sinks(self, url, store):
         """A wrong sink is answered with the right ones."""
         publish(url, 0, KAFKA)
-        with pytest.raises(OffsetsError, match=r"public\.orders") as refused:
+        with pytest.raises(OffsetsError, match=r"SINK_NOT_FOUND.*public\.orders"):
             store.latest("orders", sink="order")
-        assert refused.value.code == "SINK_NOT_FOUND"

@@ -49,7 +49,7 @@ APART = {
 
 
 @pytest.mark.parametrize("name", APART)
-def test_apart(name):
+def test_queries_that_read_nothing_in_common_may_feed_one_sink(name):
     """Where both say what they read, and that has nothing in common, both may feed the sink."""
     assert what_speaks_against(*APART[name]) == ""
 
@@ -112,7 +112,7 @@ AGAINST = {
 
 
 @pytest.mark.parametrize("name", AGAINST)
-def test_not_apart(name):
+def test_what_is_shared_or_not_known_makes_a_rival(name):
     """Whatever is shared, or is not known, makes a rival, and the words say why."""
     batch, other, words = AGAINST[name]
     assert words in what_speaks_against(batch, other)
@@ -127,7 +127,7 @@ def test_one_of_two_sources_is_not_known():
     assert reads_of({}, {}) is None
 
 
-def test_apart_is_mutual():
+def test_the_order_of_two_queries_does_not_make_them_rivals():
     """Which of two queries came first changes nothing."""
     all_reads = [None, *(reads_of(batch.end, batch.folders) for batch, *_ in [*APART.values(), *AGAINST.values()])]
     for one, other in itertools.product(all_reads, repeat=2):

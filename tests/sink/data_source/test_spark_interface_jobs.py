@@ -83,7 +83,7 @@ def test_a_thread_of_the_users_own_needs_an_active_session(spark, admin, url):
     assert ids(admin) == list(range(ROWS))
 
 
-def test_upsert(spark, admin, url):
+def test_a_job_upserts_by_its_options(spark, admin, url):
     """The option mode chooses how rows are written, as for streams."""
     admin.execute("ALTER TABLE events ADD PRIMARY KEY (id)")
     save(frame(spark, 3), url, mode="append")

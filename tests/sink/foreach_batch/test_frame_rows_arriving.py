@@ -65,7 +65,7 @@ def test_nobody_waits_for_a_slow_reader(spark, at_once, monkeypatch):
     assert arriving.rows() == 20_000
 
 
-def test_a_full_disk(spark, at_once, monkeypatch):
+def test_a_driver_without_room_for_the_rows_names_the_cause(spark, at_once, monkeypatch):
     """Where the driver has no room for the rows, that is what is raised, and not what Spark says when nobody reads."""
     monkeypatch.setattr(frame_rows, "IN_MEMORY_BYTES", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

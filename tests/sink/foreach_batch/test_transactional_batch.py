@@ -226,7 +226,7 @@ def test_a_function_that_a_call_does_not_run_is_refused(bench, observer, functio
     assert observer.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (0,)
 
 
-def test_threads_take_turns(bench, observer, admin):
+def test_rows_of_threads_that_write_together_are_there_once(bench, observer, admin):
     """They may write at the same time; all of their rows are there once."""
     tables = [f"part{number}" for number in range(4)]
     for table in tables:

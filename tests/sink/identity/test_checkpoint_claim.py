@@ -107,7 +107,7 @@ def test_what_other_machines_may_write_to_is_not_claimed():
         ("viewfs://cluster/checkpoint", False),
     ],
 )
-def test_stores(location, is_exclusive):
+def test_only_some_stores_let_one_of_two_claims_succeed(location, is_exclusive):
     """Where a file is created by renaming another, only some stores see to it that one of two succeeds."""
     assert claim_checkpoint(location) is is_exclusive
 

@@ -18,7 +18,7 @@ _SERVER = (
 )
 
 
-def test_an_orphan_ends():
+def test_a_worker_whose_server_is_gone_ends_by_itself():
     """A worker whose server is gone ends by itself."""
     server = [sys.executable, "-c", _SERVER, _WORKER]
     done = subprocess.run(server, capture_output=True, text=True, check=True, timeout=60)

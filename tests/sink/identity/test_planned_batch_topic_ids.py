@@ -92,7 +92,7 @@ def test_a_broker_without_ids(kafka, topic, url, events, monkeypatch):
     assert commit(url, reading(url, name, 1, "after it", kafka), EVENTS) is Verdict.NEW
 
 
-def test_no_broker_there(url, events):
+def test_brokers_that_do_not_answer_fail_the_batch(url, events):
     """Brokers that do not answer fail the batch: the check that was asked for cannot be made."""
     batch = make_batch(start={"0": {"t": {"0": 0}}}, end={"0": {"t": {"0": 10}}}, run_id="nobody there")
     with pytest.raises(OffsetsError, match="KAFKA_UNREACHABLE"):

@@ -98,7 +98,7 @@ def test_no_lock_is_waited_for(fed):
             look(fed)
 
 
-def test_without_a_ledger(url, admin, login):
+def test_a_role_that_may_not_create_the_ledger_is_told_so(url, admin, login):
     """The first batch creates it; a role that may not is told so."""
     admin.execute("CREATE TABLE events (id bigint)")
     look(url)

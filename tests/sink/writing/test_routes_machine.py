@@ -341,6 +341,6 @@ def test_each_row_ends_once(url):
     run(url, 8)
 
 
-def test_many_histories(url):
+def test_each_row_ends_once_in_many_more_histories(url):
     """Many more of them."""
     run(url, EXAMPLES)

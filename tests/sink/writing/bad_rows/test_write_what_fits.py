@@ -50,7 +50,7 @@ def test_a_row_that_refers_to_another_of_the_batch_is_written_with_it(url, admin
 
 
 @pytest.mark.parametrize("mode", ["upsert", "apply"])
-def test_by_key_too(mode, url, admin):
+def test_a_bad_change_leaves_what_an_earlier_one_of_its_key_wrote(mode, url, admin):
     """A bad change leaves what an earlier one of its key has written, and one without a key is put aside."""
     admin.execute(TABLE.encode())
     columns = {**COLUMNS, "seq": t.LongType(), "gone": t.BooleanType()}

@@ -177,7 +177,7 @@ def test_only_newer_needs_read_committed(url, events):
         apply(isolated, (1, "a", 1, WRITE), only_newer=True)
 
 
-def test_old_tombstones_go(url, admin, events):
+def test_tombstones_are_there_for_as_many_days_as_the_option_says(url, admin, events):
     """They are there for as many days as the user said."""
     apply(url, (1, None, 5, DELETE), only_newer=True, tombstone_days=3)
     days = (

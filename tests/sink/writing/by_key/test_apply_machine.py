@@ -365,6 +365,6 @@ def test_batches_leave_what_the_changes_leave_one_by_one(url):
     run(url, 25)
 
 
-def test_many_histories(url):
+def test_the_table_holds_in_many_more_histories(url):
     """Many more of them."""
     run(url, EXAMPLES)

@@ -172,7 +172,7 @@ class TestMovedValues:
         assert stored(admin) == [(1, 9, 1), (2, 2, 0), (7, 7, 0)]
         assert letters(admin) == [(5, "23505")]
 
-    def test_a_period_moves(self, url, admin):
+    def test_a_period_of_an_exclusion_constraint_moves_between_rows(self, url, admin):
         """An exclusion constraint is one of several rows too."""
         admin.execute(
             "CREATE TABLE events (id bigint PRIMARY KEY, u bigint, seq bigint,"

@@ -42,7 +42,7 @@ def forget_as_told(admin, text):
     admin.execute(statement[: statement.index(")") + 1].encode())
 
 
-def test_another_key(url, admin):
+def test_a_batch_of_another_key_is_refused_until_deletes_are_forgotten(url, admin):
     """A delete of id 7 is none of code 7: the batch is refused, until the deletes are forgotten."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, code bigint UNIQUE, name text, seq bigint)")
     struct = changes(id=LONG, code=LONG, name=TEXT, seq=LONG)
@@ -71,7 +71,7 @@ def test_a_renamed_key_column(url, admin):
     assert newer(url, *again, struct=struct) == {"passed_over": 2}
 
 
-def test_another_order(url, admin):
+def test_a_batch_in_another_order_than_its_deletes_is_refused(url, admin):
     """Whether 4 is newer than 100000 cannot be told where one is a version and the other a position."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, lsn bigint, ver bigint)")
     struct = changes(id=LONG, name=TEXT, lsn=LONG, ver=LONG)

@@ -273,7 +273,7 @@ class TestTexts:
     """Types that are read from text, or that hold what another type of Spark's held."""
 
     @pytest.mark.parametrize("transport", TRANSPORTS)
-    def test_what_fits_arrives(self, url, transport):
+    def test_values_that_fit_arrive_by_a_cast_or_as_they_are(self, url, transport):
         """Enums, domains, ranges, addresses, bits, composites from strings, and wider types, by a cast or as it is."""
         columns = ", ".join(f"c{i} {column}" for i, (column, *_) in enumerate(HELD))
         prepare(url, TYPES, f"CREATE TABLE events (id bigint, {columns})")
