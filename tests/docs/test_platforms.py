@@ -55,7 +55,7 @@ def test_airflow_loads_each_month_once(start_reader, airflow, url, tmp_path):
     """A task that runs again, as Airflow's do after a failure, is skipped; its program is the backfill's."""
     (dag,) = (block.text for block in blocks_of("platforms/index.md") if block.language == "python")
     reader = start_reader(PGONCE_URL=url, AIRFLOW_HOME=str(tmp_path / "home"), AIRFLOW__CORE__LOAD_EXAMPLES="False")
-    for block in blocks_of("how-to/backfill.md"):
+    for block in blocks_of("batch-jobs.md#A backfill next to a live stream"):
         if "# backfill.py" in block.text:
             reader.do(block)
     dags = tmp_path / "home" / "dags"
