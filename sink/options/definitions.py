@@ -179,7 +179,7 @@ class QueryOptions(TypedDict, total=False):
     retry_timeout: Annotated[float, Option(
         _ALL, "For how many seconds after the first temporary error (a lost connection, a deadlock, a lock) a commit, "
         "or a task that stages, may begin another try. In `foreachBatch`, the time that Spark takes to make a large "
-        "batch also counts. See [When Postgres is unavailable](failures.md#when-postgres-is-unavailable).",
+        "batch also counts. See [When Postgres is unavailable](recovering.md#when-postgres-is-unavailable).",
         RETRY_SECONDS,
     )]
 
