@@ -89,7 +89,7 @@ class TableOptions(TypedDict, total=False):
     update_columns: Annotated[Sequence[str], Option(
         _ROWS_AND_JOBS, "The only columns that change in a stored row, separated by commas. A new row is inserted with "
         "all its columns; of several rows of a new key, the one with the least `orderBy` has those that are not "
-        "listed. The column of a soft delete changes in any case.",
+        "listed.",
         (), "all", modes=BY_KEY, clashes=_STORED_STAYS,
     )]
     keep_where: Annotated[str | None, Option(
@@ -138,9 +138,8 @@ class QueryOptions(TypedDict, total=False):
     bootstrap_servers: Annotated[str | None, Option(
         _QUERIES, "Kafka brokers (`host:port,...`) that are asked at each start for the ids of the topics. So a "
         "topic that was deleted and created again, and has grown past the old end, is refused (`RECREATED`); nothing "
-        "else would notice it. After a run that asked, as each in real time does, one without this option is "
-        "refused. The ledger keeps their names and ports for [`pgonce status --measure`](watching.md#lag). Needs "
-        "`pip install 'pgonce[kafka]'`, and Kafka 2.8 or newer: older brokers have no ids of topics.",
+        "else would notice it. After a run that asked, one without this option is refused. [`pgonce status "
+        "--measure`](watching.md#lag) asks them too. Needs `pip install 'pgonce[kafka]'`, and Kafka 2.8 or newer.",
         clashes=("offsets_from=listener",),
     )]
     kafka_options: Annotated[Mapping[str, str] | None, Option(
@@ -168,9 +167,8 @@ class QueryOptions(TypedDict, total=False):
         "since. The old query can no longer publish.",
     )]
     independent: Annotated[bool, Option(
-        _STREAMS, "`true` says that this query brings other rows than the others that feed the table. Needed for a "
-        "second query of a table, unless both are [proven to read different places](guarantees.md#the-verdicts) and "
-        "neither replaces all of its rows. Remove it after the first batch.", False,
+        _STREAMS, "`true` says that this query brings other rows than the others that feed the table, where that is "
+        "not [proven](guarantees.md#the-verdicts). Remove it after the first batch.", False,
     )]
     lock_timeout: Annotated[float, Option(
         _ALL, "Seconds to wait for a lock before looking who holds it. Keep it well below `retryTimeout`.",
@@ -179,7 +177,7 @@ class QueryOptions(TypedDict, total=False):
     retry_timeout: Annotated[float, Option(
         _ALL, "For how many seconds after the first temporary error (a lost connection, a deadlock, a lock) a commit, "
         "or a task that stages, may begin another try. In `foreachBatch`, the time that Spark takes to make a large "
-        "batch also counts. See [When Postgres is unavailable](recovering.md#when-postgres-is-unavailable).",
+        "batch also counts.",
         RETRY_SECONDS,
     )]
 
@@ -271,16 +269,15 @@ class SparkOptions(WriterOptions, total=False):
     )]
     inline_bytes: Annotated[int, Option(
         _SINKS, "How many bytes a task may send in its commit message; beyond that it stages its rows in a table. `0` "
-        "stages everything. Partitions from the ninth on may send less, but each at least 4 kB. A task with more than "
-        "`1048576` sends them to the `receiver` instead, if it reaches one.",
+        "stages everything. Partitions from the ninth on may send less. A task with more than `1048576` sends them to "
+        "the `receiver` instead, if it reaches one.",
         DEFAULT_INLINE_BYTES, least=0,
     )]
     receiver: Annotated[Literal["off", "auto"] | str, Option(  # noqa: PYI051 (these two are read in any case)
         Way.STREAM, "Large partitions go to a process on the driver, which copies them while tasks still run, instead "
-        "of being staged: [faster](performance.md) for large batches. `auto`: executors [find "
-        "it](clusters.md#when-executors-reach-the-driver); `off`: there is none; any other text is the address to "
-        "listen at. Rows cross the network [encrypted](security.md#the-receiver). `PGONCE_RECEIVER=off` in the "
-        "driver's environment is `off` for all its queries. With `positionColumns` it copies once tasks have ended.",
+        "of being staged. `auto`: executors [find it](clusters.md#when-executors-reach-the-driver); `off`: there is "
+        "none; any other text is the address to listen at. Rows cross the network "
+        "[encrypted](security.md#the-receiver).",
         AUTOMATIC,
     )]
     offsets_from: Annotated[OffsetsFrom, Option(
