@@ -93,9 +93,9 @@ class TableOptions(TypedDict, total=False):
         (), "all", modes=BY_KEY, clashes=_STORED_STAYS,
     )]
     keep_where: Annotated[str | None, Option(
-        _ROWS_AND_JOBS, 'A text that stands for "the source could not read this value", such as '
-        "`__debezium_unavailable_value`. Where a column of the frame holds it, the stored value stays; see [Values "
-        "that the source could not read](change-data.md#values-that-the-source-could-not-read).",
+        _ROWS_AND_JOBS, "A text, such as `__debezium_unavailable_value`. Where a column of the frame holds it, the "
+        "stored value stays; see [Values that the source could not "
+        "read](change-data.md#values-that-the-source-could-not-read).",
         modes=BY_KEY, clashes=_STORED_STAYS, empty=True,
     )]
     create_table: Annotated[bool, Option(
@@ -122,17 +122,16 @@ class QueryOptions(TypedDict, total=False):
     """How the batches of a query are identified and committed: what both ways in through ``foreachBatch`` take."""
 
     password_from: Annotated[str | None, Option(
-        _ALL, "A function, `module:function`, that returns the password for each new connection, such as "
-        "`my_company:password`. See [Tokens instead of passwords](security.md#tokens-instead-of-passwords).",
+        _ALL, "A function, `module:function`, that [returns the password](security.md#tokens-instead-of-passwords) "
+        "for each new connection.",
     )]
     pin_table: Annotated[bool, Option(
-        _STREAMS, "Refuse a batch whose table is not the one that earlier batches were written to, instead of "
-        "only reporting it. See [Tables that people change](running.md#tables-that-people-change).", False,
+        _STREAMS, "Refuse a batch whose table is not the one that earlier batches were written to. See [Tables "
+        "that people change](running.md#tables-that-people-change).", False,
     )]
     position_columns: Annotated[Sequence[str], Option(
         _STREAMS, "The columns that hold Kafka's topic, partition and offset, in this order. Rows that are stored "
-        "already are then dropped, and counted. For stateless queries over one Kafka source. See [By "
-        "position](guarantees.md#by-position).",
+        "already are then dropped. See [By position](guarantees.md#by-position).",
         (), clashes=("mode=complete", "offsets_from=listener"),
     )]
     bootstrap_servers: Annotated[str | None, Option(
@@ -162,9 +161,8 @@ class QueryOptions(TypedDict, total=False):
         "See [Replace your foreachBatch](replace-your-foreachbatch.md).", least=0,
     )]
     replaces: Annotated[str | None, Option(
-        _STREAMS, "The query whose place this one takes: its id, at least the first four characters of it, or its "
-        "name. Batch 0 must start where that query ended, for this sink, and at 0 in a partition that was added "
-        "since. The old query can no longer publish.",
+        _STREAMS, "The query whose place this one takes: its id, or its name. Batch 0 must start where that query "
+        "ended, for this sink, and at 0 in a partition that was added since. The old query can no longer publish.",
     )]
     independent: Annotated[bool, Option(
         _STREAMS, "`true` says that this query brings other rows than the others that feed the table, where that is "
@@ -196,7 +194,7 @@ class RowOptions(TableOptions, total=False):
     mode: Annotated[Mode, Option(
         _ROWS_AND_JOBS, "`append` adds rows. `upsert` inserts, or updates the row with the same `keys`. `apply` does "
         "what each row says: insert, update or delete. `complete` replaces all rows of the table with every batch; in "
-        'a stream it needs Spark\'s `.outputMode("complete")`, and then it is the default. See [Writing](writing.md).',
+        'a stream it needs `.outputMode("complete")`. See [Writing](writing.md).',
         "append",
     )]
     keys: Annotated[Sequence[str], Option(
