@@ -36,7 +36,7 @@ _DIRECTIVE = re.compile(r"^```\{\w+\}.*?^```\n", re.MULTILINE | re.DOTALL)
 _PLACE = re.compile(r'<span id="(\w+)">')
 # What a program may leave out first: llms.txt has a word for it.
 _SECTIONS = {"start": "Start", "how-to": "How-to", "reference": "Reference", "why": "Why", "optional": "Optional"}
-_OPTIONAL = ("adr/", "benchmarks", "contributing", "crashes", "testbed")
+_OPTIONAL = ("adr/", "benchmarks", "contributing", "crashes", "faults", "outcomes", "testbed")
 
 
 # What people look for, where the section that answers does not have the word, or many others have it as well.

@@ -31,6 +31,8 @@ ELSEWHERE = {
     "examples/README.md": "examples.md",
     "testbed/README.md": "testbed.md",
     "tests/chaos/crashes.md": "crashes.md",
+    "tests/chaos/faults.md": "faults.md",
+    "tests/matrix/outcomes.md": "outcomes.md",
 }
 _FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")

@@ -265,7 +265,7 @@ def _standbys(connection: psycopg.Connection) -> Answer:
             f"COMMIT waits for {_counted(demanded)} ({names!r}), and {missing} {'is' if missing == 1 else 'are'} "
             f"missing: every COMMIT would wait, without a limit, until {'it is' if missing == 1 else 'they are'} "
             "back",
-            "Read page `failures` of the documentation, When a synchronous standby is missing.",
+            "Read page `recovering` of the documentation, When a synchronous standby is missing.",
         )
     are, waited_for = ("is", "it") if connected == 1 else ("are", f"{demanded} of them")
     return Answer(Holds.YES, f"{_counted(connected)} {are} connected ({names!r}), and COMMIT waits for {waited_for}")

@@ -2,7 +2,7 @@
 Answer programs with JSON, with the same facts as the page.
 
 Runs in ``pgonce serve``. Invariant: the keys are stable: they are the fields of what ``OffsetsStore`` returns, and
-those of docs/serve.md; what is unknown is null.
+those of docs/watching.md; what is unknown is null.
 """
 
 from __future__ import annotations

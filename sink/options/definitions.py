@@ -96,13 +96,13 @@ class TableOptions(TypedDict, total=False):
     update_columns: Annotated[Sequence[str], Option(
         _ROWS_AND_JOBS, "The only columns that change in a stored row, separated by commas. A new row is inserted with "
         "all its columns; of several rows of a new key, the one with the least `orderBy` has those that are not "
-        "listed. The column of a soft delete changes in any case.",
+        "listed.",
         (), "all", modes=BY_KEY, clashes=_STORED_STAYS,
     )]
     keep_where: Annotated[str | None, Option(
-        _ROWS_AND_JOBS, 'A text that stands for "the source could not read this value", such as '
-        "`__debezium_unavailable_value`. Where a column of the frame holds it, the stored value stays; see [Values "
-        "that the source could not read](change-data.md#values-that-the-source-could-not-read).",
+        _ROWS_AND_JOBS, "A text, such as `__debezium_unavailable_value`. Where a column of the frame holds it, the "
+        "stored value stays; see [Values that the source could not "
+        "read](change-data.md#values-that-the-source-could-not-read).",
         modes=BY_KEY, clashes=_STORED_STAYS, empty=True,
     )]
     create_table: Annotated[bool, Option(
@@ -129,25 +129,23 @@ class QueryOptions(TypedDict, total=False):
     """How the batches of a query are identified and committed: what both ways in through ``foreachBatch`` take."""
 
     password_from: Annotated[str | None, Option(
-        _ALL, "A function, `module:function`, that returns the password for each new connection, such as "
-        "`my_company:password`. See [Tokens instead of passwords](security.md#tokens-instead-of-passwords).",
+        _ALL, "A function, `module:function`, that [returns the password](security.md#tokens-instead-of-passwords) "
+        "for each new connection.",
     )]
     pin_table: Annotated[bool, Option(
-        _STREAMS, "Refuse a batch whose table is not the one that earlier batches were written to, instead of "
-        "only reporting it. See [Tables that people change](running.md#tables-that-people-change).", False,
+        _STREAMS, "Refuse a batch whose table is not the one that earlier batches were written to. See [Tables "
+        "that people change](running.md#tables-that-people-change).", False,
     )]
     position_columns: Annotated[Sequence[str], Option(
         _STREAMS, "The columns that hold Kafka's topic, partition and offset, in this order. Rows that are stored "
-        "already are then dropped, and counted. For stateless queries over one Kafka source. See [By "
-        "position](guarantees.md#by-position).",
+        "already are then dropped. See [By position](guarantees.md#by-position).",
         (), clashes=("mode=complete", "offsets_from=listener"), least=3, most=3,
     )]
     bootstrap_servers: Annotated[str | None, Option(
         _QUERIES, "Kafka brokers (`host:port,...`) that are asked at each start for the ids of the topics. So a "
         "topic that was deleted and created again, and has grown past the old end, is refused (`RECREATED`); nothing "
-        "else would notice it. After a run that asked, as each in real time does, one without this option is "
-        "refused. The ledger keeps their names and ports for [`pgonce status --measure`](watching.md#lag). Needs "
-        "`pip install 'pgonce[kafka]'`, and Kafka 2.8 or newer: older brokers have no ids of topics.",
+        "else would notice it. After a run that asked, one without this option is refused. [`pgonce status "
+        "--measure`](watching.md#lag) asks them too. Needs `pip install 'pgonce[kafka]'`, and Kafka 2.8 or newer.",
         clashes=("offsets_from=listener",),
     )]
     kafka_options: Annotated[Mapping[str, str] | None, Option(
@@ -171,14 +169,13 @@ class QueryOptions(TypedDict, total=False):
         "See [Replace your foreachBatch](replace-your-foreachbatch.md).", clashes=("replaces", "independent"), least=0,
     )]
     replaces: Annotated[str | None, Option(
-        _STREAMS, "The query whose place this one takes: its id, at least the first four characters of it, or its "
-        "name. Batch 0 must start where that query ended, for this sink, and at 0 in a partition that was added "
-        "since. The old query can no longer publish.", clashes=("independent",),
+        _STREAMS, "The query whose place this one takes: its id, or its name. Batch 0 must start where that query "
+        "ended, for this sink, and at 0 in a partition that was added since. The old query can no longer publish.",
+        clashes=("independent",),
     )]
     independent: Annotated[bool, Option(
-        _STREAMS, "`true` says that this query brings other rows than the others that feed the table. Needed for a "
-        "second query of a table, unless both are [proven to read different places](guarantees.md#the-verdicts) and "
-        "neither replaces all of its rows.", False,
+        _STREAMS, "`true` says that this query brings other rows than the others that feed the table, where that is "
+        "not [proven](guarantees.md#the-verdicts). Remove it after the first batch.", False,
     )]
     lock_timeout: Annotated[float, Option(
         _ALL, "Seconds to wait for a lock before looking who holds it. Keep it well below `retryTimeout`.",
@@ -187,7 +184,7 @@ class QueryOptions(TypedDict, total=False):
     retry_timeout: Annotated[float, Option(
         _ALL, "For how many seconds after the first temporary error (a lost connection, a deadlock, a lock) a commit, "
         "or a task that stages, may begin another try. In `foreachBatch`, the time that Spark takes to make a large "
-        "batch also counts. See [When Postgres is unavailable](failures.md#when-postgres-is-unavailable).",
+        "batch also counts.",
         RETRY_SECONDS, least=0,
     )]
 
@@ -206,7 +203,7 @@ class RowOptions(TableOptions, total=False):
     mode: Annotated[Mode, Option(
         _ROWS_AND_JOBS, "`append` adds rows. `upsert` inserts, or updates the row with the same `keys`. `apply` does "
         "what each row says: insert, update or delete. `complete` replaces all rows of the table with every batch; in "
-        'a stream it needs Spark\'s `.outputMode("complete")`, and then it is the default. See [Writing](writing.md).',
+        'a stream it needs `.outputMode("complete")`. See [Writing](writing.md).',
         "append",
     )]
     keys: Annotated[Sequence[str], Option(
@@ -279,16 +276,15 @@ class SparkOptions(WriterOptions, total=False):
     )]
     inline_bytes: Annotated[int, Option(
         _SINKS, "How many bytes a task may send in its commit message; beyond that it stages its rows in a table. `0` "
-        "stages everything. Partitions from the ninth on may send less, but each at least 4 kB. A task with more than "
-        "`1048576` sends them to the `receiver` instead, if it reaches one.",
+        "stages everything. Partitions from the ninth on may send less. A task with more than `1048576` sends them to "
+        "the `receiver` instead, if it reaches one.",
         DEFAULT_INLINE_BYTES, least=0,
     )]
     receiver: Annotated[Literal["off", "auto"] | str, Option(  # noqa: PYI051 (these two are read in any case)
         Way.STREAM, "Large partitions go to a process on the driver, which copies them while tasks still run, instead "
-        "of being staged: [faster](performance.md) for large batches. `auto`: executors [find "
-        "it](clusters.md#when-executors-reach-the-driver); `off`: there is none; any other text is the address to "
-        "listen at. Rows cross the network [encrypted](security.md#the-receiver). `PGONCE_RECEIVER=off` in the "
-        "driver's environment is `off` for all its queries. With `positionColumns` it copies once tasks have ended.",
+        "of being staged. `auto`: executors [find it](clusters.md#when-executors-reach-the-driver); `off`: there is "
+        "none; any other text is the address to listen at. Rows cross the network "
+        "[encrypted](security.md#the-receiver).",
         AUTOMATIC,
     )]
     offsets_from: Annotated[OffsetsFrom, Option(

@@ -1,5 +1,5 @@
 """
-A fingerprint of the product, so that the table in docs/guarantees.md is about one version of it.
+A fingerprint of the product, so that the table in tests/chaos/faults.md is about one version of it.
 
 Pure, but for reading the source. Invariant: comments, docstrings, the words of errors and log lines, imports, and the
 name of the module in which a function stands do not count; any other change to code that takes part in a commit does.

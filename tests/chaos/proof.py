@@ -1,5 +1,5 @@
 """
-Record which product a run of the laboratory was about, and write its table into docs/guarantees.md.
+Record which product a run of the laboratory was about, and write its table into tests/chaos/faults.md.
 
 Runs in: a shell, with the laboratory. Invariant: one table is of one product, by its fingerprint; the table says how
 many faults were struck, with which seed, on which commit and versions, and what was left out.
@@ -28,7 +28,7 @@ from chaos.report import table
 from postgres_binaries import bin_dir
 from typing_extensions import Self
 
-DOCUMENT = ROOT / "docs" / "guarantees.md"
+DOCUMENT = ROOT / "tests" / "chaos" / "faults.md"
 BEGIN = "<!-- `make chaos TABLE=1` writes what stands between these two marks. -->"
 END = "<!-- The end of what it writes. -->"
 _FINGERPRINT = re.compile(r"fingerprint `([0-9a-f]{16})`")

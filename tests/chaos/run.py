@@ -73,7 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, default=Path(".build/chaos"), help="for outcomes and evidence")
     parser.add_argument("--report", type=Path, nargs="+", help="no faults: one table of these files of outcomes")
     parser.add_argument("--check", action="store_true", help="no faults: is the table in the docs about this product?")
-    parser.add_argument("--table", action="store_true", help="put the table into docs/guarantees.md")
+    parser.add_argument("--table", action="store_true", help="put the table into tests/chaos/faults.md")
     return parser.parse_args()
 
 
@@ -123,7 +123,7 @@ def _check() -> int:
     if fingerprint_in(table_in()) == fingerprint():
         return 0
     print(
-        "The table of faults in docs/guarantees.md is about another product than this one. Commit your changes, then "
+        "The table of faults in tests/chaos/faults.md is about another product. Commit your changes, then "
         "run `make chaos N=1000 TABLE=1` (hours) or a smaller number; the table says how many faults it was.",
         file=sys.stderr,
     )

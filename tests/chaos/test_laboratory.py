@@ -206,7 +206,7 @@ class TestReport:
 
     def test_the_new_table_takes_the_place_of_the_one_before(self, tmp_path):
         """The table takes the place of the one before it, between its marks."""
-        document = tmp_path / "guarantees.md"
+        document = tmp_path / "faults.md"
         document.write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
         put_into_docs([KeptRun(PRODUCT, 7, 24, (), None, [STRUCK, ENDED])], document)
         text = document.read_text()

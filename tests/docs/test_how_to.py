@@ -1,4 +1,4 @@
-"""The recipes of docs/how-to: each is followed as it stands, on real servers, and brings what it promises."""
+"""Recipes, pages of docs/how-to and sections of others, are followed as they stand, and bring what they promise."""
 
 from __future__ import annotations
 
@@ -71,22 +71,22 @@ def jars():
 
 
 def test_every_recipe_has_its_test():
-    """A page of docs/how-to is followed by the test of its name, or by modules of tests."""
-    pages = {path.stem.replace("-", "_") for path in (ROOT / "docs" / "how-to").glob("*.md")} - {"index"}
-    names = [*globals(), *(path.stem for path in Path(__file__).parent.glob("test_*.py"))]
-    assert [page for page in pages if not any(name.startswith(f"test_{page}") for name in names)] == []
+    """A page of docs/how-to is named by a test of this folder, which follows it."""
+    pages = {f"how-to/{path.name}" for path in (ROOT / "docs" / "how-to").glob("*.md")} - {"how-to/index.md"}
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert sorted(page for page in pages if page not in tests) == []
 
 
-def test_embeddings_are_found_by_pgvector_nearest_first(start_reader, bare_url):
+def test_extension_types_pgvector(start_reader, bare_url):
     """The newest text of each id is there with its vector, nearest first."""
-    printed = start_reader(PGONCE_URL=bare_url("vector")).follow("how-to/embeddings-pgvector.md")
-    assert [line for line in shown_by("how-to/embeddings-pgvector.md") if line not in as_words(printed)] == []
+    printed = start_reader(PGONCE_URL=bare_url("vector")).follow("how-to/extension-types.md#pgvector")
+    assert [line for line in shown_by("how-to/extension-types.md#pgvector") if line not in as_words(printed)] == []
 
 
-def test_points_are_found_by_postgis_and_a_false_one_is_a_letter(start_reader, bare_url):
+def test_extension_types_postgis(start_reader, bare_url):
     """Points are found by distance, and one that is nowhere on Earth is a dead letter."""
     url = bare_url("postgis")
-    printed = start_reader(PGONCE_URL=url).follow("how-to/points-postgis.md")
+    printed = start_reader(PGONCE_URL=url).follow("how-to/extension-types.md#PostGIS")
     assert "POINT(9.99 53.55)" in printed
     assert "POINT(8.58 53.54)" not in printed
     assert rows(url, "SELECT ship FROM positions ORDER BY 1") == [(1,), (2,)]
@@ -95,15 +95,15 @@ def test_points_are_found_by_postgis_and_a_false_one_is_a_letter(start_reader, b
 
 def test_rows_of_a_dropped_partition_do_not_come_back(start_reader, url):
     """Rows are in the partitions of their months, and those of a dropped one do not come back."""
-    start_reader(PGONCE_URL=url).follow("how-to/partitions-and-retention.md")
+    start_reader(PGONCE_URL=url).follow("how-to/partitions-and-retention.md#Partitions")
     found = rows(url, "SELECT tableoid::regclass::text, value FROM readings ORDER BY at")
     assert found == [("readings_2026_11", 2.0), ("readings_2026_12", 3.0)]
 
 
-def test_a_corrected_row_replaces_the_one_in_its_chunk(start_reader, bare_url):
+def test_partitions_and_retention_timescaledb(start_reader, bare_url):
     """A corrected row replaces the one in its chunk, a refused one is put aside, and a dropped chunk stays away."""
     url = bare_url("timescaledb")
-    printed = start_reader(PGONCE_URL=url).follow("how-to/hypertables-timescaledb.md")
+    printed = start_reader(PGONCE_URL=url).follow("how-to/partitions-and-retention.md#Hypertables of TimescaleDB")
     assert [words[-1] for words in as_words(printed) if words[:2] == ["a", "|"]] == ["2", "3"]
     assert rows(url, "SELECT value FROM readings") == [(3.0,)]
     assert rows(url, "SELECT row_data->>'sensor' FROM pgonce.dead_letters") == [("b",)]
@@ -111,7 +111,7 @@ def test_a_corrected_row_replaces_the_one_in_its_chunk(start_reader, bare_url):
 
 def test_a_month_that_is_loaded_twice_is_there_once(start_reader, url):
     """Each order is there once, though a month was loaded twice."""
-    start_reader(PGONCE_URL=url).follow("how-to/backfill.md")
+    start_reader(PGONCE_URL=url).follow("batch-jobs.md#A backfill next to a live stream")
     assert rows(url, "SELECT order_id FROM orders ORDER BY 1") == [(1,), (2,), (3,)]
     assert rows(url, "SELECT count(*) FROM pgonce.batch_job_skips") == [(1,)]
 
@@ -124,10 +124,10 @@ def test_the_tests_of_a_readers_job_pass_with_pytest(start_reader):
 
 def test_two_environments_write_with_one_program(start_reader, url):
     """Two environments write with one program, and each has its line."""
-    printed = start_reader(PGONCE_URL=url).follow("how-to/environments.md")
+    printed = start_reader(PGONCE_URL=url).follow("running.md#Several environments in one database")
     assert rows(url, "SELECT * FROM dev.orders") == rows(url, "SELECT * FROM test.orders") != []
     lines = [line[:2] for line in as_words(printed)]
-    assert [line for line in shown_by("how-to/environments.md") if line not in lines] == []
+    assert [line for line in shown_by("running.md#Several environments in one database") if line not in lines] == []
 
 
 @pytest.mark.kafka
@@ -187,21 +187,19 @@ def message(number: int, *texts: str) -> bytes:
 
 
 @pytest.mark.kafka
-def test_a_new_protobuf_field_gets_a_column(start_reader, kafka, produce, jars, registry, url):
+def test_schema_registries_protobuf(start_reader, kafka, produce, jars, registry, url):
     """A query that meets a newer version ends; started with its schema, it adds the new field's column."""
-    (schema,) = (block.text for block in blocks_of("how-to/protobuf-schema-registry.md") if block.language == "proto")
+    schema, _, commands = (block.text for block in blocks_of("how-to/schema-registries.md#Protobuf"))
     # Its first message: the byte after the id.
     first = head(registry.register("payments-value", schema, "PROTOBUF")) + b"\0"
-    env = {"PGONCE_URL": url, "KAFKA_SERVERS": kafka.bootstrap_servers, "REGISTRY": registry.address}
-    reader = start_reader(jars, **env)
+    reader = start_reader(jars, PGONCE_URL=url, KAFKA_SERVERS=kafka.bootstrap_servers, REGISTRY=registry.address)
     produce("payments", {"1": first + message(1, "Ann")})
-    reader.follow("how-to/protobuf-schema-registry.md")
+    reader.follow("how-to/schema-registries.md#Protobuf")
     assert rows(url, "SELECT * FROM payments") == [(1, "Ann")]
 
     field = "  optional string note = 3;"
     number = registry.register("payments-value", schema.replace("\n}", f"\n{field}\n}}"), "PROTOBUF")
     produce("payments", {"2": head(number) + b"\0" + message(2, "Bo", "late"), "3": first + message(3, "Cem")})
-    (commands,) = (b.text for b in blocks_of("how-to/protobuf-schema-registry.md") if b.language == "sh")
     *_, compile_, version, start = commands.strip().splitlines()
     refused = reader.type(f"{start} 2>&1 || echo it ended")
     assert f"does not describe a record of schema {number}, message 0" in refused
@@ -213,18 +211,17 @@ def test_a_new_protobuf_field_gets_a_column(start_reader, kafka, produce, jars, 
 
 
 @pytest.mark.kafka
-def test_a_new_avro_field_gets_a_column(start_reader, kafka, produce, jars, registry, url):
+def test_schema_registries_avro(start_reader, kafka, produce, jars, registry, url):
     """A query that meets a newer version ends, and once more started it adds the new field's column."""
     fields = [{"name": "id", "type": "long"}, {"name": "payer", "type": "string"}]
     first = head(registry.register("payments-value", record_schema(*fields)))
-    env = {"PGONCE_URL": url, "KAFKA_SERVERS": kafka.bootstrap_servers, "REGISTRY": registry.address}
-    reader = start_reader(jars, **env)
+    reader = start_reader(jars, PGONCE_URL=url, KAFKA_SERVERS=kafka.bootstrap_servers, REGISTRY=registry.address)
     produce("payments", {"1": first + avro(1, "Ann")})
-    reader.follow("how-to/avro-schema-registry.md")
+    reader.follow("how-to/schema-registries.md#Avro")
     assert rows(url, "SELECT * FROM payments") == [(1, "Ann")]
 
     new_field = {"name": "note", "type": "string", "default": "none"}
-    (start,) = (block.text for block in blocks_of("how-to/avro-schema-registry.md") if block.language == "sh")
+    (start,) = (block.text for block in blocks_of("how-to/schema-registries.md#Avro") if block.language == "sh")
     # The number that its registration will get is not known to the query that runs.
     number = registry.register("others-value", record_schema(*fields, new_field))
     produce("payments", {"2": head(number) + avro(2, "Bo", "late"), "3": first + avro(300, "Cem")})

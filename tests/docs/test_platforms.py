@@ -1,4 +1,4 @@
-"""What docs/platforms/index.md shows for systemd and for Airflow is taken by them."""
+"""What docs/start/for-a-platform-team.md shows for systemd and for Airflow is taken by them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AIRFLOW = ("apache-airflow==3.3.*", "apache-airflow-providers-apache-spark==6.*"
 
 def test_the_unit_restarts_the_query(tmp_path):
     """It has its three sections, always starts again, and systemd, where it is installed, finds nothing wrong."""
-    (unit,) = (block.text for block in blocks_of("platforms/index.md") if block.language == "ini")
+    (unit,) = (block.text for block in blocks_of("start/for-a-platform-team.md") if block.language == "ini")
     # Environment= comes twice, as systemd allows.
     read = ConfigParser(strict=False, interpolation=None)
     read.read_string(unit)
@@ -53,9 +53,9 @@ def airflow() -> str:
 @pytest.mark.no_ledger
 def test_airflow_loads_each_month_once(start_reader, airflow, url, tmp_path):
     """A task that runs again, as Airflow's do after a failure, is skipped; its program is the backfill's."""
-    (dag,) = (block.text for block in blocks_of("platforms/index.md") if block.language == "python")
+    (dag,) = (block.text for block in blocks_of("start/for-a-platform-team.md") if block.language == "python")
     reader = start_reader(PGONCE_URL=url, AIRFLOW_HOME=str(tmp_path / "home"), AIRFLOW__CORE__LOAD_EXAMPLES="False")
-    for block in blocks_of("how-to/backfill.md"):
+    for block in blocks_of("batch-jobs.md#A backfill next to a live stream"):
         if "# backfill.py" in block.text:
             reader.do(block)
     dags = tmp_path / "home" / "dags"

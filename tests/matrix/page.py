@@ -1,5 +1,5 @@
 """
-Write the outcomes into docs/databases.md.
+Write the outcomes into tests/matrix/outcomes.md.
 
 Pure. Invariant: there is a row for every combination; a row changes only if its combination was run again.
 """

@@ -21,7 +21,7 @@ from matrix.environment import FOLDER, ROOT, MissingVersionError, environment, j
 from matrix.outcome import Outcome, kept
 from matrix.page import with_outcomes
 
-PAGE = ROOT / "docs" / "databases.md"
+PAGE = ROOT / "tests" / "matrix" / "outcomes.md"
 TESTS = ("tests/guarantee/test_conformance.py", "tests/guarantee/test_versions.py")
 # What pytest's -k takes. The shorter ones leave out tests, and the shortest also leaves out ways in.
 SUITES = {

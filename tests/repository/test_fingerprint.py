@@ -1,4 +1,4 @@
-"""The table of faults in docs/guarantees.md, and which changes make its fingerprint out of date."""
+"""The table of faults in tests/chaos/faults.md, and which changes make its fingerprint out of date."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from matrix.combinations import JAVAS, NEWEST_SPARK, POSTGRES, PYTHONS, Combinat
 from matrix.page import BEGIN, END, rows
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/databases.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "tests/matrix/outcomes.md").read_text(encoding="utf-8")
 OLDEST = Combination("3.5", "14", "3.10")
 
 
@@ -35,7 +35,7 @@ class TestCombinations:
 
 class TestPage:
     def test_the_page_has_what_was_run(self):
-        """docs/databases.md has a row for every combination, and each says what came of it."""
+        """tests/matrix/outcomes.md has a row for every combination, and each says what came of it."""
         found = rows(PAGE.partition(BEGIN)[2].partition(END)[0])
         assert list(found) == combinations()
 

@@ -1,5 +1,5 @@
 """
-The functions of docs/how-to/cloud-tokens.md, asked for a password as a connection asks them.
+The functions of docs/security.md, asked for a password as a connection asks them.
 
 Runs in: pytest. Invariant: they run as they stand on the page. For what is logged, a process of its own is started,
 because some loggers come to be only when a library is first used: it is told the function and the login by its
@@ -28,7 +28,7 @@ def page_module(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Mod
     """The module that the page shows under this name, saved in ``folder`` and new in this process."""
     from support.page_reader import blocks_of
 
-    (block,) = [block for block in blocks_of("how-to/cloud-tokens.md") if block.text.startswith(f"# {name}.py\n")]
+    (block,) = [block for block in blocks_of("security.md") if block.text.startswith(f"# {name}.py\n")]
     (folder / f"{name}.py").write_text(block.text)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, name, raising=False)

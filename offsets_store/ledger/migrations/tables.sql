@@ -53,25 +53,25 @@ CREATE TABLE pgonce.writers (
     CONSTRAINT writers_guarantee_check CHECK (guarantee IN ('offsets', 'ids'))
 );
 CREATE INDEX writers_sink_name ON pgonce.writers (sink_name);
-COMMENT ON TABLE pgonce.writers IS 'One row for each writer: a streaming query (by the id in its checkpoint) and one of its sinks. Rows are kept for ever.';
+COMMENT ON TABLE pgonce.writers IS 'One row for each writer: a streaming query and one of its sinks. Rows are kept for ever.';
 COMMENT ON COLUMN pgonce.writers.writer_id IS 'Key of the writer inside this ledger.';
-COMMENT ON COLUMN pgonce.writers.query_id IS 'The id that Spark keeps in the checkpoint; it survives restarts.';
-COMMENT ON COLUMN pgonce.writers.sink_name IS 'The sink: the qualified target table, with double quotes where SQL needs them (public.events, app."Orders"), unless the user has named it.';
+COMMENT ON COLUMN pgonce.writers.query_id IS 'The id that Spark keeps in the checkpoint.';
+COMMENT ON COLUMN pgonce.writers.sink_name IS 'The sink: the qualified target table (public.events, app."Orders"), unless the user has named it.';
 COMMENT ON COLUMN pgonce.writers.query_name IS 'The query''s name, for people; never an identity.';
 COMMENT ON COLUMN pgonce.writers.checkpoint_location IS 'Where the checkpoint was when the last batch was published.';
 COMMENT ON COLUMN pgonce.writers.run_id IS 'The run that published the last batch: the owner. After a recovery it begins with recovery-.';
 COMMENT ON COLUMN pgonce.writers.generation IS 'Counts how often batch ids began to be used again.';
 COMMENT ON COLUMN pgonce.writers.last_batch_id IS 'The newest batch whose rows are in the target.';
-COMMENT ON COLUMN pgonce.writers.end_offsets IS 'Where that batch ended: source id to offset; a Kafka offset is the next one to read.';
+COMMENT ON COLUMN pgonce.writers.end_offsets IS 'Where that batch ended: source id to offset.';
 COMMENT ON COLUMN pgonce.writers.guarantee IS 'What a replay is judged by: offsets (proof), or ids alone (offsetsFrom=listener).';
 COMMENT ON COLUMN pgonce.writers.replaces IS 'The id of the query whose place this writer took.';
-COMMENT ON COLUMN pgonce.writers.replaced_by IS 'The id of the query that took this writer''s place; it may publish no more.';
+COMMENT ON COLUMN pgonce.writers.replaced_by IS 'The id of the query that took this writer''s place.';
 COMMENT ON COLUMN pgonce.writers.created_at IS 'When its first batch was published.';
 COMMENT ON COLUMN pgonce.writers.updated_at IS 'When its last batch was published.';
-COMMENT ON COLUMN pgonce.writers.retired_at IS 'When pgonce retire or pgonce forget ended this writer; null while it may publish.';
-COMMENT ON COLUMN pgonce.writers.targets IS 'Qualified name to oid: the table of the last batch, or all tables so far if the writer may write to several; null where no batch has recorded them.';
+COMMENT ON COLUMN pgonce.writers.retired_at IS 'When pgonce retire or pgonce forget ended this writer.';
+COMMENT ON COLUMN pgonce.writers.targets IS 'Qualified name to oid: the table of the last batch, or all tables so far if the writer may write to several.';
 COMMENT ON COLUMN pgonce.writers.sources IS 'All that the query has ever read: kafka (topic to partitions) and folders (of files, as Spark describes them); null where not all of it is known.';
-COMMENT ON COLUMN pgonce.writers.offsets_read_by IS 'How the checkpoint of the last batch was read: python, from a disk; pyarrow, from another store; spark, through Spark''s own file system; or listener, which has not read it.';
+COMMENT ON COLUMN pgonce.writers.offsets_read_by IS 'How the checkpoint of the last batch was read: python (a disk), pyarrow, spark, or listener, which has not read it.';
 COMMENT ON COLUMN pgonce.writers.written_as IS 'How the last batch was written into each of its tables: mode, keys, options, and the columns of its rows. It is replaced when that changes; "digest" tells one from another. Null where no batch has recorded it.';
 
 CREATE TABLE pgonce.batches (
@@ -95,7 +95,7 @@ CREATE TABLE pgonce.batches (
     begun_at      timestamptz NOT NULL DEFAULT transaction_timestamp(),
     PRIMARY KEY (writer_id, generation, batch_id)
 );
-COMMENT ON TABLE pgonce.batches IS 'One row for each published batch, written in the transaction that wrote its rows. The newest of a writer are kept (retainBatches).';
+COMMENT ON TABLE pgonce.batches IS 'One row for each published batch. The newest of a writer are kept (retainBatches).';
 COMMENT ON COLUMN pgonce.batches.writer_id IS 'The writer.';
 COMMENT ON COLUMN pgonce.batches.generation IS 'The writer''s generation when the batch was published.';
 COMMENT ON COLUMN pgonce.batches.batch_id IS 'Spark''s batch id.';
@@ -105,15 +105,15 @@ COMMENT ON COLUMN pgonce.batches.start_offsets IS 'Where the batch began, inclus
 COMMENT ON COLUMN pgonce.batches.end_offsets IS 'Where the batch ended, exclusive for Kafka; null where unknown.';
 COMMENT ON COLUMN pgonce.batches.offset_log IS 'The text of the checkpoint''s offsets/N, byte for byte: what proves a replay.';
 COMMENT ON COLUMN pgonce.batches.rows IS 'Rows that were published.';
-COMMENT ON COLUMN pgonce.batches.transport IS 'How the rows came: inline, received or staged, or several of these joined by +; arrow with PostgresBatchWriter; function with transactional_batch; adopted for a batch that another sink had written; real-time for what tasks in real time had written by then.';
+COMMENT ON COLUMN pgonce.batches.transport IS 'How the rows came: inline, received or staged, or several of these joined by +; arrow with PostgresBatchWriter; function with transactional_batch; adopted for a batch of another sink; real-time.';
 COMMENT ON COLUMN pgonce.batches.committed_at IS 'When the record was written, just before COMMIT.';
 COMMENT ON COLUMN pgonce.batches.positions IS 'Source id to topic to partition to next position: rows below are in the target or were never selected; null where rows carry no positions.';
-COMMENT ON COLUMN pgonce.batches.dropped_rows IS 'Rows of the batch that an earlier batch had published. They are not among rows.';
+COMMENT ON COLUMN pgonce.batches.dropped_rows IS 'Rows that an earlier batch had published; not among rows.';
 COMMENT ON COLUMN pgonce.batches.stateful IS 'Whether the query keeps state, so that its checkpoint cannot be rebuilt from here; null where unknown.';
 COMMENT ON COLUMN pgonce.batches.topic_ids IS 'Topic to Kafka''s id of it, where brokers were asked: a topic that is created again has another.';
-COMMENT ON COLUMN pgonce.batches.counts IS 'What became of the rows, where they were written by key and not all of them count: written, deleted, superseded by a later change in the batch, passed_over because the table has something newer, not_found, ignored. Together they are the batch''s rows. dead_letters and unrouted count rows that are not among these; not_read counts those of the written rows in which a value was not read, and moved those whose old rows are counted too.';
+COMMENT ON COLUMN pgonce.batches.counts IS 'What became of the rows, where not all of them were written: the page on writing explains each count.';
 COMMENT ON COLUMN pgonce.batches.tables IS 'How many rows went into each table, where the batch writes to several.';
-COMMENT ON COLUMN pgonce.batches.begun_at IS 'When the transaction that published the batch began. committed_at - begun_at is how long the commit took, without the COMMIT itself.';
+COMMENT ON COLUMN pgonce.batches.begun_at IS 'When the transaction that published the batch began.';
 
 -- A writer may name a last batch only where that batch is recorded. Deferred, so that a transaction function can be
 -- sealed first and recorded last: a COMMIT that its own SQL issues in between fails, and takes everything with it.
@@ -145,7 +145,7 @@ CREATE TABLE pgonce.replays (
     skipped_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (writer_id, generation, batch_id, run_id)
 );
-COMMENT ON TABLE pgonce.replays IS 'One row for each run and batch, if that run skipped the batch as a proven replay. Rows are pruned with their batches.';
+COMMENT ON TABLE pgonce.replays IS 'One row for each run and batch that it skipped as a proven replay.';
 COMMENT ON COLUMN pgonce.replays.writer_id IS 'The writer.';
 COMMENT ON COLUMN pgonce.replays.generation IS 'The writer''s generation.';
 COMMENT ON COLUMN pgonce.replays.batch_id IS 'The batch that Spark ran again.';
@@ -162,7 +162,7 @@ CREATE TABLE pgonce.target_changes (
     noticed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (writer_id, generation, batch_id, table_name)
 );
-COMMENT ON TABLE pgonce.target_changes IS 'One row for each batch whose rows went into another table than those before (recreated, swapped, renamed or moved), or that altered its table or left out columns (schemaEvolution).';
+COMMENT ON TABLE pgonce.target_changes IS 'One row for each batch whose rows went into another table than those before, or that altered its table or left out columns (schemaEvolution).';
 COMMENT ON COLUMN pgonce.target_changes.writer_id IS 'The writer.';
 COMMENT ON COLUMN pgonce.target_changes.generation IS 'The writer''s generation.';
 COMMENT ON COLUMN pgonce.target_changes.batch_id IS 'The first batch to which this applies.';
@@ -189,7 +189,7 @@ CREATE INDEX interventions_writer ON pgonce.interventions (writer_id, kind, batc
 COMMENT ON TABLE pgonce.interventions IS 'What people did by hand to a writer or its checkpoint, and why.';
 COMMENT ON COLUMN pgonce.interventions.intervention_id IS 'Number of the intervention.';
 COMMENT ON COLUMN pgonce.interventions.writer_id IS 'The writer.';
-COMMENT ON COLUMN pgonce.interventions.kind IS 'accept: publish this batch although nothing proves that it follows; retire: the writer is gone; forget: it is out of the way of a new query that loads the table again; recover, undo, new-checkpoint: its checkpoint was written to; swap: its table has taken the place of another; replay-dead-letters, discard-dead-letters: rows that it had put aside were published after all, or given up.';
+COMMENT ON COLUMN pgonce.interventions.kind IS 'The command: accept, retire, forget, recover, undo, new-checkpoint, replay-dead-letters or discard-dead-letters; swap: its table has taken the place of another.';
 COMMENT ON COLUMN pgonce.interventions.batch_id IS 'The batch that is accepted, or at which the checkpoint stands now.';
 COMMENT ON COLUMN pgonce.interventions.reason IS 'In the person''s words.';
 COMMENT ON COLUMN pgonce.interventions.details IS 'What was written, and where what it replaced is kept.';
@@ -228,10 +228,10 @@ COMMENT ON COLUMN pgonce.progress.progress_at IS 'The trigger''s time, as the ev
 COMMENT ON COLUMN pgonce.progress.num_input_rows IS 'Rows read, as Spark counts them.';
 COMMENT ON COLUMN pgonce.progress.start_offsets IS 'Source position to offset where the batch began.';
 COMMENT ON COLUMN pgonce.progress.end_offsets IS 'Source position to offset where the batch ended.';
-COMMENT ON COLUMN pgonce.progress.latest_offsets IS 'Source position to the newest offset that the source knew: what lag is counted from.';
+COMMENT ON COLUMN pgonce.progress.latest_offsets IS 'Source position to the newest offset that the source knew.';
 COMMENT ON COLUMN pgonce.progress.durations_ms IS 'Spark''s durationMs: phase to milliseconds.';
 COMMENT ON COLUMN pgonce.progress.disagreement IS 'Null where event and ledger agree, else what differs.';
-COMMENT ON COLUMN pgonce.progress.lag IS 'Kafka records that lay in the sources when the batch was planned and that it left there; null where unknown.';
+COMMENT ON COLUMN pgonce.progress.lag IS 'Kafka records that the batch left in the sources.';
 COMMENT ON COLUMN pgonce.progress.received_at IS 'When the row was written.';
 
 -- What queries do, and what went wrong --------------------------------------------------------------------------------
@@ -258,17 +258,17 @@ CREATE TABLE pgonce.failures (
 CREATE UNIQUE INDEX failures_once ON pgonce.failures
     (query_id, coalesce(sink_name, ''), coalesce(run_id, ''), coalesce(batch_id, -1), code);
 CREATE INDEX failures_newest ON pgonce.failures (last_at);
-COMMENT ON TABLE pgonce.failures IS 'What went wrong, as far as it could be written down: one row for each query, sink, run, batch and code. It is written after the batch was rolled back, within two seconds or not at all. The newest 100 of a query are kept.';
+COMMENT ON TABLE pgonce.failures IS 'What went wrong: one row for each query, sink, run, batch and code. It is written within two seconds or not at all. The newest 100 of a query are kept.';
 COMMENT ON COLUMN pgonce.failures.failure_id IS 'Key of the failure.';
 COMMENT ON COLUMN pgonce.failures.query_id IS 'The query.';
 COMMENT ON COLUMN pgonce.failures.query_name IS 'Its name, if it is known where the failure was seen.';
-COMMENT ON COLUMN pgonce.failures.sink_name IS 'The sink; null if the failure is one of the whole query, or came before the sink was known.';
-COMMENT ON COLUMN pgonce.failures.run_id IS 'The run; null where it is not known (Spark does not tell it to the planner).';
+COMMENT ON COLUMN pgonce.failures.sink_name IS 'The sink; null if the failure is one of the whole query.';
+COMMENT ON COLUMN pgonce.failures.run_id IS 'The run; null where it is not known.';
 COMMENT ON COLUMN pgonce.failures.batch_id IS 'The batch; null if there was none yet.';
 COMMENT ON COLUMN pgonce.failures.code IS 'The error''s code (pgonce explain CODE), or the class of Spark''s error.';
-COMMENT ON COLUMN pgonce.failures.message IS 'What happened, without values of rows and without secrets. The driver''s log has all of it.';
-COMMENT ON COLUMN pgonce.failures.remedy IS 'What the error told to do; null where it is not one of pgonce.';
-COMMENT ON COLUMN pgonce.failures.seen_by IS 'Who saw it: the commit, the planner (before rows were computed), a recovery, or the listener, when Spark said that the query had ended.';
+COMMENT ON COLUMN pgonce.failures.message IS 'What happened, without values of rows and without secrets.';
+COMMENT ON COLUMN pgonce.failures.remedy IS 'What an error of pgonce told to do.';
+COMMENT ON COLUMN pgonce.failures.seen_by IS 'Who saw it: the commit, the planner, a recovery, or the listener.';
 COMMENT ON COLUMN pgonce.failures.attempts IS 'How often it was seen.';
 COMMENT ON COLUMN pgonce.failures.first_at IS 'When it was first seen.';
 COMMENT ON COLUMN pgonce.failures.last_at IS 'When it was last seen.';
@@ -291,10 +291,10 @@ COMMENT ON COLUMN pgonce.heartbeats.run_id IS 'The run.';
 COMMENT ON COLUMN pgonce.heartbeats.query_name IS 'The query''s name.';
 COMMENT ON COLUMN pgonce.heartbeats.listener IS 'The process that hears it: host and process id.';
 COMMENT ON COLUMN pgonce.heartbeats.started_at IS 'When the listener first heard of the run.';
-COMMENT ON COLUMN pgonce.heartbeats.heard_at IS 'When the listener last said that the run was alive; it says so every 15 seconds.';
+COMMENT ON COLUMN pgonce.heartbeats.heard_at IS 'When the listener last heard the run; it says so every 15 seconds.';
 COMMENT ON COLUMN pgonce.heartbeats.idle_since IS 'Since when Spark finds nothing to read; null if it does.';
-COMMENT ON COLUMN pgonce.heartbeats.ended_at IS 'When Spark said that the run had ended, or when its driver ended; null if neither is known.';
-COMMENT ON COLUMN pgonce.heartbeats.ended_by IS 'The code or class of the error that ended it; SIGTERM or EXIT if its driver ended before it; null if it was stopped.';
+COMMENT ON COLUMN pgonce.heartbeats.ended_at IS 'When Spark said that the run had ended, or when its driver ended.';
+COMMENT ON COLUMN pgonce.heartbeats.ended_by IS 'The code or class of the error that ended it; SIGTERM or EXIT if its driver ended first; null if it was stopped.';
 
 CREATE TABLE pgonce.measured_lag (
     query_id               text NOT NULL,
@@ -310,7 +310,7 @@ COMMENT ON COLUMN pgonce.measured_lag.query_id IS 'The query.';
 COMMENT ON COLUMN pgonce.measured_lag.sink_name IS 'The sink.';
 COMMENT ON COLUMN pgonce.measured_lag.lag IS 'Records that are not yet published.';
 COMMENT ON COLUMN pgonce.measured_lag.lag_seconds IS 'The age of the oldest of them, by Kafka''s timestamp; 0 if there is none.';
-COMMENT ON COLUMN pgonce.measured_lag.retention_used_percent IS 'How much of its topic''s retention that record has used. From 100 on, Kafka may have deleted it.';
+COMMENT ON COLUMN pgonce.measured_lag.retention_used_percent IS 'How much of its topic''s retention that record has used; from 100 on, it may be deleted.';
 COMMENT ON COLUMN pgonce.measured_lag.measured_at IS 'When it was measured.';
 
 CREATE TABLE pgonce.brokers (
@@ -335,11 +335,11 @@ CREATE TABLE pgonce.staged_tables (
 );
 COMMENT ON TABLE pgonce.staged_tables IS 'Every staging table that is alive; the sweep drops those whose batch is decided.';
 COMMENT ON COLUMN pgonce.staged_tables.table_name IS 'Its name, in the schema pgonce_staging.';
-COMMENT ON COLUMN pgonce.staged_tables.query_id IS 'The query whose tasks fill it; for a batch job, the word batchKey and its key.';
+COMMENT ON COLUMN pgonce.staged_tables.query_id IS 'The query; for a batch job, the word batchKey and its key.';
 COMMENT ON COLUMN pgonce.staged_tables.sink_name IS 'The sink it is for.';
-COMMENT ON COLUMN pgonce.staged_tables.run_id IS 'The run whose tasks fill it; for a batch job, its attempt.';
+COMMENT ON COLUMN pgonce.staged_tables.run_id IS 'The run; for a batch job, its attempt.';
 COMMENT ON COLUMN pgonce.staged_tables.batch_id IS 'The batch whose rows it holds.';
-COMMENT ON COLUMN pgonce.staged_tables.created_at IS 'When its batch was planned, or when it was registered, if that was earlier.';
+COMMENT ON COLUMN pgonce.staged_tables.created_at IS 'When its batch was planned.';
 
 -- Batch jobs ----------------------------------------------------------------------------------------------------------
 
@@ -357,13 +357,13 @@ CREATE TABLE pgonce.batch_jobs (
     PRIMARY KEY (sink_name, batch_key)
 );
 CREATE INDEX batch_jobs_newest ON pgonce.batch_jobs (committed_at);
-COMMENT ON TABLE pgonce.batch_jobs IS 'One row for each batch job that was published. Rows are never pruned: a key that is gone could be published again.';
+COMMENT ON TABLE pgonce.batch_jobs IS 'One row for each batch job that was published. Rows are never pruned.';
 COMMENT ON COLUMN pgonce.batch_jobs.sink_name IS 'The option sinkName, or the qualified target table as it was called then.';
 COMMENT ON COLUMN pgonce.batch_jobs.batch_key IS 'The option batchKey: the same key again is skipped.';
 COMMENT ON COLUMN pgonce.batch_jobs.attempt IS 'The random id of the run that published it, by which a commit whose answer was lost is found again.';
 COMMENT ON COLUMN pgonce.batch_jobs.rows IS 'How many rows it has published.';
 COMMENT ON COLUMN pgonce.batch_jobs.transport IS 'How the rows came: inline, staged, or both joined by +.';
-COMMENT ON COLUMN pgonce.batch_jobs.content_hash IS 'The hash of all rows, whatever their order; null if the job ran without batchHash.';
+COMMENT ON COLUMN pgonce.batch_jobs.content_hash IS 'The hash of all rows; null without batchHash.';
 COMMENT ON COLUMN pgonce.batch_jobs.targets IS 'The tables that it wrote to, by qualified name, with their oids.';
 COMMENT ON COLUMN pgonce.batch_jobs.counts IS 'What became of the rows, as in batches.';
 COMMENT ON COLUMN pgonce.batch_jobs.application IS 'Host and process that published it.';
@@ -377,7 +377,7 @@ CREATE TABLE pgonce.batch_job_skips (
     PRIMARY KEY (sink_name, batch_key, attempt),
     FOREIGN KEY (sink_name, batch_key) REFERENCES pgonce.batch_jobs ON DELETE CASCADE
 );
-COMMENT ON TABLE pgonce.batch_job_skips IS 'One row for each run of a batch job that was skipped, because its key had been published.';
+COMMENT ON TABLE pgonce.batch_job_skips IS 'One row for each run of a batch job that was skipped.';
 COMMENT ON COLUMN pgonce.batch_job_skips.sink_name IS 'As in batch_jobs.';
 COMMENT ON COLUMN pgonce.batch_job_skips.batch_key IS 'As in batch_jobs.';
 COMMENT ON COLUMN pgonce.batch_job_skips.attempt IS 'The random id of the run that was skipped.';
@@ -414,17 +414,17 @@ CREATE TABLE pgonce.dead_letters (
 );
 CREATE INDEX dead_letters_writer ON pgonce.dead_letters (query_id, sink_name, batch_id);
 CREATE INDEX dead_letters_newest ON pgonce.dead_letters (made_at);
-COMMENT ON TABLE pgonce.dead_letters IS 'Rows that could not be published for their own values, if the query asks for that (deadLetters). Repair row_data and run pgonce dead-letters --replay, or discard them.';
+COMMENT ON TABLE pgonce.dead_letters IS 'Rows that were put aside (deadLetters). Repair row_data and run pgonce dead-letters --replay, or discard them.';
 COMMENT ON COLUMN pgonce.dead_letters.dead_letter_id IS 'What pgonce dead-letters --id takes.';
 COMMENT ON COLUMN pgonce.dead_letters.query_id IS 'The query whose batch the row was in.';
 COMMENT ON COLUMN pgonce.dead_letters.sink_name IS 'Its sink: the option sinkName, or the qualified target table.';
 COMMENT ON COLUMN pgonce.dead_letters.batch_id IS 'Spark''s batch id.';
 COMMENT ON COLUMN pgonce.dead_letters.target IS 'The table, with its schema, that refused the row or was to get it.';
 COMMENT ON COLUMN pgonce.dead_letters.position IS 'Where in Kafka the row comes from (topic, partition, offset), where that is known.';
-COMMENT ON COLUMN pgonce.dead_letters.record_key IS 'The key of the Kafka record, as it came, where pgonce has decoded the record itself; else null.';
+COMMENT ON COLUMN pgonce.dead_letters.record_key IS 'The key of the Kafka record, where pgonce has decoded the record itself.';
 COMMENT ON COLUMN pgonce.dead_letters.record_value IS 'Its value, likewise.';
-COMMENT ON COLUMN pgonce.dead_letters.record_headers IS 'Its headers, likewise, in their order: a list of lists of a name and a value in base64.';
-COMMENT ON COLUMN pgonce.dead_letters.row_data IS 'The row''s columns, as they were to be written. A value that neither Postgres nor JSON can hold is an object with the key base64, json or arrow.';
+COMMENT ON COLUMN pgonce.dead_letters.record_headers IS 'Its headers, likewise: a list of lists of a name and a value in base64.';
+COMMENT ON COLUMN pgonce.dead_letters.row_data IS 'The row''s columns, as they were to be written.';
 COMMENT ON COLUMN pgonce.dead_letters.column_name IS 'The column whose value was refused, where that is known.';
 COMMENT ON COLUMN pgonce.dead_letters.code IS 'The SQLSTATE with which Postgres refused the row, or the code of an error of pgonce.';
 COMMENT ON COLUMN pgonce.dead_letters.message IS 'What Postgres, or pgonce, says of the row.';

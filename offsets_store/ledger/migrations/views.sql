@@ -34,7 +34,7 @@ CROSS JOIN LATERAL jsonb_each(coalesce(w.end_offsets, b.end_offsets)) AS s
 LEFT JOIN LATERAL pgonce.kafka_offsets(jsonb_build_object(s.key, s.value)) AS t ON true
 LEFT JOIN pgonce.positions AS p ON (p.writer_id, p.topic, p.partition) = (w.writer_id, t.topic, t.partition)
 WHERE w.replaced_by IS NULL AND w.retired_at IS NULL;
-COMMENT ON VIEW pgonce.current_offsets IS 'Where every writer stands: one row for each topic and partition of Kafka, or for each other source. Writers that were replaced or retired, or whose offsets are unknown, are left out.';
+COMMENT ON VIEW pgonce.current_offsets IS 'Where every writer stands: one row for each topic and partition of Kafka, or for each other source.';
 COMMENT ON COLUMN pgonce.current_offsets.query_id IS 'The id that Spark keeps in the checkpoint.';
 COMMENT ON COLUMN pgonce.current_offsets.query_name IS 'The query''s name, for people.';
 COMMENT ON COLUMN pgonce.current_offsets.sink_name IS 'The sink''s name.';
@@ -285,10 +285,10 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
            WHEN 'stuck' THEN 'Start the query again. First see what the start will do: pgonce doctor ' || pgonce.in_command(j.query_id)
        END AS help
 FROM judged AS j;
-COMMENT ON VIEW pgonce.queries IS 'What every query is doing: one row for each query and sink, with its state, what that was concluded from, its lag, and what went wrong last.';
+COMMENT ON VIEW pgonce.queries IS 'What every query is doing: one row for each query and sink.';
 COMMENT ON COLUMN pgonce.queries.query_id IS 'The id that Spark keeps in the checkpoint.';
 COMMENT ON COLUMN pgonce.queries.query_name IS 'The query''s name, for people.';
-COMMENT ON COLUMN pgonce.queries.sink_name IS 'The sink; null for a query that has published nothing, and whose sink is not known yet.';
+COMMENT ON COLUMN pgonce.queries.sink_name IS 'The sink; null if it is not known yet.';
 COMMENT ON COLUMN pgonce.queries.state IS 'starting, running, idle, lagging, expiring, waiting, refused, stopped, gone, stuck, quiet, retired or replaced.';
 COMMENT ON COLUMN pgonce.queries.because IS 'What the state was concluded from.';
 COMMENT ON COLUMN pgonce.queries.state_since IS 'Since when, where that is known.';
@@ -296,26 +296,26 @@ COMMENT ON COLUMN pgonce.queries.batch_id IS 'The newest published batch; null i
 COMMENT ON COLUMN pgonce.queries.published_at IS 'When it was published.';
 COMMENT ON COLUMN pgonce.queries.rows IS 'How many rows it had; null if its record is not kept.';
 COMMENT ON COLUMN pgonce.queries.transport IS 'How its rows came.';
-COMMENT ON COLUMN pgonce.queries.rows_per_second IS 'Rows a second, over ten minutes, or over the newest 60 batches if they took less.';
-COMMENT ON COLUMN pgonce.queries.usual_interval_seconds IS 'The mean time between two of its newest 60 batches; null if there are not two.';
-COMMENT ON COLUMN pgonce.queries.lag IS 'Kafka records that are not published yet; null where unknown, or measured more than ten minutes ago.';
+COMMENT ON COLUMN pgonce.queries.rows_per_second IS 'Rows a second, over ten minutes or the newest 60 batches.';
+COMMENT ON COLUMN pgonce.queries.usual_interval_seconds IS 'The mean time between two of its newest 60 batches.';
+COMMENT ON COLUMN pgonce.queries.lag IS 'Kafka records that are not published yet; null where unknown.';
 COMMENT ON COLUMN pgonce.queries.lag_seconds IS 'The age of the oldest of them; only a broker tells it.';
-COMMENT ON COLUMN pgonce.queries.retention_used_percent IS 'How much of its topic''s retention that record has used; only a broker tells it.';
+COMMENT ON COLUMN pgonce.queries.retention_used_percent IS 'How much of its topic''s retention that record has used.';
 COMMENT ON COLUMN pgonce.queries.last_lag IS 'The lag that was known last, however old that is.';
 COMMENT ON COLUMN pgonce.queries.lag_measured_at IS 'When it was measured.';
-COMMENT ON COLUMN pgonce.queries.failure_code IS 'What went wrong since the last published batch: the code; null if nothing did.';
+COMMENT ON COLUMN pgonce.queries.failure_code IS 'The code of what went wrong since the last published batch.';
 COMMENT ON COLUMN pgonce.queries.failure_message IS 'What happened.';
 COMMENT ON COLUMN pgonce.queries.failed_batch_id IS 'The batch that failed, if there was one.';
 COMMENT ON COLUMN pgonce.queries.failures IS 'How often that went wrong since the last published batch.';
 COMMENT ON COLUMN pgonce.queries.failing_since IS 'When that went wrong first.';
 COMMENT ON COLUMN pgonce.queries.waits_for IS 'What the session of its commit waits for.';
 COMMENT ON COLUMN pgonce.queries.run_id IS 'The run that published the last batch.';
-COMMENT ON COLUMN pgonce.queries.created_at IS 'When its first batch was published; before that, when it was first seen.';
-COMMENT ON COLUMN pgonce.queries.heard_at IS 'When a listener last heard the query; null if none ever did.';
-COMMENT ON COLUMN pgonce.queries.dead_letters IS 'Rows that were put aside and are in pgonce.dead_letters; at most 10000 are counted.';
+COMMENT ON COLUMN pgonce.queries.created_at IS 'When its first batch was published, or it was first seen.';
+COMMENT ON COLUMN pgonce.queries.heard_at IS 'When a listener last heard the query.';
+COMMENT ON COLUMN pgonce.queries.dead_letters IS 'Rows in pgonce.dead_letters; at most 10000 are counted.';
 COMMENT ON COLUMN pgonce.queries.replays IS 'Replays that were skipped and are still recorded.';
 COMMENT ON COLUMN pgonce.queries.severity IS 'critical or warning if the state needs attention, else null.';
-COMMENT ON COLUMN pgonce.queries.help IS 'What to do, or the command that says more; null if nothing needs to be done.';
+COMMENT ON COLUMN pgonce.queries.help IS 'What to do, or the command that says more.';
 
 -- Of the findings that are no states, pgonce.queries need not be asked: WHERE NOT is_state leaves its part out.
 CREATE VIEW pgonce.health AS
@@ -360,16 +360,16 @@ SELECT 'warning', 'staging tables', s.query_id, NULL, s.sink_name, count(*) || '
 FROM pgonce.staged_tables AS s
 WHERE s.created_at < statement_timestamp() - interval '1 day'
 GROUP BY s.query_id, s.sink_name;
-COMMENT ON VIEW pgonce.health IS 'What needs attention: one row for each finding, with its severity (critical or warning) and what to do. Empty if all is well.';
+COMMENT ON VIEW pgonce.health IS 'What needs attention: one row for each finding. Empty if all is well.';
 COMMENT ON COLUMN pgonce.health.severity IS 'critical or warning.';
-COMMENT ON COLUMN pgonce.health.finding IS 'The state of a query that needs attention, or: dead letters, restarts, replays, disagreement, staging tables.';
+COMMENT ON COLUMN pgonce.health.finding IS 'The state of a query, or: dead letters, restarts, replays, disagreement, staging tables.';
 COMMENT ON COLUMN pgonce.health.query_id IS 'The query.';
 COMMENT ON COLUMN pgonce.health.query_name IS 'Its name.';
 COMMENT ON COLUMN pgonce.health.sink_name IS 'The sink; null if it is about all of them.';
 COMMENT ON COLUMN pgonce.health.what IS 'What was found.';
 COMMENT ON COLUMN pgonce.health.since IS 'Since when, where that is known.';
 COMMENT ON COLUMN pgonce.health.help IS 'What to do, or the command that says more.';
-COMMENT ON COLUMN pgonce.health.is_state IS 'Whether the finding is a state of the query; its row in pgonce.queries says the same.';
+COMMENT ON COLUMN pgonce.health.is_state IS 'Whether the finding is a state of the query.';
 
 -- Read your writes: wait until the rows of given Kafka records are in Postgres.
 CREATE FUNCTION pgonce.wait_for(query text, offsets jsonb, timeout interval DEFAULT '10 seconds', sink text DEFAULT NULL)

@@ -179,8 +179,8 @@ def missing_table(connection: psycopg.Connection, found: ResolvedName) -> Target
     what = f"There is no table {found.qualified_name}."
     gone = (
         "If earlier batches were written to it, their rows are gone with it, and Spark does not read them again: "
-        "rename the table back, restore it, or load all rows again (page `recovering` of the documentation, Starting "
-        "over)."
+        "rename the table back, restore it, or load all rows again (page `recovering` of the documentation, Loading "
+        "a table again)."
     )
     return TargetError("TARGET_MISSING", what, NOTHING, f"{remedy} the role's search_path. {gone}")
 
