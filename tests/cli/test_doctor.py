@@ -82,7 +82,7 @@ def test_by_the_name_of_the_query(url, doctor, tmp_path, admin):
     assert "[CHECKPOINT_ELSEWHERE]" in elsewhere.stderr
     assert f"pgonce doctor {tmp_path / 'ckpt'}" not in elsewhere.stderr, "that would fail again"
     assert "pgonce doctor CHECKPOINT" in elsewhere.stderr
-    assert "page `recovering` of the documentation" in elsewhere.stderr
+    assert "`recovering`" in elsewhere.stderr
 
 
 def test_a_query_with_a_retired_sink(url, doctor, tmp_path, admin):
@@ -115,10 +115,10 @@ def test_a_table_that_was_made_again(url, admin, doctor, check):
     publish(url, destination("events"))
     admin.execute("DROP TABLE events; CREATE TABLE events (id bigint PRIMARY KEY, name text)")
     shown = doctor().stdout
-    assert "public.events is not the table that earlier batches were written to" in shown
+    assert "public.events is not the table" in shown
     assert "With pinTable, the next batch is refused." in shown
     ((holds, says),) = check("--query", "orders")
-    assert (holds, "not the table that earlier batches" in says) == ("holds", True)
+    assert (holds, "public.events is not the table" in says) == ("holds", True)
 
 
 def test_a_table_that_the_next_batch_would_create(url, admin, doctor):
