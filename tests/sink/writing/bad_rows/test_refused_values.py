@@ -94,7 +94,7 @@ def test_the_row_of_a_refused_value_is_told_by_its_key(mode, admin, url):
         admin.execute(f"DROP TABLE IF EXISTS events; {ddl.replace('id bigint', 'id bigint PRIMARY KEY')}".encode())
         text = refused(url, "inline", STRUCT, rows_with(column, value), mode, ["id"] if mode == "upsert" else ())
         assert says in text
-        assert "in the row with id = 4" in text
+        assert " id = 4" in text
 
 
 @pytest.mark.parametrize("ddl", [SHORT, SHORT.replace("n7 bigint", "n7 int")])
@@ -105,7 +105,7 @@ def test_the_row_of_a_refused_value_is_told_by_its_position(ddl, admin, url):
     rows = replace(rows, positions=position_columns(("topic", "partition", "offset"), written=True))
     with psycopg.connect(url) as connection, pytest.raises(psycopg.Error) as error:
         write_batch_in_tx(connection, destination("events", "append", (), None), rows)
-    assert "the row with topic = orders, partition = 0, offset = 104" in str(target_error(error.value))
+    assert "topic = orders, partition = 0, offset = 104" in str(target_error(error.value))
 
 
 @pytest.mark.parametrize("transport", ["inline", "staged"])
@@ -114,7 +114,7 @@ def test_of_a_row_that_breaks_a_check_its_key_is_told(transport, admin, url):
     admin.execute(TABLE.replace("id bigint", "id bigint PRIMARY KEY CHECK (id + n7 <> 9)").encode())
     text = refused(url, transport, STRUCT, rows_with(TEXT, "abc"))
     assert "CHECK_VIOLATION" in text
-    assert "It is the row with id = 4" in text
+    assert " id = 4" in text
 
 
 def test_a_check_of_another_table_is_blamed_on_no_row(admin, url):
