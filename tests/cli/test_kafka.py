@@ -49,7 +49,7 @@ def test_names_may_have_sparks_prefix_and_an_unreadable_file_is_refused(tmp_path
         path.unlink()
         if bad is not None:
             path.write_bytes(bad)
-        with pytest.raises(ConfigurationError, match="cannot be read") as refused:
+        with pytest.raises(ConfigurationError, match="BAD_OPTION") as refused:
             kafka_options(path)
         assert SECRET not in str(refused.value)
 
@@ -59,6 +59,5 @@ def test_without_the_reader_of_properties_the_package_is_named(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "javaproperties", None)
     path = tmp_path / "client.properties"
     path.write_text("client.id=me\n")
-    with pytest.raises(ConfigurationError, match="javaproperties") as refused:
+    with pytest.raises(ConfigurationError, match="NO_KAFKA_CLIENT.*javaproperties"):
         kafka_options(path)
-    assert refused.value.code == "NO_KAFKA_CLIENT"

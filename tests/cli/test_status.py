@@ -150,7 +150,7 @@ class TestPage:
         publish(url, 0, KAFKA)
         failed = pgonce("status", "oders")
         assert failed.exit_code == ExitCode.NOT_FOUND
-        assert "Did you mean orders? It knows: orders." in failed.stderr
+        assert " orders?" in failed.stderr
 
 
 class TestHealth:

@@ -261,7 +261,7 @@ class TestBesideOthers:
         admin.execute("ALTER TABLE events ADD CHECK (id <> 7)")
         ids = [put_aside(admin, {"id": number, "name": "n"}) for number in (6, 7)]
         said = refused("CHECK_VIOLATION", url)
-        assert f"The rows are those of the dead letters {ids[0]}, {ids[1]}, in this order" in said
+        assert f"dead letters {ids[0]}, {ids[1]}, in this order" in said
         assert letters(admin) == ids
 
     def test_a_row_without_a_destination(self, url, admin):

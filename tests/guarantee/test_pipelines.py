@@ -194,13 +194,13 @@ def test_a_misspelt_option_is_named_before_a_row_is_written(pipeline, observer):
     pipeline.add("web", WEB)
     pipeline.change('"table": "orders"', '"tabel": "orders"')
     said = pipeline.refused("dry-run")
-    assert "There is no option 'tabel'" in said
-    assert "Did you mean table?" in said
+    assert "option 'tabel'" in said
+    assert " table?" in said
     # Spark alone hands them to the sink only when a flow runs.
     pipeline.change("pipeline_sink_options(\n", "dict(\n")
     pipeline.run("dry-run")
     said = pipeline.refused("run")
-    assert "There is no option 'tabel'" in said
+    assert "option 'tabel'" in said
     assert observer.execute("SELECT to_regclass('orders')").fetchone() == (None,)
     pipeline.change('"tabel": "orders"', '"table": "orders"')
     pipeline.run("run")

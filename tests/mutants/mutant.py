@@ -23,7 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One edit of the function, class or constant ``function`` of ``file``, and the faults that may show it."""
+    """
+    One edit of the function, class or constant ``function`` of ``file``, and the faults that may show it.
+
+    ``nearest`` is the proof that is run first, because it is about this function.
+    """
 
     name: str
     file: str
@@ -31,6 +35,7 @@ class Mutant:
     old: str
     new: str
     fault: str | None = None
+    nearest: str = "verdicts"
 
     def applied_to(self, source: str) -> str:
         """

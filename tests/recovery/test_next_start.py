@@ -224,7 +224,7 @@ class TestDoctor:
         begun(tmp_path / "two", {"more": {"0": 5}})
         unnamed = examine(str(tmp_path / "two"), url, sink=SINK)
         assert (unnamed.finding, unnamed.sinks[0].verdict) == (Finding.UNCERTAIN, Verdict.NEW)
-        assert "FOREIGN if the query has the name of one that feeds it: orders" in unnamed.sinks[0].says
+        assert "FOREIGN if the query has the name of one" in unnamed.sinks[0].says
         assert examine(str(tmp_path / "two"), url, sink=SINK, query_name="more").finding is Finding.AGREE
         same = examine(str(tmp_path / "two"), url, sink=SINK, query_name="orders")
         assert (same.finding, same.sinks[0].verdict) == (Finding.NEEDS_PERSON, Verdict.FOREIGN)
@@ -302,7 +302,7 @@ class TestForget:
         admin.execute(since.encode())
         shown = pgonce("forget", "orders", "--reason", "full refresh").stdout
         (forgets,) = re.findall(r"DELETE FROM pgonce\.tombstone_sets .*;", shown)
-        assert "the name that the table had at its last batch" in " ".join(shown.split())
+        assert "the name that the table had" in " ".join(shown.split())
         admin.execute(forgets.encode())
         assert admin.execute("SELECT count(*) FROM pgonce.tombstone_sets").fetchone() == (0,)
 

@@ -72,7 +72,7 @@ def test_a_database_that_fell_back_before_the_first_batch_asks_for_a_new_checkpo
     with pytest.raises(PgonceError, match="LEDGER_GONE.*empty checkpoint"):
         commit_batch(settings(url), make_batch(2), appending(2))
     # So says a process that is started later; this one knows nothing of that query.
-    with pytest.raises(PgonceError, match="UNKNOWN.*empty checkpoint"):
+    with pytest.raises(PgonceError, match="UNKNOWN.*restore both .*empty checkpoint"):
         commit_batch(settings(url), make_batch(2, query_id="q3"), appending(2))
     for number in range(3):
         commit_batch(settings(url), make_batch(number, query_id="q2"), appending(number))

@@ -268,7 +268,7 @@ def int_as(arrow_type: pa.DataType, values: list[int | None], storage: pa.DataTy
 )
 def test_a_value_that_postgres_cannot_hold_stops_the_batch(data_type: t.DataType, array: pa.Array, code: str) -> None:
     """Nothing wraps or turns into another value: the error has the column and the second row, and no value."""
-    with pytest.raises(EncodingError, match="row 2 of its task") as caught:
+    with pytest.raises(EncodingError, match="row 2 ") as caught:
         CopyEncoder(frame(data_type)).encode(pa.record_batch([array], names=["c"]))
     assert (caught.value.code, caught.value.data) == (code, "Nothing of this batch was written.")
 

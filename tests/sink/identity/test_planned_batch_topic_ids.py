@@ -53,9 +53,8 @@ def test_a_topic_recreated_is_refused_at_the_next_start(kafka, topic, url, event
     name = topic()
     assert commit(url, reading(url, name, 0, "run 1", kafka), EVENTS) is Verdict.NEW
     recreate(kafka, name)
-    with pytest.raises(RefusedBatch, match=f"reads {name}, which was deleted and recreated") as refused:
+    with pytest.raises(RefusedBatch, match=f"RECREATED.*{name}"):
         commit(url, reading(url, name, 1, "run 2", kafka), EVENTS)
-    assert refused.value.code == "RECREATED"
 
 
 def test_a_run_without_brokers_does_not_go_on_after_one_that_had_them(kafka, topic, url, events):

@@ -39,7 +39,7 @@ FEED = {"mode": "apply", "changeFeed": "debezium"}
 def test_a_column_of_the_source_table_may_not_have_the_name_of_one(name):
     """Neither where a row comes from would be known then, nor would the column of the table be written."""
     image = {"id": t.LongType(), name: PLACE[name]}
-    with pytest.raises(ConfigurationError, match=rf"POSITION_COLUMNS.*{name!r}.* one column of type .* in after"):
+    with pytest.raises(ConfigurationError, match=rf"POSITION_COLUMNS.*{name!r}.* after\b"):
         plan(changes(image, PLACE), PLACE, **FEED)
     _, writer = plan(changes(image, KAFKAS), KAFKAS, **FEED)
     assert [column.name for column in writer.columns][:2] == ["id", name]
@@ -48,10 +48,10 @@ def test_a_column_of_the_source_table_may_not_have_the_name_of_one(name):
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ([*PLACE.items(), ("offset", t.LongType())], "'offset' for Kafka's offset, which is bigint and bigint here"),
-        ([*PLACE.items(), ("topic", t.LongType())], "'topic' for Kafka's topic, which is string and bigint here"),
-        ([*PLACE.items()][:2], "'offset' for Kafka's offset, which the rows do not have"),
-        ([*[*PLACE.items()][:2], ("offset", t.StringType())], "'offset' for Kafka's offset, which is string here"),
+        ([*PLACE.items(), ("offset", t.LongType())], "'offset'.* bigint and bigint "),
+        ([*PLACE.items(), ("topic", t.LongType())], "'topic'.* string and bigint "),
+        ([*PLACE.items()][:2], "'offset'.* not have"),
+        ([*[*PLACE.items()][:2], ("offset", t.StringType())], "'offset'.* string "),
     ],
     ids=["twice", "twice, of two types", "missing", "of another type"],
 )

@@ -45,7 +45,7 @@ def test_an_option_of_another_writer_or_of_the_source_gets_the_hint_that_fits(na
         parse_options({**LEAST, name: "hunter2"}, overwrite=False)
     assert "hunter2" not in str(refused.value)
     assert "The options are" not in str(refused.value)
-    assert "Page `options` of the documentation" in str(refused.value)
+    assert "`options`" in str(refused.value)
 
 
 def make_writer(**arguments):
@@ -70,11 +70,11 @@ def test_a_list_that_became_text_is_refused_with_the_text_that_is_meant():
 @pytest.mark.parametrize(
     ("refuse", "said"),
     [
-        (lambda: make_writer(receiver="auto"), r'receiver is an option of streams \(format\("pgonce"\)\), not of Post'),
-        (lambda: make_writer(batch_key="k"), "batch_key is an option of batch jobs"),
-        (lambda: make_function(table="t"), "not of transactional_batch"),
-        (lambda: destination("events", table_name="t"), "Set table"),
-        (lambda: destination("events", creat_table=True), "Did you mean create_table"),
+        (lambda: make_writer(receiver="auto"), r'receiver .*format\("pgonce"\)'),
+        (lambda: make_writer(batch_key="k"), "batch_key .*batch jobs"),
+        (lambda: make_function(table="t"), "transactional_batch"),
+        (lambda: destination("events", table_name="t"), r"Help: .*\btable\b"),
+        (lambda: destination("events", creat_table=True), "Help: .*create_table"),
     ],
 )
 def test_an_option_of_another_way_in_is_refused(refuse, said):
@@ -87,7 +87,7 @@ def test_either_spelling_means_the_same_but_not_both():
     """Spark's users and Python's may write each other's names."""
     options = read({"order_by": "at", "KEYS": "id"}, Way.STREAM)
     assert options == read({"orderBy": "at", "keys": ["id"]}, Way.WRITER) == {"order_by": "at", "keys": ("id",)}
-    with pytest.raises(ConfigurationError, match="two spellings"):
+    with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS.*orderBy"):
         read({"order_by": "at", "orderBy": "at"}, Way.WRITER)
 
 
@@ -127,8 +127,8 @@ def test_a_value_means_the_same_as_a_string_and_as_python_has_it(name, as_option
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("only_newer", "yes", "Use one of true, false"),
-        ("only_newer", 1, "Use one of true, false"),
+        ("only_newer", "yes", "true, false"),
+        ("only_newer", 1, "true, false"),
         ("independent", "byName", "true, false"),
         ("tombstone_days", "3.5", "whole number .1 to 36500"),
         ("tombstone_days", True, "whole number"),
@@ -142,10 +142,10 @@ def test_a_value_means_the_same_as_a_string_and_as_python_has_it(name, as_option
         ("notify_channel", "\u00e9" * 32, "at most 63 bytes, and has 64"),
         ("keys", 5, "must be a list of names, not int"),
         ("keys", ["a\0"], "NUL"),
-        ("order_by", ["at"], "must be a string, not list"),
+        ("order_by", ["at"], "string.* list"),
         ("order_by", "a\0", "NUL"),
-        ("url", b"hunter2", "must be a string, not bytes"),
-        ("kafka_options", "hunter2", "must be a mapping, not str"),
+        ("url", b"hunter2", "string.* bytes"),
+        ("kafka_options", "hunter2", "mapping.* str"),
     ],
 )
 def test_a_value_of_another_kind_is_refused(name, value, said):
@@ -168,9 +168,7 @@ def test_options_of_a_query_must_go_together(arguments):
 def test_a_mode_of_another_name_is_told_ours(word, meant):
     """Spark's output modes, and what SQL and other writers call it, in each way in."""
     for refuse in (lambda: parse_options({**LEAST, "mode": word}, overwrite=False), lambda: make_writer(mode=word)):
-        with pytest.raises(
-            ConfigurationError, match=rf"BAD_OPTION.*Did you mean {meant}\? Use one of append, upsert, "
-        ):
+        with pytest.raises(ConfigurationError, match=rf"BAD_OPTION.* {meant}\?.* append, upsert, "):
             refuse()
 
 

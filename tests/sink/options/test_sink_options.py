@@ -94,7 +94,7 @@ def test_an_environment_may_do_without_receivers(monkeypatch):
     monkeypatch.setenv("PGONCE_RECEIVER", "")
     assert parse(receiver="auto").receiver == "auto"
     monkeypatch.setenv("PGONCE_RECEIVER", "no")
-    with pytest.raises(ConfigurationError, match="PGONCE_RECEIVER is 'no'.*Set it to off"):
+    with pytest.raises(ConfigurationError, match=r"PGONCE_RECEIVER.*'no'.* off\b"):
         parse()
 
 
@@ -198,11 +198,11 @@ def test_a_job_needs_a_key():
         ({"batchKey": "k\0"}, False, "BAD_OPTION.*batchKey"),
         ({"mode": "upsert", "keys": "id"}, True, r'CLASHING_OPTIONS.*\.mode\("overwrite"\)'),
         ({"mode": "complete"}, False, r'CLASHING_OPTIONS.*\.mode\("overwrite"\)'),
-        ({"receiver": "auto"}, False, "UNKNOWN_OPTION.*receiver is an option of streams"),
-        ({"deadLetters": "true"}, False, "UNKNOWN_OPTION.*can be repaired and run again"),
-        ({"batchkeys": "a"}, False, "UNKNOWN_OPTION.*Did you mean batchKey"),
+        ({"receiver": "auto"}, False, "UNKNOWN_OPTION.*receiver .*streams"),
+        ({"deadLetters": "true"}, False, "UNKNOWN_OPTION.*deadLetters"),
+        ({"batchkeys": "a"}, False, "UNKNOWN_OPTION.*batchKey"),
         ({"kafka.security.protocol": "SSL"}, False, "UNKNOWN_OPTION"),
-        ({"dbtable": "a"}, False, "UNKNOWN_OPTION.*Set table"),
+        ({"dbtable": "a"}, False, r"UNKNOWN_OPTION.*Help: .*\btable\b"),
         ({"table": " "}, False, "NO_TABLE"),
         ({"batchHash": "yes"}, False, "BAD_OPTION.*batchHash"),
         ({"retryTimeout": "-1"}, False, "BAD_OPTION.*retryTimeout"),

@@ -26,7 +26,7 @@ def test_a_partition_is_altered_with_its_whole_table(admin):
     """The statement to run names that table."""
     admin.execute("CREATE TABLE whole (id bigint) PARTITION BY LIST (id)")
     admin.execute("CREATE TABLE events PARTITION OF whole DEFAULT")
-    with pytest.raises(TargetError, match=r"a partition of public\.whole.*: ALTER TABLE public\.whole ADD COLUMN"):
+    with pytest.raises(TargetError, match=r"TARGET_NOT_ALTERED.*ALTER TABLE public\.whole ADD COLUMN"):
         look(admin)
 
 
@@ -34,7 +34,7 @@ def test_a_table_of_a_type_has_its_columns(admin):
     """Postgres adds none to it."""
     admin.execute("CREATE TYPE event AS (id bigint)")
     admin.execute("CREATE TABLE events OF event")
-    with pytest.raises(TargetError, match=r"columns are those of the type public\.event"):
+    with pytest.raises(TargetError, match=r"TARGET_NOT_ALTERED.*type public\.event\b"):
         look(admin)
 
 
@@ -45,10 +45,10 @@ def test_only_the_owner_may_alter(admin, login):
     role = sql.Identifier(login.user)
     admin.execute(sql.SQL("GRANT ALL ON events TO {}").format(role))
     with psycopg.connect(login.url, autocommit=True) as connection:
-        with pytest.raises(TargetError, match=rf"only the owner of public\.events .*the role {login.user}"):
+        with pytest.raises(TargetError, match=rf"TARGET_NOT_ALTERED.*owner of public\.events .*{login.user}"):
             look(connection)
         admin.execute(sql.SQL("ALTER TABLE events OWNER TO {}").format(role))
-        with pytest.raises(TargetError, match=r"only the owner of public\.part "):
+        with pytest.raises(TargetError, match=r"TARGET_NOT_ALTERED.*owner of public\.part "):
             look(connection)
         admin.execute(sql.SQL("ALTER TABLE part OWNER TO {}").format(role))
         look(connection)

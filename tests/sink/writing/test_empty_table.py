@@ -42,9 +42,8 @@ def test_all_rows_are_replaced_at_read_committed_only(isolation, url, admin):
     with psycopg.connect(url, options=f"-cdefault_transaction_isolation={level}") as late:
         late.execute("SELECT count(*) FROM events")
         replace_all(url, (1, "first"))
-        with pytest.raises(TargetError, match=rf"transactions are {isolation} here.* both would stay") as refused:
+        with pytest.raises(TargetError, match=rf"SNAPSHOT_TOO_OLD.*{isolation}"):
             replace_all(late, (2, "second"))
-    assert refused.value.code == "SNAPSHOT_TOO_OLD"
     assert stored(admin) == [(1, "first")]
 
 
@@ -56,9 +55,8 @@ def test_a_trigger_that_keeps_rows(table, url, admin):
     admin.execute(KEEPS.format(table).encode())
     replace_all(url, (1, "a"), (2, "b"))
     replace_all(url, (1, "kept"))
-    with pytest.raises(TargetError, match="a trigger BEFORE DELETE has kept old rows") as refused:
+    with pytest.raises(TargetError, match="TRIGGER_CHANGED_ROWS.*BEFORE DELETE has"):
         replace_all(url, (3, "new"))
-    assert refused.value.code == "TRIGGER_CHANGED_ROWS"
     assert stored(admin) == [(1, "kept")]
 
 
@@ -68,9 +66,8 @@ def test_a_role_that_no_policy_lets_delete(url, admin, login):
         f"{TABLE}; ALTER TABLE events ENABLE ROW LEVEL SECURITY; GRANT ALL ON events TO {login.user}".encode()
     )
     admin.execute(f"CREATE POLICY adds ON events FOR INSERT TO {login.user} WITH CHECK (true)".encode())
-    with pytest.raises(TargetError, match="no policy by which this role may delete rows") as refused:
+    with pytest.raises(TargetError, match="ROWS_NOT_WRITTEN.*row-level security"):
         replace_all(login.url, (1, "a"))
-    assert refused.value.code == "ROWS_NOT_WRITTEN"
     admin.execute("CREATE POLICY deletes ON events FOR DELETE USING (true)")
     replace_all(login.url, (1, "a"))
     replace_all(login.url, (2, "b"))
@@ -84,9 +81,8 @@ def test_a_trigger_that_keeps_rows_of_a_role_that_has_its_own(url, admin, login)
     admin.execute(KEEPS.format("events").encode())
     replace_all(login.url, (2, "b"))
     replace_all(login.url, (3, "kept"))
-    with pytest.raises(TargetError, match="a trigger BEFORE DELETE, or row-level security") as refused:
+    with pytest.raises(TargetError, match="TRIGGER_CHANGED_ROWS.*BEFORE DELETE, or row-level security"):
         replace_all(login.url, (4, "new"))
-    assert refused.value.code == "TRIGGER_CHANGED_ROWS"
     assert stored(admin) == [(1, "theirs"), (3, "kept")]
 
 
@@ -127,9 +123,8 @@ def test_rows_of_other_tables_do_not_go_with_the_old_ones(action, url, admin):
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text)")
     admin.execute(f"CREATE TABLE notes (id bigint CONSTRAINT of REFERENCES events ON DELETE {action})".encode())
     admin.execute("INSERT INTO events VALUES (1, 'old'); INSERT INTO notes VALUES (1)")
-    with pytest.raises(TargetError, match=r"rows of public\.notes, by a foreign key") as refused:
+    with pytest.raises(TargetError, match=r"DELETE_ACTION.*public\.notes\b"):
         replace_all(url, (1, "new"))
-    assert refused.value.code == "DELETE_ACTION"
     assert stored(admin) == [(1, "old")]
     admin.execute(
         "ALTER TABLE notes DROP CONSTRAINT of, ADD FOREIGN KEY (id) REFERENCES events DEFERRABLE INITIALLY DEFERRED"
@@ -152,9 +147,8 @@ def test_rows_that_a_trigger_puts_into_tables_that_inherit(mode, url, admin):
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text); CREATE TABLE part () INHERITS (events)")
     admin.execute("INSERT INTO events VALUES (1, 'a')")
     admin.execute(REDIRECTS)
-    with pytest.raises(TargetError, match="a trigger BEFORE INSERT, which may put rows into these") as refused:
+    with pytest.raises(TargetError, match="ROWS_IN_CHILDREN.*BEFORE INSERT"):
         publish(url, "inline", STRUCT, [(1, "b")], mode=mode, **of_mode(mode))
-    assert refused.value.code == "ROWS_IN_CHILDREN"
     publish(url, "inline", STRUCT, [(2, "appended")])
     assert admin.execute("SELECT tableoid::regclass::text, * FROM events ORDER BY id").fetchall() == [
         ("events", 1, "a"),
@@ -173,9 +167,8 @@ def test_chunks_are_known_by_their_schema(mode, how, url, admin):
     """
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text); CREATE SCHEMA _timescaledb_internal")
     admin.execute("CREATE TABLE _timescaledb_internal._hyper_1_1_chunk () INHERITS (events)")
-    with pytest.raises(TargetError, match="a hypertable of TimescaleDB") as refused:
+    with pytest.raises(TargetError, match="ROWS_IN_CHILDREN.*TimescaleDB"):
         publish(url, "inline", STRUCT, [(1, "a")], mode=mode, **of_mode(mode), **how)
-    assert refused.value.code == "ROWS_IN_CHILDREN"
     publish(url, "inline", STRUCT, [(1, "a")], mode="upsert", **of_mode("upsert"))
     assert stored(admin) == [(1, "a")]
 

@@ -102,7 +102,7 @@ def test_a_role_that_may_not_create_the_ledger_is_told_so(url, admin, login):
     """The first batch creates it; a role that may not is told so."""
     admin.execute("CREATE TABLE events (id bigint)")
     look(url)
-    with pytest.raises(LedgerError, match=r"\[LEDGER_NOT_PERMITTED\].*create the schema pgonce"):
+    with pytest.raises(LedgerError, match=r"\[LEDGER_NOT_PERMITTED\].*schema pgonce"):
         look(login.url)
     assert admin.execute("SELECT to_regnamespace('pgonce')").fetchone() == (None,)
 

@@ -41,9 +41,8 @@ def test_batch_0_is_run_again_under_another_name(how, url, admin):
         changed = {"table": "shop.events"}
     else:
         changed["sink_name"] = "mine"
-    with pytest.raises(PgonceError, match=r"as sink 'public\.events'") as refused:
+    with pytest.raises(PgonceError, match=r"FOREIGN.*'public\.events'"):
         committed(url, "run 2", **changed)
-    assert refused.value.code == "FOREIGN"
     assert rows_in(admin, changed["table"]) == ROWS
     # What the error advises: the earlier name, under which the batch is known.
     assert committed(url, "run 2", **{**changed, "sink_name": "public.events"}) is Verdict.REPLAY
@@ -89,8 +88,7 @@ def test_adopting_a_batch_that_is_there_under_another_name(url, admin):
     """The ledger knows that it was written, which a person who says that it was not cannot know better."""
     committed(url)
     committed(url, batch_id=1)
-    with pytest.raises(PgonceError, match=r"as sink 'public\.events'") as refused:
+    with pytest.raises(PgonceError, match=r"UNKNOWN.*'public\.events'"):
         committed(url, "run 2", batch_id=1, sink_name="mine", adopt_checkpoint=1)
-    assert refused.value.code == "UNKNOWN"
     assert committed(url, "run 2", batch_id=1, sink_name="mine", adopt_checkpoint=2) is Verdict.ADOPTED
     assert len(rows_in(admin, "events")) == 4

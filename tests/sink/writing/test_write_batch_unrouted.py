@@ -78,7 +78,7 @@ def test_a_table_that_takes_deadletters_back_refuses_a_row_that_could_not_be_enc
     """The batch stops with the row's own error, as it does for a row that Postgres refuses."""
     where = routes({"orders": {}, "clicks": {"deadLetters": False}}, dead_letters=True)
     rows = replace(routed(("orders", 1, "a")), unfit=lambda: unfit("orders", "clicks"))
-    with pytest.raises(TargetError, match=r"NUL_IN_TEXT.*'clicks' in tables.*filter the row out"):
+    with pytest.raises(TargetError, match="NUL_IN_TEXT.*'clicks'"):
         commit(url, make_planned_batch(0), where, rows)
     assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (0,)
 

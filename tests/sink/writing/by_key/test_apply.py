@@ -49,7 +49,7 @@ def test_of_several_changes_of_a_key_the_last_counts(url, admin, events):
 
 def test_without_an_order_a_key_may_come_only_once(url, admin, events):
     """Nothing says which of two changes is the last."""
-    with pytest.raises(TargetError, match=r"DOUBLED_KEYS.*For example, 2 rows have id = 1\."):
+    with pytest.raises(TargetError, match=r"DOUBLED_KEYS.* 2 rows have id = 1\."):
         apply(url, (2, "b", 1, WRITE), (1, "a", 1, WRITE), (1, None, 2, DELETE), order_by=None)
     assert apply(url, (1, "a", 1, WRITE), (2, None, 2, DELETE), order_by=None) == {"written": 1, "not_found": 1}
 
@@ -131,7 +131,7 @@ def test_a_delete_whose_key_is_too_long_to_be_remembered_is_refused(url, admin):
     admin.execute("CREATE TABLE events (id bigint, name text PRIMARY KEY, seq bigint)")
     long = "".join(random.Random(1).choices(string.ascii_letters, k=4000))
     assert apply(url, (1, long, 1, DELETE)) == {"not_found": 1}
-    with pytest.raises(TargetError, match=r"KEY_UNTRACEABLE.*too long"):
+    with pytest.raises(TargetError, match="KEY_UNTRACEABLE"):
         apply(url, (1, long, 1, DELETE), only_newer=True)
 
 

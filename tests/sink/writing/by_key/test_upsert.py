@@ -118,7 +118,7 @@ def test_one_key_that_is_doubled_is_named(rows, known, admin, url, merges):
         assert connection.info.transaction_status is TransactionStatus.INERROR
     refused = target_error(error.value)
     assert refused.code == "DOUBLED_KEYS"
-    assert f"For example, {sum(row[0] == rows[-1][0] for row in rows)} rows have id = {rows[-1][0]}." in str(refused)
+    assert f" {sum(row[0] == rows[-1][0] for row in rows)} rows have id = {rows[-1][0]}." in str(refused)
     assert "hidden" not in str(refused)
     assert "xxx" not in str(refused)
     assert stored(admin) == known
