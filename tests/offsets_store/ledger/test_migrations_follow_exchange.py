@@ -333,7 +333,9 @@ class TestRefused:
         """It would count as forgotten, and `forget --truncate` of the other table's query would take its rows."""
         legacy = {"start": {"0": {"legacy": {"0": 0}}}, "end": {"0": {"legacy": {"0": 0}}}}
         commit(url, "ended", 0, 7, remedies=INDEPENDENT, **legacy)
-        admin.execute("""UPDATE pgonce.writers SET targets = targets || '{"public.more": 1}' WHERE query_id = 'ended'""")
+        admin.execute(
+            """UPDATE pgonce.writers SET targets = targets || '{"public.more": 1}' WHERE query_id = 'ended'"""
+        )
         retire_sink("ended", url)
         refused(url, "several tables")
         forget_query("ended", url, reason="its rows may go", quiet_seconds=0)
@@ -352,8 +354,8 @@ class TestRefused:
     def test_one_partition_read_by_two_sources(self, url):
         """The old query's rows of one source go further than those of the new query, although the other's do not."""
         begins = {source: {"t": {"0": 0}} for source in "01"}
-        for query, table, ends in (("two", "sales", (100, 50)), ("both", "sales_new", (60, 60))):
-            ends = {source: {"t": {"0": end}} for source, end in zip("01", ends, strict=True)}
+        for query, table, reached in (("two", "sales", (100, 50)), ("both", "sales_new", (60, 60))):
+            ends = {source: {"t": {"0": end}} for source, end in zip("01", reached, strict=True)}
             commit(url, query, 0, 70, table=table, remedies=INDEPENDENT, start=begins, end=ends)
         forget_query("old", url, reason="r", quiet_seconds=0)
         forget_query("new", url, reason="r", quiet_seconds=0)
