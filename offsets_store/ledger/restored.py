@@ -30,7 +30,7 @@ def follow_restore_in_tx(connection: psycopg.Connection) -> bool:
     :return: whether it was restored.
     :raises LedgerError: LEDGER_RESTORED, if the role may not do that.
     """
-    if _is_at_home(connection):
+    if is_at_home(connection):
         return False
     try:
         return _look_up_in_tx(connection)
@@ -48,7 +48,7 @@ def _look_up_in_tx(connection: psycopg.Connection) -> bool:
     # Of several sessions that find this out together, one looks the tables up, and the others wait for it.
     connection.execute(_KEEP_ROW)
     connection.execute("SELECT FROM pgonce.home FOR UPDATE")
-    if _is_at_home(connection):
+    if is_at_home(connection):
         return False
     for statement in (_WRITERS, _BATCH_JOBS, _TOMBSTONE_SETS, _UNKNOWN_SETS, _AT_HOME):
         connection.execute(statement)
@@ -56,7 +56,8 @@ def _look_up_in_tx(connection: psycopg.Connection) -> bool:
     return True
 
 
-def _is_at_home(connection: psycopg.Connection) -> bool:
+def is_at_home(connection: psycopg.Connection) -> bool:
+    """Whether the oids in the ledger are those of this database."""
     row = connection.execute(_IS_AT_HOME).fetchone()
     return bool(row and row[0])
 

@@ -223,8 +223,7 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
         writers.c.query_id == batch.query_id,
         writers.c.sink_name != batch.sink_name,
         writers.c.last_batch_id >= batch.batch_id,
-        by_name,
-        not_(or_(*heard)),
+        or_(and_(by_name, not_(or_(*heard))), _CALLED_SO.bindparams(swapped=batch.sink_name)),
     )
     found = writers_in_tx(connection, or_(others, renamed))
     if not found or not batch.tables:
@@ -233,6 +232,13 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
     asked = {"ids": [writer.writer_id for writer in found], "fed_names": list(batch.tables), "fed_oids": oids}
     replacing = set(connection.execute(_REPLACING, asked).scalars())
     return tuple(replace(writer, replaces_all=writer.writer_id in replacing) for writer in found)
+
+
+# Its table had this name before it took the place of another one.
+_CALLED_SO = text(
+    "EXISTS (SELECT FROM pgonce.interventions AS i WHERE i.writer_id = pgonce.writers.writer_id "
+    "AND i.kind = 'swap' AND i.details ->> 'was' = :swapped)"
+)
 
 
 # Those of which each batch replaces all rows of one of these tables. A route may do so with one of its tables only.

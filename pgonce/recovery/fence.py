@@ -130,14 +130,14 @@ def note(connection: Connection, writer_id: int, kind: str, **values: Any) -> No
 
 
 @contextmanager
-def holding(url: str, sinks: Sequence[SinkFacts], **options: Any) -> Iterator[Connection]:
+def holding(url: str, sinks: Sequence[SinkFacts]) -> Iterator[Connection]:
     """
     A transaction on the ledger that holds the rows of the sinks, which are as they were read.
 
-    :param options: of the connection, such as ``isolation_level``.
     :raises RecoveryError: RECOVERY_RUNNING, if another session has locked a row, or the row has moved.
     """
-    with writing(url, _LOCK_SECONDS, **options) as connection:
+    # Not the role's default: what was committed while a lock was waited for has to be seen.
+    with writing(url, _LOCK_SECONDS, isolation_level="READ COMMITTED") as connection:
         # In the order of their keys: two recoveries at the same time must not each hold what the other needs.
         for sink in sorted(sinks, key=lambda sink: sink.writer_id):
             row = lock_writer_row(connection, sink.writer_id, sink.sink_name, url)

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Row, func, select, text
 from pgonce.offsets_store.checkpoint.files import open_recorded
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
+from pgonce.offsets_store.ledger.restored import is_at_home
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import batch_jobs
 from pgonce.offsets_store.ledger.writers import COUNTS_AS_FEEDER, feeds, writers_in_tx
@@ -106,8 +107,7 @@ def forget_query(
             query_id = found[0].query_id
             checkpoint = _checkpoint(last_to_publish(found).checkpoint_location, query_id)
             refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, *checkpoint))
-        # A table is locked later on, and then what was committed meanwhile has to be seen.
-        with holding(url, chosen, isolation_level="READ COMMITTED") as connection:
+        with holding(url, chosen) as connection:
             details = _empty_in_tx(connection, chosen) if truncate else None
             put_out_of_the_way_in_tx(connection, chosen, "forget", reason=reason, details=details)
     return forgetting
@@ -150,6 +150,9 @@ def _to_empty(connection: Connection, sinks: Sequence[SinkFacts]) -> Sequence[Ro
 
     :raises RecoveryError: NOT_EMPTIED, if rows of others would go too, or if it is not known which tables are meant.
     """
+    # By oids of another database, the tables and their other feeders would be others.
+    if not is_at_home(driver_connection(connection)):
+        raise _not_emptied(["the ledger was restored from a dump: run `pgonce init` first"])
     found = connection.execute(_WRITTEN, {"ids": [sink.writer_id for sink in sinks]}).all()
     known = {table.sink_name for table in found}
     reasons = [f"the tables of sink {sink.sink_name} are not recorded" for sink in sinks if sink.sink_name not in known]

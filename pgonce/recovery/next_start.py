@@ -188,6 +188,8 @@ def _contact(batch: Batch, neighbours: tuple[Writer, ...], *, is_named: bool) ->
 
 def _may_be_apart(batch: Batch, other: Writer) -> bool:
     """Whether the query may prove, when it runs, that it reads something else: its checkpoint does not say it all."""
+    if other.replaces_all:
+        return False
     if not what_speaks_against(batch, other):
         return True
     reads_files = all(side_log_number(offset) is not None for offset in (batch.end or {}).values())

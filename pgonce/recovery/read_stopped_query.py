@@ -148,10 +148,11 @@ def read_neighbours(connection: Connection, sink_name: str | None) -> dict[str, 
     """
     known = {writer.writer_id: writer for writer in writers_in_tx(connection, IS_LIVING)}
     found: dict[str, tuple[Writer, ...]] = {}
-    for name, writer_id in connection.execute(_FED, {"sink": sink_name}):
+    for name, writer_id, replaces_all in connection.execute(_FED, {"sink": sink_name}):
         if (writer := known.get(writer_id)) is not None:
             place = _as_opened(writer.checkpoint_location)
-            found[name] = (*found.get(name, ()), replace(writer, checkpoint_location=place))
+            fed = replace(writer, checkpoint_location=place, replaces_all=replaces_all)
+            found[name] = (*found.get(name, ()), fed)
     return found
 
 
@@ -166,7 +167,12 @@ WITH tables AS MATERIALIZED (
     LEFT JOIN tables ON CAST(tables.oid AS bigint) = CAST(written.value AS bigint)
     WHERE CAST(:sink AS text) IS NULL
 )
-SELECT asked.name, w.writer_id FROM asked LEFT JOIN tables USING (name)
+SELECT asked.name, w.writer_id, EXISTS (
+    SELECT FROM (SELECT t.name AS sink_name, jsonb_build_object(t.name, t.how -> 'oid') AS targets
+                 FROM jsonb_each(w.written_as -> 'tables') AS t (name, how)
+                 WHERE t.how -> 'options' ->> 'mode' = 'complete') AS f
+    WHERE {FEEDS.format(feeder="f", names="ARRAY[asked.name]", oids="ARRAY[tables.oid]")})
+FROM asked LEFT JOIN tables USING (name)
 JOIN pgonce.writers AS w ON {FEEDS.format(feeder="w", names="ARRAY[asked.name]", oids="ARRAY[tables.oid]")}
 ORDER BY asked.name, w.sink_name, w.writer_id
 """)

@@ -13,13 +13,16 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
+from support.fixtures.driver import wait_until
+from support.fixtures.postgres import url_with
+from support.patience import PATIENCE_SECONDS
 from support.real_time_tasks import QUERY, Task, a_run, begun, start
 
 from pgonce import OffsetsStore
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import NOTHING, ConnectError, RefusedBatch, TargetError
+from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, RefusedBatch, TargetError
 from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Span
@@ -399,6 +402,38 @@ class TestTakeover:
         assert not task.flushes(3)
         task.connection.commit()
         assert orders() == [0, 1, 2]
+
+    @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+    def test_a_transaction_that_does_not_see_a_new_partition(self, url, admin, orders, isolation):
+        """
+        It has waited for the writer's row while a task has claimed another partition: it takes nothing over.
+
+        Otherwise that task would write on, and the batch would write the same rows.
+        """
+        run = begun(url)
+        known, new = Task(url, run), Task(url, run, partition=1)
+        known.claims()
+        refused = []
+
+        def take_over():
+            with pytest.raises(LedgerError, match=isolation) as error:
+                stored_for_a_micro_batch(
+                    url_with(url, options="-cdefault_transaction_isolation=" + isolation.replace(" ", "\\ ")), QUERY
+                )
+            refused.append(error.value)
+
+        with psycopg.connect(url) as busy:
+            busy.execute("SELECT FROM pgonce.writers FOR SHARE")
+            thread = threading.Thread(target=take_over)
+            thread.start()
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            assert wait_until(lambda: admin.execute(waiting).fetchone() == (1,), PATIENCE_SECONDS)
+            assert new.claims()
+        thread.join()
+        assert refused
+        assert new.flushes(0)
+        retire_sink(QUERY, url, reason="it is over")
+        assert not new.flushes(1)
 
     def test_a_retired_query_writes_nothing_more(self, url, orders):
         """`pgonce retire` ends the claims of running tasks, and no task claims afterwards."""

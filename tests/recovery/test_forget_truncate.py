@@ -206,6 +206,16 @@ class TestRefused:
         admin.execute("UPDATE pgonce.writers SET targets = NULL")
         assert "not recorded" in refused(url)
 
+    def test_a_ledger_that_was_restored(self, admin, url):
+        """Its oids may be those of other tables, and who else feeds the table, as through a partition, is not found."""
+        admin.execute("CREATE TABLE unrelated ()")
+        admin.execute(
+            "UPDATE pgonce.home SET written_in = 0; UPDATE pgonce.writers SET targets = "
+            "jsonb_build_object('public.events', 'unrelated'::regclass::oid::bigint)"
+        )
+        assert "restored" in refused(url)
+        assert ids(admin) == [1, 2]
+
     @pytest.mark.parametrize("action", ["CASCADE", "SET NULL", "NO ACTION DEFERRABLE INITIALLY DEFERRED"])
     def test_a_table_that_others_refer_to_is_not_emptied(self, admin, url, action):
         """Rows of another table refer to these; the query goes on as if nothing had been tried."""

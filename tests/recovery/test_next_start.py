@@ -244,6 +244,18 @@ class TestDoctor:
             assert publish(url, tmp_path / table, again, 3, table=table) == "FOREIGN"
         assert {one.sink_name for one in examine(str(tmp_path / "whole"), url).sinks} == {SINK, "public.renamed", "*"}
 
+    def test_a_query_that_replaces_all_rows(self, url, target, tmp_path, admin):
+        """It would delete the rows of one that reads another topic, so its commit refuses that one."""
+        begun(tmp_path / "one", {"a": {"0": 0}})
+        checkpoint = Checkpoint(str(tmp_path / "one"))
+        batch = describe_batch(checkpoint, Origin("one", "a run", 0, checkpoint.newest_offset_entry()), None)
+        work = work_into(None, destination("public.events", "complete", (), None), rows(1))
+        assert commit_batch(CommitSettings(url), batch, work) is Verdict.NEW
+        again = begun(tmp_path / "two", {"b": {"0": 0}})
+        found = examine(str(tmp_path / "two"), url, sink=SINK, query_name="two")
+        assert (found.finding, found.sinks[0].verdict) == (Finding.NEEDS_PERSON, Verdict.FOREIGN)
+        assert publish(url, tmp_path / "two", again, 3) == "FOREIGN"
+
     def test_a_past_that_the_ledger_did_not_see(self, url, target, tmp_path, pgonce):
         """A later batch than 0 is UNKNOWN to every sink."""
         fed(url, tmp_path / "one", FILES)

@@ -48,10 +48,12 @@ BEGIN
         SELECT r.topic, r.partition, max(r.reached) FILTER (WHERE NOT w.is_new) AS of_old, coalesce(min(r.reached) FILTER (WHERE w.is_new), 0) AS of_new
         FROM (SELECT w.*, w.writer_id = ANY (of_new) AS is_new FROM pgonce.writers AS w WHERE w.writer_id = ANY (of_new || of_old)) AS w
         LEFT JOIN pgonce.batches AS b ON (b.writer_id, b.generation, b.batch_id) = (w.writer_id, w.generation, w.last_batch_id)
+        -- By source: of several that read one partition, the old query counts by the furthest, and the new one by the other.
         CROSS JOIN LATERAL (
             SELECT k.topic, k.partition, max(k.next_offset) AS reached
-            FROM unnest(ARRAY[coalesce(w.end_offsets, b.end_offsets), b.positions, pgonce.real_time_positions(w.writer_id)]) AS known (offsets), pgonce.kafka_offsets(known.offsets) AS k
-            GROUP BY 1, 2) AS r
+            FROM unnest(ARRAY[coalesce(w.end_offsets, b.end_offsets), b.positions, pgonce.real_time_positions(w.writer_id)]) AS known (offsets),
+                jsonb_each(CASE WHEN jsonb_typeof(known.offsets) = 'object' THEN known.offsets END) AS s, pgonce.kafka_offsets(jsonb_build_object(s.key, s.value)) AS k
+            GROUP BY s.key, 1, 2) AS r
         WHERE w.replaced_by IS NULL AND (w.retired_at IS NULL OR NOT w.is_new)
             AND NOT EXISTS (SELECT FROM pgonce.interventions AS i WHERE i.writer_id = w.writer_id AND i.kind = 'forget')
         GROUP BY 1, 2) AS k
@@ -61,21 +63,31 @@ BEGIN
         (1, current_setting('transaction_isolation') NOT LIKE 'read %committed', 'This transaction does not see what was committed meanwhile.', 'Use BEGIN ISOLATION LEVEL READ COMMITTED.'),
         (2, NOT EXISTS (SELECT FROM pgonce.home AS h WHERE h.xmin::text::bigint = h.written_in & 4294967295), 'The ledger was restored from a dump, and has oids of another database.', 'Run pgonce init, and try again.'),
         (3, coalesce(reason, '') !~ '[^[:space:]]', 'No reason is given.', 'Give one; the ledger keeps it.'),
-        (4, was IS NULL, format('No query of pgonce that may go on fills %s.', is_now), 'Exchange such tables with ALTER TABLE alone; or check the names.'),
+        (4, was IS NULL, format('No query of pgonce that may go on fills %s.', is_now),
+            format('Check the names. With ALTER TABLE alone, the query that filled %s goes on into %s: if its last rows are not there, forget it first (pgonce forget).', put_aside, is_now)),
         (5, was = is_now, format('%s was called so when its query wrote its last batch.', is_now), 'Rename both tables first, in this transaction. The first argument is the rebuilt table, by the name that it has now.'),
         (6, to_regclass(was) IS NOT NULL, format('The query that fills %s may still write to what is called %s now.', is_now, was), 'Give the table that is put aside a name that no query uses.'),
-        (7, EXISTS (SELECT FROM pg_class AS c WHERE c.oid IN (rebuilt, replaced) AND (c.relkind <> 'r' OR c.relispartition)), 'One of them is partitioned, a partition, or not a table.', 'Exchange partitions with DETACH and ATTACH. Empty a partitioned table, forget its query (pgonce forget), and load it again.'),
-        (8, NOT is_free, 'A batch, a batch job or a replay of dead letters writes to one of them.', 'Stop the queries of both tables, and try again.'),
-        (9, EXISTS (SELECT FROM pgonce.heartbeats AS h JOIN pgonce.writers AS w USING (query_id) WHERE w.writer_id = ANY (of_new || of_old)
+        (7, EXISTS (SELECT FROM pgonce.writers AS w, jsonb_each_text(w.targets) AS t WHERE w.writer_id = ANY (of_old) AND w.replaced_by IS NULL AND w.retired_at IS NULL
+            AND (t.value::oid = replaced) <> (t.key = is_now) AND EXISTS (SELECT FROM pg_class AS c WHERE c.oid = t.value::oid)) OR rebuilt = replaced,
+            format('The second argument is not the table that the ledger knows as %s.', is_now), 'Give that table, by the name that it has now. If it was called otherwise at its query''s last batch, let that query write one first.'),
+        (8, EXISTS (SELECT FROM pg_class AS c WHERE c.oid IN (rebuilt, replaced) AND (c.relkind <> 'r' OR c.relispartition)), 'One of them is partitioned, a partition, or not a table.', 'Exchange partitions with DETACH and ATTACH. Empty a partitioned table, forget its query (pgonce forget), and load it again.'),
+        (9, NOT is_free, 'A batch, a batch job or a replay of dead letters writes to one of them.', 'Stop the queries of both tables, and try again.'),
+        (10, EXISTS (SELECT FROM pgonce.heartbeats AS h JOIN pgonce.writers AS w USING (query_id) WHERE w.writer_id = ANY (of_new || of_old)
             AND w.replaced_by IS NULL AND w.retired_at IS NULL AND h.ended_at IS NULL AND h.heard_at > statement_timestamp() - interval '1 minute'),
             'A query of one of them runs.', 'Stop the queries of both tables. One that was killed counts as running for a minute.'),
-        (10, EXISTS (SELECT FROM pgonce.writers AS n JOIN pgonce.writers AS o USING (query_id) WHERE n.writer_id = ANY (of_new) AND o.writer_id = ANY (of_old)),
+        (11, EXISTS (SELECT FROM pgonce.writers AS n JOIN pgonce.writers AS o USING (query_id) WHERE n.writer_id = ANY (of_new) AND o.writer_id = ANY (of_old)),
             'One query has written to both of them.', 'Empty the table, forget its query (pgonce forget), and load it again.'),
-        (11, EXISTS (SELECT FROM pgonce.writers AS w WHERE w.writer_id = ANY (of_new || of_old) AND w.replaced_by IS NULL AND w.retired_at IS NULL
-            AND (SELECT count(*) FROM jsonb_object_keys(w.targets)) > 1), 'A query of one of them writes to several tables in one transaction.', 'Empty the table, forget its query (pgonce forget), and load it again.'),
-        (12, EXISTS (SELECT FROM pgonce.batch_jobs AS j, jsonb_each_text(j.targets) AS t WHERE t.value::oid IN (rebuilt, replaced) AND t.key <> j.sink_name),
+        -- One that was retired too: it would count as forgotten, and its rows in the other tables as gone.
+        (12, EXISTS (SELECT FROM pgonce.writers AS w WHERE w.writer_id = ANY (of_new || of_old) AND w.replaced_by IS NULL
+            AND (SELECT count(*) FROM jsonb_object_keys(w.targets)) > 1
+            AND NOT EXISTS (SELECT FROM pgonce.interventions AS i WHERE i.writer_id = w.writer_id AND i.kind = 'forget')),
+            'A query of one of them writes, or has written, to several tables in one transaction.', 'Empty the table, forget its query (pgonce forget), and load it again. If that query was retired, and its rows may go, forget it and try again.'),
+        (13, EXISTS (SELECT FROM pgonce.batch_jobs AS j, jsonb_each_text(j.targets) AS t WHERE t.value::oid IN (rebuilt, replaced) AND t.key <> j.sink_name),
             'Batch jobs with a sinkName of their own have written to one of them, and nothing says which table they mean later on.', 'Give their keys to the table (docs/batch-jobs.md, When tables are exchanged).'),
-        (13, behind IS NOT NULL, format('%s has not caught up: %s.', is_now, behind), 'Let its query go on first. If it has all rows that are needed, forget the other query (pgonce forget), and try again.')
+        (14, EXISTS (SELECT FROM pgonce.batch_jobs AS j JOIN pgonce.batch_jobs AS o USING (batch_key)
+            WHERE j.sink_name = is_now AND (j.targets ->> is_now)::oid = replaced AND o.sink_name = put_aside),
+            format('Batch jobs have written to an earlier table %s, with keys of %s.', put_aside, is_now), 'Give the table that is put aside another name.'),
+        (15, behind IS NOT NULL, format('%s has not caught up: %s.', is_now, behind), 'Let its query go on first. If it has all rows that are needed, forget the other query (pgonce forget), and try again.')
     ) AS c (place, holds, what, help) WHERE c.holds ORDER BY c.place LIMIT 1;
     IF what IS NOT NULL THEN
         RAISE EXCEPTION 'The tables are not exchanged, and nothing was changed. %', what USING ERRCODE = 'object_not_in_prerequisite_state', HINT = help;

@@ -485,6 +485,12 @@ BEGIN
         RAISE EXCEPTION 'Rows of a partition may be missing: %', pgonce.first_dispute(NEW.writer_id)
             USING HINT = 'pgonce explain PARTITION_MIXED';
     END IF;
+    -- A task may have claimed a partition that is new since the snapshot was taken: its claim would go on.
+    IF OLD.run_id IS NOT NULL AND current_setting('transaction_isolation') NOT LIKE 'read %committed'
+        AND EXISTS (SELECT FROM pgonce.positions AS p WHERE p.writer_id = NEW.writer_id) THEN
+        RAISE EXCEPTION 'A % transaction does not see all that tasks in real time write.', current_setting('transaction_isolation')
+            USING HINT = 'Set default_transaction_isolation to read committed for the role.';
+    END IF;
     DELETE FROM pgonce.positions AS p WHERE p.writer_id = NEW.writer_id AND p.run_id IS DISTINCT FROM NEW.run_id;
     IF NEW.retired_at IS NOT NULL OR NEW.replaced_by IS NOT NULL THEN
         UPDATE pgonce.positions AS p SET claim = NULL WHERE p.writer_id = NEW.writer_id;

@@ -225,6 +225,16 @@ def test_remembered_deletes_hold_back_older_changes(admin, url):
     assert in_table(admin, "sales") == [1, 2]
 
 
+def test_a_first_batch_that_runs_again_under_the_old_name(admin, url):
+    """It is in the table that has another name now, also if there is a new one for the next rebuild."""
+    commit(url, "old", 0, 1)
+    commit(url, "new", 0, 2, table="sales_new")
+    exchange(url)
+    admin.execute("CREATE TABLE sales_new (LIKE sales INCLUDING ALL)")
+    assert code_of(url, "new", 0, 2, table="sales_new", run="a later run") == "FOREIGN"
+    assert commit(url, "new", 0, 2, run="a later run") is Verdict.REPLAY
+
+
 def test_sinks_with_names_of_their_own(admin, url):
     """What was recorded of its table tells which one is meant; the old query is fenced under its name."""
     commit(url, "old", 0, 1, sink_name="mine")
@@ -318,6 +328,48 @@ class TestRefused:
         refused(url, "several tables")
         admin.execute("UPDATE pgonce.writers SET query_id = 'new' WHERE query_id = 'old'")
         refused(url, "both of them")
+
+    def test_a_query_that_was_retired_and_fed_another_table_too(self, admin, url):
+        """It would count as forgotten, and `forget --truncate` of the other table's query would take its rows."""
+        legacy = {"start": {"0": {"legacy": {"0": 0}}}, "end": {"0": {"legacy": {"0": 0}}}}
+        commit(url, "ended", 0, 7, remedies=INDEPENDENT, **legacy)
+        admin.execute(
+            """UPDATE pgonce.writers SET targets = targets || '{"public.more": 1}' WHERE query_id = 'ended'"""
+        )
+        retire_sink("ended", url)
+        refused(url, "several tables")
+        forget_query("ended", url, reason="its rows may go", quiet_seconds=0)
+        exchange(url)
+
+    @pytest.mark.parametrize("second", ["sales", "customers"])
+    def test_another_second_argument(self, admin, url, second):
+        """The query of a third table would be forgotten, and keys of batch jobs would stay behind."""
+        admin.execute("CREATE TABLE customers (LIKE sales)")
+        nowhere = {"start": {"0": {"c": {"0": 0}}}, "end": {"0": {"c": {"0": 0}}}}
+        commit(url, "third", 0, 1, table="customers", **nowhere)
+        wrong = RECIPE.replace("'sales_old'", f"'{second}'")
+        with psycopg.connect(url) as connection, pytest.raises(ObjectNotInPrerequisiteState, match="second argument"):
+            connection.execute(wrong.encode())
+
+    def test_one_partition_read_by_two_sources(self, url):
+        """The old query's rows of one source go further than those of the new query, although the other's do not."""
+        begins = {source: {"t": {"0": 0}} for source in "01"}
+        for query, table, reached in (("two", "sales", (100, 50)), ("both", "sales_new", (60, 60))):
+            ends = {source: {"t": {"0": end}} for source, end in zip("01", reached, strict=True)}
+            commit(url, query, 0, 70, table=table, remedies=INDEPENDENT, start=begins, end=ends)
+        forget_query("old", url, reason="r", quiet_seconds=0)
+        forget_query("new", url, reason="r", quiet_seconds=0)
+        assert "t-0 is stored up to 100, but in the rebuilt table up to 60" in str(refused(url, "caught up"))
+
+    def test_keys_of_jobs_that_an_earlier_table_has(self, admin, url):
+        """Put aside under the same name each month, a table would bring the same keys again."""
+        commit_job(settings(url), job("monday"), writing(5, table="sales"))
+        exchange(url)
+        admin.execute("DROP TABLE sales_old; CREATE TABLE sales_new (LIKE sales INCLUDING ALL)")
+        commit_job(settings(url), job("monday"), writing(6, table="sales"))
+        for batch_id in range(2):
+            commit(url, "newest", batch_id, 10 * batch_id + 3, table="sales_new")
+        refused(url, "earlier table public.sales_old")
 
     @pytest.mark.parametrize("table", ["sales", "sales_new"])
     def test_a_partition_cannot_take_the_place_of_a_table(self, admin, url, table):
