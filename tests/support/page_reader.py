@@ -24,7 +24,6 @@ from typing import NamedTuple
 import postgres_binaries
 from maven import ROOT
 from support.fixtures.spark import spark_environment
-from support.pages import sections
 
 _BIN = Path(sys.executable).parent
 _PIP = """\
@@ -65,7 +64,7 @@ def blocks_of(page: str) -> list[Block]:
     """The fenced blocks of a page of docs/, in its order; ``page.md#Heading`` has those of one section."""
     name, _, heading = page.partition("#")
     text = (ROOT / "docs" / name).read_text()
-    text = sections(text, 2)[heading] if heading else text
+    text = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0] if heading else text
     return [Block(*found) for found in re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)]
 
 
