@@ -96,7 +96,7 @@ def test_batches_that_were_left_out_because_they_were_empty_are_accepted():
 def test_a_retired_query_goes_on_as_another_sink():
     """Its checkpoint is as good as before; but only the rows of later batches would come."""
     said = help_for(Verdict.FENCED, Ledger(writer=replace(OLD, retired_at=OLD.updated_at)), make_batch(9))
-    assert "the table has all rows of the batches before batch 9, give the writer another sinkName" in said
+    assert "the table has all rows of the batches before batch 9, and no other query writes the next ones, give" in said
     assert said.endswith("and set adoptCheckpoint=9.")
 
 
