@@ -117,7 +117,8 @@ def _taken_in_again(batch: Batch, writer: Writer, first: str = "") -> str:
             "first."
         )
     number = last + 1 if batch.batch_id == last else batch.batch_id
-    return f"and the table has all rows of the batches before batch {number}, {first}set adoptCheckpoint={number}."
+    holds = f"and the table has all rows of the batches before batch {number}, and no other query writes the next ones"
+    return f"{holds}, {first}set adoptCheckpoint={number}."
 
 
 def _under_another_name(own: Rival, batch: Batch) -> tuple[str, str]:

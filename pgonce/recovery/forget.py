@@ -157,6 +157,9 @@ def _to_empty(connection: Connection, sinks: Sequence[SinkFacts]) -> Sequence[Ro
     known = {table.sink_name for table in found}
     reasons = [f"the tables of sink {sink.sink_name} are not recorded" for sink in sinks if sink.sink_name not in known]
     reasons += [f"{table.was} was dropped, or is another table now" for table in found if table.name is None]
+    # The rows may have been copied into the table that has the name.
+    reasons += [f"{table.was} is another table now, and the query's is called {table.name}" for table in found
+                if table.name is not None and table.is_taken]  # fmt: skip
     for sink in sinks:
         reasons += [
             f"query {one.query_id} has rows there too, through sink {one.sink_name!r}"
@@ -183,8 +186,12 @@ def _not_emptied(reasons: Sequence[str]) -> RecoveryError:
 
 # Tables that inherit from one of them keep their rows, which another query may have written.
 _WRITTEN = text(f"""
+WITH named AS (
+    SELECT {QUALIFIED_NAME} AS name, c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+)
 SELECT w.sink_name, t.key AS was, c.oid::bigint AS oid, {QUALIFIED_NAME} AS name,
-       concat(CASE c.relkind WHEN 'r' THEN 'ONLY ' END, quote_ident(n.nspname), '.', quote_ident(c.relname)) AS in_sql
+       concat(CASE c.relkind WHEN 'r' THEN 'ONLY ' END, quote_ident(n.nspname), '.', quote_ident(c.relname)) AS in_sql,
+       EXISTS (SELECT FROM named WHERE named.name = t.key AND named.oid <> t.value::oid) AS is_taken
 FROM pgonce.writers AS w CROSS JOIN LATERAL jsonb_each_text(w.targets) AS t
 LEFT JOIN (pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace)
     ON c.oid = t.value::oid AND c.relkind IN ('r', 'p')

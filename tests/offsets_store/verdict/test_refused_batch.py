@@ -97,6 +97,7 @@ def test_a_retired_query_goes_on_as_another_sink():
     """Its checkpoint is as good as before; but only the rows of later batches would come."""
     said = help_for(Verdict.FENCED, Ledger(writer=replace(OLD, retired_at=OLD.updated_at)), make_batch(9))
     assert "another sinkName" in said
+    assert "no other query writes the next ones" in said
     assert said.endswith("and set adoptCheckpoint=9.")
 
 
