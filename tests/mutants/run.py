@@ -22,7 +22,9 @@ from mutants.mutant import ROOT, Mutant, all_mutants, copy_with
 
 # In this order: the first ones take seconds, and catch what is decided without I/O.
 PROOFS = {
-    "verdicts": ["tests/offsets_store/verdict", "tests/sink/test_positions.py"],
+    "verdicts": [
+        "tests/offsets_store/verdict", "tests/sink/test_positions.py", "tests/sink/identity/test_from_checkpoint.py",
+    ],
     "small worlds": ["tests/guarantee/test_small_worlds.py", "tests/guarantee/test_small_worlds_of_real_time.py"],
     "commits": [
         "tests/offsets_store/commit", "tests/offsets_store/ledger", "tests/sink/test_staging.py",

@@ -1,0 +1,21 @@
+"""A batch is that of the entry with which its rows were planned; another driver may have written a new one since."""
+
+from __future__ import annotations
+
+import pytest
+from support.stopped_query import entries, entry, write_checkpoint
+
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
+
+
+def test_rows_of_an_entry_that_was_written_again_are_refused(tmp_path):
+    """The new entry may have another range, which is not that of these rows."""
+    query_id = "11111111-1111-4111-8111-111111111111"
+    write_checkpoint(tmp_path, entries(0), (), query_id)
+    planned = Origin(query_id, "run 1", 0, Checkpoint(str(tmp_path)).newest_offset_entry())
+    assert describe_batch(Checkpoint(str(tmp_path)), planned, None).batch_id == 0
+    write_checkpoint(tmp_path, {0: entry(0, {"t": {"0": 99}})}, (), query_id)
+    with pytest.raises(PgonceError, match="OFFSETS_REWRITTEN"):
+        describe_batch(Checkpoint(str(tmp_path)), planned, None)
