@@ -23,10 +23,12 @@ REMEDIES = {
               "Where a policy of row-level security refused a row, change the policy, or filter such rows."),
     "23502": ("NOT_NULL_VIOLATION", "Fill the column in Spark, or drop the constraint."),
     "23505": ("UNIQUE_VIOLATION", "Remove such rows in Spark, or write with mode=upsert and this constraint's columns "
-              "as keys. With mode=upsert and onConflict=ignoreAny, such rows are left out."),
+              "as keys. With mode=upsert and onConflict=ignoreAny, such rows are left out. Rows exchange their values "
+              "only if the constraint is DEFERRABLE INITIALLY DEFERRED."),
     "23514": ("CHECK_VIOLATION", "Filter or repair the rows in Spark, or drop the constraint."),
     "23503": ("FOREIGN_KEY_VIOLATION", "First load the rows that these rows refer to, or drop the constraint. "
               "mode=complete cannot replace rows to which others still refer: use upsert."),
+    "23001": ("FOREIGN_KEY_VIOLATION", "Delete the rows first that refer to these rows, or drop the constraint."),
     "23P01": ("EXCLUSION_VIOLATION", "Filter the rows that overlap, drop the constraint, or leave such rows out with "
               "mode=upsert and onConflict=ignoreAny."),
     "3F000": ("SCHEMA_MISSING", "Create the schema, or correct the name."),

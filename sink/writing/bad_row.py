@@ -10,7 +10,7 @@ bad rows ends; and if no row of a batch of several rows can be written, the batc
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -29,20 +29,12 @@ from .table.catalogue import TargetTable
 class BadRow:
     """
     A row at ``place``, and why it is refused: an SQLSTATE or a code of ours, the message, the column if it is known.
-
-    ``is_proven`` says that the row is refused whatever other rows the table has.
     """
 
     place: str
     code: str
     message: str
     column_name: str | None = None
-    is_proven: bool = False
-
-    @property
-    def breaks_constraint(self) -> bool:
-        """Whether each value fits its column, and a constraint refuses the row (SQLSTATE class 23)."""
-        return self.code.startswith("23")
 
 
 class RowsRefusedError(Exception):
@@ -58,23 +50,19 @@ class RowsRefusedError(Exception):
         self.rows = rows
 
 
-def refused_by(error: psycopg.Error | TargetError, place: str, *, is_proven: bool = False) -> BadRow:
-    """The row at ``place``, refused with ``error`` by Postgres or by us."""
-    if isinstance(error, TargetError):
-        return BadRow(place, error.code, error.what, is_proven=is_proven)
+def refused_by(error: psycopg.Error, place: str = "") -> BadRow:
+    """The row at ``place``, refused with ``error``."""
     diag = error.diag
     message = diag.message_primary or str(error)
-    return refused_as(place, error.sqlstate or "", message, diag.message_detail, diag.column_name, is_proven=is_proven)
+    return refused_as(place, error.sqlstate or "", message, diag.message_detail, diag.column_name)
 
 
-def refused_as(
-    place: str, code: str, message: str, detail: str | None, column_name: str | None, *, is_proven: bool = False
-) -> BadRow:
+def refused_as(place: str, code: str, message: str, detail: str | None, column_name: str | None) -> BadRow:
     """The row at ``place``, which Postgres refused with this."""
     # Other details have the whole row, which an error must not show; the letter has it anyhow.
     if detail and detail.startswith("Key "):
         message = f"{message} ({detail})"
-    return BadRow(place, code, shortened(message), column_name or None, is_proven)
+    return BadRow(place, code, shortened(message), column_name or None)
 
 
 def at(*places: str) -> sql.Composable:
@@ -88,24 +76,6 @@ def up_to(place: str) -> sql.Composable:
     return sql.SQL("ctid OPERATOR(pg_catalog.<=) {}::pg_catalog.tid").format(sql.Literal(place))
 
 
-def after(place: str) -> sql.Composable:
-    """The condition that picks the rows behind this one."""
-    return sql.SQL("ctid OPERATOR(pg_catalog.>) {}::pg_catalog.tid").format(sql.Literal(place))
-
-
-def without(places: Collection[str]) -> sql.Composable:
-    """The condition that leaves out the rows at these places."""
-    if not places:
-        return sql.SQL("true")
-    # A subquery is hashed; of an array each element would be compared with each row.
-    values = sql.SQL(", ").join(sql.SQL("({}::pg_catalog.tid)").format(sql.Literal(place)) for place in places)
-    return sql.SQL("NOT (ctid OPERATOR(pg_catalog.=) ANY (VALUES {}))").format(values)
-
-
-FIRST = "(0,0)"
-"""A place before every row."""
-
-
 class Kind(Enum):
     """What an error may be about."""
 
@@ -117,9 +87,13 @@ class Kind(Enum):
 OF_EVERY_ROW = frozenset({"2200H", "22P03", "22P04"})
 """A sequence is used up; our own encoding is wrong. Neither has to do with a row."""
 NOT_NULL, CHECK = "23502", "23514"
-UNIQUE, FOREIGN_KEY, EXCLUSION = "23505", "23503", "23P01"
+UNIQUE, FOREIGN_KEY, RESTRICT, EXCLUSION = "23505", "23503", "23001", "23P01"
 ALONE = frozenset({NOT_NULL, CHECK})
-CONSTRAINTS = frozenset({*ALONE, UNIQUE, FOREIGN_KEY, EXCLUSION})
+CONSTRAINTS = frozenset({*ALONE, UNIQUE, FOREIGN_KEY, RESTRICT, EXCLUSION})
+TOO_LARGE = frozenset({"54000", "54001"})
+"""What is made of a value is too large or too deep: an entry of an index, a generated column, a document."""
+NOT_READ = "PGONR"
+"""What is raised in the server for a row without a value that the source could not read."""
 
 
 def kind_of(error: BaseException) -> Kind | None:
@@ -132,7 +106,7 @@ def kind_of(error: BaseException) -> Kind | None:
     if not isinstance(error, psycopg.Error):
         return None
     state, diag = error.sqlstate or "", error.diag
-    if state.startswith("22"):
+    if state.startswith("22") or state in TOO_LARGE:
         return None if state in OF_EVERY_ROW else Kind.VALUE
     if state in ALONE and diag.datatype_name:
         # The constraint of a domain.
@@ -146,14 +120,31 @@ def _array(states: Collection[str]) -> sql.Composable:
     return sql.SQL("(ARRAY[{}])").format(sql.SQL(", ").join(map(sql.Literal, sorted(states))))
 
 
-IS_ABOUT_A_ROW = sql.SQL("""(CASE
+def is_about_a_row(names: TargetNames, also: str) -> sql.Composed:
+    """
+    The same in PL/pgSQL, of variables that are called as ``GET STACKED DIAGNOSTICS`` is asked for them.
+
+    :param names: a constraint of another table is not about a row of the target.
+    :param also: an SQLSTATE that is about a row although :func:`kind_of` does not tell it from others.
+    """
+    return sql.SQL(_IS_ABOUT_A_ROW).format(
+        every_row=_array(OF_EVERY_ROW),
+        too_large=_array({*TOO_LARGE, NOT_READ, also}),
+        alone=_array(ALONE),
+        constraints=_array(CONSTRAINTS),
+        not_null=NOT_NULL,
+        is_target=names.has(sql.SQL("of_schema"), sql.SQL("of_table")),
+    )
+
+
+_IS_ABOUT_A_ROW = """(CASE
+    WHEN code OPERATOR(pg_catalog.=) ANY {too_large} THEN true
     WHEN pg_catalog.left(code, 2) OPERATOR(pg_catalog.=) '22' THEN code OPERATOR(pg_catalog.<>) ALL {every_row}
     WHEN code OPERATOR(pg_catalog.=) ANY {alone} AND of_type OPERATOR(pg_catalog.<>) '' THEN true
-    ELSE code OPERATOR(pg_catalog.=) ANY {constraints} AND of_table OPERATOR(pg_catalog.<>) ''
+    ELSE code OPERATOR(pg_catalog.=) ANY {constraints} AND {is_target}
         AND (CASE WHEN code OPERATOR(pg_catalog.=) {not_null} THEN of_column ELSE of_constraint END)
             OPERATOR(pg_catalog.<>) ''
-END)""").format(every_row=_array(OF_EVERY_ROW), alone=_array(ALONE), constraints=_array(CONSTRAINTS), not_null=NOT_NULL)
-"""The same in PL/pgSQL, of the variables ``code``, ``of_type``, ``of_table``, ``of_column`` and ``of_constraint``."""
+END)"""
 
 
 def is_for_itself(error: BaseException) -> bool:
@@ -167,24 +158,55 @@ def may_be_a_rows(error: BaseException) -> bool:
     return isinstance(error, (RowsRefusedError, NullKeyError, NullOrderError)) or kind_of(error) is not None
 
 
-def is_of_target(connection: psycopg.Connection, table: TargetTable, error: psycopg.Error) -> bool:
-    """Whether the table that an error names is the target, one of its partitions, or a chunk of the hypertable."""
-    named = error.diag.schema_name, error.diag.table_name
-    if named == (table.schema, table.name):
-        return True
+@dataclass(frozen=True)
+class TargetNames:
+    """
+    The names by which errors may call a table: its own, those of its partitions, those of the hypertable's chunks.
 
-    def is_true(question: str, *of: object) -> bool:
-        asked = sql.SQL(question).format(*map(sql.Literal, of))
-        return search_path.execute_in_tx(connection, asked).fetchone() is not None
+    ``chunks`` are the schema of the chunks and the beginning of their names, or empty.
+    """
 
-    if table.kind == "p":
-        return is_true(_IS_PARTITION, table.oid, *named)
-    return is_true(_HAS_HYPERTABLES) and is_true(_IS_CHUNK, table.schema, table.name, *named)
+    tables: Sequence[tuple[str, str]]
+    chunks: tuple[str, str]
+
+    def of_error(self, error: psycopg.Error) -> bool:
+        """Whether the error names the table."""
+        schema, name = error.diag.schema_name or "", error.diag.table_name or ""
+        is_chunk = bool(self.chunks[1]) and schema == self.chunks[0] and name.startswith(self.chunks[1])
+        return (schema, name) in self.tables or is_chunk
+
+    def has(self, schema: sql.Composable, name: sql.Composable) -> sql.Composed:
+        """The condition that these two texts name the table."""
+        return sql.SQL(
+            "(EXISTS (SELECT FROM ROWS FROM (pg_catalog.unnest({schemas}::pg_catalog.text[]), "
+            "pg_catalog.unnest({names}::pg_catalog.text[])) AS of(schema_name, table_name) "
+            "WHERE of.schema_name OPERATOR(pg_catalog.=) {schema} AND of.table_name OPERATOR(pg_catalog.=) {name}) "
+            "OR {prefix} OPERATOR(pg_catalog.<>) '' AND {schema} OPERATOR(pg_catalog.=) {chunks} "
+            "AND pg_catalog.starts_with({name}, {prefix}))"
+        ).format(
+            schemas=[schema for schema, _ in self.tables],
+            names=[name for _, name in self.tables],
+            schema=schema,
+            name=name,
+            chunks=self.chunks[0],
+            prefix=self.chunks[1],
+        )
 
 
-_IS_PARTITION = """
-SELECT FROM pg_partition_tree({}) AS p JOIN pg_class AS c ON c.oid = p.relid
-WHERE c.relnamespace::regnamespace::text = quote_ident({}) AND c.relname = {}
+def names_of(connection: psycopg.Connection, table: TargetTable) -> TargetNames:
+    """Ask for the names of the table."""
+
+    def asked(question: str, *of: object) -> list[tuple[str, str]]:
+        return search_path.execute_in_tx(connection, sql.SQL(question).format(*map(sql.Literal, of))).fetchall()
+
+    partitions = asked(_PARTITIONS, table.oid) if table.kind == "p" else []
+    chunks = asked(_CHUNKS, table.schema, table.name) if asked(_HAS_HYPERTABLES) else []
+    return TargetNames([(table.schema, table.name), *partitions], chunks[0] if chunks else ("", ""))
+
+
+_PARTITIONS = """
+SELECT n.nspname::text, c.relname::text FROM pg_partition_tree({}) AS p
+JOIN pg_class AS c ON c.oid = p.relid JOIN pg_namespace AS n ON n.oid = c.relnamespace
 """
 # A table that is TimescaleDB's own, not one that a user has made under its name.
 _HAS_HYPERTABLES = """
@@ -192,27 +214,13 @@ SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
 WHERE d.classid = 'pg_class'::regclass AND d.objid = to_regclass('_timescaledb_catalog.hypertable')
     AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'timescaledb'
 """
-# By its name: if the refused rows were the first of a chunk, it has gone with them.
-_IS_CHUNK = """
-SELECT FROM _timescaledb_catalog.hypertable
+# By their names: if the refused rows were the first of a chunk, it has gone with them.
+_CHUNKS = """
+SELECT associated_schema_name::text, associated_table_prefix || '_' FROM _timescaledb_catalog.hypertable
 WHERE schema_name = {} AND table_name = {}
-    AND associated_schema_name = {} AND starts_with({}, associated_table_prefix || '_')
 """
 
 
-def ask_about(connection: psycopg.Connection, question: str, error: psycopg.Error) -> list[tuple[str, ...]]:
-    """What the catalogue answers about the constraint that ``error`` names."""
-    diag = error.diag
-    names = (diag.schema_name, diag.table_name, diag.constraint_name)
-    return search_path.execute_in_tx(connection, sql.SQL(question).format(*map(sql.Literal, names))).fetchall()
-
-
-MOST_TRIES = 5_000
-"""
-As many as it takes to find 100 bad rows (the default of maxDeadLetters) among some millions by halves.
-
-Each row that was found is tried once more by itself; that is not counted, because maxDeadLetters bounds it.
-"""
 MOST_SECONDS = 300
 """All the while the transaction holds its locks, and what was tried stays in the table's file until it is vacuumed."""
 
@@ -220,7 +228,7 @@ MOST_SECONDS = 300
 @dataclass
 class SearchBound:
     """
-    How often a search for bad rows has tried a part of them, and since when; ``why`` says what Postgres has refused.
+    Since when bad rows are looked for, and for how long they may be; ``why`` says what Postgres has refused.
 
     A try that has begun is not cut short, so that a search may take longer by the time that writing the batch takes.
     """
@@ -228,39 +236,27 @@ class SearchBound:
     table: str
     why: str = ""
     most_seconds: float | None = None
-    tries: int = 0
     began: float = field(default_factory=time.monotonic)
 
-    def left(self) -> tuple[int, float]:
-        """One try more than there may be, and how many seconds are left."""
-        return MOST_TRIES - self.tries + 1, self._most_seconds - (time.monotonic() - self.began)
+    def left(self) -> float:
+        """How many seconds are left."""
+        return self._most_seconds - (time.monotonic() - self.began)
 
     @property
     def _most_seconds(self) -> float:
         return MOST_SECONDS if self.most_seconds is None else self.most_seconds
 
-    def refuse_longer(self, tries: int = 0) -> None:
-        """Count more ``tries``. :raises TargetError: SEARCH_TOO_LONG."""
-        self.tries += tries
-        seconds = time.monotonic() - self.began
-        if self.tries > MOST_TRIES or seconds > self._most_seconds:
-            raise TargetError(
-                "SEARCH_TOO_LONG",
-                f"Postgres refuses rows of the batch for {self.table}, but pgonce could not find these rows in "
-                f"{self.tries - tries} tries and {seconds:.0f} seconds (at most {MOST_TRIES} tries and "
-                f"{self._most_seconds:g} seconds).{self.why}",
-                NOTHING,
-                "Find such rows in the source or in the table, and repair them or filter them out: many at once "
-                "often have one cause. Or make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger): they "
-                "have fewer bad rows, and each try is shorter.",
-            )
-
-
-def refuse_too_many(table: TargetTable, rows: Iterable[BadRow], most: int) -> None:
-    """:raises TargetError: TOO_MANY_DEAD_LETTERS."""
-    bad = list(rows)
-    if len(bad) > most:
-        raise too_many(table.qualified_name, most, of_one(bad[0]))
+    def too_long(self) -> TargetError:
+        """The error for a search that has lasted too long."""
+        return TargetError(
+            "SEARCH_TOO_LONG",
+            f"Postgres refuses rows of the batch for {self.table}, but pgonce could not find these rows in "
+            f"{self._most_seconds:g} seconds.{self.why}",
+            NOTHING,
+            "Find such rows in the source or in the table, and repair them or filter them out: many at once often have "
+            "one cause. Or make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger): they have fewer bad "
+            "rows, and each try is shorter.",
+        )
 
 
 def of_one(row: BadRow | UnfitRow) -> str:

@@ -69,7 +69,7 @@ class GatheredRows:
     ``staged`` are those whose number was not checked yet.
     """
 
-    source: sql.Identifier
+    source: sql.Composable
     wanted: sql.Composable
     count: int
     staged: StagedRows | None = None
@@ -128,7 +128,7 @@ class Gathering:
         source = self()
         return GatheredRows(source, self.wanted, self._rows.count(), self._rows.staged)
 
-    def __call__(self) -> sql.Identifier:
+    def __call__(self) -> sql.Composable:
         """The table that has them."""
         if self._table is None:
             self._table = self._gathered()

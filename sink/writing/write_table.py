@@ -25,10 +25,15 @@ from .bad_row import BadRow, RowsRefusedError, may_be_a_rows, of_one, too_many
 from .bad_rows.letters import COUNTED, Letters
 from .bad_rows.recorded_destination import recorded, written_as
 from .bad_rows.refused_values import note_copied, note_gathered
-from .bad_rows.write_what_fits import Constraints, go_back, write_what_fits_in_tx
+from .bad_rows.write_what_fits import (
+    Constraints,
+    go_back,
+    may_fit_in_turn,
+    write_all_in_turn_in_tx,
+    write_what_fits_in_tx,
+)
 from .by_key.apply import WRITTEN, apply_in_tx, needs_changes
 from .by_key.deciding_changes import VALUE_NOT_READ
-from .by_key.in_order import write_in_order_in_tx
 from .by_key.keys import Written, plan_upsert
 from .by_key.statements import insert_statement
 from .by_key.upsert import upsert_in_tx
@@ -148,11 +153,16 @@ def _write_all_in_tx(connection: psycopg.Connection, part: RowsForTable, written
         _copy_in_tx(connection, part, written)
         return None
     gathered = part.gathering.rows()
-    try:
-        return _write_gathered_in_tx(connection, gathered, written)
-    except psycopg.Error as error:
-        note_gathered(connection, error, written, gathered)
-        raise
+    refused = None
+    if not written.acts_on_itself:
+        try:
+            return _write_gathered_in_tx(connection, gathered, written)
+        except psycopg.Error as error:
+            if not may_fit_in_turn(connection, error, written):
+                note_gathered(connection, error, written, gathered)
+                raise
+            refused = error
+    return write_all_in_turn_in_tx(connection, gathered, written, refused)
 
 
 def _write_what_fits_in_tx(
@@ -181,7 +191,6 @@ def _write_what_fits_in_tx(
         # The role may not create a temporary table, so the rows cannot be looked at.
         raise refused from None
     constraints = Constraints(connection, written.table, is_last=part.is_last)
-    written = replace(written, most_bad=most + 1)
 
     def attempt(rows: GatheredRows) -> Counts | None:
         counts = _write_gathered_in_tx(connection, rows, written)
@@ -225,14 +234,11 @@ def _write_gathered_in_tx(connection: psycopg.Connection, gathered: GatheredRows
     if upsert is not None:
         if staged is not None:
             check_staged_rows(connection, staged)
-
-        def by_key(rows: GatheredRows, so: Written) -> Counts | None:
-            if needs_changes(upsert, so.changes):
-                return apply_in_tx(connection, rows, so)
-            done = upsert_in_tx(connection, rows, so)
-            return {WRITTEN: done} if upsert.existing.stored_stays else None
-
-        return write_in_order_in_tx(connection, replace(gathered, staged=None), written, by_key)
+        rows = replace(gathered, staged=None)
+        if needs_changes(upsert, written.changes):
+            return apply_in_tx(connection, rows, written)
+        done = upsert_in_tx(connection, rows, written)
+        return {WRITTEN: done} if upsert.existing.stored_stays else None
     if staged is not None and staged.stored:
         check_staged_rows(connection, staged)
     insert = insert_statement(gathered.source, gathered.wanted, written.table, written.plan)

@@ -200,7 +200,7 @@ _REASONS = ("column_name", "code", "message")
 
 
 def _whole_rows(
-    source: sql.Identifier,
+    source: sql.Composable,
     columns: Sequence[EncodedColumn],
     positions: PositionColumns | None,
     reasons: Sequence[sql.Composable],

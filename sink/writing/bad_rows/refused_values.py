@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import psycopg
 from psycopg import sql
@@ -26,12 +28,12 @@ from pgonce.offsets_store.postgres.refused_rows import add_note, set_remedy
 
 from ...encoding.copy_encoder import body_fields, body_rows
 from ...encoding.encoded_types import EncodedColumn
-from ..bad_row import BadRow, SearchBound, at, is_for_itself, is_of_target, up_to
+from ..bad_row import BadRow, SearchBound, at, is_for_itself, names_of, up_to
 from ..by_key.keys import Written
 from ..checked_table import ColumnPlan
 from ..new_columns import retyped, roomier_type
 from ..rows import BACK, GatheredRows, fail_in_tx
-from .probe import refused_rows
+from .in_turn import InTurn
 
 # The writer's row is locked meanwhile, and the error is raised without the name of a row if none is found in time.
 _MOST_SECONDS = 60
@@ -91,11 +93,16 @@ def note_gathered(
         # The bound is looked at between two statements.
         connection.execute(sql.SQL("SET LOCAL statement_timeout = '{}s'").format(_MOST_SECONDS))
         bound = SearchBound(written.table.qualified_name, most_seconds=_MOST_SECONDS)
+        names = names_of(connection, written.table)
         # A trigger may write other tables.
-        is_ours = not error.diag.table_name or is_of_target(connection, written.table, error)
-        for row in refused_rows(connection, gathered, written, 0, bound, error.sqlstate) if is_ours else ():
-            column = next((column for column in written.plan if column.target == row.column_name), None)
-            _tell(error, written, column, written.row(*_told(connection, gathered, written, row)))
+        if not error.diag.table_name or names.of_error(error):
+            in_turn = InTurn(connection, written, names, bound, sys.maxsize, until=error.sqlstate or "")
+            in_turn.begin_in_tx()
+            in_turn.write_in_tx(replace(gathered, staged=None))
+            row = next((row for row in in_turn.refused if row.code == error.sqlstate), None)
+            if row is not None:
+                column = next((column for column in written.plan if column.target == row.column_name), None)
+                _tell(error, written, column, written.row(*_told(connection, gathered, written, row)))
     with suppress(psycopg.Error):
         connection.execute(BACK)
     fail_in_tx(connection)

@@ -1,14 +1,15 @@
 """
 Write the rows of a batch without those that cannot be written, and put these aside.
 
-Runs in the commit. Invariant: the whole batch is tried first. In the end one statement writes all rows but those that
-are put aside, and the table as that statement leaves it refuses each of these.
+Runs in the commit. Invariant: the whole batch is tried first. If Postgres refuses it for a row's sake, its rows are
+written in their turn (:mod:`~pgonce.sink.writing.bad_rows.in_turn`), and the table as it stands in the end refuses each
+row that is put aside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import psycopg
 from psycopg import sql
@@ -18,22 +19,26 @@ from pgonce.offsets_store.postgres import search_path
 
 from ...staging import check_staged_rows
 from ..bad_row import (
-    EXCLUSION,
-    UNIQUE,
     BadRow,
+    Kind,
     RowsRefusedError,
     SearchBound,
+    kind_of,
     may_be_a_rows,
+    names_of,
     of_one,
-    refuse_too_many,
     refused_by,
-    without,
 )
 from ..by_key.keys import Written
-from ..rows import GatheredRows, whole_or_failed
+from ..by_key.write_changes import StillReferredToError
+from ..rows import BACK, RELEASE, GatheredRows, whole_or_failed
 from ..table.catalogue import TargetTable
+from .in_turn import InTurn
 from .refused_values import note_gathered
-from .search import Attempt, Search
+
+Counts = Mapping[str, int] | None
+Attempt = Callable[[GatheredRows], Counts]
+"""Writes rows into the target."""
 
 
 class Constraints:
@@ -52,32 +57,19 @@ class Constraints:
         cursor.execute(sql.SQL("SAVEPOINT pgonce_letters; {}").format(search_path.under_ours(find)), prepare=False)
         for _ in range(1 + search_path.ANSWERS_BEFORE):
             cursor.nextset()
-        self._names = [sql.Identifier(*row) for row in cursor.fetchall()]
-
-    @property
-    def statement(self) -> sql.Composed:
-        """What checks them; empty if there are none."""
-        names = sql.SQL(", ").join(self._names)
-        return sql.SQL("SET CONSTRAINTS {} IMMEDIATE").format(names) if self._names else sql.Composed([])
+        self.names = [sql.Identifier(*row) for row in cursor.fetchall()]
 
     def check(self) -> None:
         """:raises psycopg.errors.IntegrityError: if one of them is broken."""
-        if self._names:
-            self._connection.execute(self.statement)
+        if self.names:
+            names = sql.SQL(", ").join(self.names)
+            self._connection.execute(sql.SQL("SET CONSTRAINTS {} IMMEDIATE").format(names))
 
 
 _DEFERRED = """
 SELECT n.nspname, c.conname FROM pg_constraint AS c JOIN pg_namespace AS n ON n.oid = c.connamespace
 WHERE c.condeferred AND c.conrelid IN (SELECT {oid} UNION ALL SELECT relid FROM pg_partition_tree({oid}))
 """
-
-
-@dataclass
-class _Aside:
-    """The rows that are left out so far, by their places, and those that were given another chance."""
-
-    rows: dict[str, BadRow] = field(default_factory=dict)
-    returned: set[str] = field(default_factory=set)
 
 
 def write_what_fits_in_tx(
@@ -88,7 +80,7 @@ def write_what_fits_in_tx(
     constraints: Constraints,
     most: int,
     error: Exception | None = None,
-) -> tuple[Mapping[str, int] | None, list[BadRow]]:
+) -> tuple[Counts, list[BadRow]]:
     """
     Write the rows that the table takes, and return their counts and the others.
 
@@ -97,7 +89,7 @@ def write_what_fits_in_tx(
     :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch at all can be written.
     :raises psycopg.Error: what Postgres says that is not about the values of a row.
     """
-    if error is None:
+    if error is None and not written.acts_on_itself:
         try:
             return attempt(gathered), []
         except (psycopg.Error, TargetError, RowsRefusedError) as refused:
@@ -110,65 +102,55 @@ def write_what_fits_in_tx(
         go_back(connection)
         if gathered.staged is not None:
             check_staged_rows(connection, gathered.staged)
-        why = of_one(refused_by(error, "")) if isinstance(error, psycopg.Error) else ""
+        names = names_of(connection, written.table)
+        why = ""
+        if isinstance(error, psycopg.Error):
+            if kind_of(error) is Kind.CONSTRAINT and not names.of_error(error):
+                raise error
+            why = of_one(refused_by(error))
         bound = SearchBound(written.table.qualified_name, why)
-        search = Search(connection, written, attempt, constraints.statement, most, bound)
-        return _written_without(search, replace(gathered, staged=None), error)
+        in_turn = InTurn(connection, written, names, bound, most, constraints.names)
+        in_turn.begin_in_tx(instead=error)
+        counts = in_turn.write_in_tx(replace(gathered, staged=None))
+        constraints.check()
+        return counts, in_turn.refused
 
 
-def _written_without(
-    search: Search, gathered: GatheredRows, error: Exception | None
-) -> tuple[Mapping[str, int] | None, list[BadRow]]:
-    connection, table, aside = search.connection, search.written.table, _Aside()
-    while True:
-        if error is not None:
-            _put_aside(search, aside, error, gathered.only(without(aside.rows)))
-        rest = gathered.only(without(aside.rows))
-        try:
-            counts = search.attempt(rest)
-        except (psycopg.Error, TargetError, RowsRefusedError) as refused:
-            if not may_be_a_rows(refused):
-                raise
-            go_back(connection)
-            error = refused
-            continue
-        fit = _that_fit_now(search, aside, gathered)
-        if not fit:
-            refuse_too_many(table, aside.rows.values(), search.most)
-            return counts, list(aside.rows.values())
-        go_back(connection)
-        aside.returned.update(fit)
-        for place in fit:
-            del aside.rows[place]
-        error = None
+_BY_ANOTHER = (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation, StillReferredToError)
 
 
-def _put_aside(search: Search, aside: _Aside, error: Exception, gathered: GatheredRows) -> None:
-    """Add the rows that caused ``error``."""
-    found = search.bad_rows(error, gathered)
-    of_rows = error.error if isinstance(error, RowsRefusedError) else error
-    if any(row.place in aside.returned for row in found):
-        # It can follow the others, but they cannot follow it: an older change of a key is passed over once the newer
-        # one is there, and yet gives the inserted row its values. So the search writes them in turn until one fails.
-        found = [replace(row, is_proven=row.place in aside.returned) for row in search.first_refused(of_rows, gathered)]
-    if not found:
-        # No row was found.
-        raise of_rows
-    for place, row in aside.rows.items():
-        if row.code in (UNIQUE, EXCLUSION):
-            # It may have been refused because of a row that is put aside now.
-            aside.rows[place] = replace(row, is_proven=False)
-    aside.rows.update((row.place, row) for row in found)
-    refuse_too_many(search.written.table, (row for row in aside.rows.values() if row.is_proven), search.most)
+def may_fit_in_turn(connection: psycopg.Connection, error: psycopg.Error, written: Written) -> bool:
+    """
+    Whether rows that ``error`` refuses may fit in their turn: a value may have moved from one of them to another, or a
+    row may have left its parent before that is deleted. If so, the transaction is as it was before the rows.
+    """
+    if written.upsert is None or not isinstance(error, _BY_ANOTHER):
+        return False
+    try:
+        # Released, because an error of another table of the batch would go back to it, and undo what is written.
+        connection.execute(sql.SQL("; ").join([BACK, RELEASE]))
+    except psycopg.errors.InvalidSavepointSpecification:
+        # All rows had been written.
+        return False
+    return names_of(connection, written.table).of_error(error)
 
 
-def _that_fit_now(search: Search, aside: _Aside, gathered: GatheredRows) -> list[str]:
-    """The rows that can be added to what is written now. For the others it notes why they cannot."""
-    guessed = {row.place: row for row in aside.rows.values() if not row.is_proven}
-    for row in search.refused_now(list(guessed.values()), gathered):
-        guess = guessed.pop(row.place)
-        aside.rows[row.place] = replace(row, column_name=row.column_name or guess.column_name)
-    return list(guessed)
+def write_all_in_turn_in_tx(
+    connection: psycopg.Connection, gathered: GatheredRows, written: Written, error: psycopg.Error | None
+) -> Counts:
+    """
+    Write all rows in their turn.
+
+    :param error: Postgres's refusal of the whole batch, if that was tried.
+    :raises psycopg.Error: what Postgres says of a row that it refuses in its turn.
+    """
+    if gathered.staged is not None:
+        check_staged_rows(connection, gathered.staged)
+    in_turn = InTurn(
+        connection, written, names_of(connection, written.table), SearchBound(written.table.qualified_name)
+    )
+    in_turn.begin_in_tx(instead=error)
+    return in_turn.write_all_in_tx(replace(gathered, staged=None))
 
 
 def go_back(connection: psycopg.Connection) -> None:

@@ -10,7 +10,7 @@ The steps, in this order:
 1. look at the rows and at the target's indexes: ``compare_in_tx``
 2. reduce the rows of each key to the changes that decide what is left of it: ``_reduce_in_tx``
 3. pass over what is older than a delete that is remembered: ``pass_over_in_tx``
-4. lock the stored rows in the order of their keys: ``_lock_rows_in_tx``
+4. lock the stored rows in the order of their keys: ``lock_rows_in_tx``
 5. delete, and remember what was deleted: ``delete_in_tx``
 6. write the others: ``write_in_tx``; soft deletes come after that: ``delete_softly_in_tx``
 
@@ -20,7 +20,7 @@ For a large batch all of this may be one statement: ``merge_changes_in_tx``.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -73,12 +73,32 @@ def needs_changes(upsert: Upsert, changes: Changes | None) -> bool:
     return changes is not None or upsert.existing.reads_stored(has_order=upsert.order_by is not None)
 
 
-def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Written) -> dict[str, int]:
+@dataclass(frozen=True)
+class Begun:
     """
-    Apply the changes that ``rows`` are, and return how many came to each of :data:`STAGES`.
+    What is known of a batch of changes before any is made: their number, those that delete, and those that move a row.
 
-    :raises TargetError: if rows lack keys or an order, keys are doubled, or the table cannot be written in this way.
-    :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
+    ``traced`` says whether deletes are remembered.
+    """
+
+    batch: ChangeTable
+    count: int
+    deletes: int
+    moved: int
+    traced: bool
+    tombstones: tuple[Tombstones, ...]
+
+    @property
+    def ignored(self) -> int:
+        """How many deletes are left out."""
+        return self.deletes if self.batch.changes and self.batch.changes.deletes == "ignore" else 0
+
+
+def begin_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Written) -> Begun:
+    """
+    Look at the rows and at the target, and take the locks that are needed where only newer rows are written.
+
+    :raises TargetError: if rows lack keys or an order, or the table cannot be written in this way.
     """
     table, changes = written.table, written.changes
     upsert = written.by_key
@@ -96,12 +116,24 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
             refuse_untraceable(batch)
         take_turn_of_newer_in_tx(connection, table.oid)
         tombstones = tombstones_in_tx(connection, batch, traced=traced)
+    return Begun(replace(batch, moves=moved > 0), count, deletes, moved, traced, tombstones)
+
+
+def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Written) -> dict[str, int]:
+    """
+    Apply the changes that ``rows`` are, and return how many came to each of :data:`STAGES`.
+
+    :raises TargetError: if rows lack keys or an order, keys are doubled, or the table cannot be written in this way.
+    :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
+    """
+    begun = begin_in_tx(connection, rows, written)
+    batch, count, moved, tombstones = begun.batch, begun.count, begun.moved, begun.tombstones
+    compared, traced = batch.upsert, begun.traced
     counts = dict.fromkeys(STAGES, 0)
-    counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
-    batch = replace(batch, moves=moved > 0)
+    counts["ignored"] = begun.ignored
     if moved:
         counts[MOVED], count = moved, count + moved
-    has_deletes = deletes + moved > counts["ignored"]
+    has_deletes = begun.deletes + moved > begun.ignored
     if has_deletes and may_merge_changes(connection, batch, count):
         merged = merge_changes_in_tx(connection, replace(batch, name=_name()), rows, count, tombstones)
         if merged is not None:
@@ -111,14 +143,13 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     )
     counts["superseded"] = count - counts["ignored"] - counts["passed_over"] - kept
     if counts["superseded"] and compared.order_by is None:
-        one = doubled_key(connection, wanted_changes(batch, rows), compared)
-        raise _doubled(compared, counts["superseded"], one)
+        raise doubled_keys(compared, doubled_key(connection, wanted_changes(batch, rows), compared))
     left = kept - pass_over_in_tx(connection, batch, tombstones, kept)
     counts["passed_over"] += kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
     outcome = TriggerOutcome(connection, batch, _name())
     if deletes or batch.unread or outcome.depends_on_updates:
-        _lock_rows_in_tx(connection, batch, deletes=bool(deletes))
+        lock_rows_in_tx(connection, batch, deletes=bool(deletes))
     marks = bool(deletes and batch.deletes_softly)
     if marks and batch.moves:
         mark_moved_in_tx(connection, batch)
@@ -186,17 +217,18 @@ def _reduce_in_tx(
     # What is older than the stored row, or than its delete, must not say anything of a newer change.
     given = replace(batch, name=_name())
     count = connection.execute(create_of_all(given, rows), prepare=False).rowcount
-    _lock_rows_in_tx(connection, given, deletes=has_deletes)
+    lock_rows_in_tx(connection, given, deletes=has_deletes)
     older = pass_over_in_tx(connection, given, tombstones, count)
     older += _pass_over_stored_in_tx(connection, given)
     return connection.execute(create_from(batch, given), prepare=False).rowcount, older, given.name
 
 
-def _doubled(upsert: Upsert, count: int, one: str) -> TargetError:
+def doubled_keys(upsert: Upsert, one: str) -> TargetError:
+    """The error for rows with one key and without an order; ``one`` is a sentence about such a key, or empty."""
     return TargetError(
         "DOUBLED_KEYS",
-        f"{count} rows of the batch have the same key as another one ({', '.join(k.source for k in upsert.keys)}), "
-        f"and without orderBy it is unknown which of them is the last.{f' {one}.' if one else ''}",
+        f"Rows of the batch have the same key ({', '.join(k.source for k in upsert.keys)}), and without orderBy it is "
+        f"unknown which of them is the last.{f' {one}.' if one else ''}",
         NOTHING,
         "Set orderBy to a column that grows with every change of a key.",
     )
@@ -210,8 +242,12 @@ def _pass_over_stored_in_tx(connection: psycopg.Connection, batch: ChangeTable) 
     return execute_joined(connection, statement, batch.upsert).rowcount
 
 
-def _lock_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable, *, deletes: bool) -> None:
-    """Deletes and writes come one after the other: without this, two batches could wait for each other's rows."""
+def lock_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable, *, deletes: bool) -> None:
+    """
+    Lock the stored rows of the changes in the order of their keys.
+
+    Deletes and writes come one after the other: without this, two batches could wait for each other's rows.
+    """
     locks = sql.SQL(
         "SELECT pg_catalog.count(*) FROM (SELECT FROM {} AS target JOIN {} AS change ON {} ORDER BY {} "
         "FOR {} OF target) AS locked"

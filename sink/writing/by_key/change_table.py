@@ -15,7 +15,7 @@ A change that moves a row is two of its rows, which have one place: a delete of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from psycopg import sql
@@ -41,16 +41,18 @@ class ChangeTable:
     The changes that decide, in a temporary table called ``name``: of each key the last one, and at most one before it.
 
     ``plan`` says how the gathered columns get into the target; ``changes`` is None if no row deletes. ``moves`` is
-    whether a change moves a row.
+    whether a change moves a row. Where changes are made one by one, ``name`` is a query in parentheses that gives one
+    change, and ``place`` the number of its turn.
     """
 
-    name: sql.Identifier
+    name: sql.Composable
     target: TargetTable
     plan: tuple[ColumnPlan, ...]
     columns: Sequence[EncodedColumn]
     upsert: ComparedUpsert
     changes: Changes | None
     moves: bool = False
+    place: sql.Composable = field(default_factory=lambda: sql.SQL("ctid"))
 
     @property
     def moved(self) -> MovedRows:

@@ -92,12 +92,12 @@ def _last_of_each(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
 def _all(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
     unread = [sql.SQL("{} AS {}").format(is_unread, table.unread[name]) for name, is_unread in table.is_unread.items()]
     values, rows = sql.SQL(", ").join([*table.values(), *unread]), wanted_changes(table, rows)
-    each = sql.SQL('SELECT {}, ctid AS "pgonce: place" FROM {} WHERE {}')
-    every = each.format(values, rows.source, rows.wanted)
+    each = sql.SQL('SELECT {}, {} AS "pgonce: place" FROM {} WHERE {}')
+    every = each.format(values, table.place, rows.source, rows.wanted)
     if not table.moves or table.changes is None:
         return every
-    old = table.moved.deletes(rows, table.changes.deleted)
-    return sql.SQL("{} UNION ALL {}").format(every, each.format(values, old, sql.SQL("true")))
+    old = table.moved.deletes(rows, table.changes.deleted, table.place)
+    return sql.SQL("{} UNION ALL {}").format(every, each.format(values, table.place, old, sql.SQL("true")))
 
 
 def _deciding(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
@@ -223,11 +223,11 @@ def refuse_unread_moves_in_tx(connection: psycopg.Connection, batch: ChangeTable
     bad = [(place, lacks) for place, *lacks in connection.execute(query, prepare=False).fetchall()]
     if bad:
         names = [name for number, name in enumerate(batch.unread) if any(lacks[number] for _, lacks in bad)]
-        raise RowsRefusedError(_error(batch, len(bad), names), [_bad_row(batch.unread, *row) for row in bad])
+        raise RowsRefusedError(unread_error(batch, len(bad), names), [_bad_row(batch.unread, *row) for row in bad])
 
 
 def refuse_unread_in_tx(
-    connection: psycopg.Connection, batch: ChangeTable, changes: sql.Composable, source: sql.Identifier
+    connection: psycopg.Connection, batch: ChangeTable, changes: sql.Composable, source: sql.Composable
 ) -> int:
     """
     Refuse the changes that would insert a row without one of its values; called before anything is written.
@@ -239,28 +239,9 @@ def refuse_unread_in_tx(
     """
     if not batch.unread:
         return 0
-    updated = batch.reduced_upsert.changed(batch.written)
-    is_null = sql.SQL(" OR (change.{} AND target.{} IS NULL)")
-    stored_nulls = [
-        is_null.format(flag, sql.Identifier(name)) for name, flag in batch.unread.items() if name in updated
-    ]
+    found, new = execute_joined(connection, count_unread(batch), batch.upsert).fetchone() or (0, 0)
     flags = [sql.SQL("change.{}").format(flag) for flag in batch.unread.values()]
     lacking = sql.SQL("({})").format(sql.SQL(" OR ").join(flags))
-    count = sql.SQL(
-        "SELECT pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE target.{key} IS NULL) "
-        "FROM {batch} AS change LEFT JOIN {target} AS target ON {same_key} "
-        "WHERE NOT change.{deleted} AND {lacking} AND (target.{key} IS NULL OR (false{stored_nulls}) AND {not_older})"
-    ).format(
-        key=sql.Identifier(batch.upsert.keys[0].target),
-        batch=batch.name,
-        target=batch.target.only,
-        same_key=batch.same_key(),
-        deleted=DELETED,
-        lacking=lacking,
-        stored_nulls=sql.Composed(stored_nulls),
-        not_older=batch.not_older(),
-    )
-    found, new = execute_joined(connection, count, batch.upsert).fetchone() or (0, 0)
     if new:
         concerned = sql.SQL("NOT {} AND NOT change.{} AND {}").format(batch.exists(), DELETED, lacking)
         rows = execute_joined(connection, _asked(batch, changes, source, flags, concerned), batch.upsert).fetchall()
@@ -270,7 +251,7 @@ def refuse_unread_in_tx(
         bad = [(place, lacks) for place, is_insert, *lacks in rows if not is_insert or any(map(and_, lacks, needed))]
         if bad:
             names = [name for number, name in enumerate(batch.unread) if any(lacks[number] for _, lacks in bad)]
-            raise RowsRefusedError(_error(batch, len(bad), names), [_bad_row(batch.unread, *row) for row in bad])
+            raise RowsRefusedError(unread_error(batch, len(bad), names), [_bad_row(batch.unread, *row) for row in bad])
     if found:
         _log.warning(
             "%s rows are written to %s without a value that the source could not read, because nothing holds it: the "
@@ -281,27 +262,54 @@ def refuse_unread_in_tx(
     return int(found)
 
 
+def count_unread(batch: ChangeTable) -> sql.Composed:
+    """How many writes would leave a row without a value that was not read; how many of these rows are new."""
+    updated = batch.reduced_upsert.changed(batch.written)
+    is_null = sql.SQL(" OR (change.{} AND target.{} IS NULL)")
+    stored_nulls = [
+        is_null.format(flag, sql.Identifier(name)) for name, flag in batch.unread.items() if name in updated
+    ]
+    flags = [sql.SQL("change.{}").format(flag) for flag in batch.unread.values()]
+    return sql.SQL(
+        "SELECT pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE target.{key} IS NULL) "
+        "FROM {batch} AS change LEFT JOIN {target} AS target ON {same_key} "
+        "WHERE NOT change.{deleted} AND ({lacking}) AND (target.{key} IS NULL OR (false{stored_nulls}) AND {not_older})"
+    ).format(
+        key=sql.Identifier(batch.upsert.keys[0].target),
+        batch=batch.name,
+        target=batch.target.only,
+        same_key=batch.same_key(),
+        deleted=DELETED,
+        lacking=sql.SQL(" OR ").join(flags),
+        stored_nulls=sql.Composed(stored_nulls),
+        not_older=batch.not_older(),
+    )
+
+
+def is_source_insert(batch: ChangeTable) -> sql.Composable:
+    """Whether a gathered row ``given`` is what Debezium calls an insert, which has no earlier value anywhere."""
+    has_operation = batch.changes is not None and batch.changes.feed == "debezium"
+    if not has_operation or OPERATION_COLUMN not in {column.name for column in batch.columns}:
+        return sql.SQL("false")
+    inserts = sql.SQL(", ").join(map(sql.Literal, _INSERTS))
+    return sql.SQL("given.{} OPERATOR(pg_catalog.=) ANY (ARRAY[{}])").format(sql.Identifier(OPERATION_COLUMN), inserts)
+
+
 def _asked(
     batch: ChangeTable,
     changes: sql.Composable,
-    source: sql.Identifier,
+    source: sql.Composable,
     flags: Iterable[sql.Composable],
     concerned: sql.Composable,
 ) -> sql.Composed:
     """The place of each change of the rows that lack a value, whether one of them is an insert, and what is lacking."""
-    has_operation = batch.changes and batch.changes.feed == "debezium"
-    has_operation = has_operation and OPERATION_COLUMN in {column.name for column in batch.columns}
-    inserts = sql.SQL(", ").join(map(sql.Literal, _INSERTS))
-    is_insert = sql.SQL("given.{} OPERATOR(pg_catalog.=) ANY (ARRAY[{}])").format(
-        sql.Identifier(OPERATION_COLUMN), inserts
-    )
     return sql.SQL(
         "SELECT given.ctid::pg_catalog.text, "
         "COALESCE(pg_catalog.bool_or({is_insert}) OVER (PARTITION BY change.ctid), false), {flags} "
         "FROM {batch} AS change JOIN ({changes}) AS target ON {same_key} "
         'JOIN {source} AS given ON given.ctid OPERATOR(pg_catalog.=) target."pgonce: place" WHERE {concerned}'
     ).format(
-        is_insert=is_insert if has_operation else sql.SQL("false"),
+        is_insert=is_source_insert(batch),
         flags=sql.SQL(", ").join(flags),
         batch=batch.name,
         changes=changes_since_deleted(batch, changes),
@@ -314,10 +322,11 @@ def _asked(
 def _bad_row(unread: Iterable[str], place: str, lacks: Sequence[bool]) -> BadRow:
     names = [name for name, is_unread in zip(unread, lacks, strict=True) if is_unread]
     message = f"The source could not read {', '.join(names)}, and the table has no row that holds the value."
-    return BadRow(place, VALUE_NOT_READ, message, names[0], is_proven=True)
+    return BadRow(place, VALUE_NOT_READ, message, names[0])
 
 
-def _error(batch: ChangeTable, count: int, names: list[str]) -> TargetError:
+def unread_error(batch: ChangeTable, count: int, names: list[str]) -> TargetError:
+    """The error for so many changes that lack values of these columns."""
     return TargetError(
         "VALUE_NOT_READ",
         f"{count} changes of the batch lack a value that the source could not read ({', '.join(names)}), and "

@@ -268,8 +268,6 @@ def _deletes_and_writes(changes: Changes | None) -> bool:
 class Written:
     """
     What was to be written: into which table, how, and what tells its rows apart.
-
-    ``most_bad`` says how many bad rows are looked for before the batch is given up.
     """
 
     table: TargetTable
@@ -278,7 +276,6 @@ class Written:
     upsert: Upsert | None = None
     positions: PositionColumns | None = None
     changes: Changes | None = None
-    most_bad: int = 1
 
     @property
     def by_key(self) -> Upsert:
@@ -286,6 +283,11 @@ class Written:
         if self.upsert is None:
             raise TypeError("rows are not written by key")
         return self.upsert
+
+    @property
+    def acts_on_itself(self) -> bool:
+        """Whether a delete may change other rows that the batch writes, so that all are written in their order."""
+        return deletes_act_on_itself(self.table, self.changes)
 
     @property
     def telling(self) -> list[str]:

@@ -56,15 +56,15 @@ class MovedRows:
         lacks_one = self._any("{before} IS NOT NULL AND {old} IS NULL")
         return sql.SQL("({} AND NOT ({}) OR {} AND NOT ({}))").format(lacks_one, has_all, self.is_moved, has_no_others)
 
-    def deletes(self, rows: GatheredRows, deleted: str) -> sql.Composable:
+    def deletes(self, rows: GatheredRows, deleted: str, place: sql.Composable) -> sql.Composable:
         """The deletes of the old keys: like ``rows``, with their places and nothing but keys and order."""
         values = {column.name: _null_of(column) for column in self.columns}
         values |= {key.source: self._old(key.source) for key in self.upsert.keys} | {deleted: sql.SQL("true")}
         if self.upsert.order_by:
             values[self.upsert.order_by.source] = sql.Identifier(self.upsert.order_by.source)
         named = (sql.SQL("{} AS {}").format(value, sql.Identifier(name)) for name, value in values.items())
-        return sql.SQL("(SELECT ctid, {} FROM {} WHERE {} AND {}) AS moved").format(
-            sql.SQL(", ").join(named), rows.source, rows.wanted, self.is_moved
+        return sql.SQL("(SELECT {}, {} FROM {} WHERE {} AND {}) AS moved").format(
+            place, sql.SQL(", ").join(named), rows.source, rows.wanted, self.is_moved
         )
 
     @property

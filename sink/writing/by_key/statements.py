@@ -22,7 +22,7 @@ from .keys import ComparedUpsert, Upsert
 
 
 def insert_statement(
-    source: sql.Identifier,
+    source: sql.Composable,
     wanted: sql.Composable,
     table: TargetTable,
     plan: Sequence[ColumnPlan],
@@ -35,6 +35,36 @@ def insert_statement(
         _names(column.target for column in plan),
         selected(source, wanted, plan, upsert),
         sql.SQL("") if upsert is None else _on_conflict(upsert, plan),
+    )
+
+
+def insert_in_turn(
+    rows: GatheredRows,
+    number: sql.Identifier,
+    hint: sql.Composable,
+    into: sql.Identifier,
+    plan: Sequence[ColumnPlan],
+    upsert: ComparedUpsert | None,
+) -> sql.Composed:
+    """
+    ``INSERT ... SELECT`` of ``rows`` in the order of ``number``; ``hint`` is computed for each, before its values are.
+    """
+    values = (
+        sql.SQL("{} AS {}").format(value_as_assigned(column, upsert), sql.Identifier(column.target)) for column in plan
+    )
+    # It has a name of its own, because a column may be called as a function is.
+    return sql.SQL(
+        'INSERT INTO {table} AS target ({names}) SELECT {names} FROM (SELECT {hint} AS "pgonce: hint", {values} FROM ('
+        "SELECT * FROM {source} WHERE {wanted} ORDER BY {number}) AS s) AS s{on_conflict}"
+    ).format(
+        table=into,
+        names=_names(column.target for column in plan),
+        hint=hint,
+        values=sql.SQL(", ").join(values),
+        source=rows.source,
+        wanted=rows.wanted,
+        number=number,
+        on_conflict=sql.SQL("") if upsert is None else _on_conflict(upsert, plan),
     )
 
 
@@ -106,7 +136,7 @@ def doubled_key_statement(rows: GatheredRows, upsert: ComparedUpsert) -> sql.Com
 
 
 def selected(
-    source: sql.Identifier, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: ComparedUpsert | None
+    source: sql.Composable, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: ComparedUpsert | None
 ) -> sql.Composed:
     """The wanted rows, with columns named and typed as in the target; of rows with the same key, the newest."""
     distinct, order = (sql.SQL(""), sql.SQL("")) if upsert is None else _by_key(upsert)

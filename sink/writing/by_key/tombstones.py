@@ -40,7 +40,7 @@ _COMPARED_AS = {
 _PRUNED_AT_LEAST = 1000
 
 # JSON has as many digits of a float as this setting says, and the role may have set less than all.
-_ALL_DIGITS = LocalSettings(extra_float_digits="1")
+ALL_DIGITS = LocalSettings(extra_float_digits="1")
 
 
 def refuse_unordered(changes: ChangeTable) -> None:
@@ -88,26 +88,38 @@ def pass_over_in_tx(
     if not tombstones:
         return 0
     kind = identified(changes).order_kind
-    greater, less = map(sql.SQL, (">=", "<=") if _may_precede_equal(changes) else (">", "<"))
-    compared_as = sql.SQL(_COMPARED_AS.get(kind, kind))
-    # Not a join: many tombstones may have come since statistics said that there are none, and then Postgres might look
-    # through all changes for each of them. This finds each change's tombstone in the index.
-    statement = sql.SQL(
-        "DELETE FROM {} AS change WHERE {}("
-        "SELECT ((stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
-        "OPERATOR(pg_catalog.{}) change.{}::{}) IS NOT FALSE FROM pgonce.tombstones AS stone "
-        "WHERE stone.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint AND stone.key OPERATOR(pg_catalog.=) {})"
-    )
     passed_over = 0
     for of in tombstones:
         is_late: sql.Composable = sql.SQL("")
         if kind in _WITH_GREATEST and _are_few_in_tx(connection, of, count):
+            compared_as = sql.SQL(_COMPARED_AS.get(kind, kind))
+            less = sql.SQL("<=" if _may_precede_equal(changes) else "<")
             is_late = _IS_LATE.format(_order(changes), compared_as, less, compared_as, of.set_id)
-        found = statement.format(
-            changes.name, is_late, compared_as, greater, _order(changes), compared_as, of.set_id, _key(changes, of.keys)
+        statement = sql.SQL("DELETE FROM {} AS change WHERE {}{}").format(
+            changes.name, is_late, precedes_delete(changes, of)
         )
-        passed_over += connection.execute(found).rowcount
+        passed_over += connection.execute(statement).rowcount
     return passed_over
+
+
+def precedes_delete(changes: ChangeTable, of: Tombstones) -> sql.Composed:
+    """Whether ``change`` is older than the remembered delete of its key; null if there is none."""
+    kind = identified(changes).order_kind
+    compared_as = sql.SQL(_COMPARED_AS.get(kind, kind))
+    # Not a join: many tombstones may have come since statistics said that there are none, and then Postgres might look
+    # through all changes for each of them. This finds each change's tombstone in the index.
+    return sql.SQL(
+        "(SELECT ((stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
+        "OPERATOR(pg_catalog.{}) change.{}::{}) IS NOT FALSE FROM pgonce.tombstones AS stone "
+        "WHERE stone.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint AND stone.key OPERATOR(pg_catalog.=) {})"
+    ).format(
+        compared_as,
+        sql.SQL(">=" if _may_precede_equal(changes) else ">"),
+        _order(changes),
+        compared_as,
+        of.set_id,
+        _key(changes, of.keys),
+    )
 
 
 def _may_precede_equal(changes: ChangeTable) -> bool:
@@ -157,10 +169,23 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
     :raises TargetError: KEY_UNTRACEABLE, for a key that is too long.
     """
     own_set = own_set_in_tx(connection, changes)
-    until = sql.SQL(
-        "pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(days => {})"
-    ).format(changes.upsert.existing.tombstone_days)
-    insert = sql.SQL(
+    try:
+        remembered = ALL_DIGITS.execute_in_tx(connection, remember_statement(changes, absent, own_set)).rowcount
+    except psycopg.errors.ProgramLimitExceeded as error:
+        raise TargetError(
+            "KEY_UNTRACEABLE",
+            f"onlyNewer is set, and a row of {changes.target.qualified_name} is deleted whose key is too long to be "
+            f"remembered (Postgres says: {error.diag.message_primary}).",
+            NOTHING,
+            "Leave this delete out in Spark; or use shorter keys, or set deletes=ignore.",
+        ) from error
+    keep_in_tx(connection, changes, own_set, remembered)
+    return remembered
+
+
+def remember_statement(changes: ChangeTable, absent: sql.Composable, own_set: int) -> sql.Composed:
+    """What leaves the tombstones; it needs :data:`ALL_DIGITS`."""
+    return sql.SQL(
         "INSERT INTO pgonce.tombstones AS stone (tombstone_set_id, key, order_value, deleted_at, expires_at) "
         "SELECT {}, {}, pg_catalog.to_jsonb({}), pg_catalog.statement_timestamp(), {} "
         "FROM {} AS change WHERE change.{} AND {} "
@@ -170,30 +195,29 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
         own_set,
         _key(changes, list(identified(changes).keys)),
         _order_remembered(changes),
-        until,
+        _until(changes),
         changes.name,
         DELETED,
         absent,
     )
-    try:
-        remembered = _ALL_DIGITS.execute_in_tx(connection, insert).rowcount
-    except psycopg.errors.ProgramLimitExceeded as error:
-        raise TargetError(
-            "KEY_UNTRACEABLE",
-            f"onlyNewer is set, and a row of {changes.target.qualified_name} is deleted whose key is too long to be "
-            f"remembered (Postgres says: {error.diag.message_primary}).",
-            NOTHING,
-            "Leave this delete out in Spark; or use shorter keys, or set deletes=ignore.",
-        ) from error
+
+
+def keep_in_tx(connection: psycopg.Connection, changes: ChangeTable, own_set: int, remembered: int) -> None:
+    """Let the set live as long as the tombstones that were ``remembered``; and drop old ones."""
     if remembered:
         connection.execute(
             sql.SQL(
                 "UPDATE pgonce.tombstone_sets SET expires_at = GREATEST(expires_at, {}) "
                 "WHERE tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint"
-            ).format(until, own_set)
+            ).format(_until(changes), own_set)
         )
         _prune_in_tx(connection, max(_PRUNED_AT_LEAST, 2 * remembered))
-    return remembered
+
+
+def _until(changes: ChangeTable) -> sql.Composable:
+    return sql.SQL(
+        "pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(days => {})"
+    ).format(changes.upsert.existing.tombstone_days)
 
 
 def _prune_in_tx(connection: psycopg.Connection, most: int) -> None:

@@ -11,7 +11,6 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.postgres import search_path
 
 from .change_table import DELETED, ChangeTable
 from .keys import execute_joined
@@ -51,11 +50,8 @@ class TriggerOutcome:
         """Note the places of the rows that the batch is about to update, once they are locked."""
         if not self.depends_on_updates:
             return
-        look = sql.SQL(
-            "CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT change.ctid AS change_place, target.ctid AS place, "
-            "target.tableoid AS part FROM {} AS target JOIN {} AS change ON {} WHERE NOT change.{}"
-        ).format(self._before, self._batch.target.only, self._batch.name, self._batch.same_key(), DELETED)
-        execute_joined(self._connection, look, self._batch.upsert)
+        look = sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT change.ctid AS change_place, {}")
+        execute_joined(self._connection, look.format(self._before, places_of(self._batch)), self._batch.upsert)
 
     def refuse_another(self, passed_over: int) -> None:
         """
@@ -64,43 +60,71 @@ class TriggerOutcome:
         :param passed_over: how many changes left the stored row as it was.
         :raises TargetError: TRIGGER_CHANGED_ROWS, ROWS_NOT_WRITTEN.
         """
-        batch = self._batch
-        if not self._has_triggers and not batch.target.row_security:
+        if not self.is_checked:
             return
-        others = self._count(_others(batch, has_triggers=self._has_triggers))
+        others = self._count(self.others(self._batch))
         if self.depends_on_updates:
-            others += self._count(_left_out(batch, self._before))
-        if others and self._has_triggers:
-            or_policies = ", or row-level security," if batch.target.row_security else ""
-            raise TargetError(
+            noted = sql.SQL("{} AS noted JOIN {} AS change ON change.ctid OPERATOR(pg_catalog.=) noted.change_place")
+            others += self._count(left_out(self._batch, noted.format(self._before, self._batch.name)))
+        if self.gives_way:
+            others = max(others, passed_over)
+        if others:
+            raise self.error(f"{others} changes")
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether anything may have changed the result."""
+        return self._has_triggers or self._batch.target.row_security
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether each stored row must give way: none is newer, there is something to update, and no trigger."""
+        batch = self._batch
+        gives_way = not batch.upsert.newer_by and not batch.upsert.existing.stored_stays
+        return not self._has_triggers and gives_way and bool(batch.reduced_upsert.changed(batch.written))
+
+    def others(self, batch: ChangeTable) -> sql.Composed:
+        """The query that counts the changes of ``batch`` whose result is another one."""
+        return _others(batch, has_triggers=self._has_triggers)
+
+    def error(self, what: str) -> TargetError:
+        """The error; ``what`` says what was changed."""
+        table = self._batch.target
+        if self._has_triggers:
+            or_policies = ", or row-level security," if table.row_security else ""
+            return TargetError(
                 "TRIGGER_CHANGED_ROWS",
-                f"A BEFORE trigger{or_policies} of {batch.target.qualified_name} changed the result of {others} "
-                "changes of the batch: it left rows out, or gave them another key or another value in the orderBy "
-                "column.",
+                f"A BEFORE trigger{or_policies} of {table.qualified_name} changed the result of {what} of the batch: "
+                "it left rows out, or gave them another key or another value in the orderBy column.",
                 NOTHING,
                 "Let triggers leave keys and the orderBy column alone, or do in Spark what they do.",
             )
-        gives_way = not batch.upsert.newer_by and not batch.upsert.existing.stored_stays
-        if not self._has_triggers and gives_way and batch.reduced_upsert.changed(batch.written):
-            # Then no stored row is newer, and there is something to update, so that each must give way.
-            others = max(others, passed_over)
-        if others:
-            raise TargetError(
-                "ROWS_NOT_WRITTEN",
-                f"Row-level security of {batch.target.qualified_name} prevented {others} changes of the batch: this "
-                "role may not see the rows, or may not change them.",
-                NOTHING,
-                "Give the role policies by which it may see and change all rows that have these keys.",
-            )
+        return TargetError(
+            "ROWS_NOT_WRITTEN",
+            f"Row-level security of {table.qualified_name} prevented {what} of the batch: this role may not see the "
+            "rows, or may not change them.",
+            NOTHING,
+            "Give the role policies by which it may see and change all rows that have these keys.",
+        )
 
     def _count(self, question: sql.Composed) -> int:
-        # It names types and operators as our search_path finds them.
-        row = search_path.execute_in_tx(self._connection, question).fetchone()
+        row = self._connection.execute(question, prepare=False).fetchone()
         return row[0] if row else 0
 
 
-def _left_out(batch: ChangeTable, before: sql.Identifier) -> sql.Composed:
-    """Counts the rows that are where they were, although their change has other values (a redundant update may go)."""
+def places_of(batch: ChangeTable) -> sql.Composed:
+    """What follows SELECT in a query for the places of the stored rows that each ``change`` writes."""
+    return sql.SQL(
+        "target.ctid AS place, target.tableoid AS part FROM {} AS target JOIN {} AS change ON {} WHERE NOT change.{}"
+    ).format(batch.target.only, batch.name, batch.same_key(), DELETED)
+
+
+def left_out(batch: ChangeTable, noted: sql.Composable) -> sql.Composed:
+    """
+    Counts the rows that are where they were, although their change has other values (a redundant update may go).
+
+    :param noted: joins the places where they were, as ``noted``, with each ``change``.
+    """
     changed = batch.reduced_upsert.changed(batch.written)
     differ: list[sql.Composable] = [
         sql.SQL("NOT {}").format(same) if name not in batch.unread
@@ -109,12 +133,10 @@ def _left_out(batch: ChangeTable, before: sql.Identifier) -> sql.Composed:
         for same in [_same(batch, name)]
     ]  # fmt: skip
     return sql.SQL(
-        "SELECT pg_catalog.count(*) FROM {} AS noted JOIN {} AS change ON change.ctid OPERATOR(pg_catalog.=) "
-        "noted.change_place JOIN {} AS target ON {} AND target.ctid OPERATOR(pg_catalog.=) noted.place "
+        "SELECT pg_catalog.count(*) FROM {} JOIN {} AS target ON {} AND target.ctid OPERATOR(pg_catalog.=) noted.place "
         "AND target.tableoid OPERATOR(pg_catalog.=) noted.part WHERE {}"
     ).format(
-        before,
-        batch.name,
+        noted,
         batch.target.only,
         batch.same_key(),
         sql.SQL(" OR ").join(differ) if differ else sql.SQL("false"),
@@ -124,9 +146,11 @@ def _left_out(batch: ChangeTable, before: sql.Identifier) -> sql.Composed:
 def _same(batch: ChangeTable, name: str) -> sql.Composable:
     """Whether ``target`` holds the value of ``change``, as text, because a type need not have an equality."""
     full_type = next(column.full_type for column in batch.written if column.target == name)
-    return sql.SQL("(target.{0}::pg_catalog.text IS NOT DISTINCT FROM change.{0}::{1}::pg_catalog.text)").format(
-        sql.Identifier(name), sql.SQL(full_type)
-    )
+    # Operators are qualified, because the user's search_path is in force.
+    return sql.SQL(
+        "COALESCE(target.{0}::pg_catalog.text OPERATOR(pg_catalog.=) change.{0}::{1}::pg_catalog.text, "
+        "target.{0} IS NULL AND change.{0} IS NULL)"
+    ).format(sql.Identifier(name), sql.SQL(full_type))
 
 
 def _others(batch: ChangeTable, *, has_triggers: bool) -> sql.Composed:
@@ -142,9 +166,9 @@ def _others(batch: ChangeTable, *, has_triggers: bool) -> sql.Composed:
         left = sql.SQL("false")
     elif batch.changes.soft_column:
         # Marking a row gives it the order of the delete.
-        marked = sql.SQL("target.{} IS NOT NULL AND target.{}::pg_catalog.text NOT IN ('f', 'false')").format(
-            *[sql.Identifier(batch.changes.soft_column)] * 2
-        )
+        marked = sql.SQL(
+            "target.{} IS NOT NULL AND target.{}::pg_catalog.text OPERATOR(pg_catalog.<>) ALL (ARRAY['f', 'false'])"
+        ).format(*[sql.Identifier(batch.changes.soft_column)] * 2)
         left = sql.SQL("{} AND NOT {}").format(batch.exists(), batch.exists(as_new if newer_by else marked))
     # A key that is written again has a row.
     again = sql.SQL("EXISTS (SELECT FROM {} AS target WHERE NOT target.{} AND {})").format(

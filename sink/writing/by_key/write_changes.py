@@ -89,7 +89,7 @@ def delete_in_tx(
     """
     try:
         deleted = delete_rows_in_tx(connection, batch)
-    except psycopg.errors.ForeignKeyViolation as error:
+    except (psycopg.errors.ForeignKeyViolation, psycopg.errors.RestrictViolation) as error:
         raise StillReferredToError(*error.args, info=error.pgresult) from None
     counts["deleted"] = deleted
     # What was deleted is absent now, and so is what was not found.
@@ -99,10 +99,16 @@ def delete_in_tx(
 
 def delete_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
     """Remove the rows of the batch's deletes that are there; return how many were."""
-    delete = sql.SQL("DELETE FROM {} AS target USING {} AS change WHERE change.{} AND {} AND {}").format(
+    return execute_joined(connection, delete_statement(batch), batch.upsert).rowcount
+
+
+def delete_statement(batch: ChangeTable) -> sql.Composed:
+    """What removes the rows of the batch's deletes, or marks them."""
+    if batch.deletes_softly:
+        return _mark(batch)
+    return sql.SQL("DELETE FROM {} AS target USING {} AS change WHERE change.{} AND {} AND {}").format(
         batch.target.only, batch.name, DELETED, batch.same_key(), batch.not_older()
     )
-    return execute_joined(connection, delete, batch.upsert).rowcount
 
 
 def delete_softly_in_tx(
@@ -172,36 +178,38 @@ def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int,
 
 def _write_what_was_read_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
     # First the new ones, because the update must find each row whose key another session inserted meanwhile.
-    inserted = connection.execute(_insert_new(batch)).rowcount
-    changed = batch.reduced_upsert.changed(batch.written)
-    return inserted + (connection.execute(_update(batch, changed)).rowcount if changed else 0)
+    keys = sql.SQL(", ").join(sql.SQL("target.{}").format(sql.Identifier(key.target)) for key in batch.upsert.keys)
+    # And marks them.
+    insert = sql.SQL(
+        "WITH inserted AS ({} RETURNING {}) UPDATE {} AS change SET {} = true FROM inserted AS target "
+        "WHERE NOT change.{} AND {}"
+    ).format(insert_new(batch), keys, batch.name, NEW, DELETED, batch.same_key())
+    inserted = connection.execute(insert).rowcount
+    update = update_read(batch)
+    return inserted + (connection.execute(update).rowcount if update else 0)
 
 
-def _insert_new(batch: ChangeTable) -> sql.Composed:
-    """Insert the rows whose keys are new, and mark them."""
-    keys = [sql.Identifier(key.target) for key in batch.upsert.keys]
-    names = [sql.Identifier(column.target) for column in batch.written]
+def insert_new(batch: ChangeTable) -> sql.Composed:
+    """What inserts the rows whose keys are new."""
     return sql.SQL(
-        "WITH inserted AS (INSERT INTO {table} AS target ({names}) SELECT {names} FROM {changes} AS change "
-        "WHERE NOT {deleted} AND NOT {exists} ORDER BY {in_order} ON CONFLICT ({keys}) DO NOTHING "
-        "RETURNING {returned}) UPDATE {changes} AS change SET {new} = true FROM inserted AS target "
-        "WHERE NOT change.{deleted} AND {same_key}"
+        "INSERT INTO {table} AS target ({names}) SELECT {names} FROM {changes} AS change "
+        "WHERE NOT {deleted} AND NOT {exists} ORDER BY {in_order} ON CONFLICT ({keys}) DO NOTHING"
     ).format(
         table=batch.target.identifier,
-        names=sql.SQL(", ").join(names),
+        names=sql.SQL(", ").join(sql.Identifier(column.target) for column in batch.written),
         changes=batch.name,
         deleted=DELETED,
         exists=batch.exists(),
         in_order=batch.keys_in_order("change"),
-        keys=sql.SQL(", ").join(keys),
-        returned=sql.SQL(", ").join(sql.SQL("target.{}").format(key) for key in keys),
-        new=NEW,
-        same_key=batch.same_key(),
+        keys=sql.SQL(", ").join(sql.Identifier(key.target) for key in batch.upsert.keys),
     )
 
 
-def _update(batch: ChangeTable, changed: list[str]) -> sql.Composed:
-    """Update the rows that were there, except for values that were not read."""
+def update_read(batch: ChangeTable) -> sql.Composed | None:
+    """What updates the rows that were there, except for values that were not read; None if nothing is updated."""
+    changed = batch.reduced_upsert.changed(batch.written)
+    if not changed:
+        return None
     keeps = sql.SQL("{0} = CASE WHEN change.{1} THEN target.{0} ELSE change.{0} END")
     sets = [
         keeps.format(sql.Identifier(name), batch.unread[name])

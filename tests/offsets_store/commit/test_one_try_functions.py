@@ -339,6 +339,21 @@ class TestRivals:
             commit_batch(settings(url), by_function(), Work(lambda _: "orders", swallows, sealed=True))
         assert refused.value.code == "STATEMENT_FAILED"
 
+    def test_a_commit_that_postgres_answers_with_another_tag_is_none(self, url, admin, monkeypatch):
+        """As it answers a COMMIT of a transaction that has failed: with ROLLBACK, and without an error."""
+        monkeypatch.setattr(one_transaction, "_COMMIT", Statement("ROLLBACK", is_prepared=False))
+        with pytest.raises(PgonceError) as refused:
+            commit_batch(settings(url), make_batch(), appending(1))
+        assert refused.value.code == "ROLLED_BACK"
+        assert ids(admin) == []
+
+    def test_a_function_cannot_commit_rows_without_their_record(self, url, admin):
+        """The ledger's deferred constraint refuses a COMMIT of the user's, because the batch is not recorded yet."""
+        commits = function("INSERT INTO events VALUES (1, 'one')", "COMMIT", tables=["public.events"])
+        with pytest.raises(PgonceError):
+            commit_batch(settings(url), by_function(), commits)
+        assert ids(admin) == []
+
     def test_the_users_settings_are_back_afterwards(self, url, admin):
         """Deferred triggers of the user's tables run at COMMIT, under the user's search_path."""
         admin.execute("CREATE SCHEMA audit CREATE TABLE audit.seen (id bigint)")

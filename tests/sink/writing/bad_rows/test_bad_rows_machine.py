@@ -8,7 +8,7 @@ Hypothesis chooses the table, its rows and the batches. The other side, :mod:`su
 product's code. ``PGONCE_MODEL_EXAMPLES=2000 pytest tests/sink/writing/bad_rows/test_bad_rows_machine.py -m thorough``
 runs longer.
 
-Covers: sink.writing.bad_rows.search, sink.writing.bad_rows.write_what_fits, sink.writing.by_key.in_order.
+Covers: sink.writing.bad_rows.in_turn, sink.writing.bad_rows.write_what_fits, sink.writing.by_key.one_by_one.
 """
 
 from __future__ import annotations
@@ -87,8 +87,6 @@ class Case:
 MAY_BE_REFUSED: dict[str, Callable[[Case], bool]] = {
     # Nothing says which of two rows is the newer one.
     "DOUBLED_KEYS": lambda case: case.how.order == "none" and len({c.id for c in case.changes}) < len(case.changes),
-    # Nothing says whether the value was free when the other row took it.
-    "UNIQUE_VALUE_MOVED": lambda case: not case.how.knows_order and bool(case.table.unique),
     # Nothing says whether a row had left its parent when that was deleted.
     "DELETE_ACTION": lambda case: not case.how.knows_order and case.table.acts and case.how.mode == "apply",
     # The cause is in the table.
@@ -100,33 +98,6 @@ MAY_BE_REFUSED: dict[str, Callable[[Case], bool]] = {
     # A policy did.
     "ROWS_NOT_WRITTEN": lambda case: case.how.mode == "apply" and case.table.is_secured,
 }  # fmt: skip
-
-
-# What the code of today gets wrong; test_bad_rows_traps.py has each as a test that fails. The search that mends one of
-# these deletes its rule.
-def fits_later(case: Case, letter: Change) -> bool:
-    """A change that is refused in its turn is put aside, although a later one makes room for it."""
-    return case.how.order != "none" and letter in case.refused and case.refused[letter].is_of_row
-
-
-def blames_another(case: Case) -> bool:
-    """Where deletes have actions, a delete is put aside for a row whose parent comes later."""
-    return case.table.acts and case.how.mode == "apply"
-
-
-def takes_anothers(case: Case, why: Refusal | None) -> bool:
-    """A row that seems to conflict is put aside although it is the constraint of another table that refuses it."""
-    return case.how.mode == "append" and why is not None and why.table == "log"
-
-
-def is_restricted(why: Refusal) -> bool:
-    """Postgres 18 refuses by another code to delete a row to which others refer with RESTRICT."""
-    return why.code == "23001"
-
-
-def forgets_order(case: Case, code: str) -> bool:
-    """A deferred constraint is checked after the changes, when their order is forgotten."""
-    return code == "UNIQUE_VALUE_MOVED" and DEFERRED in case.table.unique
 
 
 class World:
@@ -226,11 +197,11 @@ class World:
     def judge_refused(self, case: Case, error: PgonceError | psycopg.Error) -> None:
         """The batch was refused, and that is right."""
         if isinstance(error, PgonceError):
-            is_known = forgets_order(case, error.code)
-            assert is_known or (error.code in MAY_BE_REFUSED and MAY_BE_REFUSED[error.code](case)), error
+            assert error.code in MAY_BE_REFUSED, error
+            assert MAY_BE_REFUSED[error.code](case), error
             return
         why = alone.refusal(error)
-        if is_restricted(why) or (why.code == "21000" and MAY_BE_REFUSED["DOUBLED_KEYS"](case)):
+        if why.code == "21000" and MAY_BE_REFUSED["DOUBLED_KEYS"](case):
             return
         # What is no row's fault stops the batch, but nothing else does.
         assert not why.is_of_row, error
@@ -245,9 +216,6 @@ class World:
             return
         for letter in letters:
             why = alone.refusal_of(self.connection, letter, by_key=self.how.by_key)
-            is_known = fits_later(case, letter) or blames_another(case) or takes_anothers(case, why)
-            if (why is None or not why.is_of_row) and is_known:
-                continue
             assert why is not None, f"the table takes {letter}, which was put aside"
             assert why.is_of_row, f"{letter} was put aside, which is refused for no row's sake: {why}"
         rest = [change for change in case.changes if change not in letters]

@@ -1,10 +1,8 @@
 """
 Where a search for bad rows could go wrong: constraints that wait, rows in another order, errors that are nobody's.
 
-What is expected to fail says what the search does today.
-
-Covers: sink.writing.bad_row, sink.writing.bad_rows.search, sink.writing.bad_rows.write_what_fits,
-sink.writing.by_key.in_order.
+Covers: sink.writing.bad_row, sink.writing.bad_rows.in_turn, sink.writing.bad_rows.turns,
+sink.writing.bad_rows.value_probe, sink.writing.bad_rows.write_what_fits, sink.writing.by_key.one_by_one.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from pyspark.sql import types as t
 from support.batches import make_batch
 from support.typed_rows import commit_typed, typed_rows
 
-from pgonce.offsets_store.errors import PgonceError, TargetError
+from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing import bad_row
 from pgonce.sink.writing.write_batch import write_batch_in_tx
@@ -74,22 +72,11 @@ def letters(admin):
     return admin.execute("SELECT (row_data ->> 'id')::int, code FROM pgonce.dead_letters ORDER BY 1").fetchall()
 
 
-def today(raises, what):
-    """The mark of a test that fails; what the code of today does."""
-    return pytest.mark.xfail(raises=raises, strict=True, reason=what)
-
-
-FORGETS = "UNIQUE_VALUE_MOVED: when the constraint is checked, the order is forgotten"
-
-
 class TestDeferredConstraints:
     """What is checked at the end of the transaction is not checked before."""
 
     @BY_KEY
-    @pytest.mark.parametrize(
-        ("bad", "code"),
-        [("too long", "22001"), pytest.param("taken", "23505", marks=today(TargetError, FORGETS))],
-    )
+    @pytest.mark.parametrize(("bad", "code"), [("too long", "22001"), ("taken", "23505")])
     def test_values_are_exchanged_beside_a_bad_row(self, mode, bad, code, url, admin):
         """Neither of the two rows is put aside, in whichever parts they are written."""
         admin.execute(DEFERRED)
@@ -148,15 +135,15 @@ def test_children_may_come_before_their_parents(mode, order_by, url, admin):
 
 @BY_KEY
 @pytest.mark.parametrize("order_by", [None, "seq"])
-def test_ties_are_refused_where_the_order_matters(mode, order_by, url, admin):
-    """Also beside a bad row: nothing is guessed, and nothing is put aside."""
+def test_a_value_moves_without_an_order(mode, order_by, url, admin):
+    """Each key comes once, so that what the batch leaves does not depend on the order of its changes."""
     admin.execute(AT_ONCE)
     admin.execute("INSERT INTO events VALUES (1, 'a'), (2, 'b')")
-    rows = [(2, "c", None, 1), (1, "b", None, 1), (5, "too long", None, 1)]
-    assert refused(url, admin, mode, rows, order_by).code == "UNIQUE_VALUE_MOVED"
+    commit(url, mode, [(1, "b", None, 1), (2, "c", None, 1), (5, "too long", None, 1)], order_by)
+    assert stored(admin) == [(1, "b"), (2, "c")]
+    assert letters(admin) == [(5, "22001")]
 
 
-@today(AssertionError, "a change that is refused in its turn is put aside though the table takes it in the end")
 @BY_KEY
 def test_a_row_for_which_a_later_change_makes_room_is_written(mode, url, admin):
     """Another row is bad, so that the changes are written in their order; this one fits once all others are."""
@@ -167,7 +154,6 @@ def test_a_row_for_which_a_later_change_makes_room_is_written(mode, url, admin):
     assert letters(admin) == [(5, "23505")]
 
 
-@today(AssertionError, "the delete is put aside with 23503, and the row stays")
 def test_a_deleted_row_whose_parent_comes_later_is_gone(url, admin):
     """It was refused in its turn; nothing is wrong with its delete."""
     admin.execute(f"{PLAIN}; ALTER TABLE events ADD FOREIGN KEY (parent) REFERENCES events ON DELETE SET NULL")
@@ -209,7 +195,6 @@ def test_the_batch_is_refused_and_nothing_is_put_aside(which, mode, url, admin):
     assert refused(url, admin, mode, rows).code == code
 
 
-@today(pytest.fail.Exception, "the second row is put aside with the 23514 of the other table")
 def test_a_row_whose_key_comes_twice_is_not_put_aside_for_another_table(url, admin):
     """The first row of the key is bad, so that the other one is tried by itself; what refuses it then is no row's."""
     admin.execute(f"{AT_ONCE}; INSERT INTO events VALUES (4, 'taken')")
@@ -231,12 +216,10 @@ class TestRowsThatAreReferredTo:
     """A foreign key of the table to itself, which refuses a change by one code or by the other."""
 
     @pytest.fixture
-    def code(self, action, admin, request):
+    def code(self, action, admin):
         """The one that this Postgres has for it."""
-        if action == "NO ACTION" or admin.info.server_version < 180000:
-            return "23503"
-        request.applymarker(today(PgonceError, "23001, which Postgres 18 says of RESTRICT, stops every start"))
-        return "23001"
+        # Of RESTRICT, Postgres 18 says so by a code of its own.
+        return "23503" if action == "NO ACTION" or admin.info.server_version < 180000 else "23001"
 
     @pytest.fixture
     def tree(self, action, admin):
@@ -278,7 +261,6 @@ TOO_LARGE = {
 }  # fmt: skip
 
 
-@today(PgonceError, "ROW_TOO_LARGE, or the like, at every start: class 54 is no row's own")
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 @pytest.mark.parametrize("which", TOO_LARGE)
 def test_a_value_that_is_too_large_for_what_is_made_of_it(which, mode, url, admin):
@@ -305,10 +287,9 @@ REFUSING = {
     "a trigger, by key": ("upsert", f"{PLAIN}; {OF_A_TRIGGER.format(AS_A_CHECK)}", "odd"),
     "a constraint, and a value that moves": ("apply", f"{AT_ONCE}; INSERT INTO events VALUES (1, '7')", "twice"),
 }  # fmt: skip
-TAKES_MORE = {"a trigger, by key": today(AssertionError, "33 ids: each half is tried in several statements")}
 
 
-@pytest.mark.parametrize("which", [pytest.param(which, marks=TAKES_MORE.get(which, ())) for which in REFUSING])
+@pytest.mark.parametrize("which", REFUSING)
 def test_a_bad_row_takes_few_transaction_ids(which, url, admin):
     """However it is found."""
     mode, table, value = REFUSING[which]
@@ -323,21 +304,10 @@ def test_a_bad_row_takes_few_transaction_ids(which, url, admin):
     assert (after - before) / bad <= MOST_IDS
 
 
-IN_ORDER = "a constraint, and a value that moves"
-IS_NOT_COUNTED = today(pytest.fail.Exception, "tries in the order of the changes are not counted: they have no bound")
-ENDS = [
-    ("a trigger, by key", "MOST_TRIES", 5),
-    ("a trigger, by key", "MOST_SECONDS", -1),
-    (IN_ORDER, "MOST_SECONDS", -1),
-]
-
-
-@pytest.mark.parametrize(
-    ("which", "bound", "most"), [*ENDS, pytest.param(IN_ORDER, "MOST_TRIES", 5, marks=IS_NOT_COUNTED)]
-)
-def test_a_search_ends(which, bound, most, url, admin, monkeypatch):
-    """By the number of its tries, and by its time, and nothing is written."""
-    monkeypatch.setattr(bad_row, bound, most)
+@pytest.mark.parametrize("which", ["a trigger, by key", "a constraint, and a value that moves"])
+def test_a_search_ends(which, url, admin, monkeypatch):
+    """By its time, and nothing is written."""
+    monkeypatch.setattr(bad_row, "MOST_SECONDS", -1)
     mode, table, value = REFUSING[which]
     admin.execute(table.encode())
     rows = [(n, value if n % 20 == 19 else str(n), None, n) for n in range(100)]

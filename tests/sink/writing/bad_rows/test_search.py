@@ -1,7 +1,7 @@
 """
 Bad rows are found among many, whatever refuses them, and a search that would last too long ends with an error.
 
-Covers: sink.writing.bad_row, sink.writing.bad_rows.conflicts, sink.writing.by_key.unique_index.
+Covers: sink.writing.bad_row, sink.writing.bad_rows.in_turn, sink.writing.bad_rows.turns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from support.bad_rows import committed, letters, stored
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.sink.writing import bad_row
-from pgonce.sink.writing.bad_rows import conflicts
 
 # Enough for some tens of pages, because places are compared by page first.
 ROWS, BAD = 4_000, 20
@@ -24,7 +23,7 @@ CONSTRAINTS = {
     "plain": "CREATE UNIQUE INDEX ON events (name)",
     "partial": "CREATE UNIQUE INDEX ON events (name) WHERE amount = 1",
 }
-# ON CONFLICT does not take it, so that rows are halved.
+# It is checked when a part is written, so that parts are halved.
 DEFERRED = "ALTER TABLE events ADD EXCLUDE USING btree (name WITH =) DEFERRABLE INITIALLY DEFERRED"
 
 
@@ -34,52 +33,39 @@ def doubled(bad: int = BAD, rows: int = ROWS) -> list[tuple[int, str, int]]:
     return [(n, f"twice {n // step // 2}" if n % step == 0 else f"once {n}", 1) for n in range(rows)]
 
 
+# The table, and how many times a statement may write into it for each bad row: it is refused with the rows before it,
+# and these are written. If nothing tells which row of a part it was, the part is halved.
+HALVED = pytest.param("deferred", "append", 20, id="deferred")
+
+
+@pytest.mark.parametrize("order_by", [None, "id"])
 @pytest.mark.parametrize(
-    ("constraint", "mode"), [*((constraint, "append") for constraint in CONSTRAINTS), ("expression", "upsert")]
+    ("constraint", "mode", "most"),
+    [*((name, mode, 4) for name in CONSTRAINTS for mode in ("append", "upsert")), HALVED],
 )
-def test_few_tries_find_each_bad_row_of_many(constraint, mode, url, admin, monkeypatch):
+def test_few_tries_find_each_bad_row_of_many(constraint, mode, most, order_by, url, admin):
     """Those that fit are not tried again for every bad one, and so the table does not grow by each try."""
-    # Each bad row is looked for by halves: 12 times 4,000 is halved, and each half is tried.
-    monkeypatch.setattr(bad_row, "MOST_TRIES", BAD * 2 * 12 + BAD)
+    by_key = {"keys": ("id",), "order_by": order_by} if mode == "upsert" else {}
     admin.execute(TABLE)
-    admin.execute(CONSTRAINTS[constraint])
+    admin.execute({**CONSTRAINTS, "deferred": DEFERRED}[constraint])
     admin.execute("ALTER TABLE events SET (autovacuum_enabled = off)")
-    rows = doubled()
-    committed(url, rows, mode=mode, keys=("id",) if mode == "upsert" else ())
-    names: set[str] = set()
-    bad = [key for key, name, _ in rows if name in names or names.add(name)]
-    assert len(bad) == BAD
-    assert [key for key, *_ in letters(admin)] == bad
-    assert stored(admin) == sorted({key for key, *_ in rows} - set(bad))
-    (size,) = admin.execute("SELECT pg_relation_size('events')").fetchone()
-    written = admin.execute("SELECT sum(pg_column_size(events)) FROM events").fetchone()[0]
-    assert size < 20 * written
-
-
-@pytest.mark.parametrize("order_by", [None, "amount"])
-@pytest.mark.parametrize("constraint", ["plain", "expression", "partial"])
-def test_one_try_finds_a_bad_row_among_those_that_are_written_by_key(constraint, order_by, url, admin):
-    """Each is tried by itself once the others are written, if no value can have moved from one row to another."""
-    admin.execute(TABLE)
-    admin.execute(CONSTRAINTS[constraint])
     admin.execute(
         "CREATE SEQUENCE tries; CREATE FUNCTION count_try() RETURNS trigger LANGUAGE plpgsql AS "
         "$$BEGIN PERFORM nextval('tries'); RETURN NULL; END$$; "
         "CREATE TRIGGER count_try BEFORE INSERT ON events EXECUTE FUNCTION count_try()"
     )
-    committed(url, [(-1, "once 7", 1)], mode="upsert", keys=("id",))
-    admin.execute("SELECT setval('tries', 1)")
-    # Of two rows with one name, the second is bad; the row that has the name of the stored one is, too.
-    rows = [(n, name, 1 if constraint == "partial" else n) for n, name, _ in doubled()]
-    committed(url, rows, number=1, mode="upsert", keys=("id",), order_by=order_by)
-    names: set[str] = {"once 7"}
+    rows = doubled()
+    committed(url, rows, mode=mode, **by_key)
+    names: set[str] = set()
     bad = [key for key, name, _ in rows if name in names or names.add(name)]
-    assert len(bad) == BAD + 1
+    assert len(bad) == BAD
     assert [key for key, *_ in letters(admin)] == bad
-    assert stored(admin) == sorted({-1, *(key for key, *_ in rows)} - set(bad))
-    # The batch, its other rows, and each bad row; then the rest once more.
+    assert stored(admin) == sorted({key for key, *_ in rows} - set(bad))
     (tries,) = admin.execute("SELECT last_value FROM tries").fetchone()
-    assert tries <= len(bad) + 5
+    assert tries <= (most + 1) * BAD
+    (size,) = admin.execute("SELECT pg_relation_size('events')").fetchone()
+    written = admin.execute("SELECT sum(pg_column_size(events)) FROM events").fetchone()[0]
+    assert size < 20 * written
 
 
 def test_any_number_of_refused_values_takes_as_many_round_trips(url, admin, monkeypatch):
@@ -111,39 +97,18 @@ def test_any_number_of_refused_values_takes_as_many_round_trips(url, admin, monk
 
 
 @pytest.mark.parametrize(
-    ("name", "most"),
-    [("MOST_TRIES", 20), ("MOST_SECONDS", -1)],
+    ("table", "code"), [(f"{TABLE}; {DEFERRED}", "23P01"), (TABLE.replace("name text", "name varchar(5)"), "22001")]
 )
-def test_a_search_that_lasts_too_long_refuses_the_batch(name, most, url, admin, monkeypatch):
+def test_a_search_that_lasts_too_long_refuses_the_batch(table, code, url, admin, monkeypatch):
     """The error says what Postgres has refused, that nothing was written, and what to do."""
-    monkeypatch.setattr(bad_row, name, most)
-    admin.execute(TABLE)
-    admin.execute(DEFERRED)
+    monkeypatch.setattr(bad_row, "MOST_SECONDS", -1)
+    admin.execute(table)
     with pytest.raises(TargetError) as raised:
         committed(url, doubled(5, 400))
     assert raised.value.code == "SEARCH_TOO_LONG"
-    for said in (
-        "public.events",
-        str(most),
-        "23P01",
-        "events_name_excl",
-        NOTHING,
-        "maxOffsetsPerTrigger",
-    ):
+    for said in ("public.events", code, NOTHING, "maxOffsetsPerTrigger"):
         assert said in str(raised.value)
     assert stored(admin) == letters(admin) == []
-
-
-def test_so_does_one_for_values_that_types_refuse(url, admin, monkeypatch):
-    """Each row is assigned once, so that only the time counts."""
-    admin.execute("CREATE TABLE events (id bigint, name varchar(3), amount bigint)")
-    rows = [(n, "long" if n < 30 else "abc", 1) for n in range(40)]
-    monkeypatch.setattr(bad_row, "MOST_TRIES", 0)
-    committed(url, rows)
-    assert len(letters(admin)) == 30
-    monkeypatch.setattr(bad_row, "MOST_SECONDS", -1)
-    with pytest.raises(TargetError, match=r"SEARCH_TOO_LONG.*22001"):
-        committed(url, rows, number=1)
 
 
 def test_letters_come_in_the_order_of_their_rows(url, admin):
@@ -154,15 +119,3 @@ def test_letters_come_in_the_order_of_their_rows(url, admin):
     committed(url, [(0 if n in bad else n, str(n), n) for n in range(1, 3_000)], number=1)
     found = admin.execute("SELECT (row_data ->> 'name')::int FROM pgonce.dead_letters ORDER BY dead_letter_id")
     assert [key for (key,) in found.fetchall()] == list(bad)
-
-
-@pytest.mark.parametrize("may_create", [True, False])
-def test_bad_rows_are_found_without_a_function_too(may_create, url, admin, monkeypatch):
-    """Where the role may not create one, the halves are tried from here, with the same letters."""
-    if not may_create:
-        monkeypatch.setattr(conflicts, "_FUNCTION", "DO $$ BEGIN RAISE insufficient_privilege; END $$")
-    admin.execute(TABLE)
-    admin.execute(DEFERRED)
-    committed(url, doubled(5, 100))
-    assert [key for key, *_ in letters(admin)] == [10, 30, 50, 70, 90]
-    assert len(stored(admin)) == 95

@@ -1,7 +1,7 @@
 """
 Upserts that leave stored rows as they are: which constraints count, what is counted, and what the others say.
 
-Covers: sink.writing.by_key.upsert, sink.writing.by_key.in_order, sink.writing.write_table.
+Covers: sink.writing.by_key.upsert, sink.writing.bad_rows.in_turn, sink.writing.write_table.
 """
 
 from __future__ import annotations

@@ -1,0 +1,161 @@
+"""
+Write the rows of a batch in their turn, in parts, where Postgres refuses to take all of them at once.
+
+Runs in the commit, after the refused statement was rolled back. Invariants: a row is written after those before it, or
+is refused while these are there. In the end the table, as it stands then, refuses each row that is not written, unless
+a later change of its key was written. An error that is for no row's own sake ends the batch.
+
+The rows are numbered in the order of ``orderBy``, or else in the order in which they came. A part of them is written in
+a subtransaction, in PL/pgSQL, so that no try takes a round trip. If Postgres refuses it while it writes a row, the
+number of that row is known: the rows before it are written, and the row itself was refused in its turn. If Postgres
+refuses the part when all of it is written (a foreign key, a deferred constraint), the part is halved. Rows that were
+refused are tried again after all others, until none of them fits: a parent may come after its child, and a later change
+may make room for an earlier one (ADR 26).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg import sql
+
+from ..bad_row import BadRow, SearchBound, TargetNames, of_one, too_many
+from ..by_key.keys import Written
+from ..by_key.one_by_one import COUNTED, NUMBER
+from ..by_key.statements import insert_in_turn
+from ..rows import GatheredRows
+from .one_round import Refused, Rounds
+from .turns import BETWEEN, Turns, lacking_rows, numbered_in_tx, turns_in_tx
+from .value_probe import ValueProbe, is_cast, made_in_tx
+
+Counts = Mapping[str, int] | None
+_FIRST_PART = 1_000
+"""Rows of the first part; a part that fits is followed by one of twice as many rows."""
+_NOTHING = [0] * len(COUNTED)
+_AT = sql.SQL("{} OPERATOR(pg_catalog.=) $1").format(NUMBER)
+
+
+@dataclass
+class InTurn:
+    """
+    Writes the rows of a batch for one table in their turn.
+
+    :param names: how errors name the table.
+    :param most: how many rows may be refused.
+    :param deferred: the constraints that are checked after each part.
+    :param until: an SQLSTATE; a row that is refused with it ends the search, and it need not be about a row otherwise.
+    """
+
+    connection: psycopg.Connection
+    written: Written
+    names: TargetNames
+    bound: SearchBound
+    most: int = 0
+    deferred: Sequence[sql.Identifier] = ()
+    until: str = ""
+    refused: list[BadRow] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rounds = Rounds(self.connection, self.names, self.bound, self.most, self.deferred, self.until)
+
+    def begin_in_tx(self, instead: Exception | None = None) -> None:
+        """
+        Create what is needed first.
+
+        :param instead: what is raised where the role may not create temporary tables, or PL/pgSQL was dropped.
+        """
+        self._rounds.begin_in_tx(instead)
+
+    def write_in_tx(self, gathered: GatheredRows) -> Counts:
+        """
+        Write what the table takes, and return what became of it; afterwards ``refused`` are the other rows.
+
+        :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if the rows cannot be written by key.
+        :raises psycopg.Error: what Postgres says that is not about a row.
+        """
+        self.refused, rows = lacking_rows(self.connection, gathered, self.written)
+        rows = self._that_can_be_ordered_in_tx(rows)
+        self._refuse_too_many()
+        turns = turns_in_tx(self.connection, rows, self.written, self._rounds.named("turns"), self._rounds.hint)
+        probe = made_in_tx(self.connection, self.written, self._rounds.named("probe"), turns.table, _AT)
+        counts, refused = self._written_in_rounds(turns, probe)
+        self.refused += [one.row for one in refused]
+        self._refuse_too_many()
+        self.refused.sort(key=lambda row: _page_and_item(row.place))
+        return counts
+
+    def write_all_in_tx(self, gathered: GatheredRows) -> Counts:
+        """
+        Write all rows, and return what became of them.
+
+        :raises psycopg.Error: also what Postgres says of a row that it refuses in its turn.
+        """
+        turns = turns_in_tx(self.connection, gathered, self.written, self._rounds.named("turns"), self._rounds.hint)
+        counts, refused = self._written_in_rounds(turns, None)
+        if refused:
+            # If it was enough, the last one is the reason; else each is refused by what is written.
+            self._rounds.raise_in_tx(turns, refused[-1])
+        return counts
+
+    def _written_in_rounds(self, turns: Turns, probe: ValueProbe | None) -> tuple[Counts, list[Refused]]:
+        """Write the rows, and those that were refused again, until none of these fits; also return these."""
+        begin, end, size, superseded = 1, turns.count, _FIRST_PART, 0
+        counts: Sequence[int] = _NOTHING
+        lost: set[int] = set()
+        bad: list[Refused] = []
+        while begin <= end:
+            done = self._rounds.run_in_tx(turns, probe, range(begin, end + 1), size, counts)
+            counts, refused = done.counts, done.refused
+            if done.is_enough or len(refused) == end - begin + 1:
+                # If nothing was written, the table refuses each of them as it stands.
+                bad += refused
+                break
+            unwritten = lost.union(one.turn for one in refused)
+            followed = turns.followed([one.turn for one in refused], unwritten) if refused else {}
+            again = []
+            for one in refused:
+                if followed.get(one.turn):
+                    superseded += 1
+                elif one.is_final or one.turn in followed:
+                    bad.append(one)
+                else:
+                    again.append(one.turn)
+            if len(bad) > self.most:
+                break
+            lost = unwritten.difference(again)
+            turns.again_in_tx(again, end)
+            begin, end, size = end + 1, end + len(again), len(again)
+        return turns.counts(counts, superseded), bad
+
+    def _that_can_be_ordered_in_tx(self, rows: GatheredRows) -> GatheredRows:
+        """Those of the rows whose keys, and what they are ordered by, can be cast; the others are refused."""
+        upsert = self.written.upsert
+        compared = (*upsert.keys, upsert.order_by) if upsert else ()
+        cast = [column for column in compared if column is not None and is_cast(column)]
+        if not cast:
+            return rows
+        table, into = self._rounds.named("rows"), self._rounds.named("cast")
+        columns = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(column.target), sql.SQL(column.full_type)) for column in cast
+        )
+        self.connection.execute(sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP").format(into, columns))
+        count = numbered_in_tx(self.connection, rows, table)
+        insert = insert_in_turn(GatheredRows(table, BETWEEN, count), NUMBER, self._rounds.hint, into, cast, None)
+        probe = ValueProbe(into, self.written, table, _AT, cast)
+        turns = Turns(self.connection, table, count, insert)
+        refused = self._rounds.run_in_tx(turns, probe, range(1, count + 1), _FIRST_PART, _NOTHING).refused
+        if not refused:
+            return rows
+        self.refused += [one.row for one in refused]
+        bad = sql.Literal([one.row.place for one in refused])
+        return rows.only(sql.SQL("ctid OPERATOR(pg_catalog.<>) ALL ({}::pg_catalog.tid[])").format(bad))
+
+    def _refuse_too_many(self) -> None:
+        if len(self.refused) > self.most:
+            raise too_many(self.written.table.qualified_name, self.most, of_one(self.refused[0]))
+
+
+def _page_and_item(place: str) -> tuple[int, ...]:
+    return tuple(map(int, place.strip("()").split(",")))

@@ -1,0 +1,270 @@
+"""
+Number the rows of a batch in the order in which they are to be written, and say how a part of them is written.
+
+Runs in the commit, before rows are written in their turn. Invariant: where the order of changes matters, and is not
+known, the batch is refused. Elsewhere rows of an unknown order are written in that in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import TargetError
+
+from ..bad_row import BadRow
+from ..by_key.apply import MOVED, STAGES, Begun, begin_in_tx, doubled_keys, lock_rows_in_tx, needs_changes
+from ..by_key.change_table import ChangeTable
+from ..by_key.deciding_changes import UNREAD, all_changes, wanted_changes
+from ..by_key.keys import ComparedUpsert, Written, delete_action, deletes_act_on_itself
+from ..by_key.one_by_one import COUNTED, FIRST, IS_DELETE, IS_WRITE, LAST, NUMBER, part_of_changes
+from ..by_key.statements import insert_in_turn, lacks_order, value_as_assigned
+from ..by_key.tombstone_sets import own_set_in_tx
+from ..by_key.tombstones import keep_in_tx
+from ..by_key.trigger_outcome import TriggerOutcome
+from ..by_key.upsert import compare_in_tx, doubled_key
+from ..checked_table import ColumnPlan
+from ..rows import RELEASE, GatheredRows
+
+TURN, PLACE = sql.Identifier("pgonce: turn"), sql.Identifier("pgonce: place")
+"""Columns: the row's place in the order, which does not change; and its place in the table of gathered rows."""
+BETWEEN = sql.SQL("{0} OPERATOR(pg_catalog.>=) {1} AND {0} OPERATOR(pg_catalog.<=) {2}").format(NUMBER, FIRST, LAST)
+"""The condition that picks a part of the numbered rows."""
+
+
+def lacking_rows(
+    connection: psycopg.Connection, gathered: GatheredRows, written: Written
+) -> tuple[list[BadRow], GatheredRows]:
+    """The rows that have NULL where none may be, and the others."""
+    upsert = written.upsert
+    if upsert is None:
+        return [], gathered
+    is_null = [sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in upsert.keys]
+    found: list[tuple[str, ColumnPlan, sql.Composable]] = [
+        ("NULL_KEYS", key, condition) for key, condition in zip(upsert.keys, is_null, strict=True)
+    ]
+    if upsert.order_by is not None:
+        found.append(("NULL_ORDER", upsert.order_by, lacks_order(upsert, written.columns)))
+    lacks = sql.SQL(" OR ").join(condition for *_, condition in found)
+    query = sql.SQL("SELECT ctid::pg_catalog.text, {} FROM {} WHERE {} AND ({})").format(
+        sql.SQL(", ").join(condition for *_, condition in found), gathered.source, gathered.wanted, lacks
+    )
+    bad = []
+    for place, *flags in connection.execute(query, prepare=False).fetchall():
+        code, column, _ = found[flags.index(True)]
+        bad.append(BadRow(place, code, f"The row has NULL in {column.source!r}.", column.target))
+    return bad, gathered.only(sql.SQL("({}) IS NOT TRUE").format(lacks)) if bad else gathered
+
+
+def numbered_in_tx(
+    connection: psycopg.Connection,
+    rows: GatheredRows,
+    table: sql.Identifier,
+    order: Sequence[sql.Composable] = (),
+    flags: Sequence[sql.Composable] = (),
+) -> int:
+    """
+    Copy the rows to a temporary ``table`` with the numbers of their turns; return how many there are.
+
+    :param order: what they are ordered by, before the place that each came to.
+    """
+    # Without a copy in their order, each part would have to be joined with all rows by their places.
+    create = sql.SQL(
+        "CREATE TEMPORARY TABLE {table} ON COMMIT DROP AS SELECT numbered.{turn} AS {number}, numbered.* FROM ("
+        "SELECT pg_catalog.row_number() OVER (ORDER BY {order}) AS {turn}, {columns} "
+        "FROM {source} AS given WHERE {wanted}) AS numbered ORDER BY 1"
+    ).format(
+        table=table,
+        turn=TURN,
+        number=NUMBER,
+        order=sql.SQL(", ").join([*order, sql.SQL("ctid")]),
+        columns=sql.SQL(", ").join([sql.SQL("ctid AS {}").format(PLACE), *flags, sql.SQL("given.*")]),
+        source=rows.source,
+        wanted=rows.wanted,
+    )
+    count = connection.execute(create, prepare=False).rowcount
+    # One that is unique tells Postgres that a number finds one row.
+    connection.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(table, NUMBER))
+    return count
+
+
+@dataclass(frozen=True)
+class Turns:
+    """
+    The ``count`` rows of ``table``, numbered from 1, and ``part``, which writes those from FIRST to LAST, in PL/pgSQL.
+
+    ``part`` draws a number for each row before it writes it; or, if ``begun`` is not None, it sets AT to the row's.
+    ``batch`` describes rows that are written by key.
+    """
+
+    connection: psycopg.Connection
+    table: sql.Identifier
+    count: int
+    part: sql.Composable
+    batch: ChangeTable | None = None
+    begun: Begun | None = None
+    own_set: int | None = None
+    outcome: TriggerOutcome | None = None
+
+    @property
+    def may_be_superseded(self) -> bool:
+        """Whether a later change of its key may replace all that a row would write."""
+        return self.batch is not None and self.batch.upsert.order_by is not None and not self.batch.puts_together
+
+    def is_delete(self, number: sql.Composable) -> sql.Composable:
+        """Whether the row of this number only deletes."""
+        if self.begun is None:
+            return sql.SQL("false")
+        return sql.SQL("NOT (SELECT {} FROM {} WHERE {} OPERATOR(pg_catalog.=) {})").format(
+            IS_WRITE, self.table, NUMBER, number
+        )
+
+    def again_in_tx(self, turns: Collection[int], behind: int) -> None:
+        """Number the rows of these turns anew, ``behind`` a number."""
+        again = sql.SQL(
+            "UPDATE {table} AS given SET {number} = again.number FROM (SELECT turn, {behind} OPERATOR(pg_catalog.+) "
+            "pg_catalog.row_number() OVER (ORDER BY turn) AS number "
+            "FROM pg_catalog.unnest({turns}::pg_catalog.int8[]) AS turn) AS again "
+            "WHERE given.{turn} OPERATOR(pg_catalog.=) again.turn"
+        ).format(table=self.table, number=NUMBER, turn=TURN, behind=behind, turns=sql.Literal(list(turns)))
+        self.connection.execute(again, prepare=False)
+
+    def followed(self, turns: Collection[int], unwritten: Collection[int]) -> dict[int, bool]:
+        """
+        Those of the ``turns`` whose key was written by a later change, with whether that replaces all they would write.
+
+        :param unwritten: the turns of all rows that are not written.
+        """
+        batch = self.batch
+        if batch is None or batch.upsert.order_by is None:
+            return {}
+        query = sql.SQL(_FOLLOWED).format(
+            place=sql.Identifier("pgonce: place"),
+            unwritten=sql.Literal(list(unwritten)),
+            turns=sql.Literal(list(turns)),
+            keys=sql.SQL(", ").join(sql.Identifier(key.target) for key in batch.upsert.keys),
+            changes=all_changes(batch, GatheredRows(self.table, sql.SQL("true"), self.count)),
+        )
+        found = self.connection.execute(query, prepare=False).fetchall()
+        return {turn: every and self.may_be_superseded for turn, every in found}
+
+    def counts(self, counted: Sequence[int], superseded: int) -> dict[str, int] | None:
+        """What became of the rows, from what ``part`` has counted; None where that goes without saying."""
+        begun = self.begun
+        if begun is None:
+            stays = self.batch is not None and self.batch.upsert.existing.stored_stays
+            return {COUNTED[0]: counted[0]} if stays else None
+        of = dict(zip(COUNTED, counted, strict=True))
+        if self.own_set is not None:
+            keep_in_tx(self.connection, begun.batch, self.own_set, of["remembered"])
+        counts = {name: of.get(name, 0) for name in STAGES}
+        counts["superseded"], counts["ignored"] = superseded, begun.ignored
+        more = {MOVED: of["moved"], UNREAD: of["not_read"]}
+        return counts | {name: number for name, number in more.items() if number}
+
+
+_FOLLOWED = """
+SELECT turn, pg_catalog.bool_and(is_followed) FROM (
+    SELECT {place} AS turn, COALESCE((pg_catalog.max({place}) FILTER (
+        WHERE {place} OPERATOR(pg_catalog.<>) ALL ({unwritten}::pg_catalog.int8[])) OVER (PARTITION BY {keys})
+    ) OPERATOR(pg_catalog.>) {place}, false) AS is_followed
+    FROM {changes} AS change) AS of
+WHERE turn OPERATOR(pg_catalog.=) ANY ({turns}::pg_catalog.int8[]) GROUP BY turn HAVING pg_catalog.bool_or(is_followed)
+"""
+
+
+def turns_in_tx(
+    connection: psycopg.Connection,
+    rows: GatheredRows,
+    written: Written,
+    table: sql.Identifier,
+    hint: sql.Composable,
+) -> Turns:
+    """
+    Number the rows, which have all that their order and their keys need, in a new ``table``.
+
+    :param hint: draws a number.
+    :raises TargetError: if the rows, or the table, lack what writing by key needs; DELETE_ACTION, if the order of the
+        changes matters and is not known.
+    """
+    upsert = written.upsert
+    if upsert is None:
+        count = numbered_in_tx(connection, rows, table)
+        return Turns(connection, table, count, _set_at_once(table, hint, written, None))
+    own_set = begun = None
+    if needs_changes(upsert, written.changes):
+        begun = begin_in_tx(connection, rows, written)
+        batch = begun.batch
+        rows = wanted_changes(batch, rows)
+        if begun.traced and begun.deletes + begun.moved > begun.ignored:
+            own_set = own_set_in_tx(connection, batch)
+    else:
+        _, compared = compare_in_tx(connection, written.table, upsert, sql.SQL("SELECT"))
+        batch = ChangeTable(table, written.table, written.plan, written.columns, compared, None)
+    connection.execute(RELEASE)
+    batch = replace(batch, place=TURN)
+    count = _numbered_by_key_in_tx(connection, rows, table, batch, written)
+    all_rows = GatheredRows(table, sql.SQL("true"), count)
+    if batch.upsert.order_by is None and not (begun is None and batch.upsert.existing.stored_stays):
+        one = doubled_key(connection, all_rows, batch.upsert)
+        if one:
+            raise doubled_keys(batch.upsert, one)
+    if not batch.upsert.existing.stored_stays:
+        changes = replace(batch, name=all_changes(batch, all_rows))
+        lock_rows_in_tx(connection, changes, deletes=begun is not None and begun.deletes + begun.moved > 0)
+    if begun is None:
+        return Turns(connection, table, count, _set_at_once(table, hint, written, batch.upsert), batch)
+    outcome = TriggerOutcome(connection, batch, table)
+    part = part_of_changes(batch, table, begun.tombstones, own_set, outcome)
+    return Turns(connection, table, count, part, batch, begun, own_set, outcome)
+
+
+def _set_at_once(
+    table: sql.Identifier, hint: sql.Composable, written: Written, upsert: ComparedUpsert | None
+) -> sql.Composable:
+    rows = GatheredRows(table, BETWEEN, 0)
+    insert = insert_in_turn(rows, NUMBER, hint, written.table.identifier, written.plan, upsert)
+    counted = sql.SQL("GET DIAGNOSTICS done = ROW_COUNT; counts[1] := counts[1] OPERATOR(pg_catalog.+) done")
+    return sql.SQL("; ").join([insert, counted])
+
+
+def _numbered_by_key_in_tx(
+    connection: psycopg.Connection, rows: GatheredRows, table: sql.Identifier, batch: ChangeTable, written: Written
+) -> int:
+    order: list[sql.Composable] = []
+    if batch.upsert.order_by is not None:
+        order.append(sql.SQL("{} NULLS FIRST").format(value_as_assigned(batch.upsert.order_by, batch.upsert)))
+    deletes = sql.SQL("({} IS TRUE OR {})").format(batch.is_delete, batch.moved.is_moved)
+    # Of rows that tie, a delete and a write have no order where a delete changes other rows.
+    ties = sql.SQL("pg_catalog.dense_rank() OVER (ORDER BY {}) AS {}").format(
+        sql.SQL(", ").join(order or [sql.SQL("1")]), _TIE
+    )
+    if batch.changes is not None and batch.changes.has_versions:
+        # A version of a table that deletes a row and inserts it again has replaced it.
+        order.append(sql.SQL("{} DESC").format(deletes))
+    named = sql.SQL("{} AS {}")
+    is_write = sql.SQL("{} IS NOT TRUE").format(batch.is_delete)
+    flags = [named.format(deletes, IS_DELETE), named.format(is_write, IS_WRITE), ties]
+    count = numbered_in_tx(connection, rows, table, order, flags)
+    if deletes_act_on_itself(written.table, written.changes):
+        both = sql.SQL(
+            "SELECT FROM {} GROUP BY {} HAVING pg_catalog.bool_or({}) AND NOT pg_catalog.bool_and({}) LIMIT 1"
+        ).format(table, _TIE, IS_DELETE, IS_DELETE)
+        if connection.execute(both).fetchone() is not None:
+            raise _tied(written.table.qualified_name)
+    return count
+
+
+_TIE = sql.Identifier("pgonce: tie")
+
+
+def _tied(table: str) -> TargetError:
+    return delete_action(
+        f"Deleting rows of {table} changes other rows of it, by a foreign key with an action, and the batch has a "
+        "delete and a write with the same value of orderBy: it is unknown whether a row had moved to another parent "
+        "before its parent was deleted.",
+        "Set orderBy to a column whose value is different for each change. Or let",
+    )

@@ -1,0 +1,200 @@
+"""
+Compose what makes the changes of a batch one by one, in PL/pgSQL.
+
+Pure; runs in the commit, where a batch cannot be written at once. Invariant: what a change does is what it would do as
+the only one of a batch: the statements are those of :mod:`~pgonce.sink.writing.by_key.write_changes`, with a query for
+one change in place of the table of changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from psycopg import sql
+
+from ..bad_row import NOT_READ
+from ..rows import GatheredRows
+from .change_table import DELETED, ChangeTable
+from .deciding_changes import all_changes, count_unread, is_source_insert
+from .moved_rows import MovedRows
+from .statements import insert_statement
+from .tombstone_sets import Tombstones
+from .tombstones import precedes_delete, remember_statement
+from .trigger_outcome import TriggerOutcome, left_out, places_of
+from .write_changes import delete_statement, insert_new, update_read
+
+FIRST, LAST, AT, NUMBER = (sql.Identifier(f"pgonce: {name}") for name in ("first", "last", "at", "number"))
+"""The variables that say which rows are written, and which one was being written; and the column with their numbers."""
+IS_DELETE, IS_WRITE = sql.Identifier("pgonce: deletes"), sql.Identifier("pgonce: writes")
+"""Columns of the numbered rows; both are true for a change that moves a row."""
+COUNTED = ("written", "deleted", "not_found", "passed_over", "not_read", "remembered", "moved")
+"""What the elements of the variable ``counts`` are."""
+OUTCOME = "PGOOT"
+"""What is raised in the server where a trigger, or a policy, changed the result."""
+VARIABLES = sql.SQL("""
+    due_deletes pg_catalog.int8;
+    due_writes pg_catalog.int8;
+    done pg_catalog.int8;
+    absent pg_catalog.int8;
+    lacking pg_catalog.text[];
+    is_refused pg_catalog.bool;
+    "pgonce: was" pg_catalog.tid;
+    "pgonce: was in" pg_catalog.oid;
+""")
+
+
+def part_of_changes(
+    batch: ChangeTable,
+    numbered: sql.Identifier,
+    tombstones: tuple[Tombstones, ...],
+    own_set: int | None,
+    outcome: TriggerOutcome,
+) -> sql.Composed:
+    """
+    Make the changes from FIRST to LAST, and add what became of them to ``counts``.
+
+    :param numbered: the table of the rows, with their numbers.
+    :param own_set: the set of tombstones in which deletes are remembered; None if they are not.
+    """
+    row = GatheredRows(numbered, sql.SQL("{} OPERATOR(pg_catalog.=) {}").format(NUMBER, AT), 1)
+    change = all_changes(batch, row)
+    if tombstones:
+        older = sql.SQL(" AND ").join(sql.SQL("{} IS NOT TRUE").format(precedes_delete(batch, of)) for of in tombstones)
+        change = sql.SQL("(SELECT * FROM {} AS change WHERE {})").format(change, older)
+    one = replace(batch, name=change)
+    steps: list[sql.Composable] = [
+        sql.SQL("SELECT {}::pg_catalog.int4, {}::pg_catalog.int4 INTO due_deletes, due_writes FROM {} WHERE {}").format(
+            IS_DELETE, IS_WRITE, row.source, row.wanted
+        )
+    ]
+    # Operators that are named with their schema have no precedence.
+    steps.append(sql.SQL("counts[7] := counts[7] OPERATOR(pg_catalog.+) (due_deletes OPERATOR(pg_catalog.*) due_writes)"))
+    if tombstones:
+        steps += [sql.SQL(_THAT_ARE_DUE).format(change=change, deleted=DELETED), sql.SQL(_PASSED_OVER)]
+    if batch.changes is not None and batch.changes.deletes != "ignore":
+        steps += [sql.SQL("IF due_deletes OPERATOR(pg_catalog.>) 0 THEN {} END IF").format(_delete(one, own_set))]
+    steps += [sql.SQL("IF due_writes OPERATOR(pg_catalog.>) 0 THEN {} END IF").format(_write(one, row, outcome))]
+    if outcome.is_checked:
+        steps.append(_raised(outcome.others(one)))
+    return sql.SQL("FOR n IN {} .. {} LOOP {} := n; {}; END LOOP; {} := NULL").format(
+        FIRST, LAST, AT, sql.SQL("; ").join(steps), AT
+    )
+
+
+_THAT_ARE_DUE = """
+SELECT due_deletes OPERATOR(pg_catalog.+) due_writes OPERATOR(pg_catalog.-) pg_catalog.count(*),
+    pg_catalog.count(*) FILTER (WHERE {deleted}), pg_catalog.count(*) FILTER (WHERE NOT {deleted})
+INTO done, due_deletes, due_writes FROM {change} AS change
+"""
+_PASSED_OVER = "counts[4] := counts[4] OPERATOR(pg_catalog.+) done"
+
+
+def _delete(one: ChangeTable, own_set: int | None) -> sql.Composed:
+    counted = sql.SQL("SELECT pg_catalog.count(*) INTO absent FROM {} AS change WHERE change.{} AND {}").format(
+        one.name, DELETED, one.is_absent()
+    )
+    remember = counted
+    if own_set is not None:
+        remember = sql.SQL(_REMEMBERED).format(remember_statement(one, one.is_absent(), own_set))
+    if one.deletes_softly:
+        # A marked row is there. Only what never was is absent.
+        return sql.SQL(_SOFT).format(delete_statement(one), remember)
+    return sql.SQL(_HARD).format(delete_statement(one), remember if own_set is not None else counted)
+
+
+_REMEMBERED = "{}; GET DIAGNOSTICS absent = ROW_COUNT; counts[6] := counts[6] OPERATOR(pg_catalog.+) absent"
+# What was deleted is absent now.
+_HARD = """
+{}; GET DIAGNOSTICS done = ROW_COUNT;
+{};
+counts[2] := counts[2] OPERATOR(pg_catalog.+) done;
+counts[3] := counts[3] OPERATOR(pg_catalog.+) absent OPERATOR(pg_catalog.-) done;
+counts[4] := counts[4] OPERATOR(pg_catalog.+) 1 OPERATOR(pg_catalog.-) absent;
+"""
+_SOFT = """
+{}; GET DIAGNOSTICS done = ROW_COUNT;
+counts[2] := counts[2] OPERATOR(pg_catalog.+) done;
+IF done OPERATOR(pg_catalog.=) 0 THEN
+    {};
+    counts[3] := counts[3] OPERATOR(pg_catalog.+) absent;
+    counts[4] := counts[4] OPERATOR(pg_catalog.+) 1 OPERATOR(pg_catalog.-) absent;
+END IF;
+"""
+
+
+def _write(one: ChangeTable, row: GatheredRows, outcome: TriggerOutcome) -> sql.Composed:
+    steps: list[sql.Composable] = []
+    if outcome.depends_on_updates:
+        look = sql.SQL('SELECT place, part INTO "pgonce: was", "pgonce: was in" FROM (SELECT {}) AS noted')
+        steps.append(look.format(places_of(one)))
+    if one.unread:
+        steps += [_refuse_unread(one, row), insert_new(one), sql.SQL("GET DIAGNOSTICS done = ROW_COUNT")]
+        if (update := update_read(one)) is not None:
+            again = sql.SQL("IF done OPERATOR(pg_catalog.=) 0 THEN {}; GET DIAGNOSTICS done = ROW_COUNT; END IF")
+            steps.append(again.format(update))
+    else:
+        source = sql.SQL("{} AS change").format(one.name)
+        wanted = sql.SQL("NOT {}").format(DELETED)
+        steps += [
+            insert_statement(source, wanted, one.target, one.written, one.reduced_upsert),
+            sql.SQL("GET DIAGNOSTICS done = ROW_COUNT"),
+        ]
+    steps += [sql.SQL(_COUNTED)]
+    if outcome.gives_way and outcome.is_checked:
+        steps.append(_raised(sql.SQL("SELECT 1 OPERATOR(pg_catalog.-) done")))
+    if outcome.depends_on_updates:
+        noted = sql.SQL('(SELECT "pgonce: was" AS place, "pgonce: was in" AS part) AS noted CROSS JOIN {} AS change')
+        steps.append(_raised(left_out(one, noted.format(one.name))))
+    return sql.SQL("{};").format(sql.SQL("; ").join(steps))
+
+
+_COUNTED = (
+    "counts[1] := counts[1] OPERATOR(pg_catalog.+) done; "
+    "counts[4] := counts[4] OPERATOR(pg_catalog.+) due_writes OPERATOR(pg_catalog.-) done"
+)
+
+
+def _raised(count: sql.Composed | sql.SQL) -> sql.Composed:
+    return sql.SQL("IF ({}) OPERATOR(pg_catalog.>) 0 THEN RAISE 'changed' USING ERRCODE = {}; END IF").format(
+        count, OUTCOME
+    )
+
+
+def _refuse_unread(one: ChangeTable, row: GatheredRows) -> sql.Composed:
+    """Refuse a write whose row would be new, or moves, and which lacks a value; an insert of the source has none."""
+    not_null = {column.column_name for column in one.target.columns if column.not_null}
+    names = sql.SQL(", ").join(
+        sql.SQL("CASE WHEN change.{} THEN {} END").format(flag, sql.Literal(name)) for name, flag in one.unread.items()
+    )
+    needed = sql.SQL(" OR ").join(
+        [sql.SQL("false"), *(sql.SQL("change.{}").format(one.unread[name]) for name in one.unread if name in not_null)]
+    )
+    return sql.SQL(_UNREAD).format(
+        names=names,
+        change=one.name,
+        deleted=DELETED,
+        exists=one.exists(),
+        count=count_unread(one),
+        rows=row.source,
+        at=sql.SQL("given.{} OPERATOR(pg_catalog.=) {}").format(NUMBER, AT),
+        is_insert=is_source_insert(one),
+        is_moved=MovedRows(one.columns, one.upsert).is_moved,
+        needed=needed,
+        code=NOT_READ,
+    )
+
+
+_UNREAD = """
+SELECT pg_catalog.array_remove(ARRAY[{names}]::pg_catalog.text[], NULL),
+    (SELECT {is_moved} OR NOT {exists} AND ({needed} OR NOT {is_insert}) FROM {rows} AS given WHERE {at})
+INTO lacking, is_refused FROM {change} AS change WHERE NOT change.{deleted};
+IF pg_catalog.cardinality(lacking) OPERATOR(pg_catalog.>) 0 THEN
+    IF is_refused THEN
+        RAISE EXCEPTION USING ERRCODE = {code}, COLUMN = lacking[1], MESSAGE = pg_catalog.concat(
+            'The source could not read ', pg_catalog.array_to_string(lacking, ', '),
+            ', and the table has no row that holds the value.');
+    END IF;
+    SELECT counted.count INTO done FROM ({count}) AS counted(count, of_new);
+    counts[5] := counts[5] OPERATOR(pg_catalog.+) done;
+END IF
+"""
