@@ -29,7 +29,7 @@ class PgonceError(Exception):
     """
     The root of every error that pgonce raises.
 
-    :param code: the stable name of the situation, as listed in docs/errors.md (``LEDGER_TOO_NEW``).
+    :param code: the stable name of the situation, as listed in docs/errors.md (``PGONCE_TOO_OLD``).
     :param what: what happened, as a sentence.
     :param data: what it means for the data (``Nothing was written.``), as a sentence.
     :param remedy: what to do next; may be several sentences.
@@ -230,7 +230,7 @@ def needing_pyspark(what_for: str, data: str) -> Iterator[None]:
 
     :param what_for: why pyspark is needed; the sentence goes on with "and pyspark is not installed here".
     :param data: what the error means for the data.
-    :raises ConfigurationError: NO_PYSPARK.
+    :raises ConfigurationError: NOT_INSTALLED.
     """
     try:
         yield
@@ -238,7 +238,7 @@ def needing_pyspark(what_for: str, data: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] != "pyspark":
             raise
         raise NotInstalledError(
-            "NO_PYSPARK",
+            "NOT_INSTALLED",
             f"{what_for}, and pyspark is not installed here.",
             data,
             "Do it where the query's driver runs, or install it: pip install 'pgonce[spark]'. No Spark is started.",

@@ -327,7 +327,7 @@ def _refuse_missing(deletes: pa.Array, after: pa.Array, before: pa.Array) -> Non
     ):  # fmt: skip
         if not pc.all(image, min_count=0).as_py():
             where = _in_row(image.index(pa.scalar(value=False)).as_py())
-            raise EncodingError("CHANGE_WITHOUT_ROW", f"Column {column!r} {where} is null, {why}.", NOTHING, remedy)
+            raise EncodingError("CHANGE_UNKNOWN", f"Column {column!r} {where} is null, {why}.", NOTHING, remedy)
 
 
 def _either(deletes: pa.Array, before: pa.StructArray, after: pa.StructArray, name: str) -> pa.Array:
@@ -374,5 +374,5 @@ ChangeReader = DeleteWhen | ChangeTypes | Envelope
 Reads the rows of one frame and their operations.
 
 ``read`` returns the rows to be written or deleted, in the order in which they came, and raises EncodingError
-(CHANGE_UNKNOWN, CHANGE_WITHOUT_ROW); ``struct_type`` has their columns. Only :class:`ChangeTypes` drops rows.
+(CHANGE_UNKNOWN); ``struct_type`` has their columns. Only :class:`ChangeTypes` drops rows.
 """

@@ -43,7 +43,7 @@ def refuse_outside(span: Span, batch: PlannedBatch) -> None:
         if first < begin or last >= end:
             _, topic, partition = place
             raise EncodingError(
-                "POSITION_OUTSIDE",
+                "POSITION_COLUMNS",
                 f"By their position columns, rows are records {first} to {last} of partition {partition} of topic "
                 f"{topic!r}, but the batch reads that partition from {begin}"
                 + (f" and ends before {end}." if batch.end is not None else " on."),
@@ -162,13 +162,13 @@ def stored_already(columns: PositionColumns, stored: Offsets | None, span: Span 
     topic, partition, offset = (f.col(quoted(name)) for name in columns.names)
     key = f.concat_ws(" ", partition.cast("string"), topic)
     lacks = topic.isNull() | partition.isNull() | offset.isNull()
-    condition = f.when(lacks, _raising("NULL_POSITION", "A row has no complete position in Kafka", columns))
+    condition = f.when(lacks, _raising("POSITION_COLUMNS", "A row has no complete position in Kafka", columns))
     if span is not None:
         # A partition that is not named may begin anywhere, but has no end: none of its rows belongs to the batch.
         begins, ends = _position_of(key, span.first), _position_of(key, span.next)
         is_outside = (offset < f.coalesce(begins, f.lit(0))) | (offset >= f.coalesce(ends, f.lit(0)))
         outside = _raising(
-            "POSITION_OUTSIDE", "A row's position in Kafka is not in the range that its batch reads", columns
+            "POSITION_COLUMNS", "A row's position in Kafka is not in the range that its batch reads", columns
         )
         condition = condition.when(is_outside, outside)
     return condition.otherwise(f.coalesce(offset < _position_of(key, stored), f.lit(False)))

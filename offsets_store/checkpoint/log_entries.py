@@ -71,7 +71,7 @@ def parse_offset_log(text: str, where: str = "The offset log entry") -> OffsetLo
     Read one file ``offsets/N``.
 
     :param where: what to call the file in an error, as the start of a sentence.
-    :raises CheckpointError: CHECKPOINT_VERSION, CHECKPOINT_MALFORMED.
+    :raises CheckpointError: PGONCE_TOO_OLD, CHECKPOINT_MALFORMED.
     """
     version, lines = _version_and_lines(text, (1, 2), where)
     if not lines:
@@ -95,7 +95,7 @@ def parse_commit_log(text: str, where: str = "The commit log entry") -> CommitLo
     """
     Read one file ``commits/N``.
 
-    :raises CheckpointError: CHECKPOINT_VERSION, CHECKPOINT_MALFORMED.
+    :raises CheckpointError: PGONCE_TOO_OLD, CHECKPOINT_MALFORMED.
     """
     version, lines = _version_and_lines(text, (1, 2, 3), where)
     # Spark's own reader takes a missing line as `{}`.
@@ -127,7 +127,7 @@ def parse_initial_offset(data: bytes, where: str = "The initial offset") -> Any:
     Only the Kafka source keeps its start there, marked by a NUL byte. Under the same name, the file source
     keeps a list of files, and the rate source a time.
 
-    :raises CheckpointError: CHECKPOINT_VERSION, CHECKPOINT_MALFORMED.
+    :raises CheckpointError: PGONCE_TOO_OLD, CHECKPOINT_MALFORMED.
     """
     if not data.startswith(b"\x00"):
         return None
@@ -159,7 +159,7 @@ def _version_and_lines(text: str, known: tuple[int, ...], where: str) -> tuple[i
     version = int(match[1])
     if version not in known:
         raise CheckpointError(
-            "CHECKPOINT_VERSION",
+            "PGONCE_TOO_OLD",
             f"{where} has version {version}; this pgonce knows versions {known[0]} to {known[-1]}.",
             "Nothing was written.",
             "The checkpoint was written by a newer Spark than this pgonce knows. Install a newer pgonce.",

@@ -46,7 +46,7 @@ class Checkpoint:
         a URI whose scheme is file, s3a, hdfs, abfss or gs. Credentials come from the environment.
         Or files that are open already: a driver can read through Spark's own file system.
     :raises CheckpointError: CHECKPOINT_LOCATION. Every method may raise CHECKPOINT_UNREADABLE, and those that
-        read a file CHECKPOINT_MALFORMED and CHECKPOINT_VERSION.
+        read a file CHECKPOINT_MALFORMED and PGONCE_TOO_OLD.
     """
 
     def __init__(self, location: str | CheckpointFiles) -> None:

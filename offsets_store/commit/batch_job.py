@@ -55,8 +55,8 @@ def commit_job(settings: CommitSettings, job: Job, work: Work[None]) -> Committe
 
     Whether another try follows is decided in :mod:`~pgonce.offsets_store.commit.retrying`, as for batches of a stream.
 
-    :raises RefusedBatch: BATCH_ELSEWHERE, if the key's rows are not in the job's table; BATCH_CHANGED or
-        BATCH_NOT_HASHED, if the job has a hash and the recorded one is not the same.
+    :raises RefusedBatch: BATCH_ELSEWHERE, if the key's rows are not in the job's table; BATCH_CHANGED, if the
+        job has a hash and the recorded one is not the same.
     :raises TargetError: if the table or the rows are the reason.
     :raises CommitError: if Postgres was unavailable, or a lock was held, for longer than ``settings`` allow.
     """
@@ -190,10 +190,10 @@ def _refuse_elsewhere(table: str, job: Job, recorded: RecordedJob) -> None:
 
 
 def _refused(job: Job, recorded: RecordedJob) -> RefusedBatch:
-    """The error for a job whose hash is not the recorded one: BATCH_CHANGED, or BATCH_NOT_HASHED if there is none."""
+    """The error for a job whose hash is not the recorded one: BATCH_CHANGED."""
     if recorded.content_hash is None:
         return RefusedBatch(
-            "BATCH_NOT_HASHED",
+            "BATCH_CHANGED",
             f"{_published(job, recorded)}, but without batchHash, so it is unknown whether this job has the same rows.",
             NOTHING_OF_JOB,
             f"Leave batchHash out, to skip the job. {_REPLACE} {_free(job, recorded)}",

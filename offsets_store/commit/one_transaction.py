@@ -225,7 +225,7 @@ def committing(
 
     :param outcome: is unknown from the time when COMMIT is sent until its answer is there.
     :raises CommitError: TRANSACTION_ENDED, if it is not the transaction that ``began``; SETTINGS_CHANGED, if SQL
-        of the user keeps it from being recorded; ROLLED_BACK.
+        of the user keeps it from being recorded; STATEMENT_FAILED.
     :raises psycopg.Error: what Postgres says, or that its answer was lost.
     """
     driver = driver_connection(connection)
@@ -263,7 +263,7 @@ def committing(
     outcome.unknown = False
     if answer.tag != "COMMIT":
         raise CommitError(
-            "ROLLED_BACK",
+            "STATEMENT_FAILED",
             f"Postgres answered {answer.tag} to COMMIT: a statement of this transaction had failed, and its error was "
             "swallowed.",
             NOTHING,

@@ -5,7 +5,7 @@ Runs where the stored offsets are asked for, and at the first batch of a run. Ne
 Invariant: it only reads; it joins no consumer group and commits nothing. Of records, it fetches one batch of each
 partition, and keeps their times only.
 
-All that asks brokers raises ConfigurationError (NO_KAFKA_CLIENT), or OffsetsError (KAFKA_UNREACHABLE, KAFKA_REFUSED).
+All that asks brokers raises ConfigurationError (NOT_INSTALLED), or OffsetsError (KAFKA_UNREACHABLE, KAFKA_REFUSED).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _asking(brokers: Brokers) -> Iterator[dict[str, Any]]:
         from confluent_kafka import KafkaException
     except ImportError as error:
         raise NotInstalledError(
-            "NO_KAFKA_CLIENT",
+            "NOT_INSTALLED",
             "Asking a Kafka broker needs the package confluent-kafka, which is not installed here.",
             UNCHANGED,
             "Install it (pip install 'pgonce[kafka]'), or leave out the bootstrap servers.",

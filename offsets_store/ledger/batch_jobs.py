@@ -110,7 +110,7 @@ def claim_in_tx(connection: Connection, sink_name: str, table: str | None, job: 
     It waits for another transaction that has claimed the key, and then either has it or sees what was published.
 
     :param table: the qualified name of the table that the job writes to; None if it is not known yet.
-    :raises LedgerError: LEDGER_TOO_NEW.
+    :raises LedgerError: PGONCE_TOO_OLD.
     """
     asked = {"sink": sink_name, "key": job.batch_key, "named_after": table if table == sink_name else None}
     # More than once only if a person deletes the record between the two statements.

@@ -165,7 +165,7 @@ def lock_writer_in_tx(
     :param asked: what was asked for the same batch.
     :param sees_rivals: whether the transaction was begun by
         :func:`~pgonce.offsets_store.commit.one_transaction.begin_again_in_tx`.
-    :raises LedgerError: LEDGER_TOO_NEW.
+    :raises LedgerError: PGONCE_TOO_OLD.
     :raises OffsetsError: QUERY_AMBIGUOUS, if several queries can be meant by ``replaces``.
     :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.
     """

@@ -31,7 +31,7 @@ REMEDIES = {
     "23001": ("FOREIGN_KEY_VIOLATION", "Delete the rows first that refer to these rows, or drop the constraint."),
     "23P01": ("EXCLUSION_VIOLATION", "Filter the rows that overlap, drop the constraint, or leave such rows out with "
               "mode=upsert and onConflict=ignoreAny."),
-    "3F000": ("SCHEMA_MISSING", "Create the schema, or correct the name."),
+    "3F000": ("TARGET_MISSING", "Create the schema, or correct the name."),
     "42P10": ("NO_UNIQUE_KEY", "Create a unique constraint or index on exactly the key columns: without WHERE, and not "
               "on expressions."),
     "25P02": ("STATEMENT_FAILED", "A statement failed, and the function caught its error: let the error out of the "

@@ -180,7 +180,7 @@ def _ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
         )
     if error.sqlstate == "55P03":
         return LockedLedgerError(
-            "LEDGER_LOCKED",
+            "LOCKED",
             f"While {doing}, a lock on the ledger did not become free: {text}.",
             "Nothing was written.",
             "End the session that holds it, or wait for it, and try again; `SELECT * FROM pg_stat_activity` shows it.",

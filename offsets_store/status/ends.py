@@ -127,7 +127,7 @@ def living_writers(found: Sequence[StoredWriter], query: str) -> list[StoredWrit
     """
     The writers among those of a query that may still publish.
 
-    :raises OffsetsError: REPLACED, NO_LIVING_SINK.
+    :raises OffsetsError: WRITER_GONE.
     """
     living = [writer for writer in found if writer.is_living]
     if living:
@@ -135,7 +135,7 @@ def living_writers(found: Sequence[StoredWriter], query: str) -> list[StoredWrit
     if found[0].replaced_by is not None:
         raise replaced(query, found[0].replaced_by)
     raise OffsetsError(
-        "NO_LIVING_SINK",
+        "WRITER_GONE",
         f"All sinks of query {query!r} were retired: they will publish no more.",
         UNCHANGED,
         "Name the query that feeds their tables now; `pgonce status` shows all.",
@@ -146,7 +146,7 @@ def parse_records(offsets: RecordOffsets) -> dict[TopicPartition, int]:
     """
     One entry a topic and partition.
 
-    :raises ConfigurationError: BAD_OFFSETS, for another form than ``{"topic": {0: 41}}``.
+    :raises ConfigurationError: BAD_OPTION, for another form than ``{"topic": {0: 41}}``.
     """
     try:
         found = {(topic, int(part)): at for topic, parts in offsets.items() for part, at in parts.items()}
@@ -154,7 +154,7 @@ def parse_records(offsets: RecordOffsets) -> dict[TopicPartition, int]:
         found = {("", 0): -1}
     if any(type(offset) is not int or offset < 0 for offset in found.values()):
         raise ConfigurationError(
-            "BAD_OFFSETS",
+            "BAD_OPTION",
             "The offsets to wait for must be a dict of topics, each with a dict of partitions and offsets.",
             UNCHANGED,
             'Give those of the records, as the producer returned them: {"orders": {0: 41}}.',

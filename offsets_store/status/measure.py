@@ -58,7 +58,7 @@ def measure_own(url: str, settings: Mapping[str, str] | None = None) -> tuple[li
     Brokers that cannot be reached from here cost :data:`_REACH_SECONDS`, and those that do not answer a little more.
 
     :param settings: how to log in, as Spark has it.
-    :raises ConfigurationError: NO_KAFKA_CLIENT, or for settings that librdkafka cannot follow.
+    :raises ConfigurationError: NOT_INSTALLED, or for settings that librdkafka cannot follow.
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
     with reading(url) as connection:

@@ -82,7 +82,7 @@ class OffsetsStore:
 
         Queries that read other brokers' topics, or something else than Kafka, are left out.
 
-        :raises ConfigurationError: NO_KAFKA_CLIENT.
+        :raises ConfigurationError: NOT_INSTALLED.
         """
         kafka = brokers(bootstrap_servers, kafka_options)
         return [one.total for one in measure_partitions(self._url, kafka)] if kafka else []
@@ -159,7 +159,7 @@ class OffsetsStore:
         are named too, from their earliest offset.
 
         :raises OffsetsError: if the query does not read exactly one source, Kafka, from one place.
-        :raises ConfigurationError: NO_KAFKA_CLIENT.
+        :raises ConfigurationError: NOT_INSTALLED.
         """
         kafka = brokers(bootstrap_servers, kafka_options)
         with reading(self._url) as connection:
@@ -181,7 +181,7 @@ class OffsetsStore:
         The newest offsets are the broker's if ``bootstrap_servers`` is given, else those of the newest progress event
         that an OffsetsListener has stored. If that event is older than ten minutes, the lag is unknown.
 
-        :raises ConfigurationError: NO_KAFKA_CLIENT.
+        :raises ConfigurationError: NOT_INSTALLED.
         """
         return [row for _, rows in self.status_of(query, sink, bootstrap_servers, kafka_options) for row in rows]
 
@@ -211,7 +211,7 @@ class OffsetsStore:
 
         :param timeout: seconds; 0 looks once.
         :return: whether the rows are in. After the timeout it is False.
-        :raises ConfigurationError: BAD_OFFSETS; BAD_OPTION, for a ``timeout`` that is not a number.
+        :raises ConfigurationError: BAD_OPTION, for other ``offsets``, or a ``timeout`` that is not a number.
         :raises ConnectError: if Postgres was unavailable at the last look; LedgerError, if the ledger was locked then.
         """
         records = parse_records(offsets)

@@ -209,7 +209,7 @@ def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
     """
     A writer whose end is where the query may go on, for all its sinks.
 
-    :raises OffsetsError: REPLACED, SINK_NEEDED.
+    :raises OffsetsError: WRITER_GONE, SINK_NEEDED.
     """
     living = [writer for writer in found if writer.replaced_by is None]
     if not living:
@@ -223,7 +223,7 @@ def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
 def replaced(query: str, successor: str | None) -> OffsetsError:
     """The error for a query whose place another one has taken."""
     return OffsetsError(
-        "REPLACED",
+        "WRITER_GONE",
         f"Query {query!r} was replaced by query {successor}, which has continued from where it ended.",
         UNCHANGED,
         f"Ask for {successor}.",

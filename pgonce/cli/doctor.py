@@ -118,7 +118,7 @@ def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosi
 def _elsewhere(what: str) -> NoCheckpointError:
     deleted = "If it was deleted: page `recovering` of the documentation, A lost checkpoint."
     way = f"Type where it can be read: pgonce doctor CHECKPOINT. {deleted}"
-    return NoCheckpointError("CHECKPOINT_ELSEWHERE", what, UNCHANGED, way)
+    return NoCheckpointError("CHECKPOINT_NOT_FOUND", what, UNCHANGED, way)
 
 
 def _examined(
@@ -193,7 +193,7 @@ def look_again(url: str, sinks: Sequence[LastWritten], *, of_this_role: bool) ->
     Nothing of a record becomes part of a statement before it was checked.
 
     :param of_this_role: whether the session has the role that will write, so that its privileges count.
-    :raises ConfigurationError: NO_PYSPARK.
+    :raises ConfigurationError: NOT_INSTALLED.
     :raises ConnectError: if Postgres cannot be reached.
     """
     with needing_pyspark("Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."):

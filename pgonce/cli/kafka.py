@@ -48,7 +48,7 @@ def kafka_options(path: Path | None) -> dict[str, str]:
     """
     The settings in a file, by their names in Spark.
 
-    :raises ConfigurationError: BAD_OPTION, for a file that cannot be read; NO_KAFKA_CLIENT.
+    :raises ConfigurationError: BAD_OPTION, for a file that cannot be read; NOT_INSTALLED.
     """
     if path is None:
         return {}
@@ -82,14 +82,14 @@ def parse_properties(text: str) -> dict[str, str]:
     The settings in the text of a Java properties file, such as Kafka's own tools take as ``--command-config``.
 
     :raises ConfigurationError: BAD_OPTION, with the number of a line that is not a setting, but not its text;
-        NO_KAFKA_CLIENT.
+        NOT_INSTALLED.
     :raises ValueError: for a malformed Unicode escape; its text repeats a piece of the input.
     """
     try:
         import javaproperties
     except ImportError as error:
         raise NotInstalledError(
-            "NO_KAFKA_CLIENT",
+            "NOT_INSTALLED",
             "Reading a file of Kafka's settings needs the package javaproperties, which is not installed here.",
             UNCHANGED,
             "Install it (pip install 'pgonce[kafka]'), or leave out the file.",

@@ -125,7 +125,7 @@ def needed_parts() -> None:
     """
     Import what the extra ``pgonce[serve]`` brings.
 
-    :raises ConfigurationError: NO_WEB_PARTS.
+    :raises ConfigurationError: NOT_INSTALLED.
     """
     import importlib
 
@@ -134,7 +134,7 @@ def needed_parts() -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise NotInstalledError(
-                "NO_WEB_PARTS",
+                "NOT_INSTALLED",
                 f"pgonce serve needs the package {name}, which is not installed here.",
                 UNCHANGED,
                 "Install what it needs: pip install 'pgonce[serve]'.",

@@ -147,7 +147,7 @@ def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool
     """
     Give dead letters up: delete them, and keep the reason. Those that are, or would be, deleted, without their rows.
 
-    :raises ConfigurationError: NO_REASON.
+    :raises ConfigurationError: OPTION_MISSING.
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
     :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, or where the ledger cannot be written.
     """

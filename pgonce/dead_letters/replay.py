@@ -100,7 +100,7 @@ def replay_letters(
     that is refused does not keep the others from being tried.
 
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
-    :raises RecoveryError: REPLAY_IMPOSSIBLE, REPLAY_UNSAFE, DEAD_LETTER_UNMENDED.
+    :raises RecoveryError: REPLAY_IMPOSSIBLE, DEAD_LETTER_UNMENDED.
     :raises TargetError: if the table, or the rows, are refused again.
     :raises CommitError: COMMIT_UNKNOWN, SYNCHRONOUS_COMMIT_OFF.
     :raises LedgerError: if the ledger or a lock is not available.
@@ -311,7 +311,7 @@ def _raise_translated(error: Exception, outcome: Outcome, watch: LockWatch) -> N
         ) from error
     if isinstance(cause, psycopg.errors.LockNotAvailable):
         raise LockedLedgerError(
-            "LEDGER_LOCKED",
+            "LOCKED",
             f"A lock that the replay needs did not become free within {watch.lock_timeout:g} seconds: {watch.holders}.",
             UNCHANGED,
             "Wait until the query's batch is done, or end that session, and give the command again.",

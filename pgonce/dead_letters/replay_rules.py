@@ -41,7 +41,7 @@ def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now
     """
     Refuse letters whose rows, if they were written now, could undo what was written since.
 
-    :raises RecoveryError: REPLAY_UNSAFE.
+    :raises RecoveryError: REPLAY_IMPOSSIBLE.
     """
     existing = destination.existing
     if destination.mode == "complete":
@@ -83,7 +83,7 @@ def refuse_begun_again(letters: Sequence[StoredLetter], begun_again: Mapping[tup
     Refuse letters of writers whose rows a new query reads from the beginning, with the one that was put aside.
 
     :param begun_again: what has happened to such writers, by query id and sink.
-    :raises RecoveryError: REPLAY_UNSAFE.
+    :raises RecoveryError: REPLAY_IMPOSSIBLE.
     """
     for key, what in begun_again.items():
         own = [letter for letter in letters if (letter.query_id, letter.sink_name) == key]
@@ -103,7 +103,7 @@ def refuse_other_table(letters: Sequence[StoredLetter], recorded: int | None, no
 
     :param recorded: the oid of the table that refused the rows, None if that is not known.
     :param now: the oid of the table that has its name; None if there is none; then the commit says so.
-    :raises RecoveryError: REPLAY_UNSAFE.
+    :raises RecoveryError: REPLAY_IMPOSSIBLE.
     """
     if recorded is not None and now is not None and recorded != now:
         raise _unsafe(
@@ -122,7 +122,7 @@ def refuse_other_target(letters: Sequence[StoredLetter], table: str, qualified_n
     Refuse letters whose ``destination`` names another table than ``target``, which is the one that people look at.
 
     :param table: the table that ``destination`` names, and ``qualified_name`` what that is called.
-    :raises RecoveryError: REPLAY_UNSAFE.
+    :raises RecoveryError: REPLAY_IMPOSSIBLE.
     """
     if letters[0].target not in (table, qualified_name):
         raise _unsafe(
@@ -136,7 +136,7 @@ def refuse_other_target(letters: Sequence[StoredLetter], table: str, qualified_n
 def _unsafe(letters: Sequence[StoredLetter], why: str, remedy: str) -> RecoveryError:
     shown = shown_ids([letter.dead_letter_id for letter in letters])
     return RecoveryError(
-        "REPLAY_UNSAFE",
+        "REPLAY_IMPOSSIBLE",
         f"Dead letter {shown} (for {letters[0].target}) cannot be replayed: {why}.",
         UNCHANGED,
         f"{remedy} With --id, only the letters that you name are replayed.",

@@ -143,13 +143,13 @@ def load_classes(spark: SparkSession) -> None:
     """
     Give the writer's jar to the session's driver and executors, and look for Postgres's JDBC driver there.
 
-    :raises SparkError: NO_WRITER_JAR, NO_JDBC_DRIVER.
+    :raises SparkError: NOT_INSTALLED.
     """
     if not _has_writer(spark) and WRITER_JAR.exists():
         spark.sql(f"ADD JAR '{WRITER_JAR.as_uri()}'")
     if not _has_writer(spark):
         raise SparkError(
-            "NO_WRITER_JAR",
+            "NOT_INSTALLED",
             f"Spark cannot load the class pgonce.RealTimeWriter, which is in {WRITER_JAR}.",
             NOTHING,
             "Name that file in spark.jars, or install pgonce from its wheel.",
@@ -159,7 +159,7 @@ def load_classes(spark: SparkSession) -> None:
         java.Class.forName("org.postgresql.Driver", True, java.Thread.currentThread().getContextClassLoader())
     except Py4JError:
         raise SparkError(
-            "NO_JDBC_DRIVER",
+            "NOT_INSTALLED",
             "Postgres's JDBC driver is not on Spark's class path.",
             NOTHING,
             f"Add it to the application: spark.jars.packages={JDBC_DRIVER}, or spark.jars with its path.",

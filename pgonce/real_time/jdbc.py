@@ -70,7 +70,7 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
     """
     How executors reach the database that ``url`` means here.
 
-    :raises ConfigurationError: JDBC_CONNECTION, for what the JDBC driver cannot do.
+    :raises ConfigurationError: BAD_URL, for what the JDBC driver cannot do.
     :raises ConnectError: if the database cannot be reached.
     """
     if isinstance(url, PostgresUrl) and url.has_source:
@@ -173,4 +173,4 @@ def _hosts(url: str, info: psycopg.ConnectionInfo) -> str:
 
 
 def _refused(what: str, remedy: str) -> ConfigurationError:
-    return bad_option("JDBC_CONNECTION", what, remedy)
+    return bad_option("BAD_URL", what, remedy)

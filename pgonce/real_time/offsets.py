@@ -74,7 +74,7 @@ class KafkaSource:
 
         :param known: None for a query that is new. For a known query, a partition that was added to a topic begins at
             its first record, and a topic that was added to ``subscribe`` at what Kafka still has of it.
-        :raises OffsetsError: RECORDS_GONE, TOPIC_RECREATED, TOPIC_MISSING; what asking brokers raises.
+        :raises OffsetsError: RECORDS_GONE, RECREATED, TOPIC_MISSING; what asking brokers raises.
         """
         found: dict[str, dict[str, int]] = {}
         topics = {topic for topic, _ in known or ()}
@@ -149,7 +149,7 @@ class KafkaSource:
             )
         if at > end:
             raise OffsetsError(
-                "TOPIC_RECREATED",
+                "RECREATED",
                 f"Partition {partition} of topic {topic} ends at {end}, but is to be read from {at}: the topic was "
                 "deleted and created again, or records were lost.",
                 NOTHING,

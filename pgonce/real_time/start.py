@@ -85,7 +85,7 @@ def start_real_time(
     given = read({"url": url, **options}, Way.REAL_TIME)
     if "checkpoint_location" not in given:
         raise bad_option(
-            "NO_CHECKPOINT_LOCATION",
+            "OPTION_MISSING",
             "checkpoint_location is not set, so the query would be another one at each start.",
             "Set it to a folder of this query's own.",
         )
@@ -154,13 +154,13 @@ def _refuse_active(spark: SparkSession, run: Run) -> None:
     if is_active and spark.conf.get(_STOPS_ACTIVE, "true") != "true":
         what = f"The query with the checkpoint location {run.checkpoint_location} runs, and {_STOPS_ACTIVE} is false."
     if what:
-        raise SparkError("QUERY_ACTIVE", what, NOTHING, "Stop it first, or give this one another query_name.")
+        raise SparkError("QUERY_RUNNING", what, NOTHING, "Stop it first, or give this one another query_name.")
 
 
 def _refuse_other_sessions(spark: SparkSession, real_time: str | None, continuous: str | None) -> None:
     if is_remote():
         raise SparkError(
-            "REAL_TIME_CONNECT",
+            "SPARK_CONNECT",
             "A client of Spark Connect cannot start a query in real-time or continuous mode with pgonce.",
             NOTHING,
             "Start it in a classic session.",

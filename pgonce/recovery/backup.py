@@ -81,7 +81,7 @@ def newest_kept(writer: CheckpointWriter) -> Kept:
     """
     The newest recovery that has not been undone.
 
-    :raises RecoveryError: NOTHING_TO_UNDO.
+    :raises RecoveryError: NOTHING_TO_DO.
     """
     for time in sorted(writer.files.names(FOLDER), reverse=True):
         folder = f"{FOLDER}/{time}"
@@ -102,7 +102,7 @@ def newest_kept(writer: CheckpointWriter) -> Kept:
                 f"{FOLDER}.",
             ) from error
     raise RecoveryError(
-        "NOTHING_TO_UNDO",
+        "NOTHING_TO_DO",
         f"There is no recovery of the checkpoint {writer.location} that could be undone.",
         NOTHING_CHANGED,
         f"What recoveries replaced is kept in the folder {FOLDER} of the checkpoint.",
@@ -118,7 +118,7 @@ def undoing(
     Files that were not changed yet, because the recovery was cut short, are left out.
 
     :param newest: the newest numbers in ``offsets/`` and ``commits/`` now.
-    :raises RecoveryError: NOTHING_TO_UNDO, if the checkpoint has changed since.
+    :raises RecoveryError: NOTHING_TO_DO, if the checkpoint has changed since.
     """
     there = {name: _hash(writer.files.read(name)) for name, _, _ in kept.files}
     moved = [name for name, before, after in kept.files if there[name] not in (before, after)]
@@ -136,7 +136,7 @@ def undoing(
 def has_run_since(writer: CheckpointWriter, kept: Kept, what: str) -> RecoveryError:
     """The error for a recovery that cannot be undone any more; ``what`` shows that the query has run."""
     return RecoveryError(
-        "NOTHING_TO_UNDO",
+        "NOTHING_TO_DO",
         f"The query has run since the recovery of {kept.time}: {what}.",
         NOTHING_CHANGED,
         f"What the recovery replaced is still kept in {writer.location}/{kept.folder}.",

@@ -99,8 +99,8 @@ def accept_batch(
     Let one batch of a query (its id or name) through, once, with any verdict.
 
     :param checkpoint_location: the query's checkpoint, where it is not the one that the ledger has noted.
-    :raises ConfigurationError: NO_REASON.
-    :raises RecoveryError: WRITER_GONE, ALREADY_ACCEPTED, ACCEPT_NOT_NEEDED, RECOVERY_RUNNING.
+    :raises ConfigurationError: OPTION_MISSING.
+    :raises RecoveryError: WRITER_GONE, NOTHING_TO_DO, QUERY_RUNNING.
     :raises CheckpointError: OTHER_CHECKPOINT; or where the checkpoint that was given cannot be read.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
@@ -121,7 +121,7 @@ def accept(url: str, sink: SinkFacts, batch_id: int, reason: str) -> None:
     """
     Note that this batch may follow.
 
-    :raises RecoveryError: RECOVERY_RUNNING, if the sink has moved since it was read; WRITER_GONE, ALREADY_ACCEPTED, if
+    :raises RecoveryError: QUERY_RUNNING, if the sink has moved since it was read; WRITER_GONE, NOTHING_TO_DO, if
         another person was quicker.
     """
     with holding(url, [sink]) as connection:
@@ -143,8 +143,8 @@ def revoke_acceptance(
     """
     Take back that a batch may follow, as long as it has not come.
 
-    :raises ConfigurationError: NO_REASON.
-    :raises RecoveryError: NOT_ACCEPTED; RECOVERY_RUNNING, if the sink has moved since it was read.
+    :raises ConfigurationError: OPTION_MISSING.
+    :raises RecoveryError: NOTHING_TO_DO; QUERY_RUNNING, if the sink has moved since it was read.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
     refuse_no_reason(reason)
@@ -152,7 +152,7 @@ def revoke_acceptance(
     with holding(url, [chosen]) as connection:
         if not is_accepted_in_tx(connection, chosen.writer_id, batch_id):
             raise RecoveryError(
-                "NOT_ACCEPTED",
+                "NOTHING_TO_DO",
                 f"Batch {batch_id} of sink {chosen.sink_name!r} is not accepted, or it has come.",
                 NOTHING_CHANGED,
                 "`pgonce status QUERY` shows what was decided.",
@@ -167,7 +167,7 @@ def revoke_acceptance(
 def _accepted_already(connection: Connection, sink: SinkFacts, batch_id: int) -> RecoveryError:
     found = [one for one in decisions_on(connection, sink.writer_id, ["accept"]) if one.batch_id == batch_id]
     return RecoveryError(
-        "ALREADY_ACCEPTED",
+        "NOTHING_TO_DO",
         f"Batch {batch_id} of sink {sink.sink_name!r} has been accepted already, and Spark has not run it yet."
         + (f" It was {found[-1].says}." if found else ""),
         NOTHING_CHANGED,
@@ -186,7 +186,7 @@ def retire_sink(
     """
     Say that a sink will publish no more; its query is refused if it comes back.
 
-    :raises RecoveryError: WRITER_GONE, RECOVERY_RUNNING.
+    :raises RecoveryError: WRITER_GONE, QUERY_RUNNING.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
     try:
@@ -242,10 +242,10 @@ def _as_it_is_in_tx(connection: Connection, sink: SinkFacts) -> SinkFacts:
 
 
 def refuse_no_reason(reason: str) -> None:
-    """:raises ConfigurationError: NO_REASON, for a blank one."""
+    """:raises ConfigurationError: OPTION_MISSING, for a blank one."""
     if not reason.strip():
         raise ConfigurationError(
-            "NO_REASON",
+            "OPTION_MISSING",
             "No reason is given.",
             NOTHING_CHANGED,
             "Give one with --reason. The ledger keeps it.",
@@ -321,7 +321,7 @@ def _refused_verdict(query_id: str, checkpoint: CheckpointFacts | None, sink: Si
 
 def _not_needed(what: str) -> RecoveryError:
     return RecoveryError(
-        "ACCEPT_NOT_NEEDED",
+        "NOTHING_TO_DO",
         what,
         NOTHING_CHANGED,
         "`pgonce doctor` says what happens at the next start. If the query's checkpoint is not where the ledger says, "

@@ -81,7 +81,7 @@ def take_over(
     No run continues from what was read: each is refused at its next batch. The answer is the new owner's id.
 
     :param entry: the text of ``offsets/`` to record with each sink's newest batch, where none is recorded.
-    :raises RecoveryError: RECOVERY_RUNNING, also if a sink or the checkpoint has moved since it was read.
+    :raises RecoveryError: QUERY_RUNNING, also if a sink or the checkpoint has moved since it was read.
     """
     refuse_running(stopped)
     recovery = f"{RECOVERY}{uuid4()}"
@@ -134,7 +134,7 @@ def holding(url: str, sinks: Sequence[SinkFacts]) -> Iterator[Connection]:
     """
     A transaction on the ledger that holds the rows of the sinks, which are as they were read.
 
-    :raises RecoveryError: RECOVERY_RUNNING, if another session has locked a row, or the row has moved.
+    :raises RecoveryError: QUERY_RUNNING, if another session has locked a row, or the row has moved.
     """
     # Not the role's default: what was committed while a lock was waited for has to be seen.
     with writing(url, _LOCK_SECONDS, isolation_level="READ COMMITTED") as connection:
@@ -153,7 +153,7 @@ def lock_writer_row(connection: Connection, writer_id: int, sink_name: str, url:
 
     If a first wait does not get it, the session that holds it is ended if it is pgonce's own and waits for its client.
 
-    :raises RecoveryError: RECOVERY_RUNNING, if another session has locked it.
+    :raises RecoveryError: QUERY_RUNNING, if another session has locked it.
     """
     wanted = select(writers).where(writers.c.writer_id == writer_id).with_for_update()
     try:
@@ -171,7 +171,7 @@ def lock_writer_row(connection: Connection, writer_id: int, sink_name: str, url:
         if not _is_locked(error):
             raise
         raise RunningQueryError(
-            "RECOVERY_RUNNING",
+            "QUERY_RUNNING",
             f"The query seems to run: the row of its sink {sink_name!r} in the ledger is locked; {watch.holders}.",
             NOTHING_CHANGED,
             "Stop the query everywhere, or end that session if it is not the query's, and try again.",
@@ -185,7 +185,7 @@ def _is_locked(error: sqlalchemy.exc.DBAPIError) -> bool:
 def _moved(what: str, data: str = NOTHING_CHANGED) -> RunningQueryError:
     """Something has changed between the reading and the writing."""
     return RunningQueryError(
-        "RECOVERY_RUNNING",
+        "QUERY_RUNNING",
         f"The query seems to run, or another session is recovering it: {what} has moved since it was read.",
         data,
         "Stop the query everywhere and try again.",
@@ -208,7 +208,7 @@ def refuse_running(stopped: StoppedQuery) -> None:
     """
     Wait until nothing shows that the query runs.
 
-    :raises RecoveryError: RECOVERY_RUNNING, with what shows it.
+    :raises RecoveryError: QUERY_RUNNING, with what shows it.
     """
     deadline = time.monotonic() + stopped.wait_seconds
     sessions = _Sessions(stopped.quiet_seconds)
@@ -218,7 +218,7 @@ def refuse_running(stopped: StoppedQuery) -> None:
             return
         if time.monotonic() >= deadline:
             raise RunningQueryError(
-                "RECOVERY_RUNNING",
+                "QUERY_RUNNING",
                 f"Query {stopped.query_id} seems to run: {'; '.join(signs)}.",
                 NOTHING_CHANGED,
                 f"Stop the query everywhere, wait {stopped.quiet_seconds:g} seconds (--wait does that), and try again. "

@@ -75,8 +75,8 @@ def forget_query(
     A sink that was retired is forgotten if it is named, or if the query has no living one: its rows were meant to stay.
 
     :param truncate: whether to empty the tables of these sinks, and forget the deletes that are remembered of them.
-    :raises ConfigurationError: NO_REASON.
-    :raises RecoveryError: RECOVERY_RUNNING; WRITER_GONE, where all of it is gone already; NOT_EMPTIED.
+    :raises ConfigurationError: OPTION_MISSING.
+    :raises RecoveryError: QUERY_RUNNING; WRITER_GONE, where all of it is gone already; NOT_EMPTIED.
     :raises OffsetsError: if no query, or several, have that name, or it has no such sink.
     """
     refuse_no_reason(reason)

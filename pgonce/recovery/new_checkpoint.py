@@ -72,7 +72,7 @@ def write_new_checkpoint(
 
     If it is cut short, the same call goes on from there.
 
-    :raises RecoveryError: PATH_NOT_EMPTY; RECOVERY_RUNNING; or where the ledger does not prove what to write.
+    :raises RecoveryError: PATH_NOT_EMPTY; QUERY_RUNNING; or where the ledger does not prove what to write.
     :raises OffsetsError: if no query, or several, have that name.
     """
 

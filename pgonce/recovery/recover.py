@@ -180,7 +180,7 @@ def undo_recovery(
 
     The arguments are those of :func:`~pgonce.recovery.recover.recover_checkpoint`.
 
-    :raises RecoveryError: NOTHING_TO_UNDO, also where the query has run since; RECOVERY_RUNNING.
+    :raises RecoveryError: NOTHING_TO_DO, also where the query has run since; QUERY_RUNNING.
     """
 
     def once() -> Recovery:

@@ -113,7 +113,7 @@ def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) 
     origin = parcels[0].origin
     if any(parcel.origin != origin for parcel in parcels) or origin.batch_id != batch_id:
         raise SparkError(
-            "MIXED_BATCHES",
+            "NOT_CALLED_BY_SPARK",
             f"The commit messages of batch {batch_id} belong to different batches or runs.",
             NOTHING,
             "Start the query again; if this happens again, report it with the driver's log.",

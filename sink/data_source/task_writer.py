@@ -51,14 +51,14 @@ class MicroBatch:
         """
         The batch that a task belongs to.
 
-        :raises SparkError: NO_IDENTITY.
+        :raises SparkError: NOT_CALLED_BY_SPARK.
         """
         query_id = context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
         run_id = context.getLocalProperty("spark.jobGroup.id")
         if not (query_id and batch_id and run_id):
             raise SparkError(
-                "NO_IDENTITY",
+                "NOT_CALLED_BY_SPARK",
                 "Spark does not say which query, run and batch this task belongs to.",
                 NOTHING,
                 "Write with df.writeStream on PySpark 4.0 to 4.3; do not clear the job group inside the query.",
@@ -107,7 +107,7 @@ class TaskWriter:
         """
         context = TaskContext.get()
         if context is None:
-            raise SparkError("NO_TASK", "write() was called outside a Spark task.", NOTHING, "Let Spark call it.")
+            raise SparkError("NOT_CALLED_BY_SPARK", "write() was called outside a task.", NOTHING, "Let Spark call it.")
         origin = self.identity if isinstance(self.identity, Origin) else self.identity.origin(context)
         task = _Task(origin, context.partitionId(), context.taskAttemptId())
         held = self._nothing_held()

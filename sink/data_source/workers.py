@@ -41,7 +41,7 @@ LOADED_VERSION = _installed_version()
 def other_version(whose: str, here: str, found: str) -> SparkError:
     """The error for two processes of one query that have loaded different versions."""
     return SparkError(
-        "OTHER_VERSION",
+        "NOT_ON_EXECUTORS",
         f"{whose} has pgonce {LOADED_VERSION or 'of an unknown version'}, but {here} has {found}.",
         NOTHING,
         "Install the same version on the driver and on every executor, and start the application again: a Python "
@@ -74,7 +74,7 @@ def imported_late(module: str) -> Iterator[None]:
     """
     Around the import of ``module`` in a task, which may come long after that of its other code.
 
-    :raises SparkError: OTHER_VERSION, if another version was installed meanwhile; NOT_ON_EXECUTORS.
+    :raises SparkError: NOT_ON_EXECUTORS, also if another version was installed meanwhile.
     """
     if module in sys.modules:
         yield

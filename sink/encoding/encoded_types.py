@@ -132,7 +132,7 @@ def encoded_column(name: str, data_type: t.DataType) -> EncodedColumn:
     """
     Say how one column is encoded, or how a part of a struct would be if it were a column.
 
-    :raises TypeMappingError: TYPE_UNSUPPORTED, FIELD_TWICE.
+    :raises TypeMappingError: TYPE_UNSUPPORTED, COLUMN_TWICE.
     """
     postgres_type, ddl_type = _encoded_as(data_type, name)
     return EncodedColumn(name, data_type.simpleString(), postgres_type, ddl_type, data_type)
@@ -231,7 +231,7 @@ def _refuse_doubled(struct_type: t.StructType, path: str) -> None:
         where = f"Column {path!r}" if path else "The frame"
         # In jsonb the later field would silently replace the earlier one.
         what = f"{where} has more than one field called {', '.join(map(repr, doubled))}."
-        raise TypeMappingError("FIELD_TWICE", what, "Nothing was written.", "Rename one of them in Spark.")
+        raise TypeMappingError("COLUMN_TWICE", what, "Nothing was written.", "Rename one of them in Spark.")
 
 
 def type_as_json(data_type: t.DataType) -> Any:

@@ -57,8 +57,8 @@ def arriving_rows(
     what Spark raises. If the block fails, Spark's job is cancelled, because its rows are no longer needed.
 
     :param destination: says how rows tell what is to be done.
-    :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION for a row that
-        has none, and POSITION_OUTSIDE for one that is not in the range of ``batch``.
+    :param positions: the columns that say where in Kafka each row comes from; bodies raise POSITION_COLUMNS for
+        a row that has none, or one that is not in the range of ``batch``.
     :param batch: the batch whose rows they are; Spark's own page names it.
     :raises TypeMappingError: before any job runs, for a type that Postgres cannot hold.
     :raises ConfigurationError: POSITION_COLUMNS, before any job runs.
@@ -311,7 +311,7 @@ class Spool:
         """
         Add a record batch. Only one thread may do so at a time.
 
-        :raises CommitError: ROWS_NOT_KEPT, if there is no room.
+        :raises CommitError: DISK_FULL, if there is no room.
         """
         self.size += batch.nbytes
         fits = self.size <= self._in_memory_bytes
@@ -330,7 +330,7 @@ class Spool:
                 written += self._file.write(body[written:])
         except OSError as error:
             raise CommitError(
-                "ROWS_NOT_KEPT",
+                "DISK_FULL",
                 "The batch is larger than what is kept in memory, and the rest could not be written to the driver's "
                 f"temporary directory {tempfile.gettempdir()}: {error.strerror}.",
                 NOTHING,

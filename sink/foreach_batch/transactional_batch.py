@@ -88,7 +88,7 @@ def transactional_batch(
     given = read({"url": url, **options}, Way.FUNCTION)
     name = given["name"]
     if not name:
-        raise bad_option("NO_SINK_NAME", "transactional_batch needs a name.", 'Give it one: name="orders".')
+        raise bad_option("OPTION_MISSING", "transactional_batch needs a name.", 'Give it one: name="orders".')
     settings = batch_settings_of(given)
     positions = settings.positions
 

@@ -38,7 +38,7 @@ def claim_checkpoint(location: str) -> bool:
     On a disk of this machine, the folder is claimed for as long as this process lives. A worker ends with its query.
     No claim of a folder on NFS and the like reaches other machines.
 
-    :raises SparkError: CHECKPOINT_CLAIMED.
+    :raises SparkError: CHECKPOINT_IN_USE.
     :raises CheckpointError: CHECKPOINT_UNREADABLE, if there can be no such folder.
     """
     files = open_location(location)
@@ -93,7 +93,7 @@ def _claim_folder(folder: Path) -> bool:
             holders = _holders(os.fstat(descriptor))
             os.close(descriptor)
             raise SparkError(
-                "CHECKPOINT_CLAIMED",
+                "CHECKPOINT_IN_USE",
                 f"Another process works on the checkpoint {folder}: a worker of another server, of a query that is "
                 f"still running, or one that was left behind ({holders}).",
                 NOTHING,

@@ -58,7 +58,7 @@ def batch_from_checkpoint(options: SinkOptions, origin: Origin, reach: Reach | N
     """
     if origin.planned is None and options.async_interval_ms is None:
         raise SparkError(
-            "NO_IDENTITY",
+            "NOT_CALLED_BY_SPARK",
             "The rows do not say with which entry of offsets/ their batch was planned.",
             NOTHING,
             "Write with df.writeStream on PySpark 4.0 to 4.3; if this happens again, report it with the driver's log.",
@@ -174,7 +174,7 @@ def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | 
 def rewritten(batch_id: int) -> SparkError:
     """The error for an entry of ``offsets/`` that is not this driver's."""
     return SparkError(
-        "OFFSETS_REWRITTEN",
+        "CHECKPOINT_IN_USE",
         f"offsets/{batch_id} is not the entry with which this batch was planned: another driver works on the same "
         "checkpoint.",
         NOTHING,

@@ -60,7 +60,7 @@ def batch_of(frame: DataFrame, batch_id: int) -> PlannedBatch:
     query_id, running_batch_id, job_group = _identity(frame)
     if running_batch_id != batch_id:
         raise SparkError(
-            "MIXED_BATCHES",
+            "NOT_CALLED_BY_SPARK",
             f"The function was handed batch {batch_id}, but Spark is running batch {running_batch_id}.",
             NOTHING,
             "Pass the batch id on as foreachBatch gives it, in the thread that foreachBatch calls.",
@@ -95,7 +95,7 @@ def _identity(frame: DataFrame) -> tuple[str, int, str | None]:
     batch_id = context.getLocalProperty("streaming.sql.batchId")
     if not (query_id and batch_id):
         raise SparkError(
-            "NOT_IN_FOREACH_BATCH",
+            "NOT_CALLED_BY_SPARK",
             "Spark does not say which query and batch this is: the function was called outside foreachBatch, or from a "
             "thread of its own.",
             NOTHING,
@@ -177,7 +177,7 @@ def _refuse_temporary_checkpoint(query: Any) -> None:
     is_temporary.setAccessible(True)
     if is_temporary.get(query):
         raise SparkError(
-            "TEMPORARY_CHECKPOINT",
+            "OPTION_MISSING",
             "This query has no checkpointLocation, so Spark made a temporary one and a new query id: after a "
             "restart it would begin at the start of its source, and nothing would notice.",
             NOTHING,

@@ -85,7 +85,7 @@ def _refuse_finished(checkpoint: Checkpoint, batch: PlannedBatch) -> None:
     entries, _ = checkpoint.batch_ids()
     if entries[-1:] != [batch.batch_id] or checkpoint.is_committed(batch.batch_id):
         raise SparkError(
-            "CHECKPOINT_AHEAD",
+            "CHECKPOINT_IN_USE",
             f"The server runs batch {batch.batch_id}, but in the checkpoint {checkpoint.location} that batch is "
             "finished: another driver works on the same checkpoint, or the query uses a copy of it.",
             NOTHING,
@@ -108,7 +108,7 @@ class ServerSession:
     clone, which lists no queries. The checkpoint is claimed at the same moment, which is before the query is started:
     a run that the session lists then is another query's.
 
-    :raises SparkError: CHECKPOINT_CLAIMED, or SPARK_TOO_OLD.
+    :raises SparkError: CHECKPOINT_IN_USE, or SPARK_TOO_OLD.
     :raises CheckpointError: CHECKPOINT_UNREADABLE.
     """
 
@@ -143,7 +143,7 @@ class ServerSession:
         # run at a time. So this frame's run is the one that was just listed.
         if frame.isStreaming:
             raise SparkError(
-                "NOT_IN_FOREACH_BATCH",
+                "NOT_CALLED_BY_SPARK",
                 "This frame is a stream, and not one batch of it.",
                 NOTHING,
                 "Pass the writer to df.writeStream.foreachBatch(...), and the frame on as foreachBatch gives it.",

@@ -119,7 +119,7 @@ def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None, url: str) -> Pl
     """
     The batch, with Kafka's ids of the topics that it reads. Once a run, the ledger at ``url`` is told of the brokers.
 
-    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises ConfigurationError: NOT_INSTALLED.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
     if brokers is None:

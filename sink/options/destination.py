@@ -173,7 +173,7 @@ def destination_of(given: Given) -> Destination:
     """
     table = given["table"].strip()
     if not table:
-        raise bad_option("NO_TABLE", "No table is given.", 'Set table, for example "events" or "sales.orders".')
+        raise bad_option("OPTION_MISSING", "No table is given.", 'Set table, for example "events" or "sales.orders".')
     refuse_clashes(given)
     mode = given["mode"]
     if mode in BY_KEY and given["create_table"] and not given["keys"]:
@@ -198,7 +198,7 @@ def destination_of(given: Given) -> Destination:
 def _changes(given: Given) -> Changes:
     if not (given["delete_when"] or given["change_feed"]):
         raise bad_option(
-            "NO_DELETES",
+            "OPTION_MISSING",
             "mode=apply needs to know which rows delete.",
             "Set deleteWhen to a boolean column of the frame, or changeFeed to debezium, delta or spark.",
         )

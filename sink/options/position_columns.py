@@ -73,7 +73,7 @@ class PositionColumns:
             if array.null_count:
                 row = array.is_null().index(pa.scalar(value=True)).as_py() + 1
                 raise EncodingError(
-                    "NULL_POSITION",
+                    "POSITION_COLUMNS",
                     f"Column {name!r}, which is part of the rows' position in Kafka, is null in row {row} of one of "
                     "its task's Arrow batches: such a row can neither be kept nor dropped.",
                     NOTHING,

@@ -228,7 +228,7 @@ def twice(table: str, one: str, other: str) -> ConfigurationError:
 
 
 def _bad(what: str, remedy: str) -> ConfigurationError:
-    return bad_option("BAD_ROUTES", what, remedy)
+    return bad_option("BAD_OPTION", what, remedy)
 
 
 def most_dead_letters(where: Destination | Routes) -> int | None:

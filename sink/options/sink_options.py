@@ -120,7 +120,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     given = read(raw, Way.STREAM)
     if "checkpoint_location" not in given:
         raise bad_option(
-            "NO_CHECKPOINT_LOCATION",
+            "OPTION_MISSING",
             "The option checkpointLocation is not set on this writer. One that is only in the session configuration "
             "(spark.sql.streaming.checkpointLocation) is not shown to a Python data source, and without the "
             "checkpoint's offset log pgonce cannot prove that a batch is a replay.",
@@ -173,7 +173,7 @@ def parse_job_options(raw: Mapping[str, str], *, overwrite: bool) -> JobOptions:
     batch_key = given["batch_key"] or ""
     if not batch_key.strip():
         raise bad_option(
-            "NO_BATCH_KEY",
+            "OPTION_MISSING",
             "The option batchKey is not set. Without it nothing can tell a retry of this job from a new job, and a "
             "retry would write its rows a second time.",
             'Set batchKey to what names the input of this run, for example .option("batchKey", "2026-11-20"): the '

@@ -46,8 +46,8 @@ def listed_tables(connection: psycopg.Connection, routes: Routes) -> Sequence[Re
     """
     The tables of all routes, found along the user's search_path in one round trip.
 
-    :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
-    :raises ConfigurationError: BAD_ROUTES, if two of them are one.
+    :raises TargetError: BAD_TABLE_NAME, TARGET_MISSING.
+    :raises ConfigurationError: BAD_OPTION, if two of them are one.
     """
     return ask_for_listed_tables(connection, routes)()
 

@@ -127,7 +127,7 @@ def write_batch_in_tx(
     :param found: what is known about the tables' names in this transaction.
     :param is_last: whether nothing else is written in it, so that deferred constraints are due.
     :param leaves: whether our search_path is still in force; the user's is so afterwards.
-    :raises ConfigurationError: BAD_ROUTES, if two routes end in one table.
+    :raises ConfigurationError: BAD_OPTION, if two routes end in one table.
     :raises TargetError: if a table is unfit or lacks what the mode needs, or if there are rows of unknown routes.
     :raises StagingError: if staged rows are missing, or if there are too many.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.

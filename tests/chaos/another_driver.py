@@ -7,7 +7,7 @@ Pure. Invariant: no other failure has their texts.
 from __future__ import annotations
 
 # Of pgonce: by the ledger, or by the checkpoint's files.
-OUR_WORDS = ("[FENCED]", "[OFFSETS_REWRITTEN]", "[NOT_MICRO_BATCH]")
+OUR_WORDS = ("[FENCED]", "[CHECKPOINT_IN_USE]", "[NOT_MICRO_BATCH]")
 # Of Spark, where it is the first to notice.
 SPARKS_WORDS = (
     "CONCURRENT_STREAM_LOG_UPDATE",

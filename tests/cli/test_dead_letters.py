@@ -145,7 +145,7 @@ class TestReplay:
         listed = subprocess.run(run, capture_output=True, text=True, check=False)
         assert (listed.returncode, "n1" in listed.stdout) == (ExitCode.OK, True)
         refused = subprocess.run([*run, "--replay"], capture_output=True, text=True, check=False)
-        assert (refused.returncode, "[NO_PYSPARK]" in refused.stderr) == (ExitCode.FAILED, True)
+        assert (refused.returncode, "[NOT_INSTALLED]" in refused.stderr) == (ExitCode.FAILED, True)
 
 
 class TestDiscard:
@@ -164,7 +164,7 @@ class TestDiscard:
         """It asks for one."""
         put_aside(admin, {"id": 1})
         for given in ([], ["--reason", " "]):
-            assert "[NO_REASON]" in command("--discard", "--yes", *given).stderr
+            assert "[OPTION_MISSING]" in command("--discard", "--yes", *given).stderr
 
 
 @pytest.mark.parametrize(

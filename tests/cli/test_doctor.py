@@ -79,7 +79,7 @@ def test_by_the_name_of_the_query(url, doctor, tmp_path, admin):
     (tmp_path / "ckpt").rename(tmp_path / "moved")
     elsewhere = asked("orders")
     assert elsewhere.exit_code == ExitCode.UNREADABLE
-    assert "[CHECKPOINT_ELSEWHERE]" in elsewhere.stderr
+    assert "[CHECKPOINT_NOT_FOUND]" in elsewhere.stderr
     assert f"pgonce doctor {tmp_path / 'ckpt'}" not in elsewhere.stderr, "that would fail again"
     assert "pgonce doctor CHECKPOINT" in elsewhere.stderr
     assert "`recovering`" in elsewhere.stderr

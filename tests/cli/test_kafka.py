@@ -59,5 +59,5 @@ def test_without_the_reader_of_properties_the_package_is_named(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "javaproperties", None)
     path = tmp_path / "client.properties"
     path.write_text("client.id=me\n")
-    with pytest.raises(ConfigurationError, match="NO_KAFKA_CLIENT.*javaproperties"):
+    with pytest.raises(ConfigurationError, match="NOT_INSTALLED.*javaproperties"):
         kafka_options(path)

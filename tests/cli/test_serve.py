@@ -133,7 +133,7 @@ def test_without_the_extra_the_package_to_install_is_named(pgonce, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     failed = pgonce("serve")
     assert failed.exit_code == ExitCode.FAILED
-    assert "[NO_WEB_PARTS] pgonce serve needs the package uvicorn" in failed.stderr
+    assert "[NOT_INSTALLED] pgonce serve needs the package uvicorn" in failed.stderr
     assert "pip install 'pgonce[serve]'" in failed.stderr
 
 

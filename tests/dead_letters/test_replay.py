@@ -203,12 +203,12 @@ class TestByKey:
             (destination("public.events", "complete"), "replaces all rows"),
         ):
             letter = self.put(admin, where)
-            said = refused("REPLAY_UNSAFE", url)
+            said = refused("REPLAY_IMPOSSIBLE", url)
             assert says in said
             assert f"Dead letter {letter} " in said
             assert "--discard" in said
             assert letters(admin) == [letter]
-            refused("REPLAY_UNSAFE", url, dry_run=True)
+            refused("REPLAY_IMPOSSIBLE", url, dry_run=True)
             admin.execute("DELETE FROM pgonce.dead_letters")
 
     @pytest.mark.parametrize("seq", [9, 5])
@@ -239,9 +239,9 @@ class TestByKey:
     def test_a_replay_is_refused_once_deletes_of_its_time_may_be_forgotten(self, url, admin):
         """Once deletes of that time may be forgotten, the replay is refused; a moment before it is not."""
         late = self.put(admin, by_key(only_newer=True, tombstone_days=2), days_ago=2)
-        assert "tombstoneDays" in refused("REPLAY_UNSAFE", url)
+        assert "tombstoneDays" in refused("REPLAY_IMPOSSIBLE", url)
         in_time = self.put(admin, by_key(only_newer=True, tombstone_days=2), days_ago=1.9)
-        said = refused("REPLAY_UNSAFE", url)
+        said = refused("REPLAY_IMPOSSIBLE", url)
         assert f"Dead letter {late} " in said
         replayed(url, ids=[in_time])
         assert letters(admin) == [late]
@@ -292,7 +292,7 @@ class TestBesideOthers:
         put_aside(admin, {"id": 1, "name": "n1"})
         with psycopg.connect(url, application_name="an editor") as editor:
             editor.execute("UPDATE pgonce.dead_letters SET message = 'x'")
-            assert "an editor" in refused("LEDGER_LOCKED", url, settings=CommitSettings(url, lock_timeout=0.5))
+            assert "an editor" in refused("LOCKED", url, settings=CommitSettings(url, lock_timeout=0.5))
         assert len(letters(admin)) == 1
 
     def test_a_role_that_may_not(self, url, admin, login):

@@ -64,7 +64,7 @@ def refused(url, query="first", **how):
     """What the replay says."""
     with pytest.raises(PgonceError) as error:
         replayed(url, query, **how)
-    assert error.value.code == "REPLAY_UNSAFE"
+    assert error.value.code == "REPLAY_IMPOSSIBLE"
     return str(error.value)
 
 

@@ -104,7 +104,7 @@ def test_second_server_on_the_same_checkpoint(sink, inbox, signs, start_server, 
     reach_batch_1(lambda: stream(events(spark, inbox.folder), sink, function), inbox, signs)
     before = sorted(path.name for path in (Path(sink.checkpoint) / "offsets").iterdir())
     (holder,) = one.foreach_batch_workers()
-    with pytest.raises(PySparkException, match=rf"\[CHECKPOINT_CLAIMED\].*process {holder.pid}\b"):
+    with pytest.raises(PySparkException, match=rf"\[CHECKPOINT_IN_USE\].*process {holder.pid}\b"):
         finish(WRITER.append(events(client(other), inbox.folder), sink))
     assert sorted(path.name for path in (Path(sink.checkpoint) / "offsets").iterdir()) == before
     (signs / "wait").unlink()
@@ -128,7 +128,7 @@ def test_worker_that_outlives_its_server(sink, inbox, signs, start_server, clien
     # The same port, and the same session id: what the worker knows of its server is true of this one, too.
     server.start()
     second = client(server, session)
-    with pytest.raises(PySparkException, match=rf"\[CHECKPOINT_CLAIMED\].*process {stale.pid}\b"):
+    with pytest.raises(PySparkException, match=rf"\[CHECKPOINT_IN_USE\].*process {stale.pid}\b"):
         finish(WRITER.append(events(second, inbox.folder), sink))
     assert wrong_rows(observer, "events", inbox.rows[:10]) == []
     stale.send_signal(signal.SIGCONT)
@@ -154,7 +154,7 @@ def test_other_entry_while_the_batch_is_written(sink, inbox, connect, observer):
     from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
 
     function = transactional_batch(sink.url, name="events", checkpoint_location=sink.checkpoint)(overwrite)
-    assert_refused(stream(events(connect, inbox.folder), sink, function), "OFFSETS_REWRITTEN")
+    assert_refused(stream(events(connect, inbox.folder), sink, function), "CHECKPOINT_IN_USE")
     assert wrong_rows(observer, "events", []) == []
 
 

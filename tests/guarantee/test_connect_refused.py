@@ -69,7 +69,7 @@ def on_the_copy(connect, inbox, sink, copied):
 def test_a_batch_that_is_finished_in_the_checkpoint(sink, inbox, connect, copied, observer):
     """The writer is told of a checkpoint that is ahead of the query's own: nothing is written, and nothing skipped."""
     finish(WRITER.append(events(connect, inbox.folder), sink))
-    assert_refused(on_the_copy(connect, inbox, sink, copied), "CHECKPOINT_AHEAD")
+    assert_refused(on_the_copy(connect, inbox, sink, copied), "CHECKPOINT_IN_USE")
     assert wrong_rows(observer, "events", inbox.rows) == []
 
 
@@ -79,7 +79,7 @@ def test_an_entry_that_was_planned_after_the_batch_was_handed_over(sink, inbox, 
     version, metadata, *sources = (original / "0").read_text().split("\n")
     later = json.loads(metadata) | {"batchTimestampMs": int(time.time() * 1000) + 3_600_000}
     (original / "1").write_text("\n".join([version, json.dumps(later), *sources]))
-    assert_refused(on_the_copy(connect, inbox, sink, copied), "OFFSETS_REWRITTEN")
+    assert_refused(on_the_copy(connect, inbox, sink, copied), "CHECKPOINT_IN_USE")
     assert wrong_rows(observer, "events", inbox.rows[:10]) == []
 
 
@@ -91,7 +91,7 @@ def test_a_stream_instead_of_its_batch(sink, inbox, connect, observer):
         writer(batch.sparkSession.readStream.format("rate").load(), batch_id)
 
     query = events(connect, inbox.folder).writeStream.foreachBatch(write_a_stream)
-    assert_refused(query.option("checkpointLocation", sink.checkpoint), "NOT_IN_FOREACH_BATCH")
+    assert_refused(query.option("checkpointLocation", sink.checkpoint), "NOT_CALLED_BY_SPARK")
     assert wrong_rows(observer, "events", []) == []
 
 

@@ -630,7 +630,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 driver.batch = with_folder(describe_batch(Checkpoint(folder), origin, folder.name), folder.source)
             except PgonceError as error:
                 drop_staging_table(self.site.admin, driver.staging_table.name)
-                self._judged(driver, error.code, "OFFSETS_REWRITTEN" if rewritten else "")
+                self._judged(driver, error.code, "CHECKPOINT_IN_USE" if rewritten else "")
                 return False
             assert not rewritten
         driver.hand_in = HandIn(

@@ -160,7 +160,7 @@ def test_a_late_worker_does_not_take_the_next_runs_entry(job, way, before):
     query.start()
     again = query.plan({0: 60}, is_due=True)
     query.write_entry(again)
-    with pytest.raises(PgonceError, match="OFFSETS_REWRITTEN"):
+    with pytest.raises(PgonceError, match="CHECKPOINT_IN_USE"):
         job.commit(query, late, way, run_id=late_run)
     job.run(query, again, way)
     job.run(query, query.plan({0: 100}, is_due=True), way)

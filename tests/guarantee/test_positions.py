@@ -162,14 +162,14 @@ def test_a_topic_that_goes_back_is_refused(spark, kafka, messages, way, target, 
 # What is done to a frame whose rows carry their positions, and why nothing of it can be written.
 REFUSED = {
     # Nothing tells whether such a row is stored.
-    "a row without": (lambda rows: rows.withColumn("offset", f.expr("if(id = 3, null, offset)")), "NULL_POSITION"),
+    "a row without": (lambda rows: rows.withColumn("offset", f.expr("if(id = 3, null, offset)")), "POSITION_COLUMNS"),
     # Before any row moves.
     "a column less": (lambda rows: rows.drop("offset"), "POSITION_COLUMNS"),
     "another type": (lambda rows: rows.withColumn("offset", f.col("offset").cast("string")), "POSITION_COLUMNS"),
     # Columns of the right types that hold something else would let rows be dropped later.
-    "another offset": (lambda rows: rows.withColumn("offset", f.col("offset") + 1000), "POSITION_OUTSIDE"),
-    "another topic": (lambda rows: rows.withColumn("topic", f.lit("another")), "POSITION_OUTSIDE"),
-    "another partition": (lambda rows: rows.withColumn("partition", f.col("partition") + 7), "POSITION_OUTSIDE"),
+    "another offset": (lambda rows: rows.withColumn("offset", f.col("offset") + 1000), "POSITION_COLUMNS"),
+    "another topic": (lambda rows: rows.withColumn("topic", f.lit("another")), "POSITION_COLUMNS"),
+    "another partition": (lambda rows: rows.withColumn("partition", f.col("partition") + 7), "POSITION_COLUMNS"),
     # Rows of a query that keeps state come from more than one record.
     "state": (lambda rows: rows.dropDuplicates(["text"]), "NOT_BY_POSITION"),
 }

@@ -197,7 +197,7 @@ def test_a_query_that_runs_is_seen_and_fenced(query, observer, monkeypatch):
         assert wait_until(lambda: running.lastProgress or not running.isActive, PATIENCE_SECONDS)
         assert running.exception() is None
         (Path(query.checkpoint) / "offsets" / ".999.crc").touch()
-        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING"):
+        with pytest.raises(RecoveryError, match="QUERY_RUNNING"):
             query.recover()
         monkeypatch.setattr(fence, "refuse_running", lambda *_, **__: None)
         assert wait_until(lambda: is_recovered_between_batches(query), PATIENCE_SECONDS)
@@ -246,5 +246,5 @@ def test_a_driver_killed_while_it_wrote_the_first_entry(way, query, observer):
     finish(stream())
     finish(stream())
     assert values(observer) == list(range(20))
-    with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO"):
+    with pytest.raises(RecoveryError, match="NOTHING_TO_DO"):
         undo_recovery(query.checkpoint, query.url, quiet_seconds=0)

@@ -85,7 +85,7 @@ WORLDS: dict[str, tuple[World, set[str], int]] = {
     ),
     "the topic is another one": (
         World(((1, 0, 1),), Accidents(recreations=1, failed_tasks=1)),
-        {STORED, "TOPIC_RECREATED"},
+        {STORED, "RECREATED"},
         1_000,
     ),
     "started at latest": (World(((1, 1, 0, 1),), Accidents(failed_tasks=1), latest=True), {STORED}, 2_000),
@@ -283,7 +283,7 @@ class TestCheckpoints:
         world = World(((1, 0, 1),), Accidents(restores=1))
         enumeration = Enumeration(world, Rules(starts_at_positions=False, compares_checkpoint=True))
         enumeration.run()
-        assert enumeration.heard == {*MOVED, "FENCED", "RESTORED", "CHECKPOINT_AHEAD"}
+        assert enumeration.heard == {*MOVED, "FENCED", "RESTORED", "CHECKPOINT_IN_USE"}
 
 
 def test_a_reader_sees_whole_records_and_parts_of_batches() -> None:

@@ -89,7 +89,7 @@ TROUBLES = {
         ("SET default_transaction_read_only = off", "ALTER DATABASE {database} RESET default_transaction_read_only"),
     ),
     "a ledger newer than the code": Trouble(
-        "LEDGER_TOO_NEW",
+        "PGONCE_TOO_OLD",
         (
             TABLE,
             "CREATE SCHEMA pgonce",
@@ -233,7 +233,7 @@ def test_a_checkpoint_that_only_the_session_names_is_refused(spark, url, events,
         query = (
             stream(spark, events).writeStream.format("pgonce").options(url=url, table="events").queryName("only_conf")
         ).start()
-        with pytest.raises(PySparkException, match="NO_CHECKPOINT_LOCATION"):
+        with pytest.raises(PySparkException, match="OPTION_MISSING"):
             query.awaitTermination(PATIENCE_SECONDS)
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
@@ -275,14 +275,14 @@ def test_foreach_batch_without_a_checkpoint_location_is_refused(spark, admin, ur
     """A temporary checkpoint means a new query id at every start, so nothing could tell a replay."""
     admin.execute(TABLE)
     query = stream(spark, events).writeStream.foreachBatch(PostgresBatchWriter(url, table="events")).start()
-    with pytest.raises(PySparkException, match="TEMPORARY_CHECKPOINT"):
+    with pytest.raises(PySparkException, match="OPTION_MISSING"):
         query.awaitTermination(PATIENCE_SECONDS)
 
 
 def test_a_writer_called_outside_foreach_batch_is_refused(spark, admin, url):
     """A plain DataFrame has no batch id and no offsets."""
     admin.execute(TABLE)
-    with pytest.raises(Exception, match="NOT_IN_FOREACH_BATCH"):
+    with pytest.raises(Exception, match="NOT_CALLED_BY_SPARK"):
         PostgresBatchWriter(url, table="events")(spark.range(3), 0)
 
 
@@ -296,7 +296,7 @@ def start_function(frame, function, checkpoint):
     ("code", "name", "text"),
     [
         (
-            "OFFSETS_REWRITTEN",
+            "CHECKPOINT_IN_USE",
             "offsets/0",
             'v1\n{"batchWatermarkMs":0,"batchTimestampMs":9,"conf":{}}\n{"logOffset":0}',
         ),
@@ -398,9 +398,9 @@ DAMAGES = [
     ("CHECKPOINT_NOT_FOUND", lambda checkpoint: (checkpoint / "metadata").unlink()),
     ("CHECKPOINT_MALFORMED", rewrite("metadata", "{")),
     ("CHECKPOINT_MALFORMED", rewrite("offsets/0", "v1")),
-    ("CHECKPOINT_VERSION", rewrite("offsets/0", "v9\n{}\n3")),
+    ("PGONCE_TOO_OLD", rewrite("offsets/0", "v9\n{}\n3")),
     ("OTHER_CHECKPOINT", rewrite("metadata", '{"id":"11111111-1111-1111-1111-111111111111"}')),
-    ("OFFSETS_REWRITTEN", rewrite("offsets/0", 'v1\n{"batchTimestampMs":9}\n{"logOffset":0}')),
+    ("CHECKPOINT_IN_USE", rewrite("offsets/0", 'v1\n{"batchTimestampMs":9}\n{"logOffset":0}')),
     ("OFFSETS_NOT_FOUND", lambda checkpoint: (checkpoint / "offsets" / "0").unlink()),
 ]
 
@@ -418,7 +418,7 @@ def test_a_checkpoint_that_does_not_say_which_batch_this_is_stops_the_commit(
     (Path(checkpoint) / "commits" / "0").unlink()
     origin = planned_by(checkpoint)
     # Without the entry that the planner saw, nothing would tell that the log was rewritten since.
-    with pytest.raises(PgonceError, match="NO_IDENTITY"):
+    with pytest.raises(PgonceError, match="NOT_CALLED_BY_SPARK"):
         batch_from_checkpoint(options_for(checkpoint), replace(origin, planned=None), None)
     for number, (code, damage) in enumerate(DAMAGES):
         damaged = shutil.copytree(checkpoint, tmp_path / f"damaged {number}")
@@ -429,5 +429,5 @@ def test_a_checkpoint_that_does_not_say_which_batch_this_is_stops_the_commit(
 
 def test_a_transactional_function_needs_a_name():
     """The name is the sink's identity in the ledger."""
-    with pytest.raises(ConfigurationError, match="NO_SINK_NAME"):
+    with pytest.raises(ConfigurationError, match="OPTION_MISSING"):
         transactional_batch("", name="")

@@ -136,7 +136,7 @@ def test_an_attempt_may_end_before_the_one_that_failed(jvm, writer, ids):
     driver.close(None)
     assert ids() == list(range(12))
     driver.open(0, 3)
-    with pytest.raises(Exception, match="TOPIC_RECREATED"):
+    with pytest.raises(Exception, match="RECREATED"):
         give(jvm, driver, 11)
 
 

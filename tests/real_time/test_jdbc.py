@@ -101,7 +101,7 @@ def test_encryption_and_waiting_for_ever(monkeypatch):
 def test_the_authorities_of_the_system(monkeypatch):
     """The driver would look for a file that is called so."""
     monkeypatch.setattr(jdbc, "connect", lambda url: nullcontext(Told(url)))
-    with pytest.raises(PgonceError, match="JDBC_CONNECTION.*sslrootcert=system"):
+    with pytest.raises(PgonceError, match="BAD_URL.*sslrootcert=system"):
         jdbc_url("host=h port=1 dbname=d sslmode=verify-full sslrootcert=system", "run-1", 30)
 
 
@@ -128,14 +128,14 @@ def test_a_password_of_the_environment(login, tcp_url, monkeypatch):
 )
 def test_what_the_driver_does_not_have_is_refused(tcp_url, parameters, why):
     """A parameter that it lacks is named."""
-    with pytest.raises(PgonceError, match=f"JDBC_CONNECTION.*{why}"):
+    with pytest.raises(PgonceError, match=f"BAD_URL.*{why}"):
         properties_of(tcp_url, **parameters)
 
 
 def test_an_address_does_not_take_the_place_of_the_name_that_is_verified(monkeypatch):
     """With both, libpq verifies the name and connects to the address; the JDBC driver would verify the address."""
     monkeypatch.setattr(jdbc, "connect", lambda url: nullcontext(Told(url)))
-    with pytest.raises(PgonceError, match=r"JDBC_CONNECTION.*hostaddr"):
+    with pytest.raises(PgonceError, match=r"BAD_URL.*hostaddr"):
         jdbc_url("host=db.example hostaddr=127.0.0.1 port=1 dbname=d sslmode=verify-full", "run-1", 30)
 
 
@@ -161,11 +161,11 @@ def test_a_unix_socket_is_refused(url, postgres_server):
     """The JDBC driver reaches servers by host and port only."""
     if "host" in postgres_server.quick and not str(postgres_server.quick["host"]).startswith("/"):
         url = "host=/tmp"
-    with pytest.raises(PgonceError, match=r"JDBC_CONNECTION.*Unix socket|CONNECT"):
+    with pytest.raises(PgonceError, match=r"BAD_URL.*Unix socket|CONNECT"):
         jdbc_url(url, "run-1", 30)
 
 
 def test_a_password_from_a_function_is_refused(tcp_url):
     """Executors cannot call Python."""
-    with pytest.raises(PgonceError, match=r"JDBC_CONNECTION.*passwordFrom"):
+    with pytest.raises(PgonceError, match=r"BAD_URL.*passwordFrom"):
         jdbc_url(PostgresUrl(tcp_url, "module:function"), "run-1", 30)

@@ -65,7 +65,7 @@ class TestKnownQuery:
     def test_a_topic_that_ends_before_its_position(self, source):
         """It was created again, and its records are others."""
         name, make = source
-        with pytest.raises(PgonceError, match="TOPIC_RECREATED"):
+        with pytest.raises(PgonceError, match="RECREATED"):
             make().start({(name, 0): 9})
 
     def test_behind_an_open_transaction(self, source, kafka):

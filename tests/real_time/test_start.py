@@ -130,7 +130,7 @@ def test_a_start_that_fails_ends_no_query(trigger, begin, spark, topic, produce,
         begin(name, trigger, rows=fails)
     spark.conf.set("spark.sql.streaming.stopActiveRunOnRestart", "false")
     try:
-        with pytest.raises(PgonceError, match="QUERY_ACTIVE"):
+        with pytest.raises(PgonceError, match="QUERY_RUNNING"):
             begin(name, trigger)
     finally:
         spark.conf.unset("spark.sql.streaming.stopActiveRunOnRestart")

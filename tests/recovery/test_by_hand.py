@@ -66,7 +66,7 @@ class TestAccept:
 
     def test_it_may_be_taken_back(self, pgonce, stuck, observer, url):
         """Until the batch has come; then recover plans without it again."""
-        assert "[NOT_ACCEPTED]" in self.accept(pgonce, stuck, "--revoke", "--yes").stderr
+        assert "[NOTHING_TO_DO]" in self.accept(pgonce, stuck, "--revoke", "--yes").stderr
         self.accept(pgonce, stuck, "--yes")
         assert "--yes" in self.accept(pgonce, stuck, "--revoke").stdout
         assert examine(str(stuck), url).sinks[0].verdict is Verdict.ACCEPTED
@@ -79,7 +79,7 @@ class TestAccept:
     def test_of_two_people_the_second_reads_who_was_quicker(self, stuck, url, observer):
         """One acceptance is noted, and the other person is told by whom, and why."""
         error = at_once(lambda: accept_batch("orders", 9, url, reason="restored", checkpoint_location=str(stuck)))
-        assert error.code == "ALREADY_ACCEPTED"
+        assert error.code == "NOTHING_TO_DO"
         role = observer.execute("SELECT session_user").fetchone()[0]
         assert f"role {role} at " in error.what
         assert noted(observer) == [("accept", 9, "restored", None)]
@@ -92,16 +92,16 @@ class TestAccept:
     def test_a_batch_is_accepted_once_with_a_reason_and_only_where_needed(self, pgonce, stuck, observer, url):
         """Not twice, not without a reason, not another batch, not another query's checkpoint."""
         for code, given in [
-            ("NO_REASON", {"reason": "  "}),
-            ("ACCEPT_NOT_NEEDED", {"batch": 8}),
-            ("ACCEPT_NOT_NEEDED", {"batch": 10}),
+            ("OPTION_MISSING", {"reason": "  "}),
+            ("NOTHING_TO_DO", {"batch": 8}),
+            ("NOTHING_TO_DO", {"batch": 10}),
         ]:
             refused = self.accept(pgonce, stuck, "--yes", **given)
             assert refused.exit_code != ExitCode.OK
             assert f"[{code}]" in refused.stderr
         assert noted(observer) == []
         self.accept(pgonce, stuck, "--yes")
-        assert "[ALREADY_ACCEPTED]" in self.accept(pgonce, stuck, "--yes").stderr
+        assert "[NOTHING_TO_DO]" in self.accept(pgonce, stuck, "--yes").stderr
         (stuck / "metadata").write_text(f'{{"id":"{OTHER}"}}')
         with psycopg.connect(url) as connection:
             connection.execute("DELETE FROM pgonce.interventions")
@@ -111,12 +111,12 @@ class TestAccept:
         """What goes through anyhow needs nobody's word, and an unused one would let through what comes later."""
         history(url, 5)
         checkpoint = write_checkpoint(tmp_path / "ckpt", entries(4, 5), (4, 5))
-        assert "[ACCEPT_NOT_NEEDED]" in self.accept(pgonce, checkpoint, "--yes", batch=6).stderr
+        assert "[NOTHING_TO_DO]" in self.accept(pgonce, checkpoint, "--yes", batch=6).stderr
 
     def test_without_the_checkpoint_only_a_batch_past_the_next_is_refused(self, pgonce, stuck, url, observer):
         """Where it cannot be read, only a batch past the next one is surely refused."""
         give = ("accept", "orders", "--reason", "because", "--yes", "--batch")
-        assert "[ACCEPT_NOT_NEEDED]" in pgonce(*give, 6).stderr
+        assert "[NOTHING_TO_DO]" in pgonce(*give, 6).stderr
         assert pgonce(*give, 7).exit_code == ExitCode.OK
         assert [batch_id for _, batch_id, *_ in noted(observer)] == [7]
 

@@ -27,7 +27,7 @@ class TestRunning:
         before = files_of(checkpoint)
         with pytest.raises(RecoveryError) as error:
             recover_checkpoint(str(checkpoint), url, **patience)
-        assert error.value.code == "RECOVERY_RUNNING"
+        assert error.value.code == "QUERY_RUNNING"
         assert files_of(checkpoint) == before
         return error.value.what
 
@@ -133,7 +133,7 @@ class TestRunning:
         monkeypatch.setattr(
             fence, "refuse_running", lambda *_, **__: write_checkpoint(behind, {7: entry(7, planned=1)})
         )
-        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING"):
+        with pytest.raises(RecoveryError, match="QUERY_RUNNING"):
             recover_at_once(behind, url)
         monkeypatch.undo()
         assert recover_at_once(behind, url).stands_at == 9
@@ -154,5 +154,5 @@ class TestRunning:
         for thread in threads:
             thread.join()
         assert True in outcomes
-        assert set(outcomes) <= {True, False, "RECOVERY_RUNNING"}
+        assert set(outcomes) <= {True, False, "QUERY_RUNNING"}
         assert sorted(int(path.name) for path in (ahead / "offsets").glob("[0-9]*")) == list(range(6))

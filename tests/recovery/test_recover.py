@@ -138,7 +138,7 @@ class TestRecover:
         history(url, 5, stateful=True)
         checkpoint = write_checkpoint(tmp_path / "ckpt", entries(3, 4), (3, 4))
         (checkpoint / "state/0/3/right-keyToNumValues").mkdir(parents=True)
-        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING"):
+        with pytest.raises(RecoveryError, match="QUERY_RUNNING"):
             recover_checkpoint(str(checkpoint), url, quiet_seconds=3600, wait_seconds=0)
         (checkpoint / "state/0/3/right-keyToNumValues/7.delta").touch()
         with pytest.raises(RecoveryError, match="RECOVERY_STATEFUL.* 5 "):
@@ -168,7 +168,7 @@ class TestRecover:
         (checkpoint / f"offsets/.0.{uuid4()}.tmp").write_text("v1")
         before = files_of(checkpoint)
         assert examine(str(checkpoint), url).finding is Finding.RECOVERABLE
-        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING"):
+        with pytest.raises(RecoveryError, match="QUERY_RUNNING"):
             recover_checkpoint(str(checkpoint), url, quiet_seconds=3600, wait_seconds=0)
         assert recover_at_once(checkpoint, url).is_done
         assert list(files_of(checkpoint)) == ["metadata"]

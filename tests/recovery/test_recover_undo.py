@@ -31,7 +31,7 @@ class TestUndo:
         undo_recovery(str(checkpoint), url, quiet_seconds=0)
         assert files_of(checkpoint) == before
         assert [kind for kind, *_ in noted(observer)] == ["recover", "undo"]
-        with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO"):
+        with pytest.raises(RecoveryError, match="NOTHING_TO_DO"):
             undo_recovery(str(checkpoint), url, quiet_seconds=0)
         recover_at_once(checkpoint, url)
         undo_recovery(str(checkpoint), url, quiet_seconds=0)
@@ -62,12 +62,12 @@ class TestUndo:
         """After the query has planned a batch, the old files stay where they lie."""
         recover_at_once(ahead, url)
         write_checkpoint(ahead, {6: entry(6, planned=1)})
-        with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO"):
+        with pytest.raises(RecoveryError, match="NOTHING_TO_DO"):
             undo_recovery(str(ahead), url, quiet_seconds=0)
 
     def test_too_late_for_the_ledger(self, url, behind):
         """After a batch was published, too, though asynchronous progress tracking has not written a file of it."""
         recover_at_once(behind, url)
         publish(url, 10, {"0": kafka(110)}, run_id="a new run", offset_log=entry(10))
-        with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO.*a new run"):
+        with pytest.raises(RecoveryError, match="NOTHING_TO_DO.*a new run"):
             undo_recovery(str(behind), url, quiet_seconds=0)

@@ -110,7 +110,7 @@ def test_the_row_goes_into_the_table_that_is_shown(url, admin, role, more):
     """A letter whose destination names another table than its target is refused."""
     put(admin, role, destination={**recorded(EVENTS, encoded_columns(STRUCT)), "table": '"public"."payroll"'})
     said = replay(url, *more)
-    assert (said.exit_code, "REPLAY_UNSAFE" in said.output, "payroll" in said.output) == (6, True, True)
+    assert (said.exit_code, "REPLAY_IMPOSSIBLE" in said.output, "payroll" in said.output) == (6, True, True)
     assert admin.execute("SELECT count(*) FROM payroll").fetchone() == (0,)
 
 

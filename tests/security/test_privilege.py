@@ -390,7 +390,7 @@ def test_which_commands_a_role_that_only_looks_can_run(looked_at):
     failed = {command: answer.stderr for command, answer in answers.items() if answer.exit_code != ExitCode.OK}
     assert list(failed) == [SHOWS[1]], failed
     # It has read all that it asks for: the batch would not be refused.
-    assert "[ACCEPT_NOT_NEEDED]" in failed[SHOWS[1]]
+    assert "[NOTHING_TO_DO]" in failed[SHOWS[1]]
     assert ["NOT_PERMITTED" in run(command).stderr for command in LETTERS] == [True] * len(LETTERS)
     # The page of one query has its newest dead letters.
     assert "NOT_PERMITTED" in run("status orders").stderr

@@ -371,7 +371,7 @@ def test_a_verdict_that_the_ledger_does_not_have_is_not_believed(claimed, target
 def test_without_the_library_that_makes_certificates_a_receiver_is_refused(receiver_options, monkeypatch):
     """The error names what to install, and where."""
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(PgonceError, match="NO_RECEIVER_TLS.*pip install cryptography"):
+    with pytest.raises(PgonceError, match="NOT_INSTALLED.*pip install cryptography"):
         receiver_for(receiver_options(), STRUCT)
 
 

@@ -61,14 +61,14 @@ def test_an_error_of_ours_shows_nothing_of_its_way():
     names, text = shown(called_by_spark(refused_inside))
     assert names == []
     assert "KeyError" not in text
-    assert "[NO_TABLE]" in text
+    assert "[OPTION_MISSING]" in text
 
 
 def test_an_error_of_ours_inside_a_users_function_shows_the_users_line():
     """Which of the function's calls it was, is for the user to know; what happened in it is not."""
     names, text = shown(in_foreach_batch(refused_inside))
     assert names == ["refused_inside"]
-    assert "[NO_TABLE]" in text
+    assert "[OPTION_MISSING]" in text
 
 
 def test_an_error_of_the_users_own_is_shown_from_the_users_function_on():

@@ -117,7 +117,7 @@ def test_an_operation_that_is_not_utf8_is_refused_too(sent):
 @pytest.mark.parametrize("event", [envelope("d", None, None), envelope("u", FIRST, None)])
 def test_an_event_without_its_row_is_refused(event):
     """Nothing says what to write, or which row to delete."""
-    with pytest.raises(EncodingError, match=r"\[CHANGE_WITHOUT_ROW\].*row 1 "):
+    with pytest.raises(EncodingError, match=r"\[CHANGE_UNKNOWN\].*row 1 "):
         read(ENVELOPE, [event], change_feed="debezium")
 
 

@@ -65,7 +65,7 @@ def test_rows_of_the_batch_pass(known, found):
 )
 def test_rows_from_elsewhere_are_refused(known, found, says):
     """Rows that say that they come from a record outside the range are refused, with the range."""
-    with pytest.raises(EncodingError, match=f"POSITION_OUTSIDE.*{says}"):
+    with pytest.raises(EncodingError, match=f"POSITION_COLUMNS.*{says}"):
         refuse_outside(found, batch(**known))
 
 

@@ -228,11 +228,11 @@ def refuse_too_new(least_reader: int) -> None:
     """
     Refuse a ledger that only code of version ``least_reader`` or later can use, if this code is older.
 
-    :raises LedgerError: LEDGER_TOO_NEW.
+    :raises LedgerError: PGONCE_TOO_OLD.
     """
     if least_reader > NEWEST:
         raise LedgerError(
-            "LEDGER_TOO_NEW",
+            "PGONCE_TOO_OLD",
             f"The ledger (schema pgonce) needs code of version {least_reader} or later; this pgonce knows version "
             f"{NEWEST}.",
             "Nothing was written.",
@@ -244,7 +244,7 @@ def require_ledger(connection: psycopg.Connection) -> None:
     """
     Check that there is a ledger and that this code can read it; create nothing. Our search_path must be in force.
 
-    :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW, LEDGER_UNRELEASED.
+    :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, PGONCE_TOO_OLD, LEDGER_UNRELEASED.
     """
     missing = _missing(connection)
     if not missing:

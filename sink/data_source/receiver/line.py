@@ -206,7 +206,7 @@ def new_identity() -> Identity:
     """
     Make a key, and a certificate that is signed with it.
 
-    :raises ConfigurationError: NO_RECEIVER_TLS, if the library that makes them is missing.
+    :raises ConfigurationError: NOT_INSTALLED, if the library that makes them is missing.
     """
     try:
         # Python's own ssl module reads certificates, but cannot make them.
@@ -216,7 +216,7 @@ def new_identity() -> Identity:
         from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
     except ImportError:
         raise NotInstalledError(
-            "NO_RECEIVER_TLS",
+            "NOT_INSTALLED",
             "receiver names an address, but the Python package cryptography is not installed on the driver, though "
             "pgonce depends on it. It makes the certificate by which tasks recognize the receiver.",
             "Nothing was written.",

@@ -80,7 +80,7 @@ def ask_for_tables(connection: psycopg.Connection, tables: Sequence[str]) -> Cal
 
     In a round trip with other statements, a text that is not a name ends the trip with an error of ``NOT_A_NAME``.
 
-    :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
+    :raises TargetError: BAD_TABLE_NAME, TARGET_MISSING.
     """
     try:
         asked = Asked(connection, _RESOLVE_ALL, {"given": list(tables)})
@@ -98,7 +98,7 @@ def resolved(found: Sequence[Any], table: str) -> ResolvedName:
     """
     What Postgres's answer says about the name.
 
-    :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
+    :raises TargetError: BAD_TABLE_NAME, TARGET_MISSING.
     :raises psycopg.errors.SerializationFailure: if the transaction's snapshot is older than the table.
     """
     parts, current_schema, schema, name, oid, kind, exists, _ = found
@@ -109,7 +109,7 @@ def resolved(found: Sequence[Any], table: str) -> ResolvedName:
         schema, name = (current_schema, *parts)[-2:]
     if schema is None and name is not None:
         raise TargetError(
-            "SCHEMA_MISSING",
+            "TARGET_MISSING",
             f"table={table!r} names no schema, and no schema on the role's search_path exists.",
             NOTHING,
             "Write schema.table, or set search_path for the role or in url: options=-csearch_path=app.",
@@ -192,7 +192,7 @@ def refuse_missing_schema(connection: psycopg.Connection, schema: str) -> None:
     exists = "SELECT pg_catalog.to_regnamespace(pg_catalog.quote_ident(%s)) IS NOT NULL"
     if connection.execute(exists, [schema]).fetchone() != (True,):
         raise TargetError(
-            "SCHEMA_MISSING",
+            "TARGET_MISSING",
             f"There is no schema {schema}.",
             NOTHING,
             f"Create it (createTable creates the table only), or correct the name {schema} in table.",

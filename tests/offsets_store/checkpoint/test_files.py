@@ -263,7 +263,7 @@ class TestTrouble:
             (b"", "CHECKPOINT_MALFORMED"),
             (b"v1\n{}\n\xff", "CHECKPOINT_MALFORMED"),
             (b'v1\n{"batch', "CHECKPOINT_MALFORMED"),
-            (b"v7\n{}\n1", "CHECKPOINT_VERSION"),
+            (b"v7\n{}\n1", "PGONCE_TOO_OLD"),
         ],
     )
     def test_damaged_entry_names_the_file(self, folder, data, code):

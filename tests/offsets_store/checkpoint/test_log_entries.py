@@ -54,7 +54,7 @@ class TestOffsetLog:
         """Only a version that is unknown asks for a newer pgonce."""
         with pytest.raises(CheckpointError) as caught:
             parse_offset_log("v3\n{}\n1")
-        assert caught.value.code == "CHECKPOINT_VERSION"
+        assert caught.value.code == "PGONCE_TOO_OLD"
 
     @pytest.mark.parametrize(
         "text",
@@ -111,7 +111,7 @@ class TestOtherFiles:
     @pytest.mark.parametrize(
         ("text", "code"),
         [
-            ("v4\n{}", "CHECKPOINT_VERSION"),
+            ("v4\n{}", "PGONCE_TOO_OLD"),
             ("", "CHECKPOINT_MALFORMED"),
             ('v1\n{"next', "CHECKPOINT_MALFORMED"),
         ],
@@ -154,7 +154,7 @@ class TestOtherFiles:
             (b"\x00v1\n", "CHECKPOINT_MALFORMED"),
             (b'\x00v1\n{"t":{"0"', "CHECKPOINT_MALFORMED"),
             (b'\x00v1\n{"t":{"0":\xff', "CHECKPOINT_MALFORMED"),
-            (b'\x00v2\n{"t":{"0":5}}', "CHECKPOINT_VERSION"),
+            (b'\x00v2\n{"t":{"0":5}}', "PGONCE_TOO_OLD"),
         ],
     )
     def test_a_damaged_start_of_batch_0_is_refused(self, data, code):

@@ -217,7 +217,7 @@ class TestHashes:
     def test_a_job_that_was_not_hashed_cannot_be_compared(self, admin, url):
         """That is refused as well. Without the option a run is skipped, whether or not the recorded one has a hash."""
         commit_job(settings(url), job(), writing(1))
-        with pytest.raises(RefusedBatch, match="BATCH_NOT_HASHED"):
+        with pytest.raises(RefusedBatch, match="BATCH_CHANGED"):
             commit_job(settings(url), job(content_hash="1:bb"), writing(2))
         commit_job(settings(url), job("hashed", "1:aa"), writing(3))
         assert commit_job(settings(url), job("hashed"), writing(4)).verdict is JobVerdict.SKIPPED

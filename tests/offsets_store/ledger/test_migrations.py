@@ -162,7 +162,7 @@ class TestVersions:
                 migrate(connection)
         with pytest.raises(LedgerError) as unread:
             OffsetsStore(url).queries()
-        assert refused.value.code == unread.value.code == "LEDGER_TOO_NEW"
+        assert refused.value.code == unread.value.code == "PGONCE_TOO_OLD"
 
     def test_a_process_that_runs_notices_that_the_ledger_was_upgraded(self, url, observer):
         """Its next batch is refused, and so is its next batch job, though it has used this ledger before."""
@@ -173,7 +173,7 @@ class TestVersions:
             publish(url, 1, {"0": 2})
         with pytest.raises(LedgerError) as job:
             commit_job(CommitSettings(url), Job("a key", uuid4()), Work(lambda _: "public.events", pytest.fail))
-        assert batch.value.code == job.value.code == "LEDGER_TOO_NEW"
+        assert batch.value.code == job.value.code == "PGONCE_TOO_OLD"
         assert observer.execute("SELECT max(batch_id) FROM pgonce.batches").fetchone() == (0,)
         assert observer.execute("SELECT count(*) FROM pgonce.batch_jobs").fetchone() == (0,)
 
@@ -213,7 +213,7 @@ class TestVersions:
             assert connection.execute("SELECT made_up, last_batch_id FROM pgonce.writers").fetchall() == [("new", 1)]
         with pytest.raises(LedgerError) as refused:
             publish(url, 2, {"0": 3})
-        assert refused.value.code == "LEDGER_TOO_NEW"
+        assert refused.value.code == "PGONCE_TOO_OLD"
 
     def test_a_later_migration_that_fails_changes_nothing(self, url, monkeypatch):
         """All missing steps are one transaction."""

@@ -110,7 +110,7 @@ class TestTheLedger:
         """The command fails soon, and names the holder."""
         with migrating(url) as holder:
             failed = CliRunner().invoke(main.app, ["init", "--url", url])
-        assert "[LEDGER_LOCKED]" in failed.stderr
+        assert "[LOCKED]" in failed.stderr
         assert holder in failed.stderr
 
     def test_who_only_reads_waits_no_longer(self, url, monkeypatch):
@@ -119,7 +119,7 @@ class TestTheLedger:
         monkeypatch.setattr(session, "LOCK_SECONDS", 0.3)
         with held(url, "LOCK TABLE pgonce.writers IN ACCESS EXCLUSIVE MODE"), pytest.raises(PgonceError) as error:
             OffsetsStore(url).status()
-        assert error.value.code == "LEDGER_LOCKED"
+        assert error.value.code == "LOCKED"
 
 
 class TestStaging:

@@ -73,7 +73,7 @@ def test_every_refusal_has_the_way_out_that_belongs_to_it(ddl, mode, code, remed
 def test_a_schema_that_is_missing_is_what_the_error_says(table, create_table, path, says, url):
     """And not that a table is missing, or that its name is none."""
     url += f"&options=-csearch_path%3D{path}"
-    with pytest.raises(PgonceError, match=rf"SCHEMA_MISSING.*{says}"):
+    with pytest.raises(PgonceError, match=rf"TARGET_MISSING.*{says}"):
         publish(url, "inline", STRUCT, [(1, "one")], table=table, create_table=create_table)
 
 

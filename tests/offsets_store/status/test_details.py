@@ -103,9 +103,9 @@ def test_a_query_that_the_ledger_does_not_know(url, store):
     assert (known(url, "no such query").writer, known(url, "no such query").batches) == (None, [])
     with psycopg.connect(url) as connection:
         connection.execute(
-            "INSERT INTO pgonce.failures (query_id, code, message, seen_by) VALUES ('new', 'NO_TABLE', 'x', 'planner')"
+            "INSERT INTO pgonce.failures (query_id, code, message, seen_by) VALUES ('new', 'NO_KEYS', 'x', 'planner')"
         )
-    assert [one.code for one in known(url, "new", None).failures] == ["NO_TABLE"]
+    assert [one.code for one in known(url, "new", None).failures] == ["NO_KEYS"]
 
 
 def test_the_examples_in_its_docstrings_hold():

@@ -88,7 +88,7 @@ def test_a_query_that_was_replaced(url, store):
     assert both(url, {"t": {"0": 14}})
     with pytest.raises(OffsetsError, match=OTHER) as refused:
         store.wait_for(QUERY, {"t": {"0": 9}}, 0)
-    assert refused.value.code == "REPLACED"
+    assert refused.value.code == "WRITER_GONE"
     with pytest.raises(psycopg.errors.NoDataFound):
         in_sql(url, QUERY, {"t": {"0": 9}})
 
@@ -100,7 +100,7 @@ def test_a_query_whose_sinks_are_all_retired(url, store):
         connection.execute(update(writers).values(retired_at="now"))
     with pytest.raises(OffsetsError) as refused:
         store.wait_for("orders", {"t": {"0": 9}}, 0)
-    assert refused.value.code == "NO_LIVING_SINK"
+    assert refused.value.code == "WRITER_GONE"
     with pytest.raises(psycopg.errors.NoDataFound):
         in_sql(url, "orders", {"t": {"0": 9}})
 
@@ -163,7 +163,7 @@ def test_other_forms_are_refused(offsets):
     """What is not topic to partition to offset is refused, with an example."""
     with pytest.raises(ConfigurationError, match=r"\{0: 41\}") as refused:
         parse_records(offsets)
-    assert refused.value.code == "BAD_OFFSETS"
+    assert refused.value.code == "BAD_OPTION"
 
 
 def test_a_timeout_that_is_not_a_number(store):

@@ -91,13 +91,13 @@ def test_a_missing_message_means_that_rows_were_not_delivered(messages):
 @pytest.mark.parametrize("other", [Origin("q2", "r1", 7, None), Origin("q1", "r1", 8, OffsetLogEntry(8, "abc"))])
 def test_parcels_of_different_batches_are_refused(other):
     """Messages that do not agree on what they belong to are not committed."""
-    with pytest.raises(PgonceError, match="MIXED_BATCHES"):
+    with pytest.raises(PgonceError, match="NOT_CALLED_BY_SPARK"):
         open_parcels([parcel(), parcel(origin=other)], 7)
 
 
 def test_parcels_of_another_batch_than_spark_commits_are_refused():
     """The batch id that Spark commits is the one that the rows belong to."""
-    with pytest.raises(PgonceError, match="MIXED_BATCHES"):
+    with pytest.raises(PgonceError, match="NOT_CALLED_BY_SPARK"):
         open_parcels([parcel()], 8)
 
 
@@ -109,6 +109,6 @@ def test_a_parcel_that_another_version_made_is_refused(made_by):
     arrived = pickle.loads(pickle.dumps(other))
     with pytest.raises(PgonceError) as refused:
         open_parcels([parcel(), arrived], 7)
-    assert refused.value.code == "OTHER_VERSION"
+    assert refused.value.code == "NOT_ON_EXECUTORS"
     assert (made_by or "an older version") in refused.value.what
     assert LOADED_VERSION in refused.value.what

@@ -127,9 +127,9 @@ def test_a_field_whose_name_jsonb_cannot_hold_is_refused() -> None:
 def test_names_that_come_twice_are_refused() -> None:
     """A table has no two columns of one name, and in jsonb the later field would replace the earlier one."""
     twice = t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())])
-    with pytest.raises(TypeMappingError, match="FIELD_TWICE"):
+    with pytest.raises(TypeMappingError, match="COLUMN_TWICE"):
         encoded_columns(twice)
-    with pytest.raises(TypeMappingError, match=r"FIELD_TWICE.*'c\.element'"):
+    with pytest.raises(TypeMappingError, match=r"COLUMN_TWICE.*'c\.element'"):
         encoded(t.ArrayType(twice))
 
 

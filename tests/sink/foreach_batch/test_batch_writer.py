@@ -41,7 +41,7 @@ def test_a_table_that_cannot_be_written_into(admin, url, ddl, arguments, code):
 def test_two_routes_into_one_table(admin, url):
     """That is known without a row, too."""
     admin.execute("CREATE TABLE orders (id bigint)")
-    with pytest.raises(ConfigurationError, match=r"\[BAD_ROUTES\]"):
+    with pytest.raises(ConfigurationError, match=r"\[BAD_OPTION\]"):
         PostgresBatchWriter(url, route="kind", tables={"a": {"table": "orders"}, "b": {"table": "public.orders"}})
 
 

@@ -71,7 +71,7 @@ def test_a_driver_without_room_for_the_rows_names_the_cause(spark, at_once, monk
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(CommitError, match=r"\[ROWS_NOT_KEPT\].*File too large"):
+        with pytest.raises(CommitError, match=r"\[DISK_FULL\].*File too large"):
             ArrivingBatches(spark.range(ROWS, numPartitions=4)).rows()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -55,5 +55,5 @@ def test_nothing_is_written_before_memory_is_full(tmp_path, monkeypatch):
 def test_no_room_is_an_error_in_words(tmp_path, monkeypatch):
     """It says where there is no room; nothing was written to the table."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
-    with pytest.raises(CommitError, match="ROWS_NOT_KEPT.*TMPDIR"):
+    with pytest.raises(CommitError, match="DISK_FULL.*TMPDIR"):
         Spool(0).add(rows(0))

@@ -50,7 +50,7 @@ def test_a_folder_is_claimed_by_one_process(tmp_path, hasty):
     (tmp_path / "link").symlink_to(folder)
     with another_process(str(folder)) as process:
         for name in (str(folder), f"file://{folder}", str(tmp_path / "link")):
-            with pytest.raises(SparkError, match=rf"\[CHECKPOINT_CLAIMED\].*process {process.pid}\b"):
+            with pytest.raises(SparkError, match=rf"\[CHECKPOINT_IN_USE\].*process {process.pid}\b"):
                 claim_checkpoint(name)
         assert list(folder.iterdir()) == []
     assert claim_in_a_process(str(folder)) == "True\n"

@@ -17,5 +17,5 @@ def test_rows_of_an_entry_that_was_written_again_are_refused(tmp_path):
     planned = Origin(query_id, "run 1", 0, Checkpoint(str(tmp_path)).newest_offset_entry())
     assert describe_batch(Checkpoint(str(tmp_path)), planned, None).batch_id == 0
     write_checkpoint(tmp_path, {0: entry(0, {"t": {"0": 99}})}, (), query_id)
-    with pytest.raises(PgonceError, match="OFFSETS_REWRITTEN"):
+    with pytest.raises(PgonceError, match="CHECKPOINT_IN_USE"):
         describe_batch(Checkpoint(str(tmp_path)), planned, None)

@@ -44,7 +44,7 @@ def test_an_argument_means_what_the_option_of_its_name_means():
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({"mode": "apply"}, "NO_DELETES"),
+        ({"mode": "apply"}, "OPTION_MISSING"),
         ({"mode": "apply", "deleteWhen": "gone", "changeFeed": "delta"}, "CLASHING_OPTIONS"),
         ({"mode": "apply", "changeFeed": "oracle"}, "BAD_OPTION"),
         ({"mode": "apply", "deleteWhen": "gone", "deletes": "soft"}, "BAD_OPTION"),

@@ -60,8 +60,8 @@ def test_what_the_commit_would_refuse_is_refused_before(admin, url):
         ("CREATE TABLE events (id bigint)", {}, r"\[COLUMN_UNKNOWN\].*'name'"),
         (TABLE, {"mode": "upsert", "keys": ("ident",)}, r"\[KEY_UNKNOWN\].*'ident'"),
         (TABLE, {"table": "a.b.c"}, r"\[BAD_TABLE_NAME\]"),
-        ("SELECT", {"table": "sales.events", "create_table": True}, r"\[SCHEMA_MISSING\]"),
-        ("SELECT", {"table": "sales.events"}, r"\[SCHEMA_MISSING\]"),
+        ("SELECT", {"table": "sales.events", "create_table": True}, r"\[TARGET_MISSING\]"),
+        ("SELECT", {"table": "sales.events"}, r"\[TARGET_MISSING\]"),
     ):
         define(admin, ddl)
         with pytest.raises(TargetError, match=says):

@@ -192,7 +192,7 @@ def test_two_names_of_one_table_are_refused(admin, url):
     """The commit knows a table by its oid, however it is written."""
     with pytest.raises(ConfigurationError) as raised:
         commit(url, make_planned_batch(0), routes({"orders": {}, "o": {"table": "public.orders"}}), routed())
-    assert raised.value.code == "BAD_ROUTES"
+    assert raised.value.code == "BAD_OPTION"
 
 
 def test_a_table_that_gets_no_rows_is_not_locked(admin, url):

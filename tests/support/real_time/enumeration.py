@@ -175,7 +175,7 @@ class Enumeration:
         if state.topic != database.topic:
             if not rules.compares_topic:
                 raise Violation("a run starts at the positions of a topic that was deleted")
-            self.heard.add("TOPIC_RECREATED")
+            self.heard.add("RECREATED")
             return
         if any(position.disputed_from is not None for position in database.positions):
             self.heard.add("DISPUTED")
@@ -193,7 +193,7 @@ class Enumeration:
         if not rules.starts_at_positions and state.checkpoint is not None:
             begins = state.checkpoint
             if rules.compares_checkpoint and any(b > o for b, o in zip(begins, offsets, strict=True)):
-                self.heard.add("CHECKPOINT_AHEAD")
+                self.heard.add("CHECKPOINT_IN_USE")
                 return
         if any(begin < earliest for begin, earliest in zip(begins, state.earliest, strict=True)):
             self._refuse_unjust_data_loss(state)
@@ -250,8 +250,8 @@ class Enumeration:
         if self.world.shuffled:
             refuse_lost(self.world, state)
         if state.topic != run.topic and rules.compares_topic:
-            self.heard.add("TOPIC_RECREATED")
-            yield from self._dead(state, run, ("run", run.run, "fails: TOPIC_RECREATED"))
+            self.heard.add("RECREATED")
+            yield from self._dead(state, run, ("run", run.run, "fails: RECREATED"))
             return
         ends, reported = [0] * len(run.known), list(run.known)
         for task, (sent, _) in zip(run.tasks, frontiers, strict=True):

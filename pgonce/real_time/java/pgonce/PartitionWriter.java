@@ -55,7 +55,7 @@ final class PartitionWriter {
         lastOffset = offset;
         if (offset < readFrom) {
             throw Refusal.of(
-                    "TOPIC_RECREATED",
+                    "RECREATED",
                     "Record " + offset + " of " + place + " came, although this run has read past record " + readFrom
                             + ": the topic was deleted and created again, or the position columns are not Kafka's.",
                     "It was not written.",

@@ -65,7 +65,7 @@ public final class RealTimeWriter extends ForeachWriter<Row> {
     public void process(Row row) {
         if (row.get(0) == null || row.get(1) == null || row.get(2) == null) {
             throw Refusal.of(
-                    "NULL_POSITION",
+                    "POSITION_COLUMNS",
                     "A row has no complete position in Kafka.",
                     "It was not written.",
                     "Select the columns topic, partition and offset as the Kafka source gives them, unchanged.");

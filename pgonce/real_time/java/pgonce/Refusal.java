@@ -28,7 +28,7 @@ final class Refusal {
         List<String> remedy = settings.remedy(e.getSQLState());
         if (remedy == null) {
             return Refusal.of(
-                    "REAL_TIME_FAILED",
+                    "RETRIES_EXHAUSTED",
                     "Postgres could not " + what + " (SQLSTATE " + state + ").",
                     there,
                     "Check that the server runs and can be reached from executors, and start the query again: it goes"

@@ -95,7 +95,7 @@ final class Session {
             made = driver.connect(settings.url, settings.properties);
         } catch (ReflectiveOperationException | LinkageError e) {
             throw Refusal.of(
-                    "NO_JDBC_DRIVER",
+                    "NOT_INSTALLED",
                     "Postgres's JDBC driver is not on the class path of this executor.",
                     "Nothing was written.",
                     "Add it to the application: spark.jars.packages=org.postgresql:postgresql:42.7.8, or spark.jars with"

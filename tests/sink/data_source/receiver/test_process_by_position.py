@@ -236,7 +236,7 @@ def test_positions_of_elsewhere_are_refused(fault, query, target, started_receiv
         if fault == "killed":
             started_receivers[-1].kill()
             started_receivers[-1].wait()
-        with pytest.raises(PgonceError, match="POSITION_OUTSIDE"):
+        with pytest.raises(PgonceError, match="POSITION_COLUMNS"):
             query.commit(parcels)
         assert (ids(target), newest(target)[0]) == ([], 10)
 
@@ -244,5 +244,5 @@ def test_positions_of_elsewhere_are_refused(fault, query, target, started_receiv
 def test_a_row_without_a_position_is_refused(query):
     """By its task, whichever rows it has sent before."""
     query.plan(1, ONCE)
-    with pytest.raises(PgonceError, match="NULL_POSITION"):
+    with pytest.raises(PgonceError, match="POSITION_COLUMNS"):
         query.task("received", 0, [*((0, at, 0) for at in range(10, 15)), (0, None, 0)])

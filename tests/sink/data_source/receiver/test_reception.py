@@ -307,7 +307,7 @@ def test_a_batch_whose_rows_carry_their_positions_is_begun_once_all_are_promised
     send(reception, 0, 1, 1, 2)
     assert reception._early is None
     refused = promise(SENT, reach={"t": {"0": (10, 21)}})
-    with pytest.raises(PgonceError, match="POSITION_OUTSIDE"):
+    with pytest.raises(PgonceError, match="POSITION_COLUMNS"):
         reception.finish(origin(), sent_on(refused))
     assert ids(target) == []
     assert reception.finish(origin(), promise(SENT, reach={"t": {"0": (10, 20)}})) is Verdict.NEW
@@ -417,7 +417,7 @@ def test_an_offset_log_that_another_driver_rewrote_ends_the_batch(early, target,
         copying(target, 1, 2)
     assert (reception._early is not None) is early
     write_checkpoint(folder, {1: entry(1, planned=5)})
-    with pytest.raises(PgonceError, match="OFFSETS_REWRITTEN"):
+    with pytest.raises(PgonceError, match="CHECKPOINT_IN_USE"):
         reception.finish(origin(), promise(SENT))
     assert (ids(target), recorded(target)) == ([], [])
     assert rolled_back(target)
