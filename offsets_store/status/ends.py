@@ -180,7 +180,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
 
     A source that the plan reads twice has its end twice, and counts as one.
 
-    :raises OffsetsError: OFFSETS_UNKNOWN, NOT_KAFKA, SEVERAL_SOURCES.
+    :raises OffsetsError: OFFSETS_UNKNOWN, NO_STARTING_OFFSETS.
     """
     end: Offsets | None = writer.end_offsets
     if end is None:
@@ -189,14 +189,14 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
     offset, *others = end.values() or [None]
     if not all(same_json(offset, other) for other in others):
         raise OffsetsError(
-            "SEVERAL_SOURCES",
+            "NO_STARTING_OFFSETS",
             f"{called} reads {len(end)} sources, and startingOffsets belongs to one.",
             UNCHANGED,
             f"`pgonce offsets {in_command(writer.query_id, 'QUERY')}` shows the end of each.",
         )
     if not is_kafka(offset):
         raise OffsetsError(
-            "NOT_KAFKA",
+            "NO_STARTING_OFFSETS",
             f"{called} does not read Kafka: its source stands at {json.dumps(offset)}.",
             UNCHANGED,
             "Only Kafka's source takes startingOffsets. For rate-micro-batch and Delta, `pgonce new-checkpoint` writes "

@@ -62,8 +62,7 @@ def _safe(found: dict[str, None]) -> list[str]:
 
 def _known(context: typer.Context) -> list[tuple[str | None, str, str]]:
     url = context.params.get("url") or os.environ.get("PGONCE_URL", "")
-    source = context.params.get("password_from") or os.environ.get("PGONCE_PASSWORD_FROM")
-    return _in_time(lambda: _read(PostgresUrl(url, source))) or []
+    return _in_time(lambda: _read(PostgresUrl(url, os.environ.get("PGONCE_PASSWORD_FROM")))) or []
 
 
 def _read(url: str) -> list[tuple[str | None, str, str]]:

@@ -23,7 +23,7 @@ from .answers.output import print_error
 
 Servers = Annotated[
     str | None,
-    typer.Option("--bootstrap-servers", "--bootstrap", help="Kafka brokers (host:port,...) to ask."),
+    typer.Option("--bootstrap-servers", help="Kafka brokers (host:port,...) to ask."),
 ]
 KafkaConfig = Annotated[
     Path | None,

@@ -67,7 +67,6 @@ def init(
     role: Annotated[
         str | None, typer.Option(help="Also grant this role the privileges that a streaming query needs.")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Create the ledger, or bring it up to date. Run it again after each upgrade; it never changes anything twice."""
     if sql:
@@ -75,9 +74,6 @@ def init(
         return
     with at_work("Preparing the ledger"):
         applied = _init(url, role)
-    if as_json:
-        output.print_json({"applied": applied, "role": role})
-        return
     done = f"applied version {', '.join(map(str, applied))}" if applied else "was up to date already"
     typer.echo(f"The ledger (schema pgonce) {done}." + (f" Role {role} may use it." if role else ""))
 

@@ -2,14 +2,14 @@
 Define what all commands share: exit codes, options, errors as text, and where the password comes from.
 
 Runs in a shell, without Spark. Invariant: an error goes to stderr as text, never with a password, and the exit code
-says which kind of error it was. Every command that takes ``--url`` takes the option for passwords too, and a password
-is never an argument.
+says which kind of error it was. A password is never an argument.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -129,17 +129,8 @@ def exit_code(error: PgonceError) -> ExitCode:
     return next(code for family, code in BY_FAMILY if isinstance(error, family))
 
 
-PasswordFrom = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PGONCE_PASSWORD_FROM",
-        help="A function, module:function, that returns the password for each new connection.",
-    ),
-]
-
-
 class Application(typer.Typer):
-    """Commands, whose errors are shown as text; those that have a ``url`` may be told where the password comes from."""
+    """Commands, whose errors are shown as text; those that have a ``url`` know where its password comes from."""
 
     def command(self, name: str | None = None, **how: Any) -> Callable[[Any], Any]:
         """Register a command, as :meth:`typer.Typer.command` does."""
@@ -153,20 +144,13 @@ class Application(typer.Typer):
 
 
 def _told_where_passwords_are(function: Callable[..., None]) -> Callable[..., None]:
-    """``function``, with the option after ``url`` that says so; what it gets is one ``url``."""
-    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
-    names = [parameter.name for parameter in parameters]
-    if "url" not in names:
+    """``function``, whose ``url`` has the source of its password, if the environment names one."""
+    if "url" not in inspect.signature(function).parameters:
         return function
 
     @functools.wraps(function)
-    def run(url: str, password_from: str | None, **rest: Any) -> None:
-        function(url=PostgresUrl(url, password_from), **rest)
+    def run(url: str, **rest: Any) -> None:
+        # Typer passes everything by name.
+        function(url=PostgresUrl(url, os.environ.get("PGONCE_PASSWORD_FROM")), **rest)
 
-    source = inspect.Parameter("password_from", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=PasswordFrom)
-    parameters.insert(names.index("url") + 1, source)
-    # Typer passes everything by name.
-    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-    run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in named}
     return run

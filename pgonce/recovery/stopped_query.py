@@ -219,14 +219,14 @@ def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> lis
     """
     The sinks that may publish.
 
-    :raises RecoveryError: RECOVERY_UNKNOWN_QUERY, if there is none (UnknownQueryError, if none is known).
+    :raises RecoveryError: UNKNOWN, if there is none (UnknownQueryError, if none is known).
     """
     living = [sink for sink in sinks if sink.is_living]
     if living:
         return living
     if not sinks:
         raise UnknownQueryError(
-            "RECOVERY_UNKNOWN_QUERY",
+            "UNKNOWN",
             f"The ledger does not know query {checkpoint.query_id}, so nothing is known about the checkpoint "
             f"{checkpoint.location}.",
             NOTHING_CHANGED,
@@ -234,7 +234,7 @@ def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> lis
         )
     gone = ", ".join(sink.sink_name for sink in sinks)
     raise RecoveryError(
-        "RECOVERY_UNKNOWN_QUERY",
+        "UNKNOWN",
         f"The ledger knows query {checkpoint.query_id} only with sinks that were replaced or retired ({gone}), so "
         f"nothing is known about the checkpoint {checkpoint.location}.",
         NOTHING_CHANGED,

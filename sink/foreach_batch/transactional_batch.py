@@ -80,15 +80,15 @@ def transactional_batch(
     """
     Turn a function ``(batch, tx)`` into one for ``foreachBatch``: all that it does through ``tx`` is one transaction.
 
-    It is not called for a proven replay. ``name`` is the sink's name in the ledger: keep it when the function changes.
+    It is not called for a proven replay. ``sink_name`` names it in the ledger: keep that when the function changes.
     With ``position_columns``, the frame comes without the rows that are stored already.
 
     :raises ConfigurationError: at once, for arguments that cannot work.
     """
     given = read({"url": url, **options}, Way.FUNCTION)
-    name = given["name"]
+    name = given["sink_name"]
     if not name:
-        raise bad_option("OPTION_MISSING", "transactional_batch needs a name.", 'Give it one: name="orders".')
+        raise bad_option("OPTION_MISSING", "transactional_batch needs a sink_name.", 'Give it one: sink_name="orders".')
     settings = batch_settings_of(given)
     positions = settings.positions
 

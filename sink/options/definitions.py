@@ -61,6 +61,12 @@ _ONE_JOB_EACH = (
 )
 _STORED_STAYS = ("on_conflict=ignore", "on_conflict=ignoreAny")
 _MEND_THE_JOB = "Leave it out: a job with a bad row can be repaired and run again, and the error names the row."
+_SINK_NAME = Option(
+    _ALL,
+    "The sink's name in the ledger, which tells writers of one query apart. Changing it makes a new writer.",
+    None,
+    'the qualified table (`public.events`, `app."Orders"`), or `route:<column>`; required for a function',
+)
 
 
 # fmt: off
@@ -72,16 +78,16 @@ class TableOptions(TypedDict, total=False):
         modes=("apply",), clashes=("change_feed",),
     )]
     change_feed: Annotated[ChangeFeed | None, Option(
-        _ROWS_AND_JOBS, "A feed whose rows say what to do: `debezium`, `delta` or `spark`. See [Which rows "
-        "delete](change-data.md#which-rows-delete).", modes=("apply",), alike="change_feed",
+        _ROWS_AND_JOBS, "A feed whose rows [say what to do](change-data.md#which-rows-delete): `debezium`, `delta` or "
+        "`spark`.", modes=("apply",), alike="change_feed",
     )]
     deletes: Annotated[str, Option(
-        _ROWS_AND_JOBS, "`hard` removes deleted rows, `soft:<column>` marks them, `ignore` drops deletes. See [What a "
-        "delete does](change-data.md#what-a-delete-does).", "hard", modes=("apply",),
+        _ROWS_AND_JOBS, "`hard` removes deleted rows, `soft:<column>` [marks them](change-data.md#what-a-delete-does), "
+        "`ignore` drops deletes.", "hard", modes=("apply",),
     )]
     only_newer: Annotated[bool, Option(
-        _ROWS_AND_JOBS, "A stored row gives way only to one whose `orderBy` is not less. The table must have the "
-        "`orderBy` column. See [Only what is newer](change-data.md#only-what-is-newer).", False, modes=BY_KEY,
+        _ROWS_AND_JOBS, "A stored row [gives way](change-data.md#only-what-is-newer) only to one whose `orderBy` is "
+        "not less. The table must have the `orderBy` column.", False, modes=BY_KEY,
         needs=("order_by",), clashes=_STORED_STAYS,
     )]
     tombstone_days: Annotated[int, Option(
@@ -101,21 +107,20 @@ class TableOptions(TypedDict, total=False):
     )]
     keep_where: Annotated[str | None, Option(
         _ROWS_AND_JOBS, "A text, such as `__debezium_unavailable_value`. Where a column of the frame holds it, the "
-        "stored value stays; see [Values that the source could not "
-        "read](change-data.md#values-that-the-source-could-not-read).",
+        "[stored value stays](change-data.md#values-that-the-source-could-not-read).",
         modes=BY_KEY, clashes=_STORED_STAYS, empty=True,
     )]
     create_table: Annotated[bool, Option(
         _TABLES, "Create the table from the frame's schema if it is missing.", False,
     )]
     schema_evolution: Annotated[SchemaEvolution, Option(
-        _TABLES, "Columns that the table lacks are refused (`strict`), added (`addColumns`: the role must own "
-        "the table) or not written (`ignoreExtra`). See [New columns](writing.md#new-columns).",
+        _TABLES, "[Columns that the table lacks](writing.md#new-columns) are refused (`strict`), added (`addColumns`: "
+        "the role must own the table) or not written (`ignoreExtra`).",
         "strict",
     )]
     dead_letters: Annotated[str | bool | None, Option(
-        _ROWS, f"Put rows aside that cannot be written for their own values: `true` for the ledger's table "
-        f"`{DEAD_LETTERS}`, or a table of your own. See [Dead letters](dead-letters.md).", empty=True,
+        _ROWS, f"[Put rows aside](dead-letters.md) that cannot be written for their own values: `true` for the "
+        f"ledger's table `{DEAD_LETTERS}`, or a table of your own.", empty=True,
         not_in_jobs=_MEND_THE_JOB,
     )]
     max_dead_letters: Annotated[int | None, Option(
@@ -133,19 +138,19 @@ class QueryOptions(TypedDict, total=False):
         "for each new connection.",
     )]
     pin_table: Annotated[bool, Option(
-        _STREAMS, "Refuse a batch whose table is not the one that earlier batches were written to. See [Tables "
-        "that people change](running.md#tables-that-people-change).", False,
+        _STREAMS, "Refuse a batch whose table is [not the one](running.md#tables-that-people-change) that earlier "
+        "batches were written to.", False,
     )]
     position_columns: Annotated[Sequence[str], Option(
         _STREAMS, "The columns that hold Kafka's topic, partition and offset, in this order. Rows that are stored "
-        "already are then dropped. See [By position](guarantees.md#by-position).",
+        "already are then [dropped](guarantees.md#by-position).",
         (), clashes=("mode=complete", "offsets_from=listener"), least=3, most=3,
     )]
     bootstrap_servers: Annotated[str | None, Option(
-        _QUERIES, "Kafka brokers (`host:port,...`) that are asked at each start for the ids of the topics. So a "
-        "topic that was deleted and created again, and has grown past the old end, is refused (`RECREATED`); nothing "
-        "else would notice it. After a run that asked, one without this option is refused. [`pgonce status "
-        "--measure`](watching.md#lag) asks them too. Needs `pip install 'pgonce[kafka]'`, and Kafka 2.8 or newer.",
+        _QUERIES, "Kafka brokers (`host:port,...`) that are asked at each start for the ids of the topics. Nothing "
+        "else notices a topic that was created again and has grown past the old end (`RECREATED`). After a run that "
+        "asked, one without this option is refused. [`--measure`](watching.md#lag) asks them too. Needs `pip install "
+        "'pgonce[kafka]'`, and Kafka 2.8 or newer.",
         clashes=("offsets_from=listener",),
     )]
     kafka_options: Annotated[Mapping[str, str] | None, Option(
@@ -153,8 +158,8 @@ class QueryOptions(TypedDict, total=False):
         needs=("bootstrap_servers",), secret=True,
     )]
     notify_channel: Annotated[str | None, Option(
-        _ALL, "A channel of Postgres to which each published batch sends a `NOTIFY`. See [A notification for "
-        "each batch](ledger.md#a-notification-for-each-batch).", most=_LONGEST_CHANNEL,
+        _ALL, "A channel of Postgres to which each published batch [sends a "
+        "`NOTIFY`](ledger.md#a-notification-for-each-batch).", most=_LONGEST_CHANNEL,
     )]
     checkpoint_location: Annotated[str | None, Option(
         _STREAMS, "The query's checkpoint. A stream needs it [on the writer itself](#sparks-own), `foreachBatch` "
@@ -165,8 +170,8 @@ class QueryOptions(TypedDict, total=False):
         RETAINED_BATCHES, least=100, most=2**31 - 1,
     )]
     adopt_checkpoint: Annotated[int | None, Option(
-        _QUERIES, "For a query that has run with another sink: the first batch whose rows are not in the table yet. "
-        "See [Replace your foreachBatch](replace-your-foreachbatch.md).", clashes=("replaces", "independent"), least=0,
+        _QUERIES, "For a query that [has run with another sink](replace-your-foreachbatch.md): the first batch whose "
+        "rows are not in the table yet.", clashes=("replaces", "independent"), least=0,
     )]
     replaces: Annotated[str | None, Option(
         _STREAMS, "The query whose place this one takes: its id, or its name. Batch 0 must start where that query "
@@ -192,18 +197,16 @@ class QueryOptions(TypedDict, total=False):
 class FunctionOptions(QueryOptions, total=False):
     """What ``transactional_batch`` takes."""
 
-    name: Required[Annotated[str, Option(
-        Way.FUNCTION, "The sink's name in the ledger: keep it when the function changes.", shown="required",
-    )]]
+    sink_name: Required[Annotated[str, _SINK_NAME]]
 
 
 class RowOptions(TableOptions, total=False):
     """How rows go into a table, with the write mode: what ``tx.route`` takes."""
 
     mode: Annotated[Mode, Option(
-        _ROWS_AND_JOBS, "`append` adds rows. `upsert` inserts, or updates the row with the same `keys`. `apply` does "
-        "what each row says: insert, update or delete. `complete` replaces all rows of the table with every batch; in "
-        'a stream it needs `.outputMode("complete")`. See [Writing](writing.md).',
+        _ROWS_AND_JOBS, "[How rows are written](writing.md). `append` adds them. `upsert` inserts, or updates the row "
+        "with the same `keys`. `apply` does what each row says: insert, update or delete. `complete` replaces all rows "
+        'of the table with every batch; in a stream it needs `.outputMode("complete")`.',
         "append",
     )]
     keys: Annotated[Sequence[str], Option(
@@ -232,8 +235,8 @@ class RouteOptions(RowOptions, total=False):
         "found along the role's `search_path`.", "", "required, or `route`", clashes=("route",),
     )]
     route: Annotated[str | None, Option(
-        _WRITERS, "In place of `table`: the column whose value chooses among `tables`. See [One stream, many "
-        "tables](writing.md#one-stream-many-tables).",
+        _WRITERS, "In place of `table`: the column whose value [chooses among "
+        "`tables`](writing.md#one-stream-many-tables).",
         not_in_jobs=_ONE_JOB_EACH,
     )]
     tables: Annotated[Mapping[str, Mapping[str, Any]] | str | None, Option(
@@ -250,10 +253,7 @@ class RouteOptions(RowOptions, total=False):
 class WriterOptions(QueryOptions, RouteOptions, total=False):
     """What ``PostgresBatchWriter`` takes."""
 
-    sink_name: Annotated[str | None, Option(
-        _WRITERS | Way.JOB | Way.REAL_TIME, "Tells writers of one query apart. Changing it makes a new writer.", None,
-        'the qualified table (`public.events`, `app."Orders"`), or `route:<column>`',
-    )]
+    sink_name: Annotated[str | None, _SINK_NAME]
     write_positions: Annotated[bool, Option(
         _WRITERS | Way.REAL_TIME, "Whether the position columns are also written to the table.", True,
         needs=("position_columns",),
@@ -275,16 +275,15 @@ class SparkOptions(WriterOptions, total=False):
         Way.STREAM | Way.REAL_TIME, "Spark's name of the query, which `pgonce` also uses.",
     )]
     inline_bytes: Annotated[int, Option(
-        _SINKS, "How many bytes a task may send in its commit message; beyond that it stages its rows in a table. `0` "
-        "stages everything. Partitions from the ninth on may send less. A task with more than `1048576` sends them to "
-        "the `receiver` instead, if it reaches one.",
+        _SINKS, "How many bytes a task may send in its commit message (less from the ninth partition on); beyond that "
+        "it stages its rows in a table. A task with more than `1048576` sends them to the `receiver` instead, if it "
+        "reaches one.",
         DEFAULT_INLINE_BYTES, least=0,
     )]
     receiver: Annotated[Literal["off", "auto"] | str, Option(  # noqa: PYI051 (these two are read in any case)
-        Way.STREAM, "Large partitions go to a process on the driver, which copies them while tasks still run, instead "
-        "of being staged. `auto`: executors [find it](clusters.md#when-executors-reach-the-driver); `off`: there is "
-        "none; any other text is the address to listen at. Rows cross the network "
-        "[encrypted](security.md#the-receiver).",
+        Way.STREAM, "Large partitions go to a process on the driver, [encrypted](security.md#the-receiver), instead of "
+        "being staged. `auto`: executors [find it](clusters.md#when-executors-reach-the-driver); `off`: there is none; "
+        "any other text is the address to listen at.",
         AUTOMATIC,
     )]
     offsets_from: Annotated[OffsetsFrom, Option(

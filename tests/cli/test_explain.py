@@ -29,7 +29,7 @@ def test_a_code_is_explained_by_its_row(name):
     code, text = explained(name)
     assert code == 0
     assert text.startswith("TYPE_MISMATCH (Types and values)\n")
-    assert "What to do: What the text says: cast in Spark" in text
+    assert "What to do: Cast in Spark, convert in a function" in text
     assert "](" not in explained("TYPE_UNSUPPORTED")[1]
     assert re.search(rf"types \(https://\S+/blob/v{version('pgonce')}/docs/types\.md", explained("TYPE_UNSUPPORTED")[1])
 

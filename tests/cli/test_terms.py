@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.rotating_password import FILE, Rotation, who_asked
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from pgonce.cli.main import app
@@ -28,42 +27,29 @@ def where(login, url, admin, tmp_path, monkeypatch):
     rotation.stop()
 
 
-def test_every_command_with_a_url_has_the_option():
-    """Nobody who writes a command has to think of it."""
-    commands = get_command(app).commands
-    having = {name for name, command in commands.items() if "url" in {p.name for p in command.params}}
-    told = {name for name, command in commands.items() if "password_from" in {p.name for p in command.params}}
-    assert having == told
-    assert {"status", "doctor", "recover", "init", "dead-letters"} <= told
-
-
 def test_each_family_of_errors_has_its_exit_code():
     """In the table of families, none stands behind a more general one, which would give its errors another code."""
     for family, code in BY_FAMILY:
         assert exit_code(family("CODE", "What.", "Data.", "Help.")) is code
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment"),
-    [(["--password-from", ASKED], {}), ([], {"PGONCE_PASSWORD_FROM": ASKED})],
-)
-def test_a_command_asks_for_the_password(where, tmp_path, arguments, environment):
-    """As an option, or from the environment."""
-    answer = CliRunner().invoke(app, ["status", "--url", where, *arguments], env=environment)
+def test_a_command_asks_for_the_password(where, tmp_path):
+    """It asks the function that the environment names."""
+    answer = CliRunner().invoke(app, ["status", "--url", where], env={"PGONCE_PASSWORD_FROM": ASKED})
     assert answer.exit_code == 0, answer.output
     assert "No streaming query" in answer.output
     assert who_asked(tmp_path / "password")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("source", "code", "said"),
     [
-        (["--password-from", "zq"], 2, "BAD_OPTION"),
-        (["--password-from", "no_such_zq:f"], 2, "PASSWORD_SOURCE_MISSING"),
-        (["--password-from", "support.rotating_password:failing"], 1, "PASSWORD_SOURCE_FAILED"),
+        ("zq", 2, "BAD_OPTION"),
+        ("no_such_zq:f", 2, "PASSWORD_SOURCE_MISSING"),
+        ("support.rotating_password:failing", 1, "PASSWORD_SOURCE_FAILED"),
     ],
 )
-def test_a_source_that_does_not_work_is_said_as_text(where, arguments, code, said):
+def test_a_source_that_does_not_work_is_said_as_text(where, source, code, said):
     """With the exit code of a command line that cannot be read, or of a server that cannot be asked."""
-    answer = CliRunner().invoke(app, ["status", "--url", where, *arguments])
+    answer = CliRunner().invoke(app, ["status", "--url", where], env={"PGONCE_PASSWORD_FROM": source})
     assert (answer.exit_code, f"[{said}]" in answer.output) == (code, True), answer.output

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from support.cloud_tokens import logged_token, page_module, token_of
+from support.cloud_tokens import example_module, logged_token, token_of
 from support.token_server import serving
 
 from pgonce import Login
@@ -21,7 +21,7 @@ HOST = "orders.abc123.eu-west-1.rds.amazonaws.com"
 
 @pytest.fixture
 def aws(monkeypatch, tmp_path):
-    """The page's module, where the environment has credentials."""
+    """The module, where the environment has credentials."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
@@ -29,7 +29,7 @@ def aws(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    return page_module("aws_token", tmp_path, monkeypatch)
+    return example_module("aws_token", monkeypatch)
 
 
 def checked(token: str, login: Login, region: str, key_id: str = KEY_ID) -> dict[str, str]:

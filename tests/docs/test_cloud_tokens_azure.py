@@ -6,7 +6,7 @@ import logging
 import time
 
 import pytest
-from support.cloud_tokens import logged_token, page_module, token_of
+from support.cloud_tokens import example_module, logged_token, token_of
 from support.token_server import serving
 
 from pgonce import Login
@@ -16,10 +16,10 @@ HEADER = "zq7-identity-header"
 
 @pytest.fixture
 def azure(monkeypatch, tmp_path):
-    """The page's module, where the environment has no credentials."""
+    """The module, where the environment has no credentials."""
     for name in ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    return page_module("azure_token", tmp_path, monkeypatch)
+    return example_module("azure_token", monkeypatch)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import logging
 from uuid import UUID
 
 import pytest
-from support.cloud_tokens import logged_token, page_module, token_of
+from support.cloud_tokens import example_module, logged_token, token_of
 from support.token_server import serving
 
 from pgonce import Login
@@ -93,8 +93,8 @@ def server(monkeypatch, tmp_path):
 
 @pytest.fixture
 def databricks(monkeypatch, tmp_path):
-    """The page's module."""
-    return page_module("databricks_token", tmp_path, monkeypatch)
+    """The module."""
+    return example_module("databricks_token", monkeypatch)
 
 
 @pytest.mark.parametrize("host", [HOST, HOST.replace("instance-", "instance-ro-")])

@@ -12,7 +12,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
-from support.cloud_tokens import logged_token, page_module, token_of
+from support.cloud_tokens import example_module, logged_token, token_of
 from support.token_server import serving
 
 from pgonce import Login
@@ -72,8 +72,8 @@ def server(key, tmp_path, monkeypatch):
 
 @pytest.fixture
 def google(monkeypatch, tmp_path):
-    """The page's module."""
-    return page_module("google_token", tmp_path, monkeypatch)
+    """The module."""
+    return example_module("google_token", monkeypatch)
 
 
 def _account(key, url, tmp_path, monkeypatch) -> None:

@@ -1,5 +1,5 @@
 """
-The Python of the README and of docs/start/which-way-in.md runs, and its rows are in their tables.
+The Python of the README, of docs/start/which-way-in.md and of its batch job runs, and its rows are in their tables.
 
 It runs as it stands, but for the address and the checkpoints' folder; and of two programs of the chooser that write one
 table, the second one says that it is independent.
@@ -18,7 +18,6 @@ from support.patience import PATIENCE_SECONDS
 ADDRESS = re.compile(r"postgresql://\w+(?::\w+)?@[\w.]+/shop")
 TABLES = """
 CREATE TABLE orders (id bigint, customer text, day date, placed_at timestamptz, amount bigint);
-CREATE TABLE daily_orders (LIKE orders);
 CREATE TABLE totals (customer text PRIMARY KEY, count bigint);
 CREATE TABLE order_days (day date PRIMARY KEY, newest_order timestamptz);
 CREATE TABLE shop_state (last_batch bigint, orders bigint);
@@ -60,7 +59,8 @@ def test_each_way_brings_rows(spark, url, observer, admin, tmp_path):
     numbers = spark.readStream.schema("value BIGINT").json(str(tmp_path / "numbers"))
     of_stream = {"orders": orders(numbers), "totals": orders(numbers).groupBy("customer").count()}
     of_job = {"orders": orders(spark.createDataFrame([(number,) for number in TEN], "value BIGINT"))}
-    writer, sink, function, job = snippets("docs/start/which-way-in.md", url, str(tmp_path))
+    writer, sink, function = snippets("docs/start/which-way-in.md", url, str(tmp_path))
+    job, *_ = snippets("docs/batch-jobs.md", url, str(tmp_path))
     for program in (writer, sink):
         names = {"spark": spark, **of_stream}
         exec(program, names)
@@ -79,9 +79,10 @@ def test_each_way_brings_rows(spark, url, observer, admin, tmp_path):
     assert len(rows_of(observer, "order_days")) == 1
     assert rows_of(observer, "shop_state") == [(0, 10)]
 
+    admin.execute("TRUNCATE orders")
     for _ in range(2):
         exec(job, {"spark": spark, **of_job})
-    assert [row[0] for row in rows_of(observer, "daily_orders")] == list(TEN)
+    assert [row[0] for row in rows_of(observer, "orders")] == list(TEN)
 
 
 def rows_of(observer: psycopg.Connection, table: str) -> list[tuple[object, ...]]:

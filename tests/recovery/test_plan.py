@@ -68,9 +68,9 @@ class TestBeforeTheFirstBatch:
     def test_it_stays_where_there_is_a_past(self):
         """Commits, or a record of the query, say that the first batch is over; state that it has begun."""
         gone = frozenset(UNFINISHED)
-        refused("RECOVERY_UNKNOWN_QUERY", checkpoint({}, (0,), unfinished=gone), [])
+        refused("UNKNOWN", checkpoint({}, (0,), unfinished=gone), [])
         retired = published_to(1, retired_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
-        refused("RECOVERY_UNKNOWN_QUERY", checkpoint({}, unfinished=gone), [retired])
+        refused("UNKNOWN", checkpoint({}, unfinished=gone), [retired])
         refused("RECOVERY_STATEFUL", checkpoint({}, unfinished=gone, is_stateful=True), [published_to(1)])
         refused("RECOVERY_UNPROVEN", checkpoint({}, unfinished=gone, is_stateful=True), [])
 
@@ -285,7 +285,7 @@ class TestLastBatchOfAStatefulQuery:
         gone = published_to(3, writer_id=2, sink_name="audit", retired_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
         replaced = published_to(5, replaced_by="another query")
         assert plan_recovery(keeps_state(PLANNED_AGAIN, (4,)), [published_to(5), gone]).stands_at == 5
-        refused("RECOVERY_UNKNOWN_QUERY", keeps_state(PLANNED_AGAIN, (4,)), [gone, replaced])
+        refused("UNKNOWN", keeps_state(PLANNED_AGAIN, (4,)), [gone, replaced])
 
     def test_all_must_have_recorded_the_same_entries(self):
         """Of both batches; numbers and missing texts prove nothing, positions neither."""
@@ -393,7 +393,7 @@ class TestDamagedEntries:
         facts = checkpoint({}, damaged=frozenset({"offsets/0"}))
         assert plan_recovery(facts, []).changes == (Change("offsets/0", None),)
         for damaged in ({"offsets/0", "commits/0"}, {"offsets/5", "commits/4"}):
-            refused("RECOVERY_UNKNOWN_QUERY", checkpoint({}, damaged=frozenset(damaged)), [])
+            refused("UNKNOWN", checkpoint({}, damaged=frozenset(damaged)), [])
 
     def test_a_batch_that_spark_has_done(self):
         """The ledger lacks it: its commit goes too, and that is said."""
@@ -561,17 +561,17 @@ class TestContinuous:
 
 def plan_recovery_is_over(facts):
     """What is made fit is a checkpoint like any other whose query the ledger does not know."""
-    return refused("RECOVERY_UNKNOWN_QUERY", facts, []).code
+    return refused("UNKNOWN", facts, []).code
 
 
 class TestRefused:
     def test_a_checkpoint_with_a_past_that_the_ledger_lacks_is_left_alone(self):
         """A checkpoint with a past of which the ledger knows nothing is left alone."""
-        unknown = refused("RECOVERY_UNKNOWN_QUERY", checkpoint(entries(0, 1), (0, 1)), [])
+        unknown = refused("UNKNOWN", checkpoint(entries(0, 1), (0, 1)), [])
         # One that is to be adopted starts all the same.
         assert isinstance(unknown, UnknownQueryError)
         retired = published_to(1, retired_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
-        refused("RECOVERY_UNKNOWN_QUERY", checkpoint(entries(0, 1), (0, 1)), [retired])
+        refused("UNKNOWN", checkpoint(entries(0, 1), (0, 1)), [retired])
 
     @pytest.mark.parametrize(("in_files", "in_ledger"), [(True, None), (False, True)])
     def test_state_fits_one_batch_only_whoever_knows_of_it(self, in_files, in_ledger):

@@ -1,4 +1,4 @@
-"""docs/batch-jobs.md lists the options that a batch job takes, and those that it refuses."""
+"""docs/batch-jobs.md lists the options of streams that a batch job refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgonce.sink.options.reading import options_of
 from pgonce.sink.options.sink_options import parse_job_options
 
 PART = sections((DOCS / "batch-jobs.md").read_text(), 2)["Options"]
-TAKEN, REFUSED = PART.split("These are refused")
+_, REFUSED = PART.split("These are refused")
 
 
 def listed(text: str) -> set[str]:
@@ -20,10 +20,9 @@ def listed(text: str) -> set[str]:
     return quoted_names("\n".join(rows))
 
 
-def test_the_lists_are_what_the_table_of_options_says():
-    """Each option that a job takes is listed once, and so is each other option of streams."""
+def test_the_list_is_what_the_table_of_options_says():
+    """Each option of streams that a job does not take is listed once."""
     taken, streams = ({option.name for option in options_of(way)} for way in (Way.JOB, Way.STREAM))
-    assert listed(TAKEN) == taken
     assert listed(REFUSED) == streams - taken - {"kafkaOptions"}
 
 

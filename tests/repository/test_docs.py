@@ -174,19 +174,6 @@ def test_the_readme_lists_every_page():
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
 
 
-def test_the_chooser_has_the_figures_of_the_page_on_performance():
-    """Which way is faster is said once: docs/start/which-way-in.md repeats what docs/performance.md has."""
-    table = re.findall(
-        r"^\| (?:[\d,]+ (?:rows|records)|many) .*$", (ROOT / "docs/start/which-way-in.md").read_text(), re.MULTILINE
-    )
-    figures = re.findall(r"[\d,.]*\d (?:ms|s)\b|0\.\d+", "".join(table))
-    performance = (ROOT / "docs/performance.md").read_text()
-    assert len(figures) == 10
-    assert [
-        one for one in figures if not re.search(rf"(?<![\d,.]){re.escape(one.split()[0])}(?![\d,])", performance)
-    ] == []
-
-
 def test_the_readme_is_short():
     """A stranger reads it to its end."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120

@@ -21,8 +21,6 @@ from pgonce.recovery.recover import WAIT_SECONDS
 from pgonce.sink.data_source.commit_parcels import SWEEP_SECONDS
 from pgonce.sink.data_source.receiver.arrived import LONGEST_GUESS_SECONDS
 from pgonce.sink.data_source.receiver.kept_rows import LEFT_FREE_BYTES
-from pgonce.sink.data_source.receiver.line import SILENCE_SECONDS
-from pgonce.sink.data_source.stager import COPY_BYTES
 from pgonce.sink.foreach_batch.frame_rows import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
 from pgonce.sink.options.definitions import OPTIONS
 
@@ -45,7 +43,6 @@ NUMBERS = [
         default("lock_timeout") + default("retry_timeout") == 150,
     ),
     ("more than 16 MiB", BEFORE_BEGIN_BYTES == 16 * MIB),
-    ("32 MiB of them at most", COPY_BYTES == 32 * MIB),
     ("a thousand events wait", QUEUED_EVENTS == 1000),
     ("newest 1,000 of each query", KEPT_A_QUERY == 1000),
     ("The newest 100 of a query are kept", failures.KEPT_A_QUERY == 100),
@@ -62,7 +59,6 @@ NUMBERS = [
     ("and every 30 seconds the log says", WAIT_LOGGED_EVERY_SECONDS == 30),
     ("60 seconds after the last sweep", SWEEP_SECONDS == 60),
     ("beyond 64 MiB", IN_MEMORY_BYTES == 64 * MIB),
-    ("up to 20 s in the tasks that wait for it", SILENCE_SECONDS == 20),
     ("leaves 1 GiB of it", LEFT_FREE_BYTES == 1024 * MIB),
     ("a transaction that has stood for 60 s", LONGEST_GUESS_SECONDS == 60),
 ]

@@ -1,7 +1,7 @@
 """
-The functions of docs/security.md, asked for a password as a connection asks them.
+The functions of examples/tokens, asked for a password as a connection asks them.
 
-Runs in: pytest. Invariant: they run as they stand on the page. For what is logged, a process of its own is started,
+Runs in: pytest. Invariant: they run as they stand there. For what is logged, a process of its own is started,
 because some loggers come to be only when a library is first used: it is told the function and the login by its
 arguments, and prints the token; its log is its standard error.
 """
@@ -22,15 +22,12 @@ from pgonce.offsets_store.postgres.passwords import ask_function
 
 # google-auth is silent unless its own logger has a level.
 _OWN_LEVELS = ("google",)
+_TOKENS = Path(__file__).parents[2] / "examples" / "tokens"
 
 
-def page_module(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that the page shows under this name, saved in ``folder`` and new in this process."""
-    from support.page_reader import blocks_of
-
-    (block,) = [block for block in blocks_of("security.md") if block.text.startswith(f"# {name}.py\n")]
-    (folder / f"{name}.py").write_text(block.text)
-    monkeypatch.syspath_prepend(folder)
+def example_module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of examples/tokens with this name, new in this process."""
+    monkeypatch.syspath_prepend(_TOKENS)
     monkeypatch.delitem(sys.modules, name, raising=False)
     module = import_module(name)
     # So that it is forgotten after the test.

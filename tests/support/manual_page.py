@@ -27,10 +27,10 @@ table once. These commands read what the ledger (schema
 .BR pgonce )
 knows of queries, prepare it, and repair what a restart would fail on. Those that repair change nothing without
 .BR \\-\\-yes ."""
-COMMON = ("url", "password_from", "as_json")
+COMMON = ("url", "as_json")
 ENVIRONMENT = {
     "PGONCE_URL": "The connection string, if --url is not given.",
-    "PGONCE_PASSWORD_FROM": "The function that returns the password, if --password-from is not given.",
+    "PGONCE_PASSWORD_FROM": "A function, module:function, that returns the password for each new connection.",
     "PGHOST, PGPORT, PGDATABASE, PGUSER, PGSERVICE, ...": "libpq's variables, for what the connection string lacks.",
     "NO_COLOR": "If it is set, nothing is coloured.",
 }

@@ -17,9 +17,8 @@ _COMMENT = re.compile(r"^COMMENT ON (TABLE|VIEW|COLUMN) pgonce\.(.+?) IS '((?:[^
 _HEAD = """\
 # Tables and views of the ledger
 
-Every table and view of the schema `pgonce` that is for users, as the migrations describe it: `\\d+` in psql shows the
-same. [The ledger](ledger.md) says how to read them, and [the migrations](../offsets_store/ledger/migrations) have their
-types, keys and indexes.
+The tables and views of the schema `pgonce` that are for users ([how to read them](ledger.md)). [The
+migrations](../offsets_store/ledger/migrations) have their types, keys and indexes.
 """
 
 

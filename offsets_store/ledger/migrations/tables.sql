@@ -12,7 +12,7 @@ CREATE TABLE pgonce.schema_version (
 );
 COMMENT ON TABLE pgonce.schema_version IS 'One row for each migration that was applied.';
 COMMENT ON COLUMN pgonce.schema_version.version IS 'Number of the migration.';
-COMMENT ON COLUMN pgonce.schema_version.least_reader_version IS 'Code that knows only lower versions must not use this ledger.';
+COMMENT ON COLUMN pgonce.schema_version.least_reader_version IS 'The lowest version of code that can use this ledger.';
 COMMENT ON COLUMN pgonce.schema_version.applied_at IS 'When it was applied.';
 
 CREATE TABLE pgonce.home (
@@ -53,13 +53,13 @@ CREATE TABLE pgonce.writers (
     CONSTRAINT writers_guarantee_check CHECK (guarantee IN ('offsets', 'ids'))
 );
 CREATE INDEX writers_sink_name ON pgonce.writers (sink_name);
-COMMENT ON TABLE pgonce.writers IS 'One row for each writer: a streaming query and one of its sinks. Rows are kept for ever.';
+COMMENT ON TABLE pgonce.writers IS 'One row for each streaming query and sink, for ever.';
 COMMENT ON COLUMN pgonce.writers.writer_id IS 'Key of the writer inside this ledger.';
-COMMENT ON COLUMN pgonce.writers.query_id IS 'The id that Spark keeps in the checkpoint.';
-COMMENT ON COLUMN pgonce.writers.sink_name IS 'The sink: the qualified target table (public.events, app."Orders"), unless the user has named it.';
+COMMENT ON COLUMN pgonce.writers.query_id IS 'Spark''s query id.';
+COMMENT ON COLUMN pgonce.writers.sink_name IS 'The option sinkName, or the qualified target table (public.events, app."Orders").';
 COMMENT ON COLUMN pgonce.writers.query_name IS 'The query''s name, for people; never an identity.';
-COMMENT ON COLUMN pgonce.writers.checkpoint_location IS 'Where the checkpoint was when the last batch was published.';
-COMMENT ON COLUMN pgonce.writers.run_id IS 'The run that published the last batch: the owner. After a recovery it begins with recovery-.';
+COMMENT ON COLUMN pgonce.writers.checkpoint_location IS 'The checkpoint of the last batch.';
+COMMENT ON COLUMN pgonce.writers.run_id IS 'The run that published the last batch; after a recovery, recovery- and an id.';
 COMMENT ON COLUMN pgonce.writers.generation IS 'Counts how often batch ids began to be used again.';
 COMMENT ON COLUMN pgonce.writers.last_batch_id IS 'The newest batch whose rows are in the target.';
 COMMENT ON COLUMN pgonce.writers.end_offsets IS 'Where that batch ended: source id to offset.';
@@ -69,9 +69,9 @@ COMMENT ON COLUMN pgonce.writers.replaced_by IS 'The id of the query that took t
 COMMENT ON COLUMN pgonce.writers.created_at IS 'When its first batch was published.';
 COMMENT ON COLUMN pgonce.writers.updated_at IS 'When its last batch was published.';
 COMMENT ON COLUMN pgonce.writers.retired_at IS 'When pgonce retire or pgonce forget ended this writer.';
-COMMENT ON COLUMN pgonce.writers.targets IS 'Qualified name to oid: the table of the last batch, or all tables so far if the writer may write to several.';
+COMMENT ON COLUMN pgonce.writers.targets IS 'Qualified name to oid of the table of the last batch, or of all tables so far.';
 COMMENT ON COLUMN pgonce.writers.sources IS 'All that the query has ever read: kafka (topic to partitions) and folders (of files, as Spark describes them); null where not all of it is known.';
-COMMENT ON COLUMN pgonce.writers.offsets_read_by IS 'How the checkpoint of the last batch was read: python (a disk), pyarrow, spark, or listener, which has not read it.';
+COMMENT ON COLUMN pgonce.writers.offsets_read_by IS 'How its checkpoint was read: python (a disk), pyarrow, spark, or listener (not at all).';
 COMMENT ON COLUMN pgonce.writers.written_as IS 'How the last batch was written into each of its tables: mode, keys, options, and the columns of its rows. It is replaced when that changes; "digest" tells one from another. Null where no batch has recorded it.';
 
 CREATE TABLE pgonce.batches (
@@ -105,13 +105,13 @@ COMMENT ON COLUMN pgonce.batches.start_offsets IS 'Where the batch began, inclus
 COMMENT ON COLUMN pgonce.batches.end_offsets IS 'Where the batch ended, exclusive for Kafka; null where unknown.';
 COMMENT ON COLUMN pgonce.batches.offset_log IS 'The text of the checkpoint''s offsets/N, byte for byte: what proves a replay.';
 COMMENT ON COLUMN pgonce.batches.rows IS 'Rows that were published.';
-COMMENT ON COLUMN pgonce.batches.transport IS 'How the rows came: inline, received or staged, or several of these joined by +; arrow with PostgresBatchWriter; function with transactional_batch; adopted for a batch of another sink; real-time.';
+COMMENT ON COLUMN pgonce.batches.transport IS 'How the rows came: inline, received, staged (or several, joined by +), arrow (PostgresBatchWriter), function (transactional_batch), real-time; adopted for a batch of another sink.';
 COMMENT ON COLUMN pgonce.batches.committed_at IS 'When the record was written, just before COMMIT.';
 COMMENT ON COLUMN pgonce.batches.positions IS 'Source id to topic to partition to next position: rows below are in the target or were never selected; null where rows carry no positions.';
 COMMENT ON COLUMN pgonce.batches.dropped_rows IS 'Rows that an earlier batch had published; not among rows.';
 COMMENT ON COLUMN pgonce.batches.stateful IS 'Whether the query keeps state, so that its checkpoint cannot be rebuilt from here; null where unknown.';
 COMMENT ON COLUMN pgonce.batches.topic_ids IS 'Topic to Kafka''s id of it, where brokers were asked: a topic that is created again has another.';
-COMMENT ON COLUMN pgonce.batches.counts IS 'What became of the rows, where not all of them were written: the page on writing explains each count.';
+COMMENT ON COLUMN pgonce.batches.counts IS 'What became of the rows, where not all of them were written.';
 COMMENT ON COLUMN pgonce.batches.tables IS 'How many rows went into each table, where the batch writes to several.';
 COMMENT ON COLUMN pgonce.batches.begun_at IS 'When the transaction that published the batch began.';
 
@@ -162,7 +162,7 @@ CREATE TABLE pgonce.target_changes (
     noticed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (writer_id, generation, batch_id, table_name)
 );
-COMMENT ON TABLE pgonce.target_changes IS 'One row for each batch whose rows went into another table than those before, or that altered its table or left out columns (schemaEvolution).';
+COMMENT ON TABLE pgonce.target_changes IS 'One row for each batch that went into another table than those before, altered its table, or left out columns (schemaEvolution).';
 COMMENT ON COLUMN pgonce.target_changes.writer_id IS 'The writer.';
 COMMENT ON COLUMN pgonce.target_changes.generation IS 'The writer''s generation.';
 COMMENT ON COLUMN pgonce.target_changes.batch_id IS 'The first batch to which this applies.';
@@ -189,7 +189,7 @@ CREATE INDEX interventions_writer ON pgonce.interventions (writer_id, kind, batc
 COMMENT ON TABLE pgonce.interventions IS 'What people did by hand to a writer or its checkpoint, and why.';
 COMMENT ON COLUMN pgonce.interventions.intervention_id IS 'Number of the intervention.';
 COMMENT ON COLUMN pgonce.interventions.writer_id IS 'The writer.';
-COMMENT ON COLUMN pgonce.interventions.kind IS 'The command: accept, retire, forget, recover, undo, new-checkpoint, replay-dead-letters or discard-dead-letters; swap: its table has taken the place of another.';
+COMMENT ON COLUMN pgonce.interventions.kind IS 'accept, retire, forget, recover, undo, new-checkpoint, replay-dead-letters, discard-dead-letters; swap: its table has taken the place of another.';
 COMMENT ON COLUMN pgonce.interventions.batch_id IS 'The batch that is accepted, or at which the checkpoint stands now.';
 COMMENT ON COLUMN pgonce.interventions.reason IS 'In the person''s words.';
 COMMENT ON COLUMN pgonce.interventions.details IS 'What was written, and where what it replaced is kept.';
@@ -219,7 +219,7 @@ CREATE TABLE pgonce.progress (
 -- the listener keeps of each, it would read all 100,000 rows for that.
 CREATE INDEX progress_newest ON pgonce.progress (query_id, progress_at, batch_id);
 CREATE INDEX progress_disagreements ON pgonce.progress (query_id) WHERE disagreement IS NOT NULL;
-COMMENT ON TABLE pgonce.progress IS 'What the progress listener heard. It comes after the commit, and never feeds a verdict.';
+COMMENT ON TABLE pgonce.progress IS 'What the progress listener heard.';
 COMMENT ON COLUMN pgonce.progress.query_id IS 'Spark''s query id.';
 COMMENT ON COLUMN pgonce.progress.run_id IS 'Spark''s run id.';
 COMMENT ON COLUMN pgonce.progress.batch_id IS 'Spark''s batch id.';
@@ -265,7 +265,7 @@ COMMENT ON COLUMN pgonce.failures.query_name IS 'Its name, if it is known where 
 COMMENT ON COLUMN pgonce.failures.sink_name IS 'The sink; null if the failure is one of the whole query.';
 COMMENT ON COLUMN pgonce.failures.run_id IS 'The run; null where it is not known.';
 COMMENT ON COLUMN pgonce.failures.batch_id IS 'The batch; null if there was none yet.';
-COMMENT ON COLUMN pgonce.failures.code IS 'The error''s code (pgonce explain CODE), or the class of Spark''s error.';
+COMMENT ON COLUMN pgonce.failures.code IS 'The error''s code, or the class of Spark''s error.';
 COMMENT ON COLUMN pgonce.failures.message IS 'What happened, without values of rows and without secrets.';
 COMMENT ON COLUMN pgonce.failures.remedy IS 'What an error of pgonce told to do.';
 COMMENT ON COLUMN pgonce.failures.seen_by IS 'Who saw it: the commit, the planner, a recovery, or the listener.';
@@ -294,7 +294,7 @@ COMMENT ON COLUMN pgonce.heartbeats.started_at IS 'When the listener first heard
 COMMENT ON COLUMN pgonce.heartbeats.heard_at IS 'When the listener last heard the run; it says so every 15 seconds.';
 COMMENT ON COLUMN pgonce.heartbeats.idle_since IS 'Since when Spark finds nothing to read; null if it does.';
 COMMENT ON COLUMN pgonce.heartbeats.ended_at IS 'When Spark said that the run had ended, or when its driver ended.';
-COMMENT ON COLUMN pgonce.heartbeats.ended_by IS 'The code or class of the error that ended it; SIGTERM or EXIT if its driver ended first; null if it was stopped.';
+COMMENT ON COLUMN pgonce.heartbeats.ended_by IS 'The code or class of the error that ended it; SIGTERM or EXIT of its driver; null if it was stopped.';
 
 CREATE TABLE pgonce.measured_lag (
     query_id               text NOT NULL,
@@ -310,7 +310,7 @@ COMMENT ON COLUMN pgonce.measured_lag.query_id IS 'The query.';
 COMMENT ON COLUMN pgonce.measured_lag.sink_name IS 'The sink.';
 COMMENT ON COLUMN pgonce.measured_lag.lag IS 'Records that are not yet published.';
 COMMENT ON COLUMN pgonce.measured_lag.lag_seconds IS 'The age of the oldest of them, by Kafka''s timestamp; 0 if there is none.';
-COMMENT ON COLUMN pgonce.measured_lag.retention_used_percent IS 'How much of its topic''s retention that record has used; from 100 on, it may be deleted.';
+COMMENT ON COLUMN pgonce.measured_lag.retention_used_percent IS 'How much of its topic''s retention that record has used.';
 COMMENT ON COLUMN pgonce.measured_lag.measured_at IS 'When it was measured.';
 
 CREATE TABLE pgonce.brokers (
@@ -318,7 +318,7 @@ CREATE TABLE pgonce.brokers (
     bootstrap_servers text NOT NULL,
     noted_at          timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-COMMENT ON TABLE pgonce.brokers IS 'The Kafka brokers that queries name themselves, with the option bootstrapServers.';
+COMMENT ON TABLE pgonce.brokers IS 'The Kafka brokers of the option bootstrapServers.';
 COMMENT ON COLUMN pgonce.brokers.query_id IS 'The query.';
 COMMENT ON COLUMN pgonce.brokers.bootstrap_servers IS 'Host names and ports, and never a login.';
 COMMENT ON COLUMN pgonce.brokers.noted_at IS 'When a run named these brokers first.';
@@ -333,7 +333,7 @@ CREATE TABLE pgonce.staged_tables (
     batch_id   bigint NOT NULL,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-COMMENT ON TABLE pgonce.staged_tables IS 'Every staging table that is alive; the sweep drops those whose batch is decided.';
+COMMENT ON TABLE pgonce.staged_tables IS 'Every staging table that there is.';
 COMMENT ON COLUMN pgonce.staged_tables.table_name IS 'Its name, in the schema pgonce_staging.';
 COMMENT ON COLUMN pgonce.staged_tables.query_id IS 'The query; for a batch job, the word batchKey and its key.';
 COMMENT ON COLUMN pgonce.staged_tables.sink_name IS 'The sink it is for.';
@@ -358,7 +358,7 @@ CREATE TABLE pgonce.batch_jobs (
 );
 CREATE INDEX batch_jobs_newest ON pgonce.batch_jobs (committed_at);
 COMMENT ON TABLE pgonce.batch_jobs IS 'One row for each batch job that was published. Rows are never pruned.';
-COMMENT ON COLUMN pgonce.batch_jobs.sink_name IS 'The option sinkName, or the qualified target table as it was called then.';
+COMMENT ON COLUMN pgonce.batch_jobs.sink_name IS 'The option sinkName, or the qualified target table.';
 COMMENT ON COLUMN pgonce.batch_jobs.batch_key IS 'The option batchKey: the same key again is skipped.';
 COMMENT ON COLUMN pgonce.batch_jobs.attempt IS 'The random id of the run that published it, by which a commit whose answer was lost is found again.';
 COMMENT ON COLUMN pgonce.batch_jobs.rows IS 'How many rows it has published.';
@@ -414,19 +414,19 @@ CREATE TABLE pgonce.dead_letters (
 );
 CREATE INDEX dead_letters_writer ON pgonce.dead_letters (query_id, sink_name, batch_id);
 CREATE INDEX dead_letters_newest ON pgonce.dead_letters (made_at);
-COMMENT ON TABLE pgonce.dead_letters IS 'Rows that were put aside (deadLetters). Repair row_data and run pgonce dead-letters --replay, or discard them.';
+COMMENT ON TABLE pgonce.dead_letters IS 'Rows that were put aside (deadLetters).';
 COMMENT ON COLUMN pgonce.dead_letters.dead_letter_id IS 'What pgonce dead-letters --id takes.';
 COMMENT ON COLUMN pgonce.dead_letters.query_id IS 'The query whose batch the row was in.';
 COMMENT ON COLUMN pgonce.dead_letters.sink_name IS 'Its sink: the option sinkName, or the qualified target table.';
 COMMENT ON COLUMN pgonce.dead_letters.batch_id IS 'Spark''s batch id.';
-COMMENT ON COLUMN pgonce.dead_letters.target IS 'The table, with its schema, that refused the row or was to get it.';
-COMMENT ON COLUMN pgonce.dead_letters.position IS 'Where in Kafka the row comes from (topic, partition, offset), where that is known.';
+COMMENT ON COLUMN pgonce.dead_letters.target IS 'The qualified table that was to get the row.';
+COMMENT ON COLUMN pgonce.dead_letters.position IS 'Its topic, partition and offset in Kafka, where known.';
 COMMENT ON COLUMN pgonce.dead_letters.record_key IS 'The key of the Kafka record, where pgonce has decoded the record itself.';
 COMMENT ON COLUMN pgonce.dead_letters.record_value IS 'Its value, likewise.';
 COMMENT ON COLUMN pgonce.dead_letters.record_headers IS 'Its headers, likewise: a list of lists of a name and a value in base64.';
 COMMENT ON COLUMN pgonce.dead_letters.row_data IS 'The row''s columns, as they were to be written.';
 COMMENT ON COLUMN pgonce.dead_letters.column_name IS 'The column whose value was refused, where that is known.';
-COMMENT ON COLUMN pgonce.dead_letters.code IS 'The SQLSTATE with which Postgres refused the row, or the code of an error of pgonce.';
+COMMENT ON COLUMN pgonce.dead_letters.code IS 'The SQLSTATE of Postgres, or a code of pgonce.';
 COMMENT ON COLUMN pgonce.dead_letters.message IS 'What Postgres, or pgonce, says of the row.';
 COMMENT ON COLUMN pgonce.dead_letters.destination IS 'How the row was to be written: the columns and their types, mode, keys and the like. A replay needs it.';
 COMMENT ON COLUMN pgonce.dead_letters.made_at IS 'When it was put aside.';

@@ -35,8 +35,8 @@ LEFT JOIN LATERAL pgonce.kafka_offsets(jsonb_build_object(s.key, s.value)) AS t 
 LEFT JOIN pgonce.positions AS p ON (p.writer_id, p.topic, p.partition) = (w.writer_id, t.topic, t.partition)
 WHERE w.replaced_by IS NULL AND w.retired_at IS NULL;
 COMMENT ON VIEW pgonce.current_offsets IS 'Where every writer stands: one row for each topic and partition of Kafka, or for each other source.';
-COMMENT ON COLUMN pgonce.current_offsets.query_id IS 'The id that Spark keeps in the checkpoint.';
-COMMENT ON COLUMN pgonce.current_offsets.query_name IS 'The query''s name, for people.';
+COMMENT ON COLUMN pgonce.current_offsets.query_id IS 'Spark''s query id.';
+COMMENT ON COLUMN pgonce.current_offsets.query_name IS 'Its name, for people.';
 COMMENT ON COLUMN pgonce.current_offsets.sink_name IS 'The sink''s name.';
 COMMENT ON COLUMN pgonce.current_offsets.batch_id IS 'The newest published batch.';
 COMMENT ON COLUMN pgonce.current_offsets.source IS 'The source''s position in the query, or its name.';
@@ -50,8 +50,8 @@ SELECT w.query_id, w.query_name, w.sink_name, count(*) AS replays, max(r.skipped
 FROM pgonce.replays AS r JOIN pgonce.writers AS w USING (writer_id)
 GROUP BY w.writer_id;
 COMMENT ON VIEW pgonce.replays_skipped IS 'How many replays were skipped for every writer.';
-COMMENT ON COLUMN pgonce.replays_skipped.query_id IS 'The id that Spark keeps in the checkpoint.';
-COMMENT ON COLUMN pgonce.replays_skipped.query_name IS 'The query''s name, for people.';
+COMMENT ON COLUMN pgonce.replays_skipped.query_id IS 'Spark''s query id.';
+COMMENT ON COLUMN pgonce.replays_skipped.query_name IS 'Its name, for people.';
 COMMENT ON COLUMN pgonce.replays_skipped.sink_name IS 'The sink''s name.';
 COMMENT ON COLUMN pgonce.replays_skipped.replays IS 'Proven replays that were skipped.';
 COMMENT ON COLUMN pgonce.replays_skipped.last_skipped_at IS 'When the last of them was skipped.';
@@ -286,8 +286,8 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
        END AS help
 FROM judged AS j;
 COMMENT ON VIEW pgonce.queries IS 'What every query is doing: one row for each query and sink.';
-COMMENT ON COLUMN pgonce.queries.query_id IS 'The id that Spark keeps in the checkpoint.';
-COMMENT ON COLUMN pgonce.queries.query_name IS 'The query''s name, for people.';
+COMMENT ON COLUMN pgonce.queries.query_id IS 'Spark''s query id.';
+COMMENT ON COLUMN pgonce.queries.query_name IS 'Its name, for people.';
 COMMENT ON COLUMN pgonce.queries.sink_name IS 'The sink; null if it is not known yet.';
 COMMENT ON COLUMN pgonce.queries.state IS 'starting, running, idle, lagging, expiring, waiting, refused, stopped, gone, stuck, quiet, retired or replaced.';
 COMMENT ON COLUMN pgonce.queries.because IS 'What the state was concluded from.';

@@ -67,10 +67,10 @@ class TestStartingOffsets:
     def test_what_cannot_be_continued(self, url, store):
         """Anything but one Kafka source with known offsets is refused, with the reason."""
         for end, code in [
-            ({"0": {"logOffset": 3}}, "NOT_KAFKA"),
-            ({"0": None}, "NOT_KAFKA"),
-            ({"0": {"t": {"0": 1}}, "1": {"u": {"0": 1}}}, "SEVERAL_SOURCES"),
-            ({"0": {"t": {"0": 1}}, "1": 3}, "SEVERAL_SOURCES"),
+            ({"0": {"logOffset": 3}}, "NO_STARTING_OFFSETS"),
+            ({"0": None}, "NO_STARTING_OFFSETS"),
+            ({"0": {"t": {"0": 1}}, "1": {"u": {"0": 1}}}, "NO_STARTING_OFFSETS"),
+            ({"0": {"t": {"0": 1}}, "1": 3}, "NO_STARTING_OFFSETS"),
             (None, "OFFSETS_UNKNOWN"),
         ]:
             publish(url, 0, end, sink_name=f"sink {end}")
