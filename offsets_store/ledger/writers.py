@@ -34,12 +34,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError
+from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError, RefusedBatch
 from ..offsets import Offsets, furthest
 from ..verdict.facts import Batch, Recorded, Writer
 from ..verdict.reads import recorded_reads
 from .feeders import FEEDS, HAS_ROWS
-from .positions import refuse_disputed
 from .tables import batches, last_batches, replays, runs, writers, writers_and_last_batches
 
 Condition = ColumnElement[bool] | TextClause
@@ -122,9 +121,30 @@ def take_positions_in_tx(connection: Connection, writer_id: int, run_id: str) ->
     writer, run = cast(writer_id, BigInteger), cast(run_id, Text)
     taken = func.pgonce.take_positions(writer, run, type_=JSONB)
     found, disputed = connection.execute(select(taken, func.pgonce.first_dispute(writer, type_=JSONB))).one()
-    refuse_disputed(disputed, writer_id)
+    _refuse_disputed(disputed, writer_id)
     stored: Offsets | None = found
     return stored
+
+
+def _refuse_disputed(found: Sequence[Any] | None, writer_id: int) -> None:
+    """
+    Refuse to go on from a partition of which rows may be missing.
+
+    :param found: what ``pgonce.first_dispute`` returns: topic, partition, the first of these records, and the position.
+    :raises RefusedBatch: PARTITION_MIXED.
+    """
+    if found is None:
+        return
+    topic, partition, disputed_from, position = found
+    raise RefusedBatch(
+        "PARTITION_MIXED",
+        f"In an earlier run, two tasks of one batch had rows of partition {partition} of topic {topic}: of records "
+        f"{disputed_from} to {position - 1}, some may be missing in the table.",
+        NOTHING,
+        "Compare these records with the table, repair it by hand, and run UPDATE pgonce.positions SET disputed_from = "
+        f"NULL WHERE writer_id = {writer_id} AND topic = '{topic}' AND partition = {partition}. Then start the query "
+        "again, without the step that moves rows between tasks.",
+    )
 
 
 def with_positions(last: Recorded | None, of_tasks: Offsets | None) -> Recorded | None:

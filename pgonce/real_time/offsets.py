@@ -24,12 +24,13 @@ from pgonce.offsets_store.errors import (
 )
 from pgonce.offsets_store.kafka.broker import ends_of
 from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
-from pgonce.offsets_store.ledger.positions import SOURCE
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets import Offsets, TopicPartition
 from pgonce.offsets_store.status.ends import EARLIEST, kafka_end
 from pgonce.offsets_store.status.read_stored import writers_of
 from pgonce.offsets_store.verdict.refused_batch import OTHER_TOPICS
+
+from .positions import SOURCE
 
 _BROKERS_SECONDS = 10
 _LATEST = -1

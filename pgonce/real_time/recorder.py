@@ -22,9 +22,9 @@ from pgonce.offsets_store.errors import BrokersError, PgonceError, RefusedBatch,
 from pgonce.offsets_store.kafka.broker import topic_ids
 from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept, keep_failure
-from pgonce.offsets_store.ledger.positions import SOURCE
 from pgonce.offsets_store.offsets import Offsets, TopicPartition, is_kafka, parse_offset
 
+from .positions import SOURCE
 from .run import Run
 
 _log = logging.getLogger("pgonce")

@@ -20,13 +20,6 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.ledger.failures import Failed, SeenBy
-from pgonce.offsets_store.ledger.positions import (
-    RunPositions,
-    advance,
-    begin_in_tx,
-    positions_of,
-    refuse_less,
-)
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.offsets import Offsets, Span, TopicPartition, by_partition, furthest, least_common, only
@@ -42,6 +35,13 @@ from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.table.catalogue import look_up_table
 from pgonce.sink.writing.write_batch import work_into
 
+from .positions import (
+    RunPositions,
+    advance,
+    begin_in_tx,
+    positions_of,
+    refuse_less,
+)
 from .statements import flush_statement
 
 TRANSPORT = "real-time"

@@ -1,7 +1,7 @@
 """
 What tasks in real-time and continuous mode may write, and when they are refused: the statements, on a real Postgres.
 
-Covers: pgonce.real_time.statements, pgonce.real_time.run, offsets_store.ledger.positions.
+Covers: pgonce.real_time.statements, pgonce.real_time.run, pgonce.real_time.positions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Read and set where the tasks of a real-time or continuous query stand.
 
 Runs on the driver, in the transactions that begin a run and record its batches. (Tasks move the rows themselves, by the
-statements of :mod:`pgonce.real_time.statements`.) Invariant: a run's positions are set under the lock on its
+statements of :mod:`~pgonce.real_time.statements`.) Invariant: a run's positions are set under the lock on its
 writer's row, and no task of an older run can move them afterwards.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import psycopg
 
-from ..errors import NOTHING, RefusedBatch
-from ..offsets import Offsets, TopicPartition, by_partition, furthest, kafka_positions
+from pgonce.offsets_store.errors import NOTHING, RefusedBatch
+from pgonce.offsets_store.offsets import Offsets, TopicPartition, by_partition, furthest, kafka_positions
 
 SOURCE = "0"
 """Such a query has one source, which is Spark's first."""
@@ -149,27 +149,6 @@ def refuse_less(stored: Offsets, least: Mapping[TopicPartition, int]) -> None:
 def _went_back(what: str, remedy: str) -> RefusedBatch:
     lost = "the database has lost what was committed since, as after a restore or a failover."
     return RefusedBatch("POSITION_WENT_BACK", f"{what}: {lost}", NOTHING, remedy)
-
-
-def refuse_disputed(found: Sequence[Any] | None, writer_id: int) -> None:
-    """
-    Refuse to go on from a partition of which rows may be missing.
-
-    :param found: what ``pgonce.first_dispute`` returns: topic, partition, the first of these records, and the position.
-    :raises RefusedBatch: PARTITION_MIXED.
-    """
-    if found is None:
-        return
-    topic, partition, disputed_from, position = found
-    raise RefusedBatch(
-        "PARTITION_MIXED",
-        f"In an earlier run, two tasks of one batch had rows of partition {partition} of topic {topic}: of records "
-        f"{disputed_from} to {position - 1}, some may be missing in the table.",
-        NOTHING,
-        "Compare these records with the table, repair it by hand, and run UPDATE pgonce.positions SET disputed_from = "
-        f"NULL WHERE writer_id = {writer_id} AND topic = '{topic}' AND partition = {partition}. Then start the query "
-        "again, without the step that moves rows between tasks.",
-    )
 
 
 def positions_of(connection: psycopg.Connection, writer_id: int) -> RunPositions:
