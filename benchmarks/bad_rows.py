@@ -29,6 +29,7 @@ from rich.table import Table
 from run import POSTGRES, RESULTS
 from screen import about_this_run, write_results
 
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
@@ -219,7 +220,9 @@ def _commit(url: str, contender: Contender, part: Part, bodies: tuple[bytes, ...
         stateful=False,
     )
     began = time.perf_counter()
-    commit_batch(CommitSettings(url, Remedies(independent=True)), batch, work_into(None, where, given))
+    commit_batch(
+        CommitSettings(url, Remedies(independent=True)), batch, work_into(None, where, given, rooms=EVERY_ROOM)
+    )
     seconds = time.perf_counter() - began
     with psycopg.connect(url) as connection:
         found = connection.execute(

@@ -24,6 +24,7 @@ from rich.table import Table
 from run import POSTGRES, RESULTS
 from screen import about_this_run, write_results
 
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.facts import PlannedBatch
@@ -142,7 +143,7 @@ def commit(url: str, query: str, number: int, where: Destination | Routes, rows:
         end={"0": {query: {"0": number + 1}}},
         stateful=False,
     )
-    work = work_into(None, where, rows)
+    work = work_into(None, where, rows, rooms=EVERY_ROOM)
     began = time.perf_counter()
     commit_batch(CommitSettings(url), batch, work)
     return time.perf_counter() - began

@@ -25,6 +25,7 @@ from run import POSTGRES
 from scale_checkpoint import PlannedQuery, checkpoint_of
 from scale_rates import STRUCT, six_columns
 
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel
@@ -54,7 +55,7 @@ def measure_offsets(counts: Sequence[int], commits: int, console: Console) -> di
             for partitions, (checkpoint, options) in queries.items():
                 parcel = Parcel(checkpoint.plan(batch_id), 0, _ROWS, inline=(rows,))
                 began = time.perf_counter()
-                if commit_parcels(options, encoded_columns(STRUCT), [parcel], batch_id) is not Verdict.NEW:
+                if commit_parcels(options, encoded_columns(STRUCT), [parcel], batch_id, EVERY_ROOM) is not Verdict.NEW:
                     raise RuntimeError(f"batch {batch_id} with {partitions} partitions was not published")
                 if batch_id >= _WARM_UP:
                     milliseconds[partitions].append((time.perf_counter() - began) * 1000)

@@ -28,6 +28,7 @@ from run import POSTGRES, spark_session
 from scale_checkpoint import checkpoint_of
 from scale_rates import STRUCT, six_columns
 
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel
@@ -88,7 +89,7 @@ def _commits(url: str, tasks: int, batches: int, console: Console) -> dict[str, 
             began = time.perf_counter()
             parcels = [pickle.loads(message) for message in messages]
             opened = time.perf_counter()
-            verdict = commit_parcels(options, encoded_columns(STRUCT), parcels, batch_id)
+            verdict = commit_parcels(options, encoded_columns(STRUCT), parcels, batch_id, EVERY_ROOM)
             if verdict is not Verdict.NEW:
                 raise RuntimeError(f"batch {batch_id} of {tasks} tasks: {verdict}")
             found["unpickle"].append(opened - began)

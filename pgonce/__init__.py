@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pgonce.cli.explain import explain
+    from pgonce.for_each_batch import PostgresBatchWriter, transactional_batch
     from pgonce.offsets_store.errors import PgonceError
     from pgonce.offsets_store.offsets import CurrentOffset
     from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from pgonce.recovery.recover import Recovery, recover_checkpoint
     from pgonce.recovery.recover_and_start import recover_and_start
     from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction
-    from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-    from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
     from pgonce.sink.options.sink_options import pipeline_sink_options
 
     __version__: str
@@ -39,7 +38,7 @@ else:
         "OffsetsStore": "pgonce.offsets_store.status.store",
         "PartitionLag": "pgonce.offsets_store.status.stored",
         "PgonceError": "pgonce.offsets_store.errors",
-        "PostgresBatchWriter": "pgonce.sink.foreach_batch.batch_writer",
+        "PostgresBatchWriter": "pgonce.for_each_batch",
         "PostgresUrl": "pgonce.offsets_store.postgres.postgres_url",
         "QueryState": "pgonce.offsets_store.status.states",
         "Recovery": "pgonce.recovery.recover",
@@ -53,7 +52,7 @@ else:
         "recover_and_start": "pgonce.recovery.recover_and_start",
         "recover_checkpoint": "pgonce.recovery.recover",
         "start_real_time": "pgonce.real_time.start",
-        "transactional_batch": "pgonce.sink.foreach_batch.transactional_batch",
+        "transactional_batch": "pgonce.for_each_batch",
         "watch": "pgonce.offsets_store.progress.listener",
     }
 

@@ -19,7 +19,10 @@ nitpicky = True
 # Types of other packages, whose documentation is on other hosts; and what only pgonce itself makes.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!pgonce\.).*"),
-    ("py:class", r"pgonce\.offsets_store\.verdict\..*|pgonce\.sink\.foreach_batch\.batch_transaction\.Steps"),
+    (
+        "py:class",
+        r"pgonce\.offsets_store\.verdict\..*|pgonce\.sink\.foreach_batch\.batch_transaction\.Steps|pgonce\.sink\.writing\.rooms\..*",
+    ),
 ]
 
 # SQL whose parameters have names ($writer) is not quite SQL.

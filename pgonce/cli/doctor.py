@@ -17,6 +17,7 @@ from typing import Annotated
 import psycopg
 import typer
 
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_recorded
 from pgonce.offsets_store.errors import (
     UNCHANGED,
@@ -204,7 +205,7 @@ def look_again(url: str, sinks: Sequence[LastWritten], *, of_this_role: bool) ->
         try:
             destination, columns = recalled_to_look(record)
             connection.execute(_BOUNDS)
-            table = look_at_table(connection, destination, columns, of_this_role=of_this_role)
+            table = look_at_table(connection, destination, columns, rooms=EVERY_ROOM, of_this_role=of_this_role)
         except RecoveryError as error:
             return Looked(sink.sink_name, name, sink.batch_id, unknown=error.what)
         except PgonceError as error:

@@ -26,6 +26,7 @@ from pgonce.dead_letters.chosen_letters import (
     lock_writers_in_tx,
     remove_letters_in_tx,
 )
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.commit.one_transaction import begin_in_tx, committing, session_of_a_try
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.transaction_state import TransactionState, as_it_began_in_tx, refuse_lost_on_crash
@@ -41,7 +42,7 @@ from pgonce.offsets_store.status.decisions import begun_again_in_tx
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.writing.bad_rows.recorded_destination import recalled, recorded_oid
-from pgonce.sink.writing.new_columns import without_extra
+from pgonce.sink.writing.checked_table import without_extra
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.table.catalogue import look_up_table, parents_first
 from pgonce.sink.writing.table.table_name import ask_for_tables, resolve_table
@@ -210,7 +211,7 @@ def _in_order(driver: psycopg.Connection, groups: Sequence[Group]) -> Sequence[i
 
 
 def _write_in_tx(driver: psycopg.Connection, group: Group, rows: Rows) -> Mapping[str, int] | None:
-    published = write_batch_in_tx(driver, replace(group.destination, of_letters=True), rows)
+    published = write_batch_in_tx(driver, replace(group.destination, of_letters=True), rows, rooms=EVERY_ROOM)
     # The table is locked now. Before that, its name may have come to mean another table since it was looked up.
     refuse_other_table(group.letters, group.oid, next(iter((published.targets or {}).values()), None))
     return published.counts

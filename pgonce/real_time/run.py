@@ -14,6 +14,7 @@ from uuid import uuid4
 import psycopg
 from sqlalchemy import Connection
 
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
@@ -29,8 +30,7 @@ from pgonce.offsets_store.verdict.refused_batch import ANOTHER_TOPIC
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.identity.planned_batch import with_topic_ids
 from pgonce.sink.options.destination import Destination
-from pgonce.sink.writing.checked_table import plan_columns
-from pgonce.sink.writing.new_columns import without_extra
+from pgonce.sink.writing.checked_table import plan_columns, without_extra
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.table.catalogue import look_up_table
 from pgonce.sink.writing.write_batch import work_into
@@ -232,7 +232,8 @@ class Run:
         )
 
     def _work(self, then: Callable[[Connection, Batch, Offsets | None], None], rows: int = 0) -> Work[Batch]:
-        writes = work_into(self.sink_name, self.destination, Rows(self.columns, lambda: 0, transport=TRANSPORT))
+        none = Rows(self.columns, lambda: 0, transport=TRANSPORT)
+        writes = work_into(self.sink_name, self.destination, none, rooms=EVERY_ROOM)
 
         def publish(connection: Connection, batch: Batch, below: Offsets | None) -> Published:
             # No row is written, but the table is locked, looked at and created as for every batch.

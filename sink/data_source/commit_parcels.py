@@ -33,6 +33,7 @@ from ..identity.planned_batch import planned_batch, staging_table
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import EncodedRows, Reach, widen
 from ..staging import drop_staging_table, give_up_job, sweep, sweep_jobs
+from ..writing.rooms import Rooms
 from ..writing.write_batch import work_into
 from .parcel import Parcel, content_hash, open_parcels
 from .promise import Promise, promised_rows
@@ -51,6 +52,7 @@ def commit_parcels(
     columns: tuple[EncodedColumn, ...],
     messages: Sequence[WriterCommitMessage | None],
     batch_id: int,
+    rooms: Rooms,
 ) -> Verdict:
     """
     Publish the batch of a stream that ``messages`` carry, or skip it.
@@ -74,7 +76,7 @@ def commit_parcels(
 
     def work_with(received: Callable[[], Iterable[EncodedRows]]) -> Work[Batch]:
         rows = promised_rows(columns, options.positions, promised, received, table)
-        return work_into(options.sink_name, options.destination, rows)
+        return work_into(options.sink_name, options.destination, rows, rooms=rooms)
 
     may_be_left = bool(promised.staged)
     # The error of a commit ends here once, in the driver or in a receiver. (That of an early try does not.)
@@ -112,7 +114,10 @@ def note_unreached(messages: Sequence[WriterCommitMessage | None]) -> None:
 
 
 def commit_job_parcels(
-    options: JobOptions, columns: tuple[EncodedColumn, ...], messages: Sequence[WriterCommitMessage | None]
+    options: JobOptions,
+    columns: tuple[EncodedColumn, ...],
+    messages: Sequence[WriterCommitMessage | None],
+    rooms: Rooms,
 ) -> JobVerdict:
     """
     Publish the rows of a batch job that ``messages`` carry, or skip them because their key was published.
@@ -125,7 +130,7 @@ def commit_job_parcels(
     sums = [parcel.row_sum or 0 for parcel in parcels]
     content = content_hash(columns, promised.rows, sums) if options.batch_hash else None
     job = Job(options.batch_key, UUID(origin.run_id), content, promised.rows)
-    done = commit_job(options.commit, job, work_into(options.sink_name, options.destination, rows))
+    done = commit_job(options.commit, job, work_into(options.sink_name, options.destination, rows, rooms=rooms))
     # What this run, and runs of keys that are published, have staged: no message tells of what failed.
     _sweep(options, lambda connection: sweep_jobs(connection, done.sink_name, origin.run_id))
     return done.verdict

@@ -31,6 +31,7 @@ from ..options.position_columns import written_type
 from ..options.sink_options import JobOptions, SinkOptions, parse_job_options, parse_options
 from ..staging import OF_JOB
 from ..writing.first_look import look_once, looking, refuse_first_batch
+from ..writing.rooms import Rooms
 from ..writing.write_batch import named_sink
 from .receiver.client import Receiver
 from .receiver.launch import receiver_for
@@ -38,7 +39,7 @@ from .task_writer import MicroBatch, TaskWriter
 
 
 def plan_batch(
-    raw: Mapping[str, str], frame_type: StructType, *, overwrite: bool, looks: bool
+    raw: Mapping[str, str], frame_type: StructType, rooms: Rooms, *, overwrite: bool, looks: bool
 ) -> tuple[SinkOptions, TaskWriter]:
     """
     What writes one batch of a stream.
@@ -49,9 +50,9 @@ def plan_batch(
     """
     options = parse_options(raw, overwrite=overwrite)
     if not looks:
-        return _planned(options, frame_type, looks=False)
+        return _planned(options, frame_type, rooms, looks=False)
     with failures_kept(options.commit.url, lambda: _failed(options)):
-        return _planned(options, frame_type, looks=True)
+        return _planned(options, frame_type, rooms, looks=True)
 
 
 def _failed(options: SinkOptions) -> Failed:
@@ -66,7 +67,9 @@ def _failed(options: SinkOptions) -> Failed:
     )
 
 
-def _planned(options: SinkOptions, frame_type: StructType, *, looks: bool) -> tuple[SinkOptions, TaskWriter]:
+def _planned(
+    options: SinkOptions, frame_type: StructType, rooms: Rooms, *, looks: bool
+) -> tuple[SinkOptions, TaskWriter]:
     encoded = reader_of(options.destination, frame_type).struct_type
     if options.positions:
         options.positions.check(encoded)
@@ -83,13 +86,13 @@ def _planned(options: SinkOptions, frame_type: StructType, *, looks: bool) -> tu
     receiver: Receiver | None = None
     if looks:
         written = written_type(encoded, options.positions, options.destination)
-        _look_first(options, written, planned)
-        receiver = receiver_for(options, written)
+        _look_first(options, written, planned, rooms)
+        receiver = receiver_for(options, written, rooms)
     return options, TaskWriter(options, frame_type, MicroBatch(planned, planned_by_ms), receiver)
 
 
 def plan_job(
-    raw: Mapping[str, str], frame_type: StructType, *, overwrite: bool
+    raw: Mapping[str, str], frame_type: StructType, rooms: Rooms, *, overwrite: bool
 ) -> tuple[JobOptions, Origin, TaskWriter]:
     """
     The run of a batch job, and what writes it.
@@ -98,16 +101,16 @@ def plan_job(
     :raises PgonceError: if the options, the schema or the table do not allow one; no row has moved yet.
     """
     with said_of_a_job():
-        return _planned_job(parse_job_options(raw, overwrite=overwrite), frame_type)
+        return _planned_job(parse_job_options(raw, overwrite=overwrite), frame_type, rooms)
 
 
-def _planned_job(options: JobOptions, frame_type: StructType) -> tuple[JobOptions, Origin, TaskWriter]:
+def _planned_job(options: JobOptions, frame_type: StructType, rooms: Rooms) -> tuple[JobOptions, Origin, TaskWriter]:
     encoded = reader_of(options.destination, frame_type).struct_type
     columns = encoded_columns(encoded)
     # Refused at once, not only when a partition is too large to travel inline.
     refuse_more_columns_than(encoded, STAGED_COLUMNS, "rows may have to be staged, which takes a column more")
     try:
-        look_once(options, options.commit.url, options.destination, columns)
+        look_once(options, options.commit.url, options.destination, columns, rooms=rooms)
     except TargetError:
         # The table may have changed since the job was published. The commit skips it, or says where its rows are.
         if not _is_published(options):
@@ -128,13 +131,14 @@ def _is_published(options: JobOptions) -> bool:
         return False
 
 
-def _look_first(options: SinkOptions, written: StructType, planned: OffsetLogEntry | None) -> None:
+def _look_first(options: SinkOptions, written: StructType, planned: OffsetLogEntry | None, rooms: Rooms) -> None:
     """Refuse a target that does not fit, before a row is computed."""
     # At a later batch a login may be refused because a password is being changed, and the commit waits for that.
     is_first = planned is not None and planned.batch_id == 0
-    look_once(options, options.commit.url, options.destination, encoded_columns(written), at_the_door=is_first)
+    columns, where = encoded_columns(written), options.destination
+    look_once(options, options.commit.url, where, columns, rooms=rooms, at_the_door=is_first)
     if is_first:
-        refuse_first_batch(options.commit, _first_batch(options, planned), options.sink_name, options.destination)
+        refuse_first_batch(options.commit, _first_batch(options, planned), options.sink_name, where)
 
 
 def _first_batch(options: SinkOptions, planned: OffsetLogEntry | None) -> PlannedBatch:

@@ -14,7 +14,7 @@ almost nothing: each function imports what its own process needs.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ..identity.from_checkpoint import Origin
     from ..options.sink_options import JobOptions, SinkOptions
+    from ..writing.rooms import Rooms
     from .parcel import Parcel
     from .task_writer import TaskWriter
 
@@ -53,6 +54,9 @@ else:
 
 class PgonceDataSource(DataSource):
     """The data source ``pgonce``: a sink for streams and for batch jobs, and nothing else."""
+
+    rooms: ClassVar[Rooms]
+    """Set by the class that Spark finds."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.options = options
@@ -83,7 +87,7 @@ class PgonceDataSource(DataSource):
         """
         with importing():
             from .planning import plan_job
-        return JobWriter(*plan_job(self.options, schema, overwrite=overwrite))
+        return JobWriter(*plan_job(self.options, schema, self.rooms, overwrite=overwrite), self.rooms)
 
     @called_by_spark
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
@@ -98,15 +102,17 @@ class PgonceDataSource(DataSource):
         # The commit worker does not look: another driver may have committed this batch, and only the ledger can tell.
         # Before an abort, a look that failed would hide the reason, and leave the staging table (seen: "Writing job
         # failed.").
-        return StreamWriter(*plan_batch(self.options, schema, overwrite=overwrite, looks=self._plans))
+        planned = plan_batch(self.options, schema, self.rooms, overwrite=overwrite, looks=self._plans)
+        return StreamWriter(*planned, self.rooms)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """One batch's writer: Spark sends it to the tasks, and builds another one for the commit."""
 
-    def __init__(self, options: SinkOptions, task_writer: TaskWriter) -> None:
+    def __init__(self, options: SinkOptions, task_writer: TaskWriter, rooms: Rooms) -> None:
         self.options = options
         self.task_writer = task_writer
+        self.rooms = rooms
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle it so that a task without pgonce raises an error that says so."""
@@ -123,7 +129,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """In the commit worker: publish the batch, or skip it."""
         with importing():
             from .commit_parcels import commit_parcels, note_unreached
-        commit_parcels(self.options, self.task_writer.columns, messages, batchId)
+        commit_parcels(self.options, self.task_writer.columns, messages, batchId, self.rooms)
         note_unreached(messages)
 
     @called_by_spark
@@ -137,10 +143,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
 class JobWriter(DataSourceArrowWriter):
     """The writer of one run of a batch job: the same in the planner's worker, in the tasks and in the commit."""
 
-    def __init__(self, options: JobOptions, run: Origin, task_writer: TaskWriter) -> None:
+    def __init__(self, options: JobOptions, run: Origin, task_writer: TaskWriter, rooms: Rooms) -> None:
         self.options = options
         self.run = run
         self.task_writer = task_writer
+        self.rooms = rooms
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As of a stream's writer."""
@@ -158,7 +165,7 @@ class JobWriter(DataSourceArrowWriter):
         with importing():
             from .commit_parcels import commit_job_parcels
         with said_of_a_job():
-            commit_job_parcels(self.options, self.task_writer.columns, messages)
+            commit_job_parcels(self.options, self.task_writer.columns, messages, self.rooms)
 
     @called_by_spark
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

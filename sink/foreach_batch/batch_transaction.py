@@ -31,6 +31,7 @@ from ..options.definitions import RowOptions, TableOptions
 from ..options.destination import DELETED_COLUMN, Changes, Destination, destination
 from ..options.routes import Routes, where_to
 from ..writing.by_key.apply import WRITTEN
+from ..writing.rooms import Rooms
 from ..writing.rows import whole_or_failed
 from ..writing.write_batch import write_batch_in_tx
 from .frame_rows import arriving_rows
@@ -148,10 +149,11 @@ class BatchTransaction:
     deadlock: it should have no other side effects.
     """
 
-    def __init__(self, connection: Connection, batch: Batch, steps: Steps) -> None:
+    def __init__(self, connection: Connection, batch: Batch, steps: Steps, rooms: Rooms) -> None:
         self._connection = connection
         self._batch = batch
         self._steps = steps
+        self._rooms = rooms
 
     @property
     def rows(self) -> int:
@@ -262,7 +264,8 @@ class BatchTransaction:
             if isinstance(where, Destination):
                 where = replace(where, may_be_temporary=True)
             with arriving_rows(frame, where, batch=self._batch) as rows:
-                published = write_batch_in_tx(driver_connection(self._connection), where, rows, self._batch)
+                driver = driver_connection(self._connection)
+                published = write_batch_in_tx(driver, where, rows, self._batch, rooms=self._rooms)
             # What went into a temporary table, and goes away with the batch, is not published.
             if published.targets or isinstance(where, Routes):
                 self._steps.add(published)

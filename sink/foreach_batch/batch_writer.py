@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.utils import is_remote
-from typing_extensions import Unpack
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -29,13 +28,12 @@ from ..encoding.encoded_types import encoded_columns
 from ..identity.from_checkpoint import refuse_without_positions
 from ..identity.from_server import ServerSession, as_long_as_planned, batch_from_server, is_connect
 from ..identity.planned_batch import with_topic_ids
-from ..options.definitions import WriterOptions
-from ..options.option import Way
 from ..options.position_columns import PositionColumns, positions_of, written_type
-from ..options.reading import Given, read, takes_options
+from ..options.reading import Given
 from ..options.routes import where_of
 from ..options.sink_options import commit_settings_of
 from ..writing.first_look import look_once, look_when_made, refuse_first_batch
+from ..writing.rooms import Rooms
 from ..writing.write_batch import work_into
 from .frame_rows import arriving_rows
 
@@ -120,20 +118,16 @@ def span_of_range(start: Offsets | None, end: Offsets | None) -> Span:
     return Span(first, after)
 
 
-@takes_options(Way.WRITER)
-class PostgresBatchWriter:
+class BatchWriter:
     """
-    Writes every batch into one table: ``df.writeStream.foreachBatch(PostgresBatchWriter(url, table="events"))``.
+    Writes every batch that ``foreachBatch`` brings, as the options say.
 
-    With ``route`` and ``tables`` it writes each row into the table that its value chooses.
-
-    :raises ConfigurationError: at once, for arguments that cannot work.
-    :raises TargetError: at once, for a table that is missing or cannot be written into, if the database can be reached.
-        A client of Spark Connect leaves it to the first batch.
+    :raises ConfigurationError: for options that cannot work.
+    :raises TargetError: for a table that is missing or cannot be written into, if the database can be asked now.
     """
 
-    def __init__(self, url: str = "", **options: Unpack[WriterOptions]) -> None:
-        given = read({"url": url, **options}, Way.WRITER)
+    def __init__(self, given: Given, rooms: Rooms) -> None:
+        self._rooms = rooms
         self._settings = batch_settings_of(given)
         self._destination = where_of(given)
         self._sink_name = given["sink_name"]
@@ -149,7 +143,7 @@ class PostgresBatchWriter:
             self._look_first(batch, frame)
             # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
             with arriving_rows(frame, self._destination, self._settings.positions, batch) as rows:
-                work = work_into(self._sink_name, self._destination, rows)
+                work = work_into(self._sink_name, self._destination, rows, rooms=self._rooms)
                 commit_batch(self._settings.commit, batch, self._settings.checked(frame, work))
                 rows.count()
 
@@ -158,5 +152,6 @@ class PostgresBatchWriter:
         if positions:
             positions.check(struct_type)
         written = written_type(struct_type, positions, self._destination)
-        look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
+        columns, url = encoded_columns(written), self._settings.commit.url
+        look_once(batch.run_id, url, self._destination, columns, rooms=self._rooms)
         refuse_first_batch(self._settings.commit, batch, self._sink_name, self._destination)

@@ -16,7 +16,6 @@ import psycopg
 from pyspark.sql import DataFrame
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from typing_extensions import Unpack
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
@@ -28,11 +27,10 @@ from pgonce.offsets_store.verdict.decide import SKIP
 from pgonce.offsets_store.verdict.facts import Batch
 
 from ..border import calls_users_code
-from ..options.definitions import FunctionOptions
-from ..options.option import Way
-from ..options.reading import read, takes_options
+from ..options.reading import Given
 from ..positions import stored_already
 from ..writing.first_look import refuse_first_batch
+from ..writing.rooms import Rooms
 from .batch_transaction import BatchTransaction, Steps
 from .batch_writer import batch_settings_of
 
@@ -73,19 +71,14 @@ def _not_run(function: object) -> ConfigurationError:
     )
 
 
-@takes_options(Way.FUNCTION)
-def transactional_batch(
-    url: str = "", **options: Unpack[FunctionOptions]
+def in_one_transaction(
+    given: Given, rooms: Rooms
 ) -> Callable[[Callable[[DataFrame, BatchTransaction], None]], BatchFunction]:
     """
     Turn a function ``(batch, tx)`` into one for ``foreachBatch``: all that it does through ``tx`` is one transaction.
 
-    It is not called for a proven replay. ``sink_name`` names it in the ledger: keep that when the function changes.
-    With ``position_columns``, the frame comes without the rows that are stored already.
-
-    :raises ConfigurationError: at once, for arguments that cannot work.
+    :raises ConfigurationError: for options that cannot work.
     """
-    given = read({"url": url, **options}, Way.FUNCTION)
     name = given["sink_name"]
     if not name:
         raise bad_option("OPTION_MISSING", "transactional_batch needs a sink_name.", 'Give it one: sink_name="orders".')
@@ -107,7 +100,7 @@ def transactional_batch(
                 # of new ones, and would hide permanent tables of the same name.
                 driver_connection(connection).execute("DISCARD TEMP")
                 steps = Steps(connection)
-                tx = BatchTransaction(connection, batch, steps)
+                tx = BatchTransaction(connection, batch, steps, rooms)
                 if positions is None:
                     _call(function, frame, tx, steps)
                     return steps.together(dropped=0)

@@ -19,14 +19,12 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY
 from ..options.destination import Destination
-from .alter import lock_with_new_columns
-from .new_columns import NewColumn, alter_statement, left_out, retyped, without_extra
 from .rows import Gathering
 from .table.catalogue import TargetColumn, TargetTable
 from .table.fit import Fit, Fitting
 from .table.fit_column import fit_column
 from .table.lock import lock_table, nothing_more
-from .table.new_table import create_table
+from .table.new_table import NewColumn, alter_statement, create_table, retyped
 from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
 
 _log = logging.getLogger("pgonce")
@@ -217,6 +215,46 @@ def _find(table: TargetTable, column: EncodedColumn) -> TargetColumn:
     return found[0]
 
 
+def without_extra(
+    table: TargetTable, encoded: Sequence[EncodedColumn], destination: Destination
+) -> tuple[EncodedColumn, ...]:
+    """
+    With ``ignoreExtra``, the columns that the table has; otherwise all of them.
+
+    Keys are never left out, because without one of them other rows would be meant, nor is the column of ``onlyNewer``.
+    """
+    if destination.schema_evolution != "ignoreExtra":
+        return tuple(encoded)
+    kept = tuple(
+        column
+        for column in encoded
+        if table.columns_named(column.name)
+        or is_key(column.name, table, destination)
+        or destination.is_only_if_there(column.name)
+        or column.name == destination.order_column
+    )
+    # If nothing is left, the error names a column.
+    return kept or tuple(encoded)
+
+
+def left_out(encoded: Sequence[EncodedColumn], kept: Sequence[EncodedColumn], table: TargetTable) -> str:
+    """A sentence on the columns that are not written; empty if all are."""
+    kept_names = {column.name for column in kept}
+    names = [column.name for column in encoded if column.name not in kept_names]
+    columns = f"columns {', '.join(names)}" if len(names) > 1 else f"column {', '.join(names)}"
+    return (
+        f"{table.qualified_name} lacks {columns} of the rows, left out by schemaEvolution=ignoreExtra." if names else ""
+    )
+
+
+def is_key(name: str, table: TargetTable, destination: Destination) -> bool:
+    """Whether the rows' column of this name is one of the keys by which rows are written."""
+    if destination.mode not in BY_KEY:
+        return False
+    primary = (column.column_name for column in table.columns if column.primary_key is not None)
+    return name.lower() in {key.lower() for key in destination.keys or primary}
+
+
 # The tables of this process, and what it has said of them.
 _said: set[tuple[int, str]] = set()
 
@@ -237,27 +275,21 @@ def target_for(
     leaves: bool = False,
 ) -> tuple[TargetTable, tuple[ColumnPlan, ...]]:
     """
-    The checked target of a batch, locked, and the plan of its columns; creates or alters it if the user asked for that.
+    The checked target of a batch, locked, and the plan of its columns; creates it if the user asked for that.
 
     :param found: what is known about the table's name in this transaction.
-    :param gathering: brings the rows to Postgres, so that a table that is altered need not be locked meanwhile. Where
-        rows are gathered in any case, the table that gathers them is made in the round trip of the lock.
-    :param leaves: whether to set the user's search_path first, if no columns may be added.
+    :param gathering: brings the rows to Postgres. Where rows are gathered in any case, the table that gathers them is
+        made in the round trip of the lock.
+    :param leaves: whether to set the user's search_path first.
     :raises TargetError: if the table is missing or unfit, or does not take these columns.
     """
-
-    def lock(found: ResolvedName | None, *, leaves: bool = False) -> tuple[ResolvedName, TargetTable | None]:
-        if destination.schema_evolution == "addColumns":
-            return lock_with_new_columns(connection, destination, encoded, found, gathering)
-        more = gathering.creation if destination.mode in BY_KEY else nothing_more
-        return lock_table(connection, destination.table, found, leaves=leaves, more=more)
-
-    found, table = lock(found, leaves=leaves)
+    more = gathering.creation if destination.mode in BY_KEY else nothing_more
+    found, table = lock_table(connection, destination.table, found, leaves=leaves, more=more)
     if table is None:
         refuse_missing_schema(connection, found.schema)
     if table is None and destination.create_table:
         create_table(connection, found, encoded, destination)
-        found, table = lock(None)
+        found, table = lock_table(connection, destination.table, more=more)
     if table is None:
         raise missing_table(connection, found)
     check_table(table, destination)

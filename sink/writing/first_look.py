@@ -42,17 +42,15 @@ from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY, DEAD_LETTERS
 from ..options.destination import DeadLetters, Destination
 from ..options.routes import Routes
-from .alter import refuse_what_stands_in_the_way
 from .bad_rows.letters import checked_letters_table
 from .by_key.keys import Upsert, plan_upsert, refuse_actions_between
-from .checked_table import ColumnPlan, check_table, plan_columns
+from .checked_table import ColumnPlan, check_table, plan_columns, without_extra
 from .empty_table import refuse_reaching_others
-from .new_columns import as_altered, columns_to_add, without_extra
-from .routes import listed_tables
+from .rooms import Rooms
 from .table.catalogue import TargetTable, look_up_table
 from .table.new_table import keys_of_new
 from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
-from .write_batch import named_sink
+from .write_batch import ask_for_each_table, named_sink
 
 _log = logging.getLogger("pgonce")
 
@@ -83,6 +81,7 @@ def look_once(
     where: Destination | Routes,
     columns: tuple[EncodedColumn, ...],
     *,
+    rooms: Rooms,
     at_the_door: bool = True,
 ) -> None:
     """
@@ -98,7 +97,7 @@ def look_once(
     try:
         with looking(url) as connection:
             connection.execute(_BOUNDS)
-            _look(connection, where, columns)
+            _look(connection, where, columns, rooms)
     except ConnectError as error:
         if at_the_door and not error.may_pass:
             raise
@@ -143,7 +142,7 @@ def _look_without_columns(url: str, where: Destination | Routes) -> None:
     with looking(url) as connection:
         connection.execute(_BOUNDS)
         if isinstance(where, Routes):
-            listed_tables(connection, where)
+            ask_for_each_table(connection, where)()
         for destination in each:
             _found(connection, destination)
 
@@ -165,14 +164,17 @@ def _found(connection: psycopg.Connection, destination: Destination) -> tuple[Re
     return found, None
 
 
-def _look(connection: psycopg.Connection, where: Destination | Routes, columns: Sequence[EncodedColumn]) -> None:
+def _look(
+    connection: psycopg.Connection, where: Destination | Routes, columns: Sequence[EncodedColumn], rooms: Rooms
+) -> None:
     if isinstance(where, Routes):
-        listed_tables(connection, where)
+        ask_for_each_table(connection, where)()
         _look_at_letters(connection, where.dead_letters)
         given = [(route.destination, route.written(columns)) for route in where]
     else:
         given = [(where, tuple(columns))]
-    there = [(table, one) for one, written in given if (table := look_at_table(connection, one, written)) is not None]
+    looked = [(look_at_table(connection, one, written, rooms=rooms), one) for one, written in given]
+    there = [(table, one) for table, one in looked if table is not None]
     refuse_actions_between([(table, one.changes) for table, one in there])
     refuse_reaching_others(connection, [table for table, one in there if one.mode == "complete"])
 
@@ -188,6 +190,7 @@ def look_at_table(
     destination: Destination,
     columns: Sequence[EncodedColumn],
     *,
+    rooms: Rooms,
     of_this_role: bool = True,
 ) -> TargetTable | None:
     """
@@ -201,10 +204,8 @@ def look_at_table(
     if table is None:
         keys_of_new(found, columns, destination)
         return None
-    added = columns_to_add(table, columns, destination)
-    if added:
-        refuse_what_stands_in_the_way(connection, table, added)
-    table = as_altered(table, added)
+    if destination.schema_evolution == "addColumns":
+        table = rooms.new_columns().look_as_altered(connection, table, columns, destination)
     plan = plan_columns(table, without_extra(table, columns, destination), destination)
     upsert = plan_upsert(destination, plan, table, columns)
     if of_this_role:

@@ -1,67 +1,203 @@
 """
-Find the columns of the rows that a table lacks, and the statement that adds them or makes room for values.
+Add the columns of a batch that its table lacks.
 
-Pure; runs before Spark's job and in the commit. Invariant: a table is altered only where its batch would be refused
-otherwise. Columns are added without a default, so that Postgres does not write the table again. No type is changed: the
-error shows the statement to the user.
+Runs in the commit; what stands in the way, as far as the catalogue tells, is looked at before Spark's job too.
+Invariants: a table is altered only where its batch would be refused otherwise, and no type is changed. What is done
+here is done or undone with the batch, because it is in its transaction. The lock that keeps readers out is asked for
+only while no weaker lock of this look is held (two sessions that both want to strengthen one would wait for each
+other), only for a short time, and only once the batch's rows are at hand.
 """
 
 from __future__ import annotations
 
+import logging
+import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.lock_watch import WHO, HeldByOthersError
 
 from ..encoding.encoded_types import EncodedColumn
-from ..options.definitions import BY_KEY
 from ..options.destination import Destination
+from .checked_table import is_key
 from .table.catalogue import TargetColumn, TargetTable
+from .table.lock import lock_table
+from .table.new_table import NewColumn, alter_statement
+from .table.table_name import ResolvedName
 
-_ROOMIER = {"character varying": "text", "character": "text", "bit": "bit varying", "bigint": "numeric"}
-_WHOLE = ("smallint", "integer")
+_log = logging.getLogger("pgonce")
+
+_OBSTACLES = """
+WITH RECURSIVE tree AS (
+    SELECT {oid}::oid AS relid UNION SELECT i.inhrelid FROM pg_inherits AS i JOIN tree AS t ON t.relid = i.inhparent
+)
+SELECT found.reason, found.altered FROM (
+    SELECT 1 AS place, format('it is a partition of %s', r.root) AS reason, r.root AS altered
+    FROM pg_class AS c, LATERAL (SELECT pg_partition_root(c.oid)::regclass::text AS root) AS r
+    WHERE c.oid = {oid} AND c.relispartition
+    UNION ALL
+    SELECT 2, format('its columns are those of the type %s', c.reloftype::regtype), NULL
+    FROM pg_class AS c WHERE c.oid = {oid} AND c.reloftype <> 0
+    UNION ALL
+    SELECT 3, format('only the owner of %s (%s) may do that, and the role %s is not a member of it',
+                     c.oid::regclass, pg_get_userbyid(c.relowner), current_user), NULL
+    FROM tree AS t JOIN pg_class AS c ON c.oid = t.relid WHERE NOT pg_has_role(c.relowner, 'USAGE')
+) AS found
+ORDER BY found.place, found.reason LIMIT 1
+"""
 
 
-def roomier_type(column: TargetColumn, encoded: EncodedColumn) -> str | None:
+def refuse_what_stands_in_the_way(
+    connection: psycopg.Connection, table: TargetTable, columns: Sequence[NewColumn]
+) -> None:
+    """:raises TargetError: TARGET_NOT_ALTERED, naming what stands in the way, and the statement to run."""
+    row = search_path.execute_in_tx(connection, sql.SQL(_OBSTACLES).format(oid=table.oid)).fetchone()
+    if row is not None:
+        raise not_altered(table, columns, row[0], altered=row[1])
+
+
+_LOOK = "SAVEPOINT pgonce_look"
+_KEEP = "RELEASE SAVEPOINT pgonce_look"
+# This gives up the lock that the look has taken.
+_BACK = "ROLLBACK TO SAVEPOINT pgonce_look; RELEASE SAVEPOINT pgonce_look"
+
+# While a session waits for this lock, all others that want the table wait behind it. So the lock is asked for again and
+# again, each time for a little longer than deadlock_timeout: after that, Postgres ends an autovacuum that is in the
+# way.
+_BEYOND_DEADLOCK_TIMEOUT_SECONDS = 1.0
+_PAUSE_SECONDS = (0.5, 1.5)
+
+# In milliseconds.
+_TIMEOUTS = """
+SELECT max(s.setting::int) FILTER (WHERE s.name = 'lock_timeout'),
+       max(s.setting::int) FILTER (WHERE s.name = 'deadlock_timeout') FROM pg_settings AS s
+"""
+
+
+def look_as_altered(
+    connection: psycopg.Connection, table: TargetTable, encoded: Sequence[EncodedColumn], destination: Destination
+) -> TargetTable:
     """
-    The type without a length in which ``column`` would hold all values of ``encoded``, and those that it has.
+    The table as it will be, as far as fitting the rows goes.
 
-    None if it has no length, or if it is a type of the user's.
+    :raises TargetError: TARGET_NOT_ALTERED.
     """
-    base, source = (name.removesuffix("[]") for name in (column.base_type, encoded.postgres_type))
-    if base in _WHOLE:
-        found = "bigint" if source in ("int2", "int4", "int8") else "numeric"
-    else:
-        found = _ROOMIER.get(base, base)
-    if column.base_type.endswith("[]"):
-        found += "[]"
-    return None if column.user_type or column.is_domain or found == column.full_type else found
+    columns = columns_to_add(table, encoded, destination)
+    if columns:
+        refuse_what_stands_in_the_way(connection, table, columns)
+    return as_altered(table, columns)
 
 
-def retyped(table: TargetTable, column: TargetColumn, new_type: str) -> str:
-    """The ALTER TABLE that gives a column another type. Texts keep their collation, by which values may be equal."""
-    of_texts = column.collation and new_type.startswith("text")
-    statement = sql.SQL("ALTER TABLE {} ALTER COLUMN {} TYPE {}{}").format(
-        table.identifier,
-        sql.Identifier(column.column_name),
-        sql.SQL(new_type),
-        sql.SQL(f" COLLATE {column.collation}" if of_texts else ""),
-    )
-    return statement.as_string(None)
+def add_columns_in_tx(
+    connection: psycopg.Connection,
+    destination: Destination,
+    encoded: Sequence[EncodedColumn],
+    found: ResolvedName | None,
+    gather: Callable[[], object],
+) -> tuple[ResolvedName, str]:
+    """
+    Lock the table, once it has been altered so that it takes the rows; say what its name means, and what was altered.
+
+    :param gather: brings the rows to Postgres; called before a lock is taken that keeps readers waiting.
+    :raises TargetError: TARGET_NOT_ALTERED.
+    :raises psycopg.errors.LockNotAvailable: saying who holds the lock.
+    """
+    while True:
+        connection.execute(_LOOK)
+        found, table = lock_table(connection, destination.table, found)
+        columns = columns_to_add(table, encoded, destination) if table else ()
+        if table is None or not columns:
+            connection.execute(_KEEP)
+            return found, ""
+        refuse_what_stands_in_the_way(connection, table, columns)
+        connection.execute(_BACK, prepare=False)
+        gather()
+        connection.execute(_LOOK)
+        _lock_out_others(connection, table, columns)
+        found, now = lock_table(connection, destination.table)
+        columns = columns_to_add(now, encoded, destination) if now else ()
+        if now is not None and now.oid == table.oid and columns:
+            refuse_what_stands_in_the_way(connection, now, columns)
+            _alter(connection, now, columns)
+            connection.execute(_KEEP)
+            done = f"{now.qualified_name}: {'; '.join(map(str, columns))}."
+            _log.warning("%s", done)
+            return found, done
+        # Another session has done it meanwhile, or the name means another table now.
+        connection.execute(_BACK, prepare=False)
 
 
-@dataclass(frozen=True)
-class NewColumn:
-    """A column to be added."""
+def _lock_out_others(connection: psycopg.Connection, table: TargetTable, columns: Sequence[NewColumn]) -> None:
+    timeouts = search_path.execute_in_tx(connection, sql.SQL(_TIMEOUTS)).fetchone()
+    lock_timeout, deadlock_timeout = timeouts or (0, 1000)
+    patience = (lock_timeout or 30_000) / 1000
+    moment = min(patience, deadlock_timeout / 1000 + _BEYOND_DEADLOCK_TIMEOUT_SECONDS)
+    lock = sql.SQL(
+        "SAVEPOINT pgonce_lock; SET LOCAL lock_timeout = {}; LOCK TABLE {} IN ACCESS EXCLUSIVE MODE; "
+        "SET LOCAL lock_timeout = {}; RELEASE SAVEPOINT pgonce_lock"
+    ).format(int(moment * 1000), table.identifier, lock_timeout)
+    began = time.monotonic()
+    while True:
+        try:
+            connection.execute(lock, prepare=False)
+        except psycopg.errors.LockNotAvailable:
+            connection.execute("ROLLBACK TO SAVEPOINT pgonce_lock; RELEASE SAVEPOINT pgonce_lock", prepare=False)
+            holders = _holders(connection, table)
+            waited = time.monotonic() - began
+            if waited + moment > patience:
+                raise HeldByOthersError(
+                    f"{table.qualified_name} could not be altered for new columns within {waited:.0f} s, because "
+                    f"others use it: {holders}",
+                    holders,
+                ) from None
+            _log.warning("%s is to be altered for new columns, and is in use: %s", table.qualified_name, holders)
+            time.sleep(random.uniform(*_PAUSE_SECONDS))  # noqa: S311 (so that two queries do not meet again)
+        except psycopg.errors.InsufficientPrivilege as error:
+            # The owner may alter the table even without a privilege on it.
+            raise not_altered(table, columns, f"Postgres says: {error.diag.message_primary}") from error
+        else:
+            return
 
-    name: str
-    type: str
 
-    def __str__(self) -> str:
-        return f"column {self.name} {self.type} was added"
+def _alter(connection: psycopg.Connection, table: TargetTable, columns: Sequence[NewColumn]) -> None:
+    try:
+        search_path.execute_in_tx(connection, alter_statement(table.identifier, columns))
+    except psycopg.errors.ObjectInUse as error:
+        # A function has written to the table.
+        reason = (
+            "this transaction has used the table before, and its deferred constraints or triggers wait for COMMIT, "
+            f"or a cursor is open (Postgres says: {error.diag.message_primary}). Write the frame that has the new "
+            "column first, or check the constraints at once with SET CONSTRAINTS <their names> IMMEDIATE"
+        )
+        raise not_altered(table, columns, reason) from error
+    except psycopg.Error as error:
+        # Syntax and access, what depends on it, what Postgres cannot do: none of these passes by itself.
+        if (error.sqlstate or "")[:2] not in ("0A", "2B", "42"):
+            raise
+        raise not_altered(table, columns, f"Postgres says: {error.diag.message_primary}") from error
+
+
+_HOLDERS = f"""
+WITH RECURSIVE tree AS (
+    SELECT {{oid}}::oid AS relid UNION SELECT i.inhrelid FROM pg_inherits AS i JOIN tree AS t ON t.relid = i.inhparent
+)
+SELECT DISTINCT {WHO}
+FROM pg_locks AS l JOIN tree AS t ON t.relid = l.relation JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.granted AND l.pid <> pg_backend_pid()
+AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+"""
+
+
+def _holders(connection: psycopg.Connection, table: TargetTable) -> str:
+    holders = search_path.execute_in_tx(connection, sql.SQL(_HOLDERS).format(oid=table.oid))
+    return "; ".join(row[0] for row in holders.fetchall()) or "it has become free since"
 
 
 def columns_to_add(
@@ -80,7 +216,7 @@ def columns_to_add(
         if not table.columns_named(column.name) and not destination.is_only_if_there(column.name)
     )
     for column in columns:
-        if _is_key(column.name, table, destination):
+        if is_key(column.name, table, destination):
             reason = f"a column that it lacks ({column.name}) is one of the keys, and also needs a unique index"
             raise not_altered(table, [column], reason)
     return columns
@@ -94,52 +230,6 @@ def as_altered(table: TargetTable, columns: Sequence[NewColumn]) -> TargetTable:
 
 def _base(full_type: str) -> str:
     return re.sub(r"\([-\d, ]+\)", "", full_type)
-
-
-def without_extra(
-    table: TargetTable, encoded: Sequence[EncodedColumn], destination: Destination
-) -> tuple[EncodedColumn, ...]:
-    """
-    With ``ignoreExtra``, the columns that the table has; otherwise all of them.
-
-    Keys are never left out, because without one of them other rows would be meant, nor is the column of ``onlyNewer``.
-    """
-    if destination.schema_evolution != "ignoreExtra":
-        return tuple(encoded)
-    kept = tuple(
-        column
-        for column in encoded
-        if table.columns_named(column.name)
-        or _is_key(column.name, table, destination)
-        or destination.is_only_if_there(column.name)
-        or column.name == destination.order_column
-    )
-    # If nothing is left, the error names a column.
-    return kept or tuple(encoded)
-
-
-def left_out(encoded: Sequence[EncodedColumn], kept: Sequence[EncodedColumn], table: TargetTable) -> str:
-    """A sentence on the columns that are not written; empty if all are."""
-    kept_names = {column.name for column in kept}
-    names = [column.name for column in encoded if column.name not in kept_names]
-    columns = f"columns {', '.join(names)}" if len(names) > 1 else f"column {', '.join(names)}"
-    return (
-        f"{table.qualified_name} lacks {columns} of the rows, left out by schemaEvolution=ignoreExtra." if names else ""
-    )
-
-
-def _is_key(name: str, table: TargetTable, destination: Destination) -> bool:
-    if destination.mode not in BY_KEY:
-        return False
-    primary = (column.column_name for column in table.columns if column.primary_key is not None)
-    return name.lower() in {key.lower() for key in destination.keys or primary}
-
-
-def alter_statement(table: sql.Composable, columns: Sequence[NewColumn]) -> sql.Composed:
-    """The one ALTER TABLE that adds all columns."""
-    add = sql.SQL("ADD COLUMN {} {}")
-    added = [add.format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns]
-    return sql.SQL("ALTER TABLE {} {}").format(table, sql.SQL(", ").join(added))
 
 
 def not_altered(

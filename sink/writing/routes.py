@@ -1,19 +1,20 @@
 """
-The rows of one batch, each for the one of several tables that its value chooses.
+Plan the rows of one batch, each for the one of several tables that its value chooses.
 
-Runs in the commit, and before Spark's job. Invariant: every row is of one route, so that each is written once, and no
-two routes end in one table, under any name. Tables are locked in the order of their oids, and then turns are
-taken in this order, so that two batches never wait for each other's.
+Runs in the commit. Invariant: every row is of one route, so that each is written once; a value that is not listed stops
+the batch, or is counted, or put aside, before any of the tables is written. Tables are locked in the order of their
+oids, and then turns are taken in this order, so that two batches never wait for each other's.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -21,18 +22,23 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger.published import WrittenAs
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.refused_rows import add_note
+from pgonce.offsets_store.verdict.facts import Batch
 
 from ..encoding.encoded_types import EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
-from ..options.routes import Route, Routes, twice
+from ..options.destination import DeadLetters
+from ..options.routes import Route, Routes
 from ..staging import check_staged_rows
-from .alter import lock_with_new_columns
-from .bad_rows.recorded_destination import written_as
+from .bad_row import not_encoded, of_one, too_many
+from .bad_rows.letters import COUNTED, Letters
+from .bad_rows.recorded_destination import recorded, written_as
 from .empty_table import replace_all_in_tx
+from .new_columns import add_columns_in_tx
+from .rooms import Plan
 from .rows import GatheredRows, Gathering, Rows
 from .table.lock import lock_tables, take_turns_in_tx
-from .table.table_name import ResolvedName, ask_for_tables
+from .table.table_name import ResolvedName
+from .write_batch import UNROUTED, ask_for_each_table, said_of
 from .write_table import RowsForTable
 
 _counter = itertools.count()
@@ -42,29 +48,103 @@ INDEXED_TABLES = 10
 """With as many rows for as many tables, an index costs less than a scan of all rows for each table."""
 
 
-def listed_tables(connection: psycopg.Connection, routes: Routes) -> Sequence[ResolvedName]:
+def plan_in_tx(
+    connection: psycopg.Connection,
+    routes: Routes,
+    rows: Rows,
+    batch: Batch | None,
+    found: Sequence[ResolvedName] | None,
+) -> Plan:
+    """Gather all rows in one table, decide about those of no table, and lock the tables that get the others."""
+    gathered = _gather_by_route_in_tx(connection, rows, routes)
+    found = found or ask_for_each_table(connection, routes)()
+    listed = {route.value: table for route, table in zip(routes, found, strict=True)}
+    counts = _settle_unrouted_in_tx(connection, routes, listed, rows, gathered, batch)
+    due = gathered.due(routes)
+    notes = _lock_due_in_tx(connection, due, listed, rows.columns)
+    parts = _rows_by_table(connection, due, listed, rows, gathered)
+    unrouted = sum(gathered.counts.values()) - sum(part.rows.count() for part in parts)
+    there = {table.qualified_name: table.oid for table in found if table.oid is not None}
+    return Plan(parts, there, _written_as_listed(routes, listed, rows.columns), counts, unrouted, notes)
+
+
+def _lock_due_in_tx(
+    connection: psycopg.Connection,
+    due: Sequence[Route],
+    listed: Mapping[str, ResolvedName],
+    columns: Sequence[EncodedColumn],
+) -> dict[str, str]:
     """
-    The tables of all routes, found along the user's search_path in one round trip.
+    Lock the tables that are ``due``, take turns in writing to them, and empty those that are replaced.
 
-    :raises TargetError: BAD_TABLE_NAME, TARGET_MISSING.
-    :raises ConfigurationError: BAD_OPTION, if two of them are one.
+    Returns a sentence on each that was altered for its rows, by its qualified name.
+
+    A table is looked up again when it is written. If its name means another one by then, that one is locked out of the
+    order, which can only lead to a deadlock, and so to another try.
+
+    :raises TargetError: TARGET_NOT_ALTERED.
     """
-    return ask_for_listed_tables(connection, routes)()
+    notes: dict[str, str] = {}
+    waiting: list[ResolvedName] = []
+    for route in sorted(due, key=lambda route: listed[route.value].oid or 0):
+        where, table = route.destination, listed[route.value]
+        if where.schema_evolution != "addColumns" or table.oid is None:
+            waiting.append(table)
+            continue
+        # ALTER TABLE needs a lock that must not be asked for while a weaker one is held, so it comes before that.
+        lock_tables(connection, waiting)
+        waiting.clear()
+        with said_of(route.value):
+            now, done = add_columns_in_tx(connection, where, route.written(columns), table, lambda: None)
+        if done:
+            notes[now.qualified_name] = done
+    lock_tables(connection, waiting)
+    # Once no lock on a table is missing, because a turn may last long.
+    take_turns_in_tx(connection, ((route.destination, listed[route.value]) for route in due))
+    # All of them first: a DELETE reaches into partitions, and by ON DELETE CASCADE into children, which may have got
+    # their rows of this batch by then. Children first, which come after their parents in the list.
+    for route in reversed(due):
+        table = listed[route.value]
+        if route.destination.mode == "complete" and table.oid is not None:
+            replace_all_in_tx(connection, table, table.oid)
+    return notes
 
 
-def ask_for_listed_tables(connection: psycopg.Connection, routes: Routes) -> Callable[[], Sequence[ResolvedName]]:
-    """Ask what :func:`listed_tables` says; the function that is returned reads the answer."""
-    read = ask_for_tables(connection, [route.destination.table for route in routes])
-    return lambda: _one_each(routes, read())
-
-
-def _one_each(routes: Routes, found: Sequence[ResolvedName]) -> Sequence[ResolvedName]:
-    by_table: dict[int | str, str] = {}
-    for route, table in zip(routes, found, strict=True):
-        other = by_table.setdefault(table.oid or table.qualified_name, route.value)
-        if other != route.value:
-            raise twice(table.qualified_name, other, route.value)
+def _rows_by_table(
+    connection: psycopg.Connection,
+    due: Sequence[Route],
+    listed: Mapping[str, ResolvedName],
+    rows: Rows,
+    gathered: RowsByRoute,
+) -> list[RowsForTable]:
+    """The rows of each table that is due; all of them are in Postgres."""
+    # Whether all staged rows are there was looked at for all routes together.
+    of_all = replace(rows, bodies=tuple, staged=None, unfit=tuple, since=None)
+    source = _indexed_in_tx(connection, gathered, due)
+    found = []
+    for route in due:
+        chosen = source.of(route.value)
+        whole = replace(of_all, count=partial(int, chosen.count))
+        gathering = Gathering(connection, whole, chosen)
+        own = replace(whole, columns=route.written(rows.columns))
+        found.append(RowsForTable(route.destination, own, gathering, listed[route.value], route.value, is_emptied=True))
     return found
+
+
+def _written_as_listed(
+    routes: Routes, listed: Mapping[str, ResolvedName], columns: Sequence[EncodedColumn]
+) -> dict[str, WrittenAs]:
+    """How rows are written into each table that is there, also of those that get none: the next batch may have some."""
+    return {
+        table.qualified_name: written_as(
+            route.destination,
+            tuple(route.written(columns)),
+            sql.Identifier(table.schema, table.name).as_string(None),
+            table.oid,
+        )
+        for route, table in ((route, listed[route.value]) for route in routes)
+        if table.oid is not None
+    }
 
 
 @dataclass(frozen=True)
@@ -96,7 +176,7 @@ class RowsByRoute:
         return [r for r in routes if self.counts.get(r.value) or r.destination.mode == "complete"]
 
 
-def gather_by_route_in_tx(connection: psycopg.Connection, rows: Rows, routes: Routes) -> RowsByRoute:
+def _gather_by_route_in_tx(connection: psycopg.Connection, rows: Rows, routes: Routes) -> RowsByRoute:
     """
     Bring the rows to Postgres, and count those of each route.
 
@@ -111,69 +191,6 @@ def gather_by_route_in_tx(connection: psycopg.Connection, rows: Rows, routes: Ro
         found.route, gathered.source, gathered.wanted
     )
     return replace(found, counts=dict(search_path.execute_in_tx(connection, count).fetchall()))
-
-
-def lock_due_in_tx(
-    connection: psycopg.Connection,
-    due: Sequence[Route],
-    listed: Mapping[str, ResolvedName],
-    columns: Sequence[EncodedColumn],
-) -> dict[str, str]:
-    """
-    Lock the tables that are ``due``, take turns in writing to them, and empty those that are replaced.
-
-    Returns a sentence on each that was altered for its rows, by its qualified name.
-
-    A table is looked up again when it is written. If its name means another one by then, that one is locked out of the
-    order, which can only lead to a deadlock, and so to another try.
-
-    :raises TargetError: TARGET_NOT_ALTERED.
-    """
-    notes: dict[str, str] = {}
-    waiting: list[ResolvedName] = []
-    for route in sorted(due, key=lambda route: listed[route.value].oid or 0):
-        where, table = route.destination, listed[route.value]
-        if where.schema_evolution != "addColumns" or table.oid is None:
-            waiting.append(table)
-            continue
-        # ALTER TABLE needs a lock that must not be asked for while a weaker one is held, so it comes before that.
-        lock_tables(connection, waiting)
-        waiting.clear()
-        with said_of(route.value):
-            _, altered = lock_with_new_columns(connection, where, route.written(columns), table, lambda: None)
-        if altered is not None and altered.note:
-            notes[altered.qualified_name] = altered.note
-    lock_tables(connection, waiting)
-    # Once no lock on a table is missing, because a turn may last long.
-    take_turns_in_tx(connection, ((route.destination, listed[route.value]) for route in due))
-    # All of them first: a DELETE reaches into partitions, and by ON DELETE CASCADE into children, which may have got
-    # their rows of this batch by then. Children first, which come after their parents in the list.
-    for route in reversed(due):
-        table = listed[route.value]
-        if route.destination.mode == "complete" and table.oid is not None:
-            replace_all_in_tx(connection, table, table.oid)
-    return notes
-
-
-def rows_by_table(
-    connection: psycopg.Connection,
-    due: Sequence[Route],
-    listed: Mapping[str, ResolvedName],
-    rows: Rows,
-    gathered: RowsByRoute,
-) -> list[RowsForTable]:
-    """The rows of each table that is due; all of them are in Postgres."""
-    # Whether all staged rows are there was looked at for all routes together.
-    of_all = replace(rows, bodies=tuple, staged=None, unfit=tuple, since=None)
-    source = _indexed_in_tx(connection, gathered, due)
-    found = []
-    for route in due:
-        chosen = source.of(route.value)
-        whole = replace(of_all, count=partial(int, chosen.count))
-        gathering = Gathering(connection, whole, chosen)
-        own = replace(whole, columns=route.written(rows.columns))
-        found.append(RowsForTable(route.destination, own, gathering, listed[route.value], route.value, is_emptied=True))
-    return found
 
 
 def _indexed_in_tx(connection: psycopg.Connection, rows: RowsByRoute, due: Sequence[Route]) -> RowsByRoute:
@@ -197,38 +214,93 @@ def _indexed_in_tx(connection: psycopg.Connection, rows: RowsByRoute, due: Seque
     return replace(rows, rows=replace(listed, source=table, wanted=sql.SQL("true")))
 
 
-def written_as_listed(
-    routes: Routes, listed: Mapping[str, ResolvedName], columns: Sequence[EncodedColumn]
-) -> dict[str, WrittenAs]:
-    """How rows are written into each table that is there, also of those that get none: the next batch may have some."""
-    return {
-        table.qualified_name: written_as(
-            route.destination,
-            tuple(route.written(columns)),
-            sql.Identifier(table.schema, table.name).as_string(None),
-            table.oid,
+def _settle_unrouted_in_tx(
+    connection: psycopg.Connection,
+    routes: Routes,
+    listed: Mapping[str, ResolvedName],
+    rows: Rows,
+    gathered: RowsByRoute,
+    batch: Batch | None,
+) -> Counter[str]:
+    """
+    Do with such rows what the user wants, and return their number as the batch's ``counts`` name it.
+
+    :param batch: whose rows they are; without one, nothing is put aside.
+    :raises TargetError: ROUTE_UNKNOWN, TOO_MANY_DEAD_LETTERS, and the error of a row that may not be put aside.
+    """
+    counts = Counter(_settle_unknown_in_tx(connection, routes, rows, gathered, batch))
+    unfit = rows.unfit()
+    if batch is not None and unfit:
+        aside = _put_unfit_aside_in_tx(connection, routes, listed, unfit, rows.columns, batch)
+        counts += Counter({COUNTED: aside, UNROUTED: len(unfit) - aside})
+    return counts
+
+
+def _settle_unknown_in_tx(
+    connection: psycopg.Connection, routes: Routes, rows: Rows, gathered: RowsByRoute, batch: Batch | None
+) -> dict[str, int]:
+    known = {route.value for route in routes}
+    unknown = {value: number for value, number in gathered.counts.items() if value not in known}
+    if not unknown:
+        return {}
+    total = sum(unknown.values())
+    if routes.unknown == "drop":
+        return {UNROUTED: total}
+    letters = routes.dead_letters
+    if routes.unknown == "refuse" or letters is None or batch is None:
+        raise _unknown_routes(routes, unknown, "")
+    if total > letters.most:
+        raise _unknown_routes(
+            routes, unknown, f" These are more rows than maxDeadLetters={letters.most} allows in a batch."
         )
-        for route, table in ((route, listed[route.value]) for route in routes)
-        if table.oid is not None
-    }
+    # Such a row has no table, and so nothing says how it was to be written.
+    aside = Letters(letters, batch, routes.sink_name, {})
+    why = routes.column, "ROUTE_UNKNOWN", f"The value of {routes.column} is not in tables."
+    aside.write_all_in_tx(connection, gathered.of(*unknown), why, rows.columns, rows.positions)
+    return {COUNTED: total}
 
 
-@contextmanager
-def said_of(route: str | None) -> Iterator[None]:
-    """An error names the table that the rows are for, if there are several."""
-    try:
-        yield
-    except TargetError as error:
-        if route is None:
-            raise
-        raise error.beginning(f"For {route!r} in tables") from None
-    except psycopg.Error as error:
-        if route is not None:
-            add_note(error, f"It is for {route!r} in tables")
-        raise
+def _put_unfit_aside_in_tx(
+    connection: psycopg.Connection,
+    routes: Routes,
+    listed: Mapping[str, ResolvedName],
+    unfit: Sequence[UnfitRow],
+    columns: Sequence[EncodedColumn],
+    batch: Batch,
+) -> int:
+    """
+    Write the rows that could not be encoded into the tables of dead letters; each table's own settings count.
+
+    :return: how many were put aside. The others have an unknown route, and are to be left out.
+    """
+
+    def put_aside(found: list[UnfitRow], settings: DeadLetters | None, target: str, how: Mapping[str, Any]) -> None:
+        if not found:
+            return
+        if settings is None:
+            raise not_encoded(found[0])
+        if len(found) > settings.most:
+            raise too_many(target, settings.most, of_one(found[0]))
+        Letters(settings, batch, target, how).write_unfit_in_tx(connection, found)
+
+    by_value: dict[str | None, list[UnfitRow]] = defaultdict(list)
+    for row in unfit:
+        by_value[_route_of(row, routes.column)].append(row)
+    for route in routes:
+        table, found = listed[route.value], by_value.pop(route.value, [])
+        named = sql.Identifier(table.schema, table.name).as_string(None)
+        where = replace(route.destination, table=named, dead_letters=None)
+        how = recorded(where, route.written(columns), table.oid)
+        with said_of(route.value):
+            put_aside(found, route.destination.dead_letters, table.qualified_name, how)
+    of_none = [row for found in by_value.values() for row in found]
+    drops = routes.unknown == "drop"
+    left = [row for row in of_none if not (drops and _has_readable_route(row, routes.column))]
+    put_aside(left, routes.dead_letters, routes.sink_name, {})
+    return len(unfit) - (len(of_none) - len(left))
 
 
-def unknown_routes(routes: Routes, unknown: Mapping[str | None, int], why: str) -> TargetError:
+def _unknown_routes(routes: Routes, unknown: Mapping[str | None, int], why: str) -> TargetError:
     """The error for rows of routes that are not listed: how many of each; ``why`` says what more is wrong."""
     most = sorted(unknown.items(), key=lambda item: (-item[1], str(item[0])))
     named = ", ".join(f"{_shortened(value)} ({number} rows)" for value, number in most[:_NAMED_IN_ERROR])
@@ -252,12 +324,12 @@ _NAMED_IN_ERROR = 5
 _LONGEST_VALUE = 100
 
 
-def has_readable_route(row: UnfitRow, column: str) -> bool:
+def _has_readable_route(row: UnfitRow, column: str) -> bool:
     """Whether the value that chooses is one, and not an object that stands for a text which jsonb cannot hold."""
     return not isinstance(json.loads(row.row_data).get(column), dict)
 
 
-def route_of(row: UnfitRow, column: str) -> str | None:
+def _route_of(row: UnfitRow, column: str) -> str | None:
     """The route of a row, as a text; None for null, and for a text that cannot be read."""
     value = json.loads(row.row_data).get(column)
     if isinstance(value, bool):

@@ -19,10 +19,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pgonce import start_real_time
+from pgonce import PostgresBatchWriter, start_real_time, transactional_batch
 from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
 
 _BUCKETS = 8
 # Patience in seconds: long enough for a server that comes back, short enough for a test.

@@ -16,6 +16,7 @@ from support.ledger_history import QUERY
 from support.routed_rows import routed, routes
 from support.stopped_query import entry, kafka, write_checkpoint
 from support.typed_rows import typed_rows
+from support.with_rooms import work_into
 from typer.testing import CliRunner
 
 from pgonce.cli.main import app
@@ -25,7 +26,6 @@ from pgonce.offsets_store.errors import CommitError
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType()}
 

@@ -6,9 +6,8 @@ import pytest
 from pyspark.sql import functions as f
 from support.patience import PATIENCE_SECONDS
 
-from pgonce import explain
+from pgonce import PostgresBatchWriter, explain
 from pgonce.offsets_store.errors import NOTHING, CommitError
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 
 LOCKED = CommitError("LOCKED", "Batch 3 waited 30 s for a lock.", NOTHING, "End that session or wait for it.")
 

@@ -13,6 +13,7 @@ from support.batches import make_planned_batch
 from support.committed_rows import settings
 from support.dead_letters import replayed
 from support.typed_rows import typed_rows
+from support.with_rooms import work_into
 
 from pgonce.dead_letters.chosen_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -21,7 +22,6 @@ from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.recovery.by_hand import retire_sink
 from pgonce.recovery.forget import forget_query
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType()}
 ROWS = [(1, "abc"), (2, "toolong")]

@@ -151,7 +151,7 @@ def test_other_entry_while_the_batch_is_written(sink, inbox, connect, observer):
         entry = checkpoint / "offsets/0"
         entry.write_text(entry.read_text().replace('"batchTimestampMs":1', '"batchTimestampMs":2'))
 
-    from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
+    from pgonce import transactional_batch
 
     function = transactional_batch(sink.url, sink_name="events", checkpoint_location=sink.checkpoint)(overwrite)
     assert_refused(stream(events(connect, inbox.folder), sink, function), "CHECKPOINT_IN_USE")
@@ -160,7 +160,7 @@ def test_other_entry_while_the_batch_is_written(sink, inbox, connect, observer):
 
 def test_writer_that_does_not_know_its_checkpoint(sink, inbox, connect, tmp_path, observer):
     """Without a location, with another query's, or made in the batch itself, it says what is missing."""
-    from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+    from pgonce import PostgresBatchWriter
 
     frame = events(connect, inbox.folder)
     finish(WRITER.append(frame, sink))
@@ -187,8 +187,8 @@ def test_client_without_a_jvm(tmp_path):
             (tmp_path / "pyspark" / part.name).symlink_to(part)
     script = (
         "import sys; sys.modules['py4j'] = None\n"
-        "from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter\n"
-        "from pgonce.sink.foreach_batch.transactional_batch import transactional_batch\n"
+        "from pgonce import PostgresBatchWriter\n"
+        "from pgonce import transactional_batch\n"
         "from pyspark.cloudpickle import dumps\n"
         "from pyspark.util import is_remote_only\n"
         "assert is_remote_only()\n"

@@ -38,6 +38,7 @@ from support.fixtures.proxy import Proxy
 from support.histories import live_through
 from support.ledger_model import PUBLISHED, SKIPPED, Folder, HandIn, Plan, Source, World
 from support.rows import given_rows
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -56,7 +57,6 @@ from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin, batch_by_id, describe_batch
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagedRows, StagingTable, drop_staging_table, sweep
-from pgonce.sink.writing.write_batch import work_into
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))
 STEPS = 30

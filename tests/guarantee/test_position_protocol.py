@@ -13,6 +13,7 @@ from collections import Counter
 import psycopg
 import pyarrow as pa
 import pytest
+from support.data_source_with_rooms import commit_parcels
 from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
@@ -21,7 +22,6 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.recovery.by_hand import accept
 from pgonce.recovery.read_stopped_query import read_sinks
-from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns

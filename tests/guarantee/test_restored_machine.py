@@ -37,6 +37,7 @@ from support.histories import live_through
 from support.rows import given_rows
 from support.sent_rows import arrow_rows
 from support.sparse_query import SparseQuery, Topic
+from support.with_rooms import work_into, write_batch_in_tx
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
@@ -58,7 +59,6 @@ from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.routes import Routes, where_to
 from pgonce.sink.writing.rows import Rows
-from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))
 BAD = 10

@@ -14,8 +14,7 @@ from support.audit import recorded, replays, wrong_ledger
 from support.inbox import Inbox, events
 from support.query_runs import finish, rewind
 
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
+from pgonce import PostgresBatchWriter, transactional_batch
 
 pytestmark = pytest.mark.spark
 

@@ -16,12 +16,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.data_source_with_rooms import commit_parcels, receiver_for
 from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
-from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel
-from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns

@@ -18,6 +18,7 @@ from support.fixtures.postgres import url_with
 from support.patience import PATIENCE_SECONDS
 from support.recoveries import noted
 from support.tombstones import put_tombstone
+from support.with_rooms import work_into
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.batch_job import commit_job
@@ -29,7 +30,6 @@ from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.recovery.by_hand import retire_sink
 from pgonce.recovery.forget import forget_query
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 INDEPENDENT = Remedies(independent=True)
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"

@@ -17,6 +17,7 @@ import pytest
 from support.committed_rows import TABLE, rows
 from support.stopped_query import checkpoint, entries, entry, kafka, published_to, write_checkpoint
 from support.tombstones import put_tombstone
+from support.with_rooms import work_into
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
@@ -32,7 +33,6 @@ from pgonce.recovery.doctor import Finding, examine
 from pgonce.recovery.next_start import NextStart, next_start, verdict_on
 from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 
 class TestNextStart:

@@ -1,7 +1,7 @@
 """
 What each Python process imports: Spark starts them by the dozen, and each one begins with its imports.
 
-Covers: sink.encoding.compute.
+Covers: sink.encoding.compute, sink.writing.rooms.
 """
 
 from __future__ import annotations

@@ -16,13 +16,12 @@ from support.routed_rows import TABLES, commit, routed, routes
 from support.sent_rows import arrow_rows
 from support.typed_rows import commit_typed
 
+from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.failures import kept_words
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
 from pgonce.sink.options.destination import destination
 
 CANARY = "KanariE-7"

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.cli.main import app
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -138,7 +139,7 @@ def call_function(url, batch, name):
     """A transactional function that inserts a row: names in its SQL are its own, values are parameters."""
 
     def publish(connection, of, _):
-        tx = BatchTransaction(connection, of, Steps(connection))
+        tx = BatchTransaction(connection, of, Steps(connection), EVERY_ROOM)
         insert = f"INSERT INTO {quoted(name)} VALUES (%s, %s)".replace("%", "%%").replace("%%s, %%s)", "%s, %s)")
         tx.execute(insert, [6, name])
         return Published(1, "function")
@@ -234,7 +235,7 @@ def test_the_words_about_a_querys_past_are_only_texts(name, connected, shared_ur
     commit(shared_url, make_planned_batch(query_id=name), plain)
     heir = make_planned_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
     heirs = CommitSettings(url=shared_url, remedies=Remedies(replaces=name), retry_timeout=0)
-    from pgonce.sink.writing.write_batch import work_into
+    from support.with_rooms import work_into
 
     with nothing_else_happens(connected):
         assert commit_batch(heirs, heir, work_into(None, plain, inline([(3, name)]))) is Verdict.NEW

@@ -25,20 +25,19 @@ from uuid import uuid4
 import pytest
 from support import wire
 from support.committed_rows import STRUCT, ids
+from support.data_source_with_rooms import commit_parcels, receiver_for
 from support.fixtures.receiver import Between
 from support.received_batch import SENT, body, name_of, origin, parcels, send
 
 import pgonce.sink.data_source.receiver.client
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver import process
 from pgonce.sink.data_source.receiver.calls import Doors
 from pgonce.sink.data_source.receiver.client import Receiver
 from pgonce.sink.data_source.receiver.host_process import host_process
-from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line, context_for, context_of, new_identity
 from pgonce.sink.data_source.receiver.messages import Start
 from pgonce.sink.data_source.stager import Stager

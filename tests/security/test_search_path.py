@@ -20,9 +20,11 @@ from support.evil_schema import make_evil
 from support.fixtures.postgres import PostgresServer, made_database, url_with
 from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
+from support.with_rooms import work_into, write_batch_in_tx
 
 from pgonce.cli.main import app
 from pgonce.dead_letters.chosen_letters import chosen_letters, discard_letters
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -41,7 +43,6 @@ from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction, Steps
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import sweep
 from pgonce.sink.writing import routes as by_route
-from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 PATHS = (
     "evil, pg_catalog",
@@ -327,7 +328,7 @@ def test_names_in_the_users_sql_and_triggers_are_looked_up_along_the_users_path(
     where = destination("events", "append", (), None)
 
     def publish(connection, batch, _):
-        tx = BatchTransaction(connection, batch, Steps(connection))
+        tx = BatchTransaction(connection, batch, Steps(connection), EVERY_ROOM)
         write_batch_in_tx(driver_connection(connection), where, inline([(1, "one")]))
         tx.execute("INSERT INTO audit SELECT 'tx', current_setting('search_path')")
         return Published(1, "function")
@@ -350,7 +351,7 @@ def test_a_path_that_the_users_sql_sets_lasts_until_commit(url):
     """SET LOCAL search_path in a function holds for what follows it, deferred triggers too, and ends with the batch."""
 
     def publish(connection, batch, _):
-        tx = BatchTransaction(connection, batch, Steps(connection))
+        tx = BatchTransaction(connection, batch, Steps(connection), EVERY_ROOM)
         tx.execute("SET LOCAL search_path = app")
         write_batch_in_tx(
             driver_connection(connection), destination("events", "append", (), None), inline([(1, "one")])
@@ -371,7 +372,7 @@ def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url, monkeypatc
     """Tables in pg_temp come first for Postgres: the ledger's are named by schema, and a target there is refused."""
 
     def publish(connection, batch, _):
-        tx = BatchTransaction(connection, batch, Steps(connection))
+        tx = BatchTransaction(connection, batch, Steps(connection), EVERY_ROOM)
         for name in ("writers", "batches", "replays", "runs", "staged_tables", "schema_version", "pg_class", "events"):
             tx.execute(f"CREATE TEMPORARY TABLE {name} (id bigint, name text)")
         return Published(0, "function")

@@ -14,23 +14,20 @@ import pytest
 from pyspark.sql import types as t
 from support.benchmark_modules import benchmark_module
 from support.committed_rows import STRUCT, TABLE
+from support.data_source_with_rooms import commit_parcels
 from support.patience import PATIENCE_SECONDS
 from support.sent_rows import publish
 
 from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.positions import EncodedRows
-from pgonce.sink.writing.checked_table import plan_columns
-from pgonce.sink.writing.new_columns import (
-    left_out,
-)
+from pgonce.sink.writing.checked_table import left_out, plan_columns
 from pgonce.sink.writing.table.catalogue import TargetColumn, TargetTable
 
 MEGABYTE = 1_000_000

@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 from pyspark.sql import types as t
 from support.typed_rows import Columns, staged_rows, typed_rows
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -22,7 +23,6 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.staging import StagingTable
 from pgonce.sink.writing.rows import Rows
-from pgonce.sink.writing.write_batch import work_into
 
 Values = Sequence[tuple[int, str]]
 

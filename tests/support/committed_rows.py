@@ -15,6 +15,7 @@ import psycopg
 from pyspark.sql import types as t
 from sqlalchemy import Connection
 from support.typed_rows import struct_of, typed_rows
+from support.with_rooms import work_into, write_batch_in_tx
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
@@ -24,7 +25,6 @@ from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.rows import Rows
-from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
 COLUMNS = {"id": t.LongType(), "name": t.StringType()}

@@ -11,7 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from pgonce.sink.data_source.spark_interface import PgonceDataSource, StreamWriter
+from pgonce.sink.data_source.spark_interface import StreamWriter
+from pyspark_pgonce import DefaultSource
 
 
 def note(directory: str, process: str) -> None:
@@ -19,7 +20,7 @@ def note(directory: str, process: str) -> None:
     Path(directory, process).write_text("\n".join(sys.modules))
 
 
-class Noting(PgonceDataSource):
+class Noting(DefaultSource):
     """The data source; option ``path``, which is one of Spark's own, is the folder for the notes."""
 
     @classmethod
@@ -30,12 +31,12 @@ class Noting(PgonceDataSource):
         made = super().streamWriter(schema, overwrite)
         if self._plans:
             note(self.options["path"], "planner")
-        return NotingWriter(made.options, made.task_writer, self.options["path"])
+        return NotingWriter(made.options, made.task_writer, made.rooms, self.options["path"])
 
 
 class NotingWriter(StreamWriter):
-    def __init__(self, options, task_writer, path):
-        super().__init__(options, task_writer)
+    def __init__(self, options, task_writer, rooms, path):
+        super().__init__(options, task_writer, rooms)
         self.path = path
 
     def write(self, iterator):

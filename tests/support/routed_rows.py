@@ -13,13 +13,13 @@ from pyspark.sql import types as t
 from support.committed_rows import settings
 from support.sent_rows import arrow_rows
 from support.typed_rows import struct_of, typed_rows
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.routes import Routes, where_to
 from pgonce.sink.writing.rows import Rows
-from pgonce.sink.writing.write_batch import work_into
 
 TYPES = {"kind": t.StringType(), "id": t.LongType(), "name": t.StringType()}
 STRUCT = struct_of(TYPES)

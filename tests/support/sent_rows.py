@@ -12,12 +12,12 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 from support.batches import make_batch
 from support.rows import given_rows
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagedRows, StagingTable
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 _batch_ids = itertools.count()
 

@@ -25,7 +25,8 @@ from pgonce import (
     PostgresBatchWriter,
     transactional_batch,
 )
-from pgonce.sink.data_source.spark_interface import PgonceDataSource, StreamWriter
+from pgonce.sink.data_source.spark_interface import StreamWriter
+from pyspark_pgonce import DefaultSource
 
 # Files have no topics, so no broker is ever asked.
 NO_BROKER = "127.0.0.1:9"
@@ -33,7 +34,7 @@ NO_BROKER = "127.0.0.1:9"
 _made: dict[str, PostgresBatchWriter] = {}
 
 
-class Recording(PgonceDataSource):
+class Recording(DefaultSource):
     """The data source as it is; the messages that tasks send to the commit are kept too."""
 
     @classmethod
@@ -42,7 +43,7 @@ class Recording(PgonceDataSource):
 
     def streamWriter(self, schema, overwrite):
         made = super().streamWriter(schema, overwrite)
-        return RecordingWriter(made.options, made.task_writer)
+        return RecordingWriter(made.options, made.task_writer, made.rooms)
 
 
 class RecordingWriter(StreamWriter):

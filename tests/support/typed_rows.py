@@ -14,6 +14,7 @@ from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.rows import given_rows
 from support.sent_rows import arrow_rows
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -25,7 +26,6 @@ from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.staging import StagedRows, StagingTable
 from pgonce.sink.writing.rows import Rows
-from pgonce.sink.writing.write_batch import work_into
 
 Columns = Mapping[str, t.DataType]
 

@@ -17,8 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
+from pgonce import PostgresBatchWriter, transactional_batch
 
 BatchFunction = Callable[[DataFrame, int], None]
 

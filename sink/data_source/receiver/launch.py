@@ -30,6 +30,7 @@ from pgonce.offsets_store.errors import ConfigurationError, NotInstalledError, P
 
 from ...options.definitions import AUTOMATIC
 from ...options.sink_options import SinkOptions
+from ...writing.rooms import Rooms
 from ..workers import LOADED_VERSION
 from . import folders
 from .addresses import driver_addresses
@@ -197,7 +198,7 @@ def _address_of(listening: socket.socket) -> Address:
 _offers: dict[str, _Offer] = {}
 
 
-def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | None:
+def receiver_for(options: SinkOptions, struct_type: StructType, rooms: Rooms) -> Receiver | None:
     """
     A receiver that expects a batch with these columns; None if there can be none, or if none is wanted.
 
@@ -206,7 +207,7 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
     """
     if options.receiver is None or not _is_possible():
         return None
-    plan = PlannedReception(uuid4(), options, struct_type)
+    plan = PlannedReception(uuid4(), options, struct_type, rooms)
     note = _note(plan)
     found = note.read() if note else None
     if found == "unreached" and options.receiver == AUTOMATIC:

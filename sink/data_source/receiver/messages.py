@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pyspark.sql.types import StructType
@@ -23,6 +23,9 @@ from ...options.sink_options import SinkOptions
 from ...positions import EncodedRows
 from .host_process import HostProcess
 from .line import SILENT, Identity
+
+if TYPE_CHECKING:
+    from ...writing.rooms import Rooms
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -62,11 +65,12 @@ class Start:
 
 @dataclass(frozen=True)
 class PlannedReception:
-    """A batch that was planned, with the token of its commit."""
+    """A batch that was planned, with the token of its commit; it is written with these rooms."""
 
     token: UUID
     options: SinkOptions
     struct_type: StructType
+    rooms: Rooms
 
 
 def origin_from_message(words: Mapping[str, Any]) -> Origin:

@@ -231,7 +231,7 @@ class Receptions:
                     self._forget(token)
             # Nothing is won by copying for a minute what is then rolled back.
             may_guess = self._lasted.get(writer, 0.0) <= LONGEST_GUESS_SECONDS
-            reception = Reception(plan.token, plan.options, plan.struct_type, path, may_guess=may_guess)
+            reception = Reception(plan, path, may_guess=may_guess)
             self._planned[plan.token] = reception
             self._used_at = time.monotonic()
             self._changed.notify_all()

@@ -12,9 +12,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
 
-from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.retrying import EarlyTry
@@ -33,7 +31,7 @@ from ...writing.rows import Rows
 from ...writing.write_batch import work_into
 from ..promise import Promise, promised_rows
 from .arrived import Arrived, Sending, guessed_rows
-from .messages import in_words, without_rows
+from .messages import PlannedReception, in_words, without_rows
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -60,12 +58,9 @@ class Reception:
     :param may_guess: whether its transaction may begin before all tasks have ended.
     """
 
-    def __init__(
-        self, token: UUID, options: SinkOptions, struct_type: StructType, path: Path, *, may_guess: bool = True
-    ) -> None:
-        self._token = token
-        self._options = options
-        self._columns = encoded_columns(struct_type)
+    def __init__(self, plan: PlannedReception, path: Path, *, may_guess: bool = True) -> None:
+        self._token, self._options, self._rooms = plan.token, plan.options, plan.rooms
+        self._columns = encoded_columns(plan.struct_type)
         self._arrived = Arrived(path)
         self._may_guess = may_guess
         self._is_full = False
@@ -73,7 +68,7 @@ class Reception:
         self._promised_at: float | None = None
         self._origin: Origin | None = None
         self._early: threading.Thread | None = None
-        self._early_try = EarlyTry(options.commit)
+        self._early_try = EarlyTry(plan.options.commit)
         self._tried: PlannedBatch | None = None
 
     @property
@@ -219,7 +214,7 @@ class Reception:
 
     def _work(self, planned: PlannedBatch) -> Work[Batch]:
         options = self._options
-        work: Work[Batch] = work_into(options.sink_name, options.destination, self._rows(planned))
+        work: Work[Batch] = work_into(options.sink_name, options.destination, self._rows(planned), rooms=self._rooms)
 
         def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
             self._arrived.refuse_over()

@@ -31,8 +31,8 @@ from ...encoding.encoded_types import EncodedColumn
 from ..bad_row import BadRow, SearchBound, at, is_for_itself, names_of, up_to
 from ..by_key.keys import Written
 from ..checked_table import ColumnPlan
-from ..new_columns import retyped, roomier_type
 from ..rows import BACK, GatheredRows, fail_in_tx
+from ..table.new_table import retyped, roomier_type
 from .in_turn import InTurn
 
 # The writer's row is locked meanwhile, and the error is raised without the name of a row if none is found in time.

@@ -1,13 +1,15 @@
 """
-Create the target table for the rows of the first batch, if the user wants that.
+Create the target table for the rows of the first batch, if the user wants that; write what would alter one.
 
 Runs in the commit, and before a query starts to say what would be refused. Invariant: the table gets the columns of the
-rows, and those that are keys, but no column that only says what is to be done with a row.
+rows, and those that are keys, but no column that only says what is to be done with a row. Columns are added without a
+default, so that Postgres does not write the table again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
@@ -17,6 +19,7 @@ from pgonce.offsets_store.postgres import search_path
 
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Destination
+from .catalogue import TargetColumn, TargetTable
 from .table_name import QualifiedName
 
 
@@ -94,3 +97,53 @@ def key_unknown(key: str, names: Sequence[str], option: str = "keys or orderBy")
         NOTHING,
         f"These are {', '.join(names)}.",
     )
+
+
+_ROOMIER = {"character varying": "text", "character": "text", "bit": "bit varying", "bigint": "numeric"}
+_WHOLE = ("smallint", "integer")
+
+
+def roomier_type(column: TargetColumn, encoded: EncodedColumn) -> str | None:
+    """
+    The type without a length in which ``column`` would hold all values of ``encoded``, and those that it has.
+
+    None if it has no length, or if it is a type of the user's.
+    """
+    base, source = (name.removesuffix("[]") for name in (column.base_type, encoded.postgres_type))
+    if base in _WHOLE:
+        found = "bigint" if source in ("int2", "int4", "int8") else "numeric"
+    else:
+        found = _ROOMIER.get(base, base)
+    if column.base_type.endswith("[]"):
+        found += "[]"
+    return None if column.user_type or column.is_domain or found == column.full_type else found
+
+
+def retyped(table: TargetTable, column: TargetColumn, new_type: str) -> str:
+    """The ALTER TABLE that gives a column another type. Texts keep their collation, by which values may be equal."""
+    of_texts = column.collation and new_type.startswith("text")
+    statement = sql.SQL("ALTER TABLE {} ALTER COLUMN {} TYPE {}{}").format(
+        table.identifier,
+        sql.Identifier(column.column_name),
+        sql.SQL(new_type),
+        sql.SQL(f" COLLATE {column.collation}" if of_texts else ""),
+    )
+    return statement.as_string(None)
+
+
+@dataclass(frozen=True)
+class NewColumn:
+    """A column to be added."""
+
+    name: str
+    type: str
+
+    def __str__(self) -> str:
+        return f"column {self.name} {self.type} was added"
+
+
+def alter_statement(table: sql.Composable, columns: Sequence[NewColumn]) -> sql.Composed:
+    """The one ALTER TABLE that adds all columns."""
+    add = sql.SQL("ADD COLUMN {} {}")
+    added = [add.format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns]
+    return sql.SQL("ALTER TABLE {} {}").format(table, sql.SQL(", ").join(added))

@@ -23,6 +23,7 @@ from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.gate import gate
 from support.patience import PATIENCE_SECONDS
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
@@ -35,7 +36,6 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.recovery.by_hand import accept_batch
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 pytestmark = pytest.mark.usefixtures("events")
 

@@ -16,6 +16,7 @@ from support.batches import make_batch
 from support.committed_rows import ids, rows, settings
 from support.fixtures.proxy import Proxy
 from support.rows import given_rows
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -27,7 +28,6 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.rows import Rows
-from pgonce.sink.writing.write_batch import work_into
 
 CHANGES = changes(id=t.LongType(), name=t.StringType())
 

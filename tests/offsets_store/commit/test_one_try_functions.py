@@ -19,6 +19,7 @@ from support.batches import make_batch
 from support.blocked import wait_for_blocked
 from support.committed_rows import appending, ids, job, rows, settings, writing
 from support.fixtures.postgres import url_with
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit import one_transaction
 from pgonce.offsets_store.commit.batch_job import commit_job
@@ -34,7 +35,6 @@ from pgonce.offsets_store.postgres.one_trip import Statement
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 pytestmark = pytest.mark.usefixtures("events", "ledger")
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import pytest
 from support.batches import make_planned_batch
 from support.committed_rows import appending, ids, rows, settings
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 pytestmark = pytest.mark.usefixtures("events", "ledger")
 

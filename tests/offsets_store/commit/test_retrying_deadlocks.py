@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 from support.batches import make_batch
 from support.fixtures.driver import wait_until
 from support.rows import given_rows
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -26,7 +27,6 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([t.StructField(name, t.LongType()) for name in ("id", "writer", "batch_id")])
 SNAPSHOTS = ("repeatable read", "serializable")

@@ -6,12 +6,12 @@ import psycopg
 from support.batches import make_planned_batch
 from support.blocked import wait_for_blocked
 from support.committed_batch import inline
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 EXCHANGE = "BEGIN; ALTER TABLE a RENAME TO c; ALTER TABLE b RENAME TO a; ALTER TABLE c RENAME TO b; COMMIT"
 

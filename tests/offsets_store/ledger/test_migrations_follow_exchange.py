@@ -22,6 +22,7 @@ from support.patience import PATIENCE_SECONDS
 from support.recoveries import noted
 from support.tombstones import put_tombstone
 from support.typed_rows import typed_rows
+from support.with_rooms import work_into
 
 from pgonce.cli.doctor import look_again
 from pgonce.offsets_store.commit.batch_job import commit_job
@@ -35,7 +36,6 @@ from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.recovery.by_hand import retire_sink
 from pgonce.recovery.forget import forget_query
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 (RECIPE,) = (block.text for block in blocks_of("how-to/blue-green.md") if block.language == "sql")
 INDEPENDENT = Remedies(independent=True)

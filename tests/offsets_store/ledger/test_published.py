@@ -11,6 +11,7 @@ import logging
 import pytest
 from support.batches import make_batch
 from support.committed_rows import TABLE, ids, rows, settings
+from support.with_rooms import work_into, write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
@@ -20,7 +21,6 @@ from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from support.applied_changes import DELETE, WRITE, apply
 from support.batches import make_batch
 from support.committed_rows import rows, settings
 from support.restored_dump import restore_ledger
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import CommitError, LedgerError, RefusedBatch
@@ -18,7 +19,6 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.writers import IS_LIVING, feeds, writers_in_tx
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 TABLE = "CREATE TABLE {} (id bigint PRIMARY KEY, name text, seq bigint)"
 

@@ -10,6 +10,7 @@ import pytest
 from support.batches import make_planned_batch
 from support.committed_rows import settings
 from support.routed_rows import TABLES, commit, routed, routes
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import AskedSink, NamedSink, Work
@@ -18,7 +19,6 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 BOTH = routes({"orders": {}, "clicks": {}})
 CLICKS = destination("clicks")

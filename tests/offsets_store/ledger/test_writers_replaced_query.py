@@ -10,13 +10,13 @@ import psycopg
 import pytest
 from support.batches import make_batch
 from support.committed_rows import TABLE, ids, rows, settings
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import work_into
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from support.batches import make_batch
 from support.committed_rows import STRUCT, TABLE, ids, rows, settings
+from support.with_rooms import write_batch_in_tx
 from typer.testing import CliRunner
 
 from pgonce.cli import main
@@ -31,7 +32,6 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagingTable, sweep
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STAGED = StagingTable("query", "events", "run", 7)
 

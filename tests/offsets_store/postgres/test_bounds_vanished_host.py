@@ -21,6 +21,7 @@ from support.fixtures.driver import wait_until
 from support.patience import PATIENCE_SECONDS
 from support.progress_events import Event
 from support.rows import given_rows
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.commit import one_try
 from pgonce.offsets_store.commit.one_transaction import begin_in_tx
@@ -37,7 +38,6 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagingTable
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 # The bound in these tests is two seconds, and connecting takes two more; without it, all of them wait for 15 minutes.
 _SOON_SECONDS = 60.0

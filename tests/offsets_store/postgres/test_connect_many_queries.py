@@ -12,6 +12,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from support.batches import make_batch
 from support.committed_rows import ids, rows, settings
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
@@ -19,7 +20,6 @@ from pgonce.offsets_store.errors import ConfigurationError, PgonceError
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import MAX_CONNECTIONS, driver_connection, engine_for
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 pytestmark = pytest.mark.usefixtures("events")
 

@@ -9,8 +9,8 @@ from support.sent_rows import publish
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.postgres.refused_rows import target_error
-from pgonce.sink.data_source.spark_interface import PgonceDataSource
 from pgonce.sink.encoding.encoded_types import encoded_columns
+from pyspark_pgonce import DefaultSource
 
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
 TABLE = "CREATE TABLE events (id bigint, name text)"
@@ -103,7 +103,7 @@ def test_as_many_columns_as_a_table_has(transport, columns, admin, url):
 
 def test_more_columns_are_refused_at_the_first_batch_and_not_when_one_is_large(tmp_path):
     """Whatever could be staged must be able to be."""
-    source = PgonceDataSource({"url": "", "table": "events", "checkpointLocation": str(tmp_path)})
+    source = DefaultSource({"url": "", "table": "events", "checkpointLocation": str(tmp_path)})
     with pytest.raises(PgonceError, match="TOO_MANY_COLUMNS.*PostgresBatchWriter"):
         source.streamWriter(wide(1600), overwrite=False)
     with pytest.raises(PgonceError, match="TOO_MANY_COLUMNS"):

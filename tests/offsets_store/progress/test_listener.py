@@ -16,10 +16,10 @@ from support.fixtures.spark import spark_settings
 from support.patience import PATIENCE_SECONDS
 from support.progress_events import Event
 
+from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.progress.listener import OffsetsListener, code_of_end, watch
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 
 pytestmark = pytest.mark.spark
 

@@ -10,13 +10,13 @@ import psycopg
 import pyarrow as pa
 import pytest
 from support.committed_rows import STRUCT, TABLE
+from support.data_source_with_rooms import plan_job
 from support.fixtures.postgres import url_with
 from support.received_batch import body, origin
 
 from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.sink.data_source import commit_parcels as module
 from pgonce.sink.data_source.parcel import Parcel
-from pgonce.sink.data_source.planning import plan_job
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import types as t
 from support.fixtures.postgres import url_with
 from support.rows import given_rows
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -23,7 +24,6 @@ from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRows
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagedRows, StagingTable
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
 TABLE = StagingTable("query", "events", "run", 7)

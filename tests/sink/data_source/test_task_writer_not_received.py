@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 from support.committed_rows import STRUCT, ids
+from support.data_source_with_rooms import commit_parcels, receiver_for
 from support.ledger_history import QUERY, RUN
 from support.received_batch import origin
 
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.sink.data_source import task_writer
-from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from support.data_source_with_rooms import commit_parcels, receiver_for
 from support.ledger_history import QUERY, RUN
 from support.received_batch import origin
 
-from pgonce.sink.data_source.commit_parcels import commit_parcels, promise
+from pgonce.sink.data_source.commit_parcels import promise
 from pgonce.sink.data_source.promise import promised_rows
-from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table

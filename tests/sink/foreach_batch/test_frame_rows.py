@@ -8,11 +8,11 @@ import json
 import pytest
 from support.patience import PATIENCE_SECONDS
 
+from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.encoding.copy_encoder import body_rows
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.foreach_batch import batch_writer
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.frame_rows import arriving_rows
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import PositionColumns
@@ -111,8 +111,8 @@ def test_they_come_to_the_commit_of_a_batch_writer(spark, url, observer, tmp_pat
     commits = []
     work_into = batch_writer.work_into
 
-    def noted(sink_name, to, rows):
-        work = work_into(sink_name, to, rows)
+    def noted(sink_name, to, rows, **rooms):
+        work = work_into(sink_name, to, rows, **rooms)
 
         def publish(*arguments):
             published = work.publish(*arguments)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from pyspark.sql import types as t
+from support.data_source_with_rooms import plan_batch
 from support.typed_rows import struct_of
 
 from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.sink.data_source.planning import plan_batch
 
 PLACE = {"topic": t.StringType(), "partition": t.IntegerType(), "offset": t.LongType()}
 KAFKAS = {f"kafka_{name}": data_type for name, data_type in PLACE.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from pgonce import PostgresBatchWriter, transactional_batch
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction
 from pgonce.sink.options.definitions import OPTIONS
@@ -176,5 +177,5 @@ def test_keys_may_be_one_text_wherever_they_are_given(monkeypatch):
     """A function's ``tx.upsert(..., keys="id,day")`` names two columns, not their letters."""
     destinations = []
     monkeypatch.setattr(BatchTransaction, "_write", lambda _, __, place: destinations.append(place()))
-    BatchTransaction(None, None, None).upsert(None, "events", "id, day")
+    BatchTransaction(None, None, None, EVERY_ROOM).upsert(None, "events", "id, day")
     assert destinations[0].keys == ("id", "day")

@@ -13,13 +13,13 @@ import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.fixtures.driver import wait_until
+from support.with_rooms import look_once
 
 from pgonce.offsets_store.errors import ConnectError, TargetError
 from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.routes import where_to
-from pgonce.sink.writing.first_look import look_once
 
 COLUMNS = encoded_columns(t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())]))
 TABLE = "CREATE TABLE events (id bigint, name text)"

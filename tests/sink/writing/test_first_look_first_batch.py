@@ -9,6 +9,7 @@ from support.batches import make_planned_batch
 from support.committed_rows import settings
 from support.routed_rows import routes
 from support.typed_rows import commit_typed, typed_rows
+from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -17,7 +18,6 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.first_look import refuse_first_batch
-from pgonce.sink.writing.write_batch import work_into
 
 EVENTS = destination("events")
 ID = {"id": t.LongType()}

@@ -7,12 +7,12 @@ import itertools
 import pytest
 from pyspark.sql import types as t
 from support.typed_rows import commit_typed
+from support.with_rooms import look_once
 
 from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.first_look import look_once
 
 KINDS = {"id": t.LongType(), "name": t.StringType(), "at": t.IntegerType(), "gone": t.BooleanType()}
 _queries = itertools.count()

@@ -8,15 +8,10 @@ from pyspark.sql import types as t
 from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.checked_table import plan_columns
-from pgonce.sink.writing.new_columns import (
-    alter_statement,
-    as_altered,
-    columns_to_add,
-    left_out,
-    without_extra,
-)
+from pgonce.sink.writing.checked_table import left_out, plan_columns, without_extra
+from pgonce.sink.writing.new_columns import as_altered, columns_to_add
 from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
+from pgonce.sink.writing.table.new_table import alter_statement
 
 KINDS = {
     "id": t.LongType(),

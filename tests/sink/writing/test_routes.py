@@ -19,12 +19,12 @@ from support.batches import make_planned_batch
 from support.meanwhile import meanwhile
 from support.routed_rows import TABLES, TYPES, commit, routed, routes
 from support.typed_rows import typed_rows
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.writing import routes as by_route
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 BOTH = {"orders": {"mode": "upsert"}, "clicks": {}}
 

@@ -32,6 +32,7 @@ from support.batches import make_planned_batch
 from support.histories import live_through
 from support.sent_rows import sent
 from support.typed_rows import struct_of
+from support.with_rooms import work_into
 
 from pgonce.dead_letters.chosen_letters import chosen_letters
 from pgonce.dead_letters.replay import replay_letters
@@ -42,7 +43,6 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.routes import where_to
-from pgonce.sink.writing.write_batch import work_into
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "100"))
 STRUCT = struct_of(

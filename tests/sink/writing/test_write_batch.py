@@ -16,6 +16,7 @@ from support.fixtures.postgres import url_with
 from support.rows import given_rows
 from support.sent_rows import arrow_rows, publish
 from support.typed_rows import struct_of
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -24,7 +25,6 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagedRows, StagingTable, drop_staging_table, sweep
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = struct_of({"id": t.LongType(), "name": t.StringType(), "at": t.IntegerType()})
 COLUMNS = encoded_columns(STRUCT)

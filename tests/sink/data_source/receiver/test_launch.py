@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.committed_rows import STRUCT, ids
+from support.data_source_with_rooms import receiver_for
 from support.fixtures.driver import wait_until
 from support.received_batch import SENT, origin, send
 
@@ -20,7 +21,6 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import note_unreached
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.receiver import folders, launch
-from pgonce.sink.data_source.receiver.launch import receiver_for
 
 
 def offer(options):

@@ -25,6 +25,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 from support.committed_rows import STRUCT, ids
+from support.data_source_with_rooms import commit_parcels, planned_reception, receiver_for
 from support.fixtures.driver import wait_until
 from support.ledger_history import RUN
 from support.patience import PATIENCE_SECONDS
@@ -38,13 +39,10 @@ from pgonce.offsets_store.commit.retrying import unknown_outcome
 from pgonce.offsets_store.errors import CommitError, PgonceError
 from pgonce.offsets_store.ledger.session import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver import folders, launch, process, reception
-from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.messages import (
-    PlannedReception,
     ReceiverError,
     error_as_message,
     error_from_message,
@@ -508,7 +506,7 @@ def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(
     monkeypatch.setattr(process, "LEFT_ALONE_SECONDS", 2)
     expected = Receptions(tmp_path)
     token = UUID(int=7)
-    expected.plan(PlannedReception(token, receiver_options(inlineBytes="1000"), STRUCT))
+    expected.plan(planned_reception(token, receiver_options(inlineBytes="1000"), STRUCT))
     reception = expected.of(token)
     assert reception
     if has_rows:
@@ -529,7 +527,7 @@ def test_without_its_planner_it_does_not_stay_for_a_batch_that_may_have_failed(r
     monkeypatch.setattr(reception, "UNTOLD_SECONDS", 0)
     monkeypatch.setattr(process, "LEFT_ALONE_SECONDS", 0)
     expected = Receptions(tmp_path)
-    expected.plan(PlannedReception(UUID(int=7), receiver_options(inlineBytes="1000"), STRUCT))
+    expected.plan(planned_reception(UUID(int=7), receiver_options(inlineBytes="1000"), STRUCT))
     of_batch = expected.of(UUID(int=7))
     assert of_batch
     sending = of_batch.open(origin(), 0, 1)

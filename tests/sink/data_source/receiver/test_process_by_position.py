@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 from support.committed_rows import STRUCT, ids
+from support.data_source_with_rooms import commit_parcels, receiver_for
 from support.ledger_history import QUERY, RUN
 from support.stopped_query import entry, write_checkpoint
 
@@ -25,8 +26,6 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source import task_writer
-from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
 

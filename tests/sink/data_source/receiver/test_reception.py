@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pytest
 from support.committed_rows import STRUCT, TABLE, ids
+from support.data_source_with_rooms import planned_reception
 from support.fixtures.driver import wait_until
 from support.ledger_history import RUN
 from support.received_batch import OPTIONS, origin
@@ -27,7 +28,6 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver import process
-from pgonce.sink.data_source.receiver.messages import PlannedReception
 from pgonce.sink.data_source.receiver.process import Receptions
 from pgonce.sink.data_source.receiver.reception import Reception
 from pgonce.sink.data_source.stager import Stager
@@ -64,7 +64,7 @@ def receive(url, folder, tmp_path):
         }
         given = {name: value for name, value in given.items() if value is not None}
         options, path = parse_options(given, overwrite=overwrite), tmp_path / f"kept {len(made)}"
-        made.append(Reception(uuid.uuid4(), options, STRUCT, path, may_guess=may_guess))
+        made.append(Reception(planned_reception(uuid.uuid4(), options, STRUCT), path, may_guess=may_guess))
         return made[-1]
 
     yield make
@@ -289,7 +289,7 @@ def test_after_a_batch_that_lasted_the_next_one_is_not_guessed(target, url, fold
     def has_begun_early(number, longest):
         monkeypatch.setattr(process, "LONGEST_GUESS_SECONDS", longest)
         token = uuid.UUID(int=number)
-        expected.plan(PlannedReception(token, options, STRUCT))
+        expected.plan(planned_reception(token, options, STRUCT))
         reception = expected.of(token)
         begin(reception, 0, number, number)
         return reception._early is not None

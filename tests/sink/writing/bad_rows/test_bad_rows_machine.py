@@ -29,10 +29,10 @@ from support import refused_rows as alone
 from support.batches import make_batch
 from support.refused_rows import CHANGES, DEFERRED, LEFT_OUT, STANDING, TABLES, Change, Refusal, Table, rows_of, undone
 from support.typed_rows import typed_rows
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "400"))
 COLUMNS = {

@@ -14,11 +14,11 @@ import pytest
 from pyspark.sql import types as t
 from support.batches import make_batch
 from support.typed_rows import commit_typed, typed_rows
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing import bad_row
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 pytestmark = pytest.mark.usefixtures("ledger")
 

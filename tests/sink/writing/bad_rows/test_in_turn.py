@@ -16,6 +16,7 @@ from support.applied_changes import DELETE, WRITE, apply, changes
 from support.batches import make_planned_batch
 from support.sent_rows import publish, sent
 from support.typed_rows import commit_typed
+from support.with_rooms import look_once, work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -25,8 +26,6 @@ from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.routes import where_to
-from pgonce.sink.writing.first_look import look_once
-from pgonce.sink.writing.write_batch import work_into
 
 UNIQUE = changes(id=t.LongType(), u=t.LongType(), seq=t.LongType())
 UPSERT = t.StructType(UNIQUE.fields[:3])

@@ -16,6 +16,7 @@ from support.routed_rows import routed, routes
 from support.rows import given_rows
 from support.sent_rows import arrow_rows
 from support.typed_rows import struct_of, typed_rows
+from support.with_rooms import work_into, write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -30,7 +31,6 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.staging import StagedRows, StagingTable
 from pgonce.sink.writing.bad_rows import letters
-from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 COLUMNS = {
     "id": t.LongType(),

@@ -18,13 +18,13 @@ from psycopg.pq import TransactionStatus
 from pyspark.sql import types as t
 from support.sent_rows import publish, sent
 from support.typed_rows import commit_typed
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.writing.bad_rows import refused_values
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([
     t.StructField("id", t.LongType()),

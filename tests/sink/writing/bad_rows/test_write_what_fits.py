@@ -15,11 +15,11 @@ from pyspark.sql import types as t
 from support.bad_rows import COLUMNS, before_insert, committed, letters, stored, unfit_row
 from support.batches import make_batch
 from support.typed_rows import commit_typed, typed_rows
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3) NOT NULL, amount int CHECK (amount <> 13))"
 GOOD = [(n, "abc", n + 100) for n in range(1, 8)]

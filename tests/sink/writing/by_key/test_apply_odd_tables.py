@@ -15,10 +15,10 @@ from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
 from support.batches import make_batch
 from support.sent_rows import sent
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.options.destination import DELETED_COLUMN, Changes, destination
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 NOW = datetime.now(timezone.utc)
 

@@ -7,11 +7,11 @@ import itertools
 import pytest
 from pyspark.sql import types as t
 from support.typed_rows import commit_typed, struct_of
+from support.with_rooms import look_once
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.first_look import look_once
 
 WINDOW = struct_of({"start": t.TimestampType(), "end": t.TimestampType()})
 NESTED = {

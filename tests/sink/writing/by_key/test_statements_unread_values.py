@@ -13,12 +13,12 @@ from uuid import UUID
 import pytest
 from pyspark.sql import types as t
 from support.applied_changes import WRITE, apply, changes
+from support.with_rooms import look_at_table
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Existing, destination
-from pgonce.sink.writing.first_look import look_at_table
 
 UNREAD = "__debezium_unavailable_value"
 AS_MAP = json.dumps({UNREAD: UNREAD}, separators=(",", ":"))

@@ -14,6 +14,7 @@ from pyspark.sql import types as t
 from support.blocked import wait_until_blocked
 from support.rows import given_rows
 from support.typed_rows import struct_of
+from support.with_rooms import write_batch_in_tx
 
 import pgonce.sink.writing.by_key.upsert
 from pgonce.offsets_store.postgres.refused_rows import target_error
@@ -21,7 +22,6 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.by_key.upsert import merged
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = struct_of({"id": t.LongType(), "region": t.StringType(), "amount": t.IntegerType()})
 TYPES = (pa.int64(), pa.string(), pa.int32())

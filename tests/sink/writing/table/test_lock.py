@@ -18,6 +18,7 @@ from support.committed_rows import settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.rows import given_rows
+from support.with_rooms import work_into, write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
@@ -30,7 +31,6 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagedRows, StagingTable, drop_staging_table
-from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 
 @dataclass(frozen=True)

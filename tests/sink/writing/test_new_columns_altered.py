@@ -17,12 +17,12 @@ from support.blocked import wait_for_blocked
 from support.committed_batch import rows_in
 from support.fixtures.postgres import url_with
 from support.typed_rows import commit_typed, typed_rows
+from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import CommitError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType(), "seen": t.TimestampNTZType()}
 ROWS = [(1, "one", None), (2, "two", None)]
@@ -161,7 +161,7 @@ def test_a_column_that_somebody_else_is_adding_is_waited_for(admin, url, isolati
     assert admin.execute("SELECT count(*) FROM pgonce.target_changes").fetchone() == (0,)
 
 
-def test_a_long_reader_is_named_and_others_may_read_between_the_tries(admin, url):
+def test_a_long_reader_is_named_and_others_read_meanwhile(admin, url):
     """The batch fails as for any lock that is held; the column is not there, and nobody waited for long."""
     admin.execute(TABLE)
     ensure_ledger(url)

@@ -7,13 +7,9 @@ import pytest
 from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.sink.writing.alter import (
-    refuse_what_stands_in_the_way,
-)
-from pgonce.sink.writing.new_columns import (
-    NewColumn,
-)
+from pgonce.sink.writing.new_columns import refuse_what_stands_in_the_way
 from pgonce.sink.writing.table.catalogue import look_up_table
+from pgonce.sink.writing.table.new_table import NewColumn
 
 
 def look(connection) -> None:

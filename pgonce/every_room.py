@@ -1,0 +1,33 @@
+"""
+Every room that writing may need, each loaded when an option asks for it.
+
+Handed to the core by all that users and Spark call. Invariant: importing this module loads no room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pgonce.sink.writing.rooms import NewColumns, Routing
+
+
+@dataclass(frozen=True)
+class EveryRoom:
+    """What the core knows as :class:`~pgonce.sink.writing.rooms.Rooms`."""
+
+    def routes(self) -> Routing:
+        """For ``route``."""
+        from pgonce.sink.writing import routes
+
+        return routes
+
+    def new_columns(self) -> NewColumns:
+        """For ``schemaEvolution=addColumns``."""
+        from pgonce.sink.writing import new_columns
+
+        return new_columns
+
+
+EVERY_ROOM = EveryRoom()
