@@ -10,12 +10,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pgonce.sink.data_source.offer import Receivers
+    from pgonce.sink.read_rows import Feeds
     from pgonce.sink.writing.rooms import NewColumns, Routing
 
 
 @dataclass(frozen=True)
 class EveryRoom:
-    """What the core knows as :class:`~pgonce.sink.writing.rooms.Rooms`."""
+    """What the core knows as :class:`~pgonce.sink.data_source.offer.DataSourceRooms`."""
+
+    def receivers(self) -> Receivers:
+        """For ``receiver``."""
+        from pgonce.sink.data_source.receiver import launch
+
+        return launch
+
+    def feeds(self) -> Feeds:
+        """For ``mode=apply``."""
+        from pgonce.sink import changes
+
+        return changes
 
     def routes(self) -> Routing:
         """For ``route``."""

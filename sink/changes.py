@@ -30,39 +30,32 @@ from .options.destination import (
     CHANGE_TYPE,
     DELETED_COLUMN,
     OPERATION_COLUMN,
+    Changes,
     Destination,
 )
 from .options.routes import Routes
+from .read_rows import RowReader
 
 
-def reader_of(where: Destination | Routes, struct_type: StructType) -> ChangeReader:
+def reader_of_changes(where: Destination | Routes, struct_type: StructType) -> RowReader:
     """
-    What reads the rows of a frame with these columns, which go ``where``.
+    What reads the rows of a frame with these columns, which go ``where`` and say what is to be done there.
 
-    :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says what to do; ROUTE_COLUMN, if it
-        lacks the one that names the table.
+    :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says it.
     """
-    if isinstance(where, Routes):
-        reader = _reader_for_all(where, struct_type)
-        where.refuse_unfit(reader.struct_type)
-        return reader
-    return _reader_for_one(where, struct_type, where.keys)
-
-
-def _reader_for_all(routes: Routes, struct_type: StructType) -> ChangeReader:
-    if routes.feed:
-        each = [route.destination.keys for route in routes]
+    if not isinstance(where, Routes):
+        return _reader_for_one(where, struct_type, where.keys)
+    if where.feed:
+        each = [route.destination.keys for route in where]
         keys = {name for of_one in each for name in of_one} if all(each) else ()
-        return _reader_for_one(routes.each[0].destination, struct_type, keys, routes.column)
-    return DeleteWhen(struct_type, routes.delete_columns, routes.column)
+        return _reader_for_one(where.each[0].destination, struct_type, keys, where.column)
+    return DeleteWhen(struct_type, where.delete_columns, where.column)
 
 
 def _reader_for_one(
     destination: Destination, struct_type: StructType, keys: Collection[str], route: str | None = None
-) -> ChangeReader:
-    changes = destination.changes
-    if changes is None:
-        return DeleteWhen(struct_type, {})
+) -> RowReader:
+    changes = destination.changes or Changes()
     if changes.feed is None:
         return DeleteWhen(struct_type, {changes.deleted: ()})
     if changes.feed == "debezium":
@@ -77,7 +70,7 @@ _WRITES, _DELETES, _BEFORE = ("insert", "update_postimage"), "delete", "update_p
 @dataclass(frozen=True)
 class DeleteWhen:
     """
-    Rows with boolean ``columns`` that say whether they delete; without any, all rows are written.
+    Rows with boolean ``columns`` that say whether they delete.
 
     If there are several, ``route`` decides: each is used for the values of ``route`` that are listed with it.
     """
@@ -85,6 +78,7 @@ class DeleteWhen:
     struct_type: StructType
     columns: Mapping[str, tuple[str, ...]]
     route: str | None = None
+    drops_rows = False
 
     def __post_init__(self) -> None:
         for column in self.columns:
@@ -107,6 +101,7 @@ class ChangeTypes:
     """The change feed of a Delta table, or of Spark."""
 
     of: StructType
+    drops_rows = True
 
     def __post_init__(self) -> None:
         _require_column(self.of, CHANGE_TYPE, StringType)
@@ -209,6 +204,7 @@ class Envelope:
     order_by: str | None
     keys: frozenset[str] = frozenset()
     route: str | None = None
+    drops_rows = False
 
     def __post_init__(self) -> None:
         _require_column(self.of, "after", StructType)
@@ -367,12 +363,3 @@ def _changed_route(route: str) -> EncodingError:
 def _at(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
     array = batch.column(path[0])
     return pc.struct_field(array, path[1:]) if path[1:] else array
-
-
-ChangeReader = DeleteWhen | ChangeTypes | Envelope
-"""
-Reads the rows of one frame and their operations.
-
-``read`` returns the rows to be written or deleted, in the order in which they came, and raises EncodingError
-(CHANGE_UNKNOWN); ``struct_type`` has their columns. Only :class:`ChangeTypes` drops rows.
-"""

@@ -68,7 +68,7 @@ def commit_parcels(
         batch_id=origin.batch_id,
     )
     promised, table = promise(parcels), staging_table(options, origin)
-    receiver = next((parcel.receiver for parcel in parcels if parcel.receiver), None)
+    receiver = next((parcel.offer.receiver() for parcel in parcels if parcel.offer), None)
 
     def identified() -> PlannedBatch:
         reach = promised.reach if options.positions else None
@@ -108,8 +108,8 @@ def note_unreached(messages: Sequence[WriterCommitMessage | None]) -> None:
     parcels = [message for message in messages if isinstance(message, Parcel)]
     has_received = any(parcel.received for parcel in parcels)
     for parcel in parcels:
-        if parcel.receiver and parcel.is_unreached:
-            parcel.receiver.note_unreached(has_received=has_received)
+        if parcel.offer and parcel.is_unreached:
+            parcel.offer.receiver().note_unreached(has_received=has_received)
             return
 
 
@@ -143,8 +143,8 @@ def give_up_parcels(options: SinkOptions, messages: Sequence[WriterCommitMessage
     A commit that is still under way holds a lock on that table, so the table is never dropped under it.
     """
     parcels = [message for message in messages if isinstance(message, Parcel)]
-    for receiver in {parcel.receiver for parcel in parcels if parcel.receiver}:
-        receiver.give_up()
+    for offer in {parcel.offer for parcel in parcels if parcel.offer}:
+        offer.receiver().give_up()
     with _left_for_the_next_sweep():
         for origin in {parcel.origin for parcel in parcels if parcel.staged}:
             with connect(options.commit.url, autocommit=True) as connection:

@@ -26,7 +26,7 @@ from ..encoding.unfit_rows import UnfitRow
 from ..errors import SparkError
 from ..identity.from_checkpoint import Origin
 from ..positions import EncodedRows, Reach
-from .receiver.client import Receiver
+from .offer import Offer
 from .workers import LOADED_VERSION, other_version
 
 _PARTITIONS_AT_FULL_SIZE = 8
@@ -46,10 +46,10 @@ class Parcel(WriterCommitMessage):
 
     ``unfit`` are rows that could not be encoded; they are not among ``rows``, and are always here, wherever the others
     are. If rows carry their position in Kafka, ``reach`` says how far all of them reach, the unfit ones too.
-    ``receiver`` is the one that the batch was planned with, even if the rows did not go through it; ``is_unreached``
-    says whether no process was at its addresses. ``row_sum`` is the sum of the rows' hashes, if a batch job asks for
-    them. ``made_by`` is the version of the code that encoded the rows: another version may encode them otherwise, and
-    order the fields of a parcel otherwise.
+    ``offer`` has the receiver that the batch was planned with, even if the rows did not go through it;
+    ``is_unreached`` says whether no process was at its addresses. ``row_sum`` is the sum of the rows' hashes, if a
+    batch job asks for them. ``made_by`` is the version of the code that encoded the rows: another version may encode
+    them otherwise, and order the fields of a parcel otherwise.
     """
 
     origin: Origin
@@ -59,7 +59,7 @@ class Parcel(WriterCommitMessage):
     staged: tuple[tuple[int, int], ...] = ()
     received: tuple[int, int] | None = None
     reach: Reach = field(default_factory=dict)
-    receiver: Receiver | None = None
+    offer: Offer | None = None
     is_unreached: bool = False
     unfit: tuple[UnfitRow, ...] = ()
     row_sum: int | None = None

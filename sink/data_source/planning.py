@@ -23,23 +23,21 @@ from pgonce.offsets_store.ledger.feeders import is_published
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
-from ..changes import reader_of
 from ..encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
 from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import planned_batch, planned_entry
 from ..options.position_columns import written_type
 from ..options.sink_options import JobOptions, SinkOptions, parse_job_options, parse_options
+from ..read_rows import reader_of
 from ..staging import OF_JOB
 from ..writing.first_look import look_once, looking, refuse_first_batch
-from ..writing.rooms import Rooms
 from ..writing.write_batch import named_sink
-from .receiver.client import Receiver
-from .receiver.launch import receiver_for
+from .offer import DataSourceRooms, Offer, offered
 from .task_writer import MicroBatch, TaskWriter
 
 
 def plan_batch(
-    raw: Mapping[str, str], frame_type: StructType, rooms: Rooms, *, overwrite: bool, looks: bool
+    raw: Mapping[str, str], frame_type: StructType, rooms: DataSourceRooms, *, overwrite: bool, looks: bool
 ) -> tuple[SinkOptions, TaskWriter]:
     """
     What writes one batch of a stream.
@@ -68,9 +66,10 @@ def _failed(options: SinkOptions) -> Failed:
 
 
 def _planned(
-    options: SinkOptions, frame_type: StructType, rooms: Rooms, *, looks: bool
+    options: SinkOptions, frame_type: StructType, rooms: DataSourceRooms, *, looks: bool
 ) -> tuple[SinkOptions, TaskWriter]:
-    encoded = reader_of(options.destination, frame_type).struct_type
+    reader = reader_of(options.destination, frame_type, rooms.feeds)
+    encoded = reader.struct_type
     if options.positions:
         options.positions.check(encoded)
     encoded_columns(encoded)
@@ -83,16 +82,17 @@ def _planned(
     planned = planned_entry(options) if looks else None
     # If Spark writes an entry for this batch, it has dated it before this moment.
     planned_by_ms = int(time.time() * 1000)
-    receiver: Receiver | None = None
+    offer: Offer | None = None
     if looks:
         written = written_type(encoded, options.positions, options.destination)
         _look_first(options, written, planned, rooms)
-        receiver = receiver_for(options, written, rooms)
-    return options, TaskWriter(options, frame_type, MicroBatch(planned, planned_by_ms), receiver)
+        if options.receiver is not None:
+            offer = offered(rooms.receivers().receiver_for(options, written, rooms))
+    return options, TaskWriter(options, reader, MicroBatch(planned, planned_by_ms), offer)
 
 
 def plan_job(
-    raw: Mapping[str, str], frame_type: StructType, rooms: Rooms, *, overwrite: bool
+    raw: Mapping[str, str], frame_type: StructType, rooms: DataSourceRooms, *, overwrite: bool
 ) -> tuple[JobOptions, Origin, TaskWriter]:
     """
     The run of a batch job, and what writes it.
@@ -104,8 +104,11 @@ def plan_job(
         return _planned_job(parse_job_options(raw, overwrite=overwrite), frame_type, rooms)
 
 
-def _planned_job(options: JobOptions, frame_type: StructType, rooms: Rooms) -> tuple[JobOptions, Origin, TaskWriter]:
-    encoded = reader_of(options.destination, frame_type).struct_type
+def _planned_job(
+    options: JobOptions, frame_type: StructType, rooms: DataSourceRooms
+) -> tuple[JobOptions, Origin, TaskWriter]:
+    reader = reader_of(options.destination, frame_type, rooms.feeds)
+    encoded = reader.struct_type
     columns = encoded_columns(encoded)
     # Refused at once, not only when a partition is too large to travel inline.
     refuse_more_columns_than(encoded, STAGED_COLUMNS, "rows may have to be staged, which takes a column more")
@@ -118,7 +121,7 @@ def _planned_job(options: JobOptions, frame_type: StructType, rooms: Rooms) -> t
     planned_sink = refuse_first_batch(options.commit, None, options.sink_name, options.destination)
     options = replace(options, planned_sink=planned_sink)
     run = Origin(OF_JOB + options.batch_key, str(uuid4()), 0, None)
-    return options, run, TaskWriter(options, frame_type, run)
+    return options, run, TaskWriter(options, reader, run)
 
 
 def _is_published(options: JobOptions) -> bool:
@@ -131,7 +134,9 @@ def _is_published(options: JobOptions) -> bool:
         return False
 
 
-def _look_first(options: SinkOptions, written: StructType, planned: OffsetLogEntry | None, rooms: Rooms) -> None:
+def _look_first(
+    options: SinkOptions, written: StructType, planned: OffsetLogEntry | None, rooms: DataSourceRooms
+) -> None:
     """Refuse a target that does not fit, before a row is computed."""
     # At a later batch a login may be refused because a password is being changed, and the commit waits for that.
     is_first = planned is not None and planned.batch_id == 0

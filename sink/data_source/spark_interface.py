@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..identity.from_checkpoint import Origin
     from ..options.sink_options import JobOptions, SinkOptions
-    from ..writing.rooms import Rooms
+    from .offer import DataSourceRooms
     from .parcel import Parcel
     from .task_writer import TaskWriter
 
@@ -55,7 +55,7 @@ else:
 class PgonceDataSource(DataSource):
     """The data source ``pgonce``: a sink for streams and for batch jobs, and nothing else."""
 
-    rooms: ClassVar[Rooms]
+    rooms: ClassVar[DataSourceRooms]
     """Set by the class that Spark finds."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -109,7 +109,7 @@ class PgonceDataSource(DataSource):
 class StreamWriter(DataSourceStreamArrowWriter):
     """One batch's writer: Spark sends it to the tasks, and builds another one for the commit."""
 
-    def __init__(self, options: SinkOptions, task_writer: TaskWriter, rooms: Rooms) -> None:
+    def __init__(self, options: SinkOptions, task_writer: TaskWriter, rooms: DataSourceRooms) -> None:
         self.options = options
         self.task_writer = task_writer
         self.rooms = rooms
@@ -143,7 +143,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 class JobWriter(DataSourceArrowWriter):
     """The writer of one run of a batch job: the same in the planner's worker, in the tasks and in the commit."""
 
-    def __init__(self, options: JobOptions, run: Origin, task_writer: TaskWriter, rooms: Rooms) -> None:
+    def __init__(self, options: JobOptions, run: Origin, task_writer: TaskWriter, rooms: DataSourceRooms) -> None:
         self.options = options
         self.run = run
         self.task_writer = task_writer

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -19,7 +18,6 @@ from pyspark.sql.types import StructType
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING
 
-from ..changes import ChangeReader, reader_of
 from ..encoding.copy_encoder import CopyEncoder
 from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..encoding.unfit_rows import UnfitRows
@@ -29,10 +27,9 @@ from ..options.position_columns import PositionColumns, written_type
 from ..options.routes import most_dead_letters
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import EncodedRows, Reach, encoded_rows, reach, widen
+from ..read_rows import RowReader
+from .offer import Call, Offer, Taken
 from .parcel import Parcel, RowSum, inline_cap
-from .receiver.calls import Call
-from .receiver.client import Receiver
-from .receiver.sending import Taken
 from .workers import imported_late, settle
 
 
@@ -71,19 +68,14 @@ class TaskWriter:
     """
     Encodes a partition and sends it inline or, if it is too large, to the receiver or the staging table, or to both.
 
-    ``frame_type`` has the columns of the frame. ``identity`` says which batch the rows belong to: for a batch job, all
-    of it is known before.
+    ``reader`` reads the rows of the frame. ``identity`` says which batch the rows belong to: for a batch job, all of it
+    is known before. ``offer`` has the receiver, if there is one.
     """
 
     options: SinkOptions | JobOptions
-    frame_type: StructType
+    reader: RowReader
     identity: MicroBatch | Origin
-    receiver: Receiver | None = None
-
-    @cached_property
-    def reader(self) -> ChangeReader:
-        """What reads the frame's rows."""
-        return reader_of(self.options.destination, self.frame_type)
+    offer: Offer | None = None
 
     @property
     def written_type(self) -> StructType:
@@ -119,9 +111,9 @@ class TaskWriter:
         try:
             for batch in batches:
                 held.take(batch)
-                if self.receiver and call is None and held.size > call_at:
+                if self.offer and call is None and held.size > call_at:
                     # It may still have to start, and this task goes on meanwhile.
-                    call = self.receiver.call(context.getLocalProperty("spark.driver.host"))
+                    call = self.offer.receiver().call(context.getLocalProperty("spark.driver.host"))
                 if call and taken is None and (call.is_answered or held.size > cap):
                     # If it keeps none of them, they may still travel inline: this executor may have no way to Postgres.
                     taken, held = self._sent(task, held, batches, call)
@@ -143,10 +135,9 @@ class TaskWriter:
         self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch], call: Call
     ) -> tuple[Taken, _HeldRows]:
         """Send these rows, and those that come, to the receiver; what it has kept, and the rows that are left."""
-        assert self.receiver is not None  # noqa: S101 (it was called)
         first = iter(held.batches)
         encoded = itertools.chain(zip(held.rows, first, strict=False), map(held.encoded, batches))
-        taken = self.receiver.send_rows(call, task.origin, task.partition_id, task.attempt_id, encoded)
+        taken = call.send_rows(task.origin, task.partition_id, task.attempt_id, encoded)
         if not taken.rows and not taken.left:
             # It wants none, and has seen none.
             return taken, held
@@ -197,7 +188,7 @@ class TaskWriter:
             task.partition_id,
             rows,
             reach=held.reach,
-            receiver=self.receiver,
+            offer=self.offer,
             unfit=tuple(held.unfit.rows),
             row_sum=held.row_sum.value if held.row_sum else None,
         )

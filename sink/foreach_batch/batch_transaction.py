@@ -263,7 +263,7 @@ class BatchTransaction:
             where = place()
             if isinstance(where, Destination):
                 where = replace(where, may_be_temporary=True)
-            with arriving_rows(frame, where, batch=self._batch) as rows:
+            with arriving_rows(frame, where, batch=self._batch, rooms=self._rooms) as rows:
                 driver = driver_connection(self._connection)
                 published = write_batch_in_tx(driver, where, rows, self._batch, rooms=self._rooms)
             # What went into a temporary table, and goes away with the batch, is not published.

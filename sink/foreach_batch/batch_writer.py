@@ -23,7 +23,6 @@ from pgonce.offsets_store.offsets import Offsets, Span
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..border import called_by_spark
-from ..changes import reader_of
 from ..encoding.encoded_types import encoded_columns
 from ..identity.from_checkpoint import refuse_without_positions
 from ..identity.from_server import ServerSession, as_long_as_planned, batch_from_server, is_connect
@@ -32,6 +31,7 @@ from ..options.position_columns import PositionColumns, positions_of, written_ty
 from ..options.reading import Given
 from ..options.routes import where_of
 from ..options.sink_options import commit_settings_of
+from ..read_rows import reader_of
 from ..writing.first_look import look_once, look_when_made, refuse_first_batch
 from ..writing.rooms import Rooms
 from ..writing.write_batch import work_into
@@ -142,13 +142,14 @@ class BatchWriter:
         with self._settings.failures_kept(batch, self._sink_name):
             self._look_first(batch, frame)
             # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
-            with arriving_rows(frame, self._destination, self._settings.positions, batch) as rows:
+            with arriving_rows(frame, self._destination, self._settings.positions, batch, rooms=self._rooms) as rows:
                 work = work_into(self._sink_name, self._destination, rows, rooms=self._rooms)
                 commit_batch(self._settings.commit, batch, self._settings.checked(frame, work))
                 rows.count()
 
     def _look_first(self, batch: PlannedBatch, frame: DataFrame) -> None:
-        positions, struct_type = self._settings.positions, reader_of(self._destination, frame.schema).struct_type
+        positions = self._settings.positions
+        struct_type = reader_of(self._destination, frame.schema, self._rooms.feeds).struct_type
         if positions:
             positions.check(struct_type)
         written = written_type(struct_type, positions, self._destination)

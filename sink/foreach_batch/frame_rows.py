@@ -28,7 +28,6 @@ from pgonce.offsets_store.errors import NOTHING, CommitError
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
-from ..changes import ChangeReader, ChangeTypes, reader_of
 from ..encoding.copy_encoder import CopyEncoder
 from ..encoding.encoded_types import encoded_columns
 from ..encoding.unfit_rows import UnfitRow, UnfitRows
@@ -37,6 +36,8 @@ from ..options.destination import Destination
 from ..options.position_columns import PositionColumns, written_type
 from ..options.routes import Routes, most_dead_letters
 from ..positions import not_stored, reach, refuse_outside, span_of
+from ..read_rows import RowReader, reader_of
+from ..writing.rooms import Rooms
 from ..writing.rows import Rows
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def arriving_rows(
     destination: Destination | Routes,
     positions: PositionColumns | None = None,
     batch: PlannedBatch | None = None,
+    *,
+    rooms: Rooms,
 ) -> Iterator[Rows]:
     """
     Run the frame, and wait for enough of its rows to begin with; the others are encoded as they arrive.
@@ -63,7 +66,7 @@ def arriving_rows(
     :raises TypeMappingError: before any job runs, for a type that Postgres cannot hold.
     :raises ConfigurationError: POSITION_COLUMNS, before any job runs.
     """
-    reader = reader_of(destination, frame.schema)
+    reader = reader_of(destination, frame.schema, rooms.feeds)
     if positions:
         positions.check(reader.struct_type)
     written = written_type(reader.struct_type, positions, destination)
@@ -91,7 +94,7 @@ class _Frame:
     """
 
     arriving: ArrivingBatches
-    reader: ChangeReader
+    reader: RowReader
     written: StructType
     positions: PositionColumns | None
     batch: PlannedBatch | None
@@ -113,7 +116,7 @@ class _Frame:
 
     def count(self) -> int:
         """Wait for all rows, and return their number, without those that are put aside."""
-        arrived = self._count if self.stored or isinstance(self.reader, ChangeTypes) else self.arriving.rows()
+        arrived = self._count if self.stored or self.reader.drops_rows else self.arriving.rows()
         return arrived - len(self.put_aside)
 
     @cached_property

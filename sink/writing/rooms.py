@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..encoding.encoded_types import EncodedColumn
     from ..options.destination import Destination
     from ..options.routes import Routes
+    from ..read_rows import Feeds
     from .rows import Rows
     from .table.catalogue import TargetTable
     from .table.table_name import ResolvedName
@@ -85,6 +86,9 @@ class NewColumns(Protocol):
 
 class Rooms(Protocol):
     """All rooms that the core may ask for."""
+
+    def feeds(self) -> Feeds:
+        """For ``mode=apply``."""
 
     def routes(self) -> Routing:
         """For ``route``."""

@@ -20,6 +20,7 @@ from support.data_source_with_rooms import commit_parcels, receiver_for
 from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
+from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
@@ -76,7 +77,7 @@ class Job:
             )
             where = self._where(origin, number, batch, way if mine else "inline", receiver)
             reached = reach([self.options.positions.of(batch)])
-            parcels.append(Parcel(origin, number, len(batch), reach=reached, receiver=receiver, **where))
+            parcels.append(Parcel(origin, number, len(batch), reach=reached, offer=offered(receiver), **where))
         between()
         return commit_parcels(self.options, encoded_columns(self.written), parcels, planned.batch_id)
 
@@ -98,7 +99,7 @@ class Job:
             staged = ((number, len(batch) - sent),)
         if not sent:
             return {"staged": staged}
-        assert receiver.send_rows(receiver.call(), origin, number, number, iter(rows)).rows == sent
+        assert receiver.call().send_rows(origin, number, number, iter(rows)).rows == sent
         return {"received": (number, sent), "staged": staged}
 
     def _encoded(self, batch):

@@ -32,6 +32,7 @@ from support.received_batch import SENT, body, name_of, origin, parcels, send
 import pgonce.sink.data_source.receiver.client
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver import process
@@ -234,13 +235,13 @@ def test_a_line_that_is_cut_is_never_taken_for_its_end(target, receiver, receive
     for number, cut in enumerate(cuts, start=1):
         between = Between(receiver, to_receiver=cut)
         rows = map(body, (10 * number, 10 * number + 1))
-        taken = between.receiver.send_rows(between.receiver.call(), origin(), number, 10 + number, rows)
+        taken = between.receiver.call().send_rows(origin(), number, 10 + number, rows)
         between.close()
         left = itertools.chain(taken.left, (row for _, row in rows))
         staged = Stager(receiver_options().commit.url, table, STRUCT, 10 + number, 10).stage(left)
         assert taken.rows + sum(count for _, count in staged) == 2
         received = (10 + number, taken.rows) if taken.rows else None
-        promised.append(Parcel(origin(), number, 2, staged=staged, received=received, receiver=receiver))
+        promised.append(Parcel(origin(), number, 2, staged=staged, received=received, offer=offered(receiver)))
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), promised, 1) is Verdict.NEW
     assert ids(target) == [1, 2, *(10 * number + one for number in range(1, len(cuts) + 1) for one in (0, 1))]
 
@@ -252,7 +253,7 @@ def test_a_task_does_not_promise_rows_whose_receipt_was_cut(target, receiver):
     whole.close()
     # In the midst of its word, which is the last that it says (a signature may be a byte or two longer or shorter).
     between = Between(receiver, from_receiver=len(whole.answered[0]) - 20)
-    taken = between.receiver.send_rows(between.receiver.call(), origin(), 1, 2, map(body, [3]))
+    taken = between.receiver.call().send_rows(origin(), 1, 2, map(body, [3]))
     assert (taken.rows, [row.column("id").to_pylist() for row in taken.left]) == (0, [[3]])
     between.close()
     assert receiver.finish(origin(), SENT) is Verdict.NEW
@@ -379,7 +380,7 @@ def test_no_secret_stands_where_a_log_would_show_it(receiver):
     identity = new_identity()
     process = host_process(os.getpid())
     start = Start(identity, receiver.doors.secret, receiver.folder, process, process, "0.0.9")
-    shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, receiver=receiver))
+    shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, offer=offered(receiver)))
     for hidden in (identity.key, identity.password, receiver.doors.secret):
         assert repr(hidden)[2:-1] not in shown
     # The key is the receiver's alone: what travels with the plan does not have it.

@@ -1,7 +1,7 @@
 """
 What changes look like before they are encoded: one image a row, and whether it deletes.
 
-Covers: sink.changes.
+Covers: sink.read_rows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 from support.typed_rows import struct_of
+from support.with_rooms import reader_of
 
 from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.sink.changes import reader_of
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.routes import where_to

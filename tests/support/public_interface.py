@@ -105,7 +105,8 @@ def _names() -> Iterator[str]:
         fields = inspect.get_annotations(public) if made is None and public is not pgonce.BatchTransaction else {}
         # A named tuple keeps its types in an object each.
         yield from (f"{name}.{field}: {getattr(kind, '__forward_arg__', kind)}" for field, kind in fields.items())
-        for member, value in sorted(vars(public).items()):
+        ours = [base for base in reversed(public.__mro__) if base.__module__.startswith("pgonce.")]
+        for member, value in sorted({one: value for base in ours for one, value in vars(base).items()}.items()):
             if member.startswith("_") and member != "__call__":
                 continue
             if isinstance(value, property):

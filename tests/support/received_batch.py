@@ -14,6 +14,7 @@ from support.ledger_history import QUERY, RUN
 from support.stopped_query import entry
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
+from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver.client import Receiver
@@ -46,9 +47,9 @@ def body(one: int) -> tuple[EncodedRows, pa.RecordBatch]:
 
 def send(receiver: Receiver, *ids: int, partition_id: int = 0, attempt_id: int = 1, batch_id: int = 1) -> int | None:
     """A task attempt that sends these rows; how many are kept, if any."""
-    return receiver.send_rows(receiver.call(), origin(batch_id), partition_id, attempt_id, map(body, ids)).rows or None
+    return receiver.call().send_rows(origin(batch_id), partition_id, attempt_id, map(body, ids)).rows or None
 
 
 def parcels(receiver: Receiver) -> list[Parcel]:
     """What the task of :data:`SENT` tells the commit."""
-    return [Parcel(origin(), 0, 2, received=(1, 2), receiver=receiver)]
+    return [Parcel(origin(), 0, 2, received=(1, 2), offer=offered(receiver))]

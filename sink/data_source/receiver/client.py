@@ -10,22 +10,23 @@ receiver says. As long as the ledger cannot be asked, the outcome is called unkn
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pyarrow as pa
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
-from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
 from ...positions import EncodedRows
+from ..offer import Taken, WorkWith
 from . import folders
 from .calls import Call, Doors
 from .folders import Note, is_private
@@ -38,18 +39,14 @@ from .messages import (
     lost,
     not_in_ledger,
 )
-from .sending import Taken, sent
+from .sending import sent
 
 if TYPE_CHECKING:
-    from pgonce.offsets_store.commit.work import Work
     from pgonce.offsets_store.ledger.session import RecordedAttempt
 
     from ..promise import Promise
 
 _log = logging.getLogger("pgonce")
-
-WorkWith: TypeAlias = "Callable[[Callable[[], Iterable[EncodedRows]]], Work[Batch]]"
-"""Makes the work of the commit, given what reads the received rows."""
 
 
 @dataclass(frozen=True)
@@ -69,33 +66,13 @@ class Receiver:
     folder: str
     note: Note | None = None
 
-    def call(self, driver_host: str | None = None) -> Call:
+    def call(self, driver_host: str | None = None) -> TaskCall:
         """
         In a task: call it, while the task makes more rows.
 
         :param driver_host: where executors reach Spark's driver, if that is known; it may be a name, or translated.
         """
-        return Call(self.doors.also_at(driver_host))
-
-    def send_rows(
-        self,
-        call: Call,
-        origin: Origin,
-        partition_id: int,
-        attempt_id: int,
-        encoded: Iterator[tuple[EncodedRows, pa.RecordBatch]],
-    ) -> Taken:
-        """
-        In a task: send the attempt's rows, given encoded and as they came.
-
-        If the receiver cannot be reached, breaks off or keeps no more, the other rows are for the caller: those that
-        are left of what was sent, and what is left in ``encoded``.
-        """
-        line = self._line_for_rows(call, origin, partition_id, attempt_id)
-        if line is None:
-            return Taken()
-        with closing(line):
-            return sent(line, encoded, self.doors.note_broken)
+        return TaskCall(self, driver_host)
 
     def commit(
         self,
@@ -257,28 +234,6 @@ class Receiver:
             _log.warning("the rows that a lost receiver had kept cannot be read: %s", error)
             return None
 
-    def _line_for_rows(self, call: Call, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
-        line = call.line()
-        if line is None:
-            # What is remembered was said when it happened.
-            level = logging.INFO if call.is_remembered else logging.WARNING
-            _log.log(level, "partition %s is not received, because no receiver answers: %s", partition_id, call.why)
-            return None
-        try:
-            line.be_patient(SILENCE_SECONDS)
-            who = {"origin": asdict(origin), "partition_id": partition_id, "attempt_id": attempt_id}
-            line.say(say="rows", token=str(self.token), **who)
-            if line.hear()["taken"]:
-                return line
-        except BROKEN as error:
-            self.doors.note_broken(error)
-            _log.warning("partition %s is not received, because its receiver breaks off: %s", partition_id, error)
-        except BaseException:
-            line.close()
-            raise
-        line.close()
-        return None
-
     def _recorded(self, options: SinkOptions, origin: Origin) -> RecordedAttempt | None:
         """What the ledger has of this attempt; None if it could not be asked at once, and is asked with patience."""
         import psycopg
@@ -293,6 +248,51 @@ class Receiver:
             # Only the kind of error: the text of one that is not ours may hold a statement.
             _log.info("the ledger is asked again under the writer's lock: %s", type(error).__name__)
             return None
+
+
+class TaskCall(Call):
+    """A task's call to a receiver, and the rows that go over it."""
+
+    def __init__(self, receiver: Receiver, driver_host: str | None) -> None:
+        self._receiver = receiver
+        super().__init__(receiver.doors.also_at(driver_host))
+
+    def send_rows(
+        self, origin: Origin, partition_id: int, attempt_id: int, encoded: Iterator[tuple[EncodedRows, pa.RecordBatch]]
+    ) -> Taken:
+        """
+        Send the attempt's rows, given encoded and as they came.
+
+        If the receiver cannot be reached, breaks off or keeps no more, the other rows are for the caller: those that
+        are left of what was sent, and what is left in ``encoded``.
+        """
+        line = self._line_for_rows(origin, partition_id, attempt_id)
+        if line is None:
+            return Taken()
+        with closing(line):
+            return sent(line, encoded, self._receiver.doors.note_broken)
+
+    def _line_for_rows(self, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
+        line = self.line()
+        if line is None:
+            # What is remembered was said when it happened.
+            level = logging.INFO if self.is_remembered else logging.WARNING
+            _log.log(level, "partition %s is not received, because no receiver answers: %s", partition_id, self.why)
+            return None
+        try:
+            line.be_patient(SILENCE_SECONDS)
+            who = {"origin": asdict(origin), "partition_id": partition_id, "attempt_id": attempt_id}
+            line.say(say="rows", token=str(self._receiver.token), **who)
+            if line.hear()["taken"]:
+                return line
+        except BROKEN as error:
+            self._receiver.doors.note_broken(error)
+            _log.warning("partition %s is not received, because its receiver breaks off: %s", partition_id, error)
+        except BaseException:
+            line.close()
+            raise
+        line.close()
+        return None
 
 
 @contextmanager

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 
 from ...positions import EncodedRows
+from ..offer import Taken
 from .line import BROKEN, Line
 from .messages import cost_of_keeping
 
@@ -23,18 +23,6 @@ _log = logging.getLogger("pgonce")
 
 # So much of its rows a task holds while the receiver has not said that they are kept.
 UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Taken:
-    """
-    What a receiver has taken of a task's rows: so many of the first ``rows`` are kept.
-
-    ``left`` are those that it was sent and has not acknowledged. It may have them, but they must not be promised.
-    """
-
-    rows: int = 0
-    left: tuple[pa.RecordBatch, ...] = ()
 
 
 def sent(

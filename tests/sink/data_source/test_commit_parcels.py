@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from support.committed_rows import STRUCT, TABLE
-from support.data_source_with_rooms import plan_job
+from support.data_source_with_rooms import commit_job_parcels, commit_parcels, plan_job
 from support.fixtures.postgres import url_with
 from support.received_batch import body, origin
 
@@ -33,7 +33,7 @@ def commit(options, number):
     """A small batch, whose rows come inline."""
     row, _ = body(number)
     parcel = Parcel(origin(number), 0, 1, inline=(row,))
-    module.commit_parcels(options, encoded_columns(STRUCT), [parcel], number)
+    commit_parcels(options, encoded_columns(STRUCT), [parcel], number)
 
 
 def stage_late(options, number):
@@ -100,7 +100,7 @@ def test_a_job_that_is_published_is_not_refused_for_what_its_table_has_become(ad
         monkeypatch.setattr(first_look, "_seen_to_fit", set())
         how = {"url": url, "table": "events", "batchKey": key, **({"sinkName": sink} if sink else {})}
         options, run, writer = plan_job(how, STRUCT, overwrite=False)
-        return module.commit_job_parcels(options, writer.columns, [Parcel(run, 0, 0)]).name
+        return commit_job_parcels(options, writer.columns, [Parcel(run, 0, 0)]).name
 
     assert run("monday") == "PUBLISHED"
     admin.execute(f"DELETE FROM events; {since}".encode())
@@ -128,7 +128,7 @@ def test_a_job_for_a_table_in_another_schema_keeps_what_it_has_staged(admin, url
     admin.execute(f"{TABLE}; CREATE SCHEMA app; CREATE TABLE app.events (LIKE events)".encode())
     jobs = [staged_by_a_job(to) for to in (url, url_with(url, options="-csearch_path=app"))]
     for left, job in ((1, jobs[0]), (0, jobs[1])):
-        module.commit_job_parcels(*job)
+        commit_job_parcels(*job)
         assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (left,)
     for table in ("public.events", "app.events"):
         assert admin.execute(f"SELECT id FROM {table} ORDER BY id".encode()).fetchall() == [(1,), (2,)]

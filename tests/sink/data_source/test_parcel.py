@@ -1,4 +1,8 @@
-"""Commit messages: how much may travel in them, and what is refused of them."""
+"""
+Commit messages: how much may travel in them, and what is refused of them.
+
+Covers: sink.data_source.offer.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import pytest
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.parcel import (
     ALWAYS_INLINE_BYTES,
     Parcel,
@@ -76,9 +81,9 @@ def test_a_receivers_secret_travels_and_is_never_shown():
     """Tasks and the commit get it with the plan; no log of a plan or a message does."""
     doors = Doors((("10.0.0.7", 4711), "/tmp/pgonce-0/0"), b"certificate", b"secret")
     receiver = Receiver(doors, UUID(int=7), "/tmp/folder", Note("/tmp/pgonce-0/a.note", "7"))
-    sent = parcel(received=(3, 1), receiver=receiver)
+    sent = parcel(received=(3, 1), offer=offered(receiver))
     assert pickle.loads(pickle.dumps(sent)) == sent
-    assert "secret" not in repr(sent) + repr(sent.receiver)
+    assert "secret" not in repr(sent) + repr(sent.offer) + repr(sent.offer.receiver())
 
 
 @pytest.mark.parametrize("messages", [[], [None], [parcel(), None]])

@@ -14,8 +14,10 @@ from support.received_batch import origin
 
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.sink.data_source import task_writer
+from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.read_rows import AllRows
 
 # A task calls once it holds 1 MiB, and may send 8 MiB inline.
 CALLS, FITS, TOO_LARGE = 3, 12, 20
@@ -50,7 +52,7 @@ def written(full, monkeypatch):
             pa.record_batch({"id": pa.array([100 * partition_id + one]), "name": pa.array(["x" * 500_000])})
             for one in range(rows)
         )
-        return TaskWriter(options, STRUCT, MicroBatch(origin().planned), receiver).write(batches)
+        return TaskWriter(options, AllRows(STRUCT), MicroBatch(origin().planned), offered(receiver)).write(batches)
 
     return write
 

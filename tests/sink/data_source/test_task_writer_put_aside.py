@@ -14,11 +14,13 @@ from support.ledger_history import QUERY, RUN
 from support.received_batch import origin
 
 from pgonce.sink.data_source.commit_parcels import promise
+from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.promise import promised_rows
 from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options.routes import where_to
+from pgonce.sink.read_rows import AllRows
 
 pytestmark = pytest.mark.spark
 
@@ -48,8 +50,10 @@ def parcels_of(spark, small_batches):
 
     def run(options, columns):
         frame = spark.range(0, ROWS, 1, 2).selectExpr(*columns)
-        written = TaskWriter(options, frame.schema, MicroBatch(None)).written_type
-        writer = TaskWriter(options, frame.schema, MicroBatch(origin().planned), receiver_for(options, written))
+        written = TaskWriter(options, AllRows(frame.schema), MicroBatch(None)).written_type
+        writer = TaskWriter(
+            options, AllRows(frame.schema), MicroBatch(origin().planned), offered(receiver_for(options, written))
+        )
 
         def write(batches):
             yield pa.record_batch({"parcel": [pickle.dumps(writer.write(batches))]})

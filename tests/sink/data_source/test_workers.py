@@ -14,11 +14,12 @@ from pgonce.every_room import EVERY_ROOM
 from pgonce.sink.data_source.spark_interface import StreamWriter
 from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.options.sink_options import parse_options
+from pgonce.sink.read_rows import AllRows
 
 OPTIONS = {"url": "host=db password=hunter2", "table": "events", "checkpointLocation": "/ckpt"}
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
 PARSED = parse_options(OPTIONS, overwrite=False)
-WRITER = StreamWriter(PARSED, TaskWriter(PARSED, STRUCT, MicroBatch(None)), EVERY_ROOM)
+WRITER = StreamWriter(PARSED, TaskWriter(PARSED, AllRows(STRUCT), MicroBatch(None)), EVERY_ROOM)
 
 UNPICKLE = "import pickle, sys; print(type(pickle.loads(sys.stdin.buffer.read())))"
 WITHOUT_PGONCE = "import sys; sys.modules.update(pgonce=None)"

@@ -7,13 +7,13 @@ import json
 
 import pytest
 from support.patience import PATIENCE_SECONDS
+from support.with_rooms import arriving_rows
 
 from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.encoding.copy_encoder import body_rows
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.foreach_batch import batch_writer
-from pgonce.sink.foreach_batch.frame_rows import arriving_rows
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import PositionColumns
 

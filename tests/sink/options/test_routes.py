@@ -11,10 +11,10 @@ import json
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
+from support.with_rooms import reader_of
 
 from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.sink.changes import reader_of
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import PositionColumns, written_type

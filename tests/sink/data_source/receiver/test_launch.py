@@ -19,6 +19,7 @@ from support.received_batch import SENT, origin, send
 
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import note_unreached
+from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.receiver import folders, launch
 
@@ -30,8 +31,8 @@ def offer(options):
 
 def with_staged(receiver, *, is_unreached=True, received=False):
     """What the tasks of a batch tell the commit: some have staged their rows."""
-    staged = Parcel(origin(), 0, 1, staged=((7, 1),), is_unreached=is_unreached, receiver=receiver)
-    return [staged, *([Parcel(origin(), 1, 1, received=(1, 1), receiver=receiver)] if received else [])]
+    staged = Parcel(origin(), 0, 1, staged=((7, 1),), is_unreached=is_unreached, offer=offered(receiver))
+    return [staged, *([Parcel(origin(), 1, 1, received=(1, 1), offer=offered(receiver))] if received else [])]
 
 
 def test_plans_start_nothing_and_a_call_starts_one_process(target, receiver_options, started_receivers):

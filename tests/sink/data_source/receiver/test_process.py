@@ -39,6 +39,7 @@ from pgonce.offsets_store.commit.retrying import unknown_outcome
 from pgonce.offsets_store.errors import CommitError, PgonceError
 from pgonce.offsets_store.ledger.session import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver import folders, launch, process, reception
@@ -92,12 +93,12 @@ def wide_rows(count):
 
 def sent_and_staged(receiver, options, encoded, attempt_id=1):
     """What a task does with its rows: the parcel, and how many of them the receiver has kept."""
-    taken = receiver.send_rows(receiver.call(), origin(), 0, attempt_id, encoded)
+    taken = receiver.call().send_rows(origin(), 0, attempt_id, encoded)
     left = itertools.chain(taken.left, (row for _, row in encoded))
     staged = Stager(options.staging_url, staging_table(options, origin()), STRUCT, attempt_id, 10).stage(left)
     rows = taken.rows + sum(count for _, count in staged)
     received = (attempt_id, taken.rows) if taken.rows else None
-    return Parcel(origin(), 0, rows, staged=staged, received=received, receiver=receiver), taken.rows
+    return Parcel(origin(), 0, rows, staged=staged, received=received, offer=offered(receiver)), taken.rows
 
 
 def be_impatient(receiver, monkeypatch):
@@ -168,7 +169,7 @@ def test_an_attempt_whose_rows_fail_on_the_way_is_not_waited_for(target, receive
 
     receiver = receiver_for(receiver_options(), STRUCT)
     with pytest.raises(RuntimeError, match="upstream fails"):
-        receiver.send_rows(receiver.call(), origin(), 0, 1, failing())
+        receiver.call().send_rows(origin(), 0, 1, failing())
     assert send(receiver, 1, 2, attempt_id=2) == 2
     assert receiver.finish(origin(), Promise("received", {0: (2, 2)})) is Verdict.NEW
     assert ids(target) == [1, 2]
@@ -299,7 +300,7 @@ def test_a_batch_that_came_inline_does_not_wait_for_what_a_beaten_attempt_has_be
     assert send(receiver, 1, 2) == 2
     in_copy(target)
     rows = tuple(body(one)[0] for one in (1, 2))
-    commit_parcels(options, encoded_columns(STRUCT), [Parcel(origin(), 0, 2, inline=rows, receiver=receiver)], 1)
+    commit_parcels(options, encoded_columns(STRUCT), [Parcel(origin(), 0, 2, inline=rows, offer=offered(receiver))], 1)
     assert ids(target) == [1, 2]
     assert recorded(target) == [(2, "inline", receiver.token)]
     assert kept_files(receiver) == []
@@ -390,8 +391,8 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy
     proxy.start()
     # The next start, which Spark makes of the same offsets.
     again, restarted = receiver_for(receiver_options(), STRUCT), replace(origin(), run_id="run 2")
-    again.send_rows(again.call(), restarted, 0, 1, map(body, (1, 2)))
-    parcel = Parcel(restarted, 0, 2, received=(1, 2), receiver=again)
+    again.call().send_rows(restarted, 0, 1, map(body, (1, 2)))
+    parcel = Parcel(restarted, 0, 2, received=(1, 2), offer=offered(again))
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.REPLAY
     assert ids(target) == [1, 2]
 
@@ -459,7 +460,7 @@ def test_what_was_staged_in_vain_is_swept_with_the_batch(target, receiver_option
         row = pa.record_batch({"id": pa.array([99], pa.int64()), "name": pa.array(["x"])})
         Stager(settings.commit.url, staging_table(settings, origin(number)), STRUCT, 9, 10).stage(iter([row]))
         send(receiver, 10 * number, 10 * number + 1, batch_id=number)
-        parcel = Parcel(origin(number), 0, 2, received=(1, 2), receiver=receiver)
+        parcel = Parcel(origin(number), 0, 2, received=(1, 2), offer=offered(receiver))
         assert commit_parcels(settings, columns, [parcel], number) is Verdict.NEW
         assert target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall() == []
     assert ids(target) == [10, 11, 20, 21]
@@ -486,10 +487,10 @@ def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(
     send(first, 1, 2)
     commit_parcels(settings, columns, parcels(first), 1)
     again, restarted = receiver_for(settings, STRUCT), replace(origin(), run_id="run 2")
-    again.send_rows(again.call(), restarted, 0, 1, map(body, (1, 2)))
+    again.call().send_rows(restarted, 0, 1, map(body, (1, 2)))
     assert wait_until(lambda: target.execute("SELECT count(*) FROM pgonce.replays").fetchone() == (1,))
     kill(started_receivers[0])
-    staged = Parcel(restarted, 0, 2, staged=((7, 2),), receiver=again)
+    staged = Parcel(restarted, 0, 2, staged=((7, 2),), offer=offered(again))
     assert commit_parcels(settings, columns, [staged], 1) is Verdict.REPLAY
     assert ids(target) == [1, 2]
 

@@ -26,8 +26,10 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source import task_writer
+from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.read_rows import AllRows
 
 FRAME = t.StructType(
     [
@@ -106,7 +108,7 @@ class Query:
         self._monkeypatch.setattr(task_writer, "TaskContext", SimpleNamespace(get=lambda: context))
         options = replace(self.options, inline_bytes=100_000 if way == "inline" else 0)
         receiver = None if way == "staged" else self.receiver
-        return TaskWriter(options, FRAME, batch, receiver).write(batches_of(rows))
+        return TaskWriter(options, AllRows(FRAME), batch, offered(receiver)).write(batches_of(rows))
 
     def tasks(self, ways, start, end):
         """What the tasks of a batch tell the commit; each has also run to its end in an attempt that nobody chose."""

@@ -11,10 +11,10 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 from support.applied_changes import DELETE, PLAIN, WRITE, apply
 from support.sent_rows import publish
+from support.with_rooms import reader_of
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.sink.changes import reader_of
 from pgonce.sink.options.destination import destination
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"

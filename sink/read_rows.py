@@ -1,0 +1,70 @@
+"""
+Read the rows of a frame as they are to be written; where rows say what is to be done with them, a room reads them.
+
+Runs in tasks, and on the driver for foreachBatch, before rows are encoded. Invariant: rows stay in the order in which
+they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from .options.destination import Destination
+from .options.routes import Routes
+
+
+class RowReader(Protocol):
+    """Reads the rows of one frame."""
+
+    drops_rows: bool
+    """Whether some rows of the frame may not be among those that are read."""
+
+    @property
+    def struct_type(self) -> StructType:
+        """The columns of the rows that are read."""
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """
+        The rows that are to be written or deleted.
+
+        :raises EncodingError: CHANGE_UNKNOWN, CHANGE_WITHOUT_ROW, KEY_CHANGED.
+        """
+
+
+@dataclass(frozen=True)
+class AllRows:
+    """Every row is written, with all its columns."""
+
+    struct_type: StructType
+    drops_rows = False
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same rows."""
+        return batch
+
+
+class Feeds(Protocol):
+    """:mod:`pgonce.sink.changes`, for ``mode=apply``."""
+
+    def reader_of_changes(self, where: Destination | Routes, struct_type: StructType) -> RowReader:
+        """What reads rows that say what is to be done; refused if the frame lacks a column that it needs."""
+
+
+def reader_of(where: Destination | Routes, struct_type: StructType, feeds: Callable[[], Feeds]) -> RowReader:
+    """
+    What reads the rows of a frame with these columns, which go ``where``.
+
+    :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says what to do; ROUTE_COLUMN, if it
+        lacks the one that names the table.
+    """
+    each = [route.destination for route in where] if isinstance(where, Routes) else [where]
+    has_changes = any(destination.changes for destination in each)
+    reader = feeds().reader_of_changes(where, struct_type) if has_changes else AllRows(struct_type)
+    if isinstance(where, Routes):
+        where.refuse_unfit(reader.struct_type)
+    return reader
