@@ -172,7 +172,8 @@ test-dist: $(TOOLS) setup ## the same tests with the wheel that is in dist/
 	$(call short-tests,.build/test-dist)
 
 lint: setup ## ruff, the format check, mypy, which folder may import which, how large each room is, and plain English
-	@failed=0; for tool in "ruff check" "ruff format --check" mypy "lint-imports --no-logo --no-cache" "python -m release.sizes"; \
+	@failed=0; for tool in "ruff check" "ruff format --check" mypy "lint-imports --no-logo --no-cache" \
+	"python -m release.core_imports" "python -m release.sizes"; \
 	do PYTHONPATH=$(CURDIR)/tests $(BIN)/$$tool || failed=1; done; exit $$failed
 	@! grep -Ev '^(#|$$)' .ci/phrases | grep -rniE -f - --include='*.py' --include='*.md' --include='*.sql' --exclude-dir=archive \
 	$(PROSE) \

@@ -7,12 +7,15 @@ Covers: sink.encoding.compute, sink.writing.rooms.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from release.core_imports import CORE, room_of
+from release.sizes import LIST, listed
 from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import spark_settings
 
@@ -24,10 +27,11 @@ ENCODING = SPARKS | {"pgonce", "pgpq", "typing_extensions"}
 PSYCOPG = {"psycopg", "psycopg-binary"}
 
 
-def modules_after(code):
+def modules_after(code, env=None):
     """The modules of a new Python once it has run this."""
+    code += "\nimport sys\nprint(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env and {**os.environ, **env}
     )
     return set(done.stdout.split())
 
@@ -56,22 +60,49 @@ def test_looking_for_data_sources_imports_no_more_than_spark_has():
     assert distributions(loaded) <= {"pgonce", "pyspark", "typing_extensions"}
 
 
-ROOMS = {
-    f"pgonce.{file.parent.name}" for file in (ROOT / "pgonce").glob("*/__init__.py") if not file.parent.is_symlink()
-}
+SIZES = listed(LIST.read_text())
+# Those of the list that the core imports, or may import still.
+ITS_OWN = {CORE, "package", *SIZES["not_handed_yet"][CORE], None}
 
 
 def rooms_in(modules):
-    """The rooms for people and operation, of which these modules are a part."""
-    return {room for room in ROOMS for module in modules if module == room or module.startswith(f"{room}.")}
+    """The rooms around the core, of which these modules are a part."""
+    ours = (module for module in modules if module.startswith("pgonce."))
+    return {room_of(module, SIZES["rooms"]) for module in ours} - ITS_OWN
 
 
 def test_a_writer_needs_no_room():
-    """Who writes with foreachBatch loads nothing of the rooms around sink and offsets_store."""
-    assert len(ROOMS) >= 6
+    """Who writes with foreachBatch loads nothing of what stands around the core."""
     loaded = modules_after("from pgonce import PostgresBatchWriter\nPostgresBatchWriter(url='', table='t')")
     assert "pgonce.sink.foreach_batch.batch_writer" in loaded
     assert rooms_in(loaded) == set()
+
+
+ONE_ROW = """
+from pyspark.sql import types as t
+from support.typed_rows import commit_typed
+from pgonce.sink.options.destination import destination
+commit_typed({!r}, 0, destination("events", **{!r}), {{"id": t.LongType()}}, [(1,)])
+"""
+ROUTED = """
+from support.batches import make_planned_batch
+from support.routed_rows import commit, routed, routes
+commit({!r}, make_planned_batch(0), routes({!r}), routed(("e", 1, None)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "how", "rooms"),
+    [
+        (ONE_ROW, {}, set()),
+        (ONE_ROW, {"schema_evolution": "addColumns"}, {"new columns"}),
+        (ROUTED, {"e": {"table": "events", "schema_evolution": "ignoreExtra"}}, {"routes", "new columns"}),
+    ],
+)
+def test_a_commit_loads_the_rooms_that_an_option_asks_for(code, how, rooms, admin, url):
+    """One that appends loads none, and tables among which rows choose may get columns."""
+    admin.execute("CREATE TABLE events (id bigint)")
+    assert rooms_in(modules_after(code.format(url, how), env=with_tests_on_path())) == rooms
 
 
 @pytest.mark.slow
@@ -97,8 +128,10 @@ def test_a_process_imports_what_it_runs(start_driver, admin, url, tmp_path):
         "commit": ENCODING | PSYCOPG | {"SQLAlchemy"},
     }
     for way in ("inline", "staged"):
-        for process in (tmp_path / way).iterdir():
-            assert rooms_in(process.read_text().split()) == set()
+        loaded = {file.name: rooms_in(file.read_text().split()) for file in (tmp_path / way).iterdir()}
+        # The planner offers a receiver, and the commit asks whether it has rows; a task calls it if it has many.
+        assert loaded["task"] == set()
+        assert loaded["planner"] | loaded["commit"] <= {"receiver"}
     # Only a process that reads rows needs it.
     for process in ("planner", "commit"):
         assert "pyarrow.compute" not in (tmp_path / "inline" / process).read_text().split()
