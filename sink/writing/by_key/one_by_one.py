@@ -68,7 +68,9 @@ def part_of_changes(
         )
     ]
     # Operators that are named with their schema have no precedence.
-    steps.append(sql.SQL("counts[7] := counts[7] OPERATOR(pg_catalog.+) (due_deletes OPERATOR(pg_catalog.*) due_writes)"))
+    steps.append(
+        sql.SQL("counts[7] := counts[7] OPERATOR(pg_catalog.+) (due_deletes OPERATOR(pg_catalog.*) due_writes)")
+    )
     if tombstones:
         steps += [sql.SQL(_THAT_ARE_DUE).format(change=change, deleted=DELETED), sql.SQL(_PASSED_OVER)]
     if batch.changes is not None and batch.changes.deletes != "ignore":
