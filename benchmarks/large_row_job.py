@@ -117,7 +117,7 @@ def _way(writer: DataStreamWriter, url: str, table: str, way: str) -> DataStream
 
 
 def _function(url: str, table: str) -> Callable[[DataFrame, int], None]:
-    @transactional_batch(url, sink_name=table)
+    @transactional_batch(url, name=table)
     def append(batch: DataFrame, tx: BatchTransaction) -> None:
         tx.append(batch, table)
 

@@ -80,7 +80,7 @@ def _data_source(table: str, inline_bytes: int) -> Callable[[DataStreamWriter, J
 
 
 def _function(writer: DataStreamWriter, job: Job) -> DataStreamWriter:
-    @transactional_batch(job.url, sink_name="soak", retain_batches=job.retain_batches)
+    @transactional_batch(job.url, name="soak", retain_batches=job.retain_batches)
     def write(batch: DataFrame, tx: BatchTransaction) -> None:
         tx.append(batch, "soak_function")
         # Goes through a temporary table, as every upsert does.

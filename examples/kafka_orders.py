@@ -40,7 +40,7 @@ ON CONFLICT (day) DO UPDATE SET orders = t.orders + excluded.orders, amount = t.
 """
 
 
-@transactional_batch(given.url, sink_name="orders")
+@transactional_batch(given.url, name="orders")
 def write_orders(batch: DataFrame, tx: BatchTransaction) -> None:
     batch = batch.persist()  # Kafka is read once for the three writes
     try:

@@ -43,7 +43,7 @@ def transactional_batch(
     """
     Turn a function ``(batch, tx)`` into one for ``foreachBatch``: all that it does through ``tx`` is one transaction.
 
-    It is not called for a proven replay. ``sink_name`` names it in the ledger: keep that when the function changes.
+    It is not called for a proven replay. ``name`` is the sink's name in the ledger: keep it when the function changes.
     With ``position_columns``, the frame comes without the rows that are stored already.
 
     :raises ConfigurationError: at once, for arguments that cannot work.

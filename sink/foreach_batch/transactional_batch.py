@@ -79,9 +79,9 @@ def in_one_transaction(
 
     :raises ConfigurationError: for options that cannot work.
     """
-    name = given["sink_name"]
+    name = given["name"]
     if not name:
-        raise bad_option("OPTION_MISSING", "transactional_batch needs a sink_name.", 'Give it one: sink_name="orders".')
+        raise bad_option("OPTION_MISSING", "transactional_batch needs a name.", 'Give it one: name="orders".')
     settings = batch_settings_of(given)
     positions = settings.positions
 

@@ -61,12 +61,6 @@ _ONE_JOB_EACH = (
 )
 _STORED_STAYS = ("on_conflict=ignore", "on_conflict=ignoreAny")
 _MEND_THE_JOB = "Leave it out: a job with a bad row can be repaired and run again, and the error names the row."
-_SINK_NAME = Option(
-    _ALL,
-    "The sink's name in the ledger, which tells writers of one query apart. Changing it makes a new writer.",
-    None,
-    'the qualified table (`public.events`, `app."Orders"`), or `route:<column>`; required for a function',
-)
 
 
 # fmt: off
@@ -197,7 +191,9 @@ class QueryOptions(TypedDict, total=False):
 class FunctionOptions(QueryOptions, total=False):
     """What ``transactional_batch`` takes."""
 
-    sink_name: Required[Annotated[str, _SINK_NAME]]
+    name: Required[Annotated[str, Option(
+        Way.FUNCTION, "The sink's name in the ledger: keep it when the function changes.", shown="required",
+    )]]
 
 
 class RowOptions(TableOptions, total=False):
@@ -253,7 +249,10 @@ class RouteOptions(RowOptions, total=False):
 class WriterOptions(QueryOptions, RouteOptions, total=False):
     """What ``PostgresBatchWriter`` takes."""
 
-    sink_name: Annotated[str | None, _SINK_NAME]
+    sink_name: Annotated[str | None, Option(
+        _WRITERS | Way.JOB | Way.REAL_TIME, "Tells writers of one query apart. Changing it makes a new writer.", None,
+        'the qualified table (`public.events`, `app."Orders"`), or `route:<column>`',
+    )]
     write_positions: Annotated[bool, Option(
         _WRITERS | Way.REAL_TIME, "Whether the position columns are also written to the table.", True,
         needs=("position_columns",),

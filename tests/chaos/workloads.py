@@ -237,7 +237,7 @@ def _routed(frame: DataFrame, place: Place) -> DataStreamWriter:
 
 
 def _two_tables(frame: DataFrame, place: Place) -> DataStreamWriter:
-    @transactional_batch(place.url, sink_name=place.table, **_PATIENCE)
+    @transactional_batch(place.url, name=place.table, **_PATIENCE)
     def append_and_total(batch: DataFrame, tx: BatchTransaction) -> None:
         sums = batch.groupBy("stream").agg(f.count("*"), f.sum("position")).collect()
         tx.append(batch, place.table)

@@ -153,7 +153,7 @@ def test_other_entry_while_the_batch_is_written(sink, inbox, connect, observer):
 
     from pgonce import transactional_batch
 
-    function = transactional_batch(sink.url, sink_name="events", checkpoint_location=sink.checkpoint)(overwrite)
+    function = transactional_batch(sink.url, name="events", checkpoint_location=sink.checkpoint)(overwrite)
     assert_refused(stream(events(connect, inbox.folder), sink, function), "CHECKPOINT_IN_USE")
     assert wrong_rows(observer, "events", []) == []
 
@@ -193,7 +193,7 @@ def test_client_without_a_jvm(tmp_path):
         "from pyspark.util import is_remote_only\n"
         "assert is_remote_only()\n"
         "writer = PostgresBatchWriter('', table='t', checkpoint_location='/c')\n"
-        "function = transactional_batch('', sink_name='n', checkpoint_location='/c')(lambda batch, tx: None)\n"
+        "function = transactional_batch('', name='n', checkpoint_location='/c')(lambda batch, tx: None)\n"
         "print(len(dumps(writer)) > 0, len(dumps(function)) > 0)\n"
     )
     done = subprocess.run(

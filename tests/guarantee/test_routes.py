@@ -41,7 +41,7 @@ def written(way, frame, url, checkpoint, **given):
         writer = PostgresBatchWriter(url, route="kind", tables=TABLES, **given)
         return frame.writeStream.foreachBatch(writer).option("checkpointLocation", checkpoint)
     if way == "function":
-        work = transactional_batch(url, sink_name="numbers", **given)(lambda batch, tx: tx.route(batch, "kind", TABLES))
+        work = transactional_batch(url, name="numbers", **given)(lambda batch, tx: tx.route(batch, "kind", TABLES))
         return frame.writeStream.foreachBatch(work).option("checkpointLocation", checkpoint)
     options = {"url": url, "checkpointLocation": checkpoint, "route": "kind", "tables": json.dumps(TABLES)}
     if way != "inline":
@@ -109,7 +109,7 @@ def test_a_change_feed_finds_its_tables(spark, url, admin, checkpoint, tmp_path,
     if way == "writer":
         query = frame.writeStream.foreachBatch(PostgresBatchWriter(url, route="kind", tables=tables, **how))
     elif way == "function":
-        work = transactional_batch(url, sink_name="changes")(lambda batch, tx: tx.route(batch, "kind", tables, **how))
+        work = transactional_batch(url, name="changes")(lambda batch, tx: tx.route(batch, "kind", tables, **how))
         query = frame.writeStream.foreachBatch(work)
     else:
         options = {"mode": "apply", "changeFeed": "delta", "orderBy": "version", "tables": json.dumps(tables)}

@@ -201,7 +201,7 @@ def test_a_rival_is_found_before_a_row_is_computed(way, spark, admin, url, event
     def start(frame, place):
         if way != "function":
             return run(way, frame, url, place)
-        write = transactional_batch(url, sink_name="events")(lambda batch, tx: tx.append(batch, "events"))
+        write = transactional_batch(url, name="events")(lambda batch, tx: tx.append(batch, "events"))
         try:
             start_function(frame, write, place).awaitTermination(PATIENCE_SECONDS)
         except PySparkException as error:
@@ -367,7 +367,7 @@ def test_whatever_a_function_does_rows_come_only_with_their_offsets(deed, says, 
     """Transaction control, failures that nobody looks at and errors of its own leave neither a row nor a record."""
     admin.execute(TABLE)
 
-    @transactional_batch(url, sink_name="events", retry_timeout=0)
+    @transactional_batch(url, name="events", retry_timeout=0)
     def write(batch, tx):
         tx.append(batch, "events")
         deed(tx)
@@ -430,4 +430,4 @@ def test_a_checkpoint_that_does_not_say_which_batch_this_is_stops_the_commit(
 def test_a_transactional_function_needs_a_name():
     """The name is the sink's identity in the ledger."""
     with pytest.raises(ConfigurationError, match="OPTION_MISSING"):
-        transactional_batch("", sink_name="")
+        transactional_batch("", name="")

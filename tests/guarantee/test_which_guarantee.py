@@ -216,7 +216,7 @@ class Subject:
         return PostgresBatchWriter(self._url, table="events", mode=mode, keys=keys, **settings)
 
     def _function(self, mode: str, keys: list[str], positions: tuple[str, ...]) -> BatchFunction:
-        @transactional_batch(self._url, sink_name="events", position_columns=positions)
+        @transactional_batch(self._url, name="events", position_columns=positions)
         def write(batch: DataFrame, tx: Any) -> None:
             rows = batch.select("id", "text")
             if mode == "upsert":

@@ -137,7 +137,7 @@ from pgonce import BatchTransaction, OffsetsStore, PostgresBatchWriter, transact
 writer = PostgresBatchWriter("host=db", table="events", mode="upsert", keys=["id"])
 
 
-@transactional_batch("host=db", sink_name="orders")
+@transactional_batch("host=db", name="orders")
 def write_orders(batch: DataFrame, tx: BatchTransaction) -> None:
     reveal_type(tx.append(batch, "orders"))
 

@@ -143,7 +143,7 @@ class TestEveryWayIn:
             if request.param == "writer":
                 return writer.foreachBatch(PostgresBatchWriter(url, table="events")).start()
             if request.param == "function":
-                name = transactional_batch(url, sink_name="events")
+                name = transactional_batch(url, name="events")
                 return writer.foreachBatch(name(lambda batch, tx: tx.append(batch, "events"))).start()
             if request.param == "staged":
                 writer = writer.option("inlineBytes", "0").option("receiver", "off")

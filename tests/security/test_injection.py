@@ -304,7 +304,7 @@ def test_an_argument_that_postgres_cannot_hold_is_refused(text):
         with pytest.raises(ConfigurationError, match="BAD_OPTION"):
             PostgresBatchWriter("", **arguments)
     with pytest.raises(ConfigurationError, match="BAD_OPTION"):
-        transactional_batch("", sink_name=text)
+        transactional_batch("", name=text)
 
 
 def test_what_cannot_be_sent_is_not_called_a_lost_connection(connected, shared_url):

@@ -145,7 +145,7 @@ def start(spark, given, url, way, name):
         writer = writer.foreachBatch(made)
     else:
 
-        @transactional_batch(url, password_from=source, sink_name=f"{name} function", independent=True, retry_timeout=0)
+        @transactional_batch(url, password_from=source, name=f"{name} function", independent=True, retry_timeout=0)
         def write(batch, tx):
             tx.append(batch, table)
             if name == "bad sql":

@@ -34,7 +34,7 @@ def main(url: str, settings: dict[str, str], folder: str) -> None:
             writer(batch, batch_id)
         batch.count()
 
-    @transactional_batch(url, sink_name="by function", independent=True)
+    @transactional_batch(url, name="by function", independent=True)
     def by_function(batch: DataFrame, tx: BatchTransaction) -> None:
         tx.append(batch, "by_function")
 

@@ -144,7 +144,7 @@ def _appending_function(sink: Sink) -> BatchFunction:
 
 def _told_function(sink: Sink) -> BatchFunction:
     """Settings are about its table."""
-    write = transactional_batch(sink.url, sink_name=sink.table, checkpoint_location=sink.checkpoint)
+    write = transactional_batch(sink.url, name=sink.table, checkpoint_location=sink.checkpoint)
     return write(lambda batch, tx: tx.append(batch, sink.table, **sink.settings))
 
 
@@ -159,7 +159,7 @@ def _replacing_function(sink: Sink, _: str) -> BatchFunction:
 
 def _transactional(sink: Sink, work: Callable[..., Any]) -> BatchFunction:
     settings = {name: value for name, value in _told(sink).items() if name != "sink_name"}
-    return transactional_batch(sink.url, sink_name=sink.settings.get("sink_name", sink.table), **settings)(work)
+    return transactional_batch(sink.url, name=sink.settings.get("sink_name", sink.table), **settings)(work)
 
 
 def _routing_function(mode: str) -> Callable[..., BatchFunction]:

@@ -86,7 +86,7 @@ def test_the_rows_of_a_new_partition_are_looked_for_among_those_that_are_stored(
     "make",
     [
         lambda **wrong: PostgresBatchWriter(table="events", **wrong),
-        lambda **wrong: transactional_batch(sink_name="a", **wrong),
+        lambda **wrong: transactional_batch(name="a", **wrong),
     ],
     ids=["writer", "function"],
 )

@@ -55,7 +55,7 @@ class Bench:
 
     def stream(self, function):
         """The query that the function writes."""
-        write = transactional_batch(self.url, sink_name="a function")(function)
+        write = transactional_batch(self.url, name="a function")(function)
         return self._rows.writeStream.foreachBatch(write).option("checkpointLocation", self.checkpoint)
 
     def what_is_wrong(self, observer):
@@ -220,7 +220,7 @@ def generator(batch, tx):
 def test_a_function_that_a_call_does_not_run_is_refused(bench, observer, function):
     """Its batches would be recorded without rows. It is refused at once, or when its call has made what it makes."""
     with pytest.raises(PgonceError, match="FUNCTION_NOT_RUN"):
-        transactional_batch(bench.url, sink_name="a function")(function)
+        transactional_batch(bench.url, name="a function")(function)
     of_a_call = partial(lambda call, *both: call(*both), function)
     assert_refused(bench.stream(of_a_call), "FUNCTION_NOT_RUN")
     assert observer.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (0,)

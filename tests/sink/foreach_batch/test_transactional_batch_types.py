@@ -25,7 +25,7 @@ def test_sql_in_a_function_writes_what_is_refused(spark, admin, url, tmp_path):
     (tmp_path / "in/rows.json").write_text('{"id": 1}')
     rows = spark.readStream.schema("id bigint").json(str(tmp_path / "in")).selectExpr("id", *VALUES.split(", "))
 
-    @transactional_batch(url, sink_name="prices")
+    @transactional_batch(url, name="prices")
     def write(batch, tx):
         tx.append(batch, "pg_temp.arrived", create_table=True)
         tx.execute("SET LOCAL TIME ZONE 'Asia/Kathmandu'")

@@ -56,7 +56,7 @@ def make_writer(**arguments):
 
 def make_function(**arguments):
     """A decorated function with the least that it needs."""
-    return transactional_batch("host=db", sink_name="events", **arguments)
+    return transactional_batch("host=db", name="events", **arguments)
 
 
 def test_a_list_that_became_text_is_refused_with_the_text_that_is_meant():
