@@ -29,6 +29,7 @@ from .bad_rows.write_what_fits import (
     Constraints,
     go_back,
     may_fit_in_turn,
+    must_take_turns,
     write_all_in_turn_in_tx,
     write_what_fits_in_tx,
 )
@@ -154,7 +155,7 @@ def _write_all_in_tx(connection: psycopg.Connection, part: RowsForTable, written
         return None
     gathered = part.gathering.rows()
     refused = None
-    if not written.acts_on_itself:
+    if not must_take_turns(connection, gathered, written):
         try:
             return _write_gathered_in_tx(connection, gathered, written)
         except psycopg.Error as error:

@@ -29,7 +29,7 @@ from ..bad_row import (
     of_one,
     refused_by,
 )
-from ..by_key.keys import Written
+from ..by_key.keys import Written, deletes_act_on_itself
 from ..by_key.write_changes import StillReferredToError
 from ..rows import BACK, RELEASE, GatheredRows, whole_or_failed
 from ..table.catalogue import TargetTable
@@ -89,7 +89,7 @@ def write_what_fits_in_tx(
     :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch at all can be written.
     :raises psycopg.Error: what Postgres says that is not about the values of a row.
     """
-    if error is None and not written.acts_on_itself:
+    if error is None and not must_take_turns(connection, gathered, written):
         try:
             return attempt(gathered), []
         except (psycopg.Error, TargetError, RowsRefusedError) as refused:
@@ -114,6 +114,15 @@ def write_what_fits_in_tx(
         counts = in_turn.write_in_tx(replace(gathered, staged=None))
         constraints.check()
         return counts, in_turn.refused
+
+
+def must_take_turns(connection: psycopg.Connection, gathered: GatheredRows, written: Written) -> bool:
+    """Whether a delete of the batch may change other rows that it writes, so that their order says what is left."""
+    if written.changes is None or not deletes_act_on_itself(written.table, written.changes):
+        return False
+    deletes = gathered.only(sql.SQL("{} IS TRUE").format(sql.Identifier(written.changes.deleted)))
+    found = sql.SQL("SELECT FROM {} WHERE {} LIMIT 1").format(deletes.source, deletes.wanted)
+    return connection.execute(found, prepare=False).fetchone() is not None
 
 
 _BY_ANOTHER = (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation, StillReferredToError)

@@ -285,11 +285,6 @@ class Written:
         return self.upsert
 
     @property
-    def acts_on_itself(self) -> bool:
-        """Whether a delete may change other rows that the batch writes, so that all are written in their order."""
-        return deletes_act_on_itself(self.table, self.changes)
-
-    @property
     def telling(self) -> list[str]:
         """The columns of the rows that tell one row from another: keys, else positions, else the primary key."""
         if self.upsert is not None:
