@@ -177,20 +177,12 @@ class TargetNames:
 
     def has(self, schema: sql.Composable, name: sql.Composable) -> sql.Composed:
         """The condition that these two texts name the table."""
-        return sql.SQL(
-            "(EXISTS (SELECT FROM ROWS FROM (pg_catalog.unnest({schemas}::pg_catalog.text[]), "
-            "pg_catalog.unnest({names}::pg_catalog.text[])) AS of(schema_name, table_name) "
-            "WHERE of.schema_name OPERATOR(pg_catalog.=) {schema} AND of.table_name OPERATOR(pg_catalog.=) {name}) "
-            "OR {prefix} OPERATOR(pg_catalog.<>) '' AND {schema} OPERATOR(pg_catalog.=) {chunks} "
-            "AND pg_catalog.starts_with({name}, {prefix}))"
-        ).format(
-            schemas=[schema for schema, _ in self.tables],
-            names=[name for _, name in self.tables],
-            schema=schema,
-            name=name,
-            chunks=self.chunks[0],
-            prefix=self.chunks[1],
-        )
+        is_one = sql.SQL("{} OPERATOR(pg_catalog.=) {} AND {} OPERATOR(pg_catalog.=) {}")
+        named = [is_one.format(schema, own_schema, name, own) for own_schema, own in self.tables]
+        if self.chunks[1]:
+            begins = sql.SQL("{} OPERATOR(pg_catalog.=) {} AND pg_catalog.starts_with({}, {})")
+            named.append(begins.format(schema, self.chunks[0], name, self.chunks[1]))
+        return sql.SQL("({})").format(sql.SQL(" OR ").join(named))
 
 
 def names_of(connection: psycopg.Connection, table: TargetTable) -> TargetNames:

@@ -129,6 +129,7 @@ class Rounds:
             begin=numbers.start,
             end=numbers.stop - 1,
             size=size,
+            is_again=numbers.start > 1,
             counts=sql.Literal(list(counts)),
             most=self.most,
             seconds=self.bound.left(),
@@ -243,6 +244,7 @@ DECLARE
     total pg_catalog.int8 := {end};
     size pg_catalog.int8 := {size};
     since pg_catalog.int8 := {begin};
+    fails_by pg_catalog.int8 := 0;
     behind pg_catalog.int8;
     bad pg_catalog.int8;
     hopeless pg_catalog.int8 := 0;
@@ -272,6 +274,11 @@ DECLARE
 BEGIN
 WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
       AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) ends LOOP
+    -- Of rows that are refused together, one half is tried next.
+    IF {first} OPERATOR(pg_catalog.<=) fails_by THEN
+        size := fails_by OPERATOR(pg_catalog.-) {first} OPERATOR(pg_catalog.+) 2;
+        size := size OPERATOR(pg_catalog./) 2;
+    END IF;
     {last} := LEAST({first} OPERATOR(pg_catalog.+) size OPERATOR(pg_catalog.-) 1, total);
     {at} := NULL;
     bad := NULL;
@@ -319,7 +326,7 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
         behind := CASE WHEN code OPERATOR(pg_catalog.<>) {twice} THEN {at} END;
         why_behind := why;
     ELSE
-        size := ({last} OPERATOR(pg_catalog.-) {first} OPERATOR(pg_catalog.+) 1) OPERATOR(pg_catalog./) 2;
+        fails_by := {last};
         behind := NULL;
     END IF;
     IF bad IS NOT NULL THEN
@@ -356,10 +363,11 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
             hopeless := hopeless OPERATOR(pg_catalog.+) 1;
         END IF;
         is_enough := hopeless OPERATOR(pg_catalog.>) {most} OR why[1] OPERATOR(pg_catalog.=) {until};
-        -- The next bad row may be as far away as this one was.
         {first} := bad OPERATOR(pg_catalog.+) 1;
-        size := {first} OPERATOR(pg_catalog.-) since;
+        -- The next bad row may be as far away as this one was. Rows that are tried again may need each other.
+        size := CASE WHEN {is_again} THEN total ELSE {first} OPERATOR(pg_catalog.-) since END;
         since := {first};
+        fails_by := 0;
     END IF;
 END LOOP;
 INSERT INTO {round} VALUES (counts, is_enough, {first} OPERATOR(pg_catalog.>) total);

@@ -89,8 +89,10 @@ MAY_BE_REFUSED: dict[str, Callable[[Case], bool]] = {
     "DOUBLED_KEYS": lambda case: case.how.order == "none" and len({c.id for c in case.changes}) < len(case.changes),
     # Nothing says whether a row had left its parent when that was deleted.
     "DELETE_ACTION": lambda case: not case.how.knows_order and case.table.acts and case.how.mode == "apply",
-    # The cause is in the table.
-    "ALL_ROWS_REFUSED": lambda case: len(case.refused) == len(case.changes) > 1 or case.late is not None,
+    # The cause is in the table. Or rows that can only be written together have a bad one among them.
+    "ALL_ROWS_REFUSED": lambda case: (
+        len(case.refused) == len(case.changes) > 1 or case.late is not None or is_circle(case.changes)
+    ),
     # A trigger left a change out, so that the table is not what the source is.
     "TRIGGER_CHANGED_ROWS": lambda case: case.how.mode == "apply" and (
         case.table.before == alone.DROPS or case.table.is_secured
@@ -98,6 +100,19 @@ MAY_BE_REFUSED: dict[str, Callable[[Case], bool]] = {
     # A policy did.
     "ROWS_NOT_WRITTEN": lambda case: case.how.mode == "apply" and case.table.is_secured,
 }  # fmt: skip
+
+
+def is_circle(changes: list[Change]) -> bool:
+    """Whether some of the rows refer to each other."""
+    parents = {change.id: change.parent for change in changes}
+    for start in parents:
+        at, seen = start, set()
+        while at in parents and at not in seen:
+            seen.add(at)
+            at = parents[at]
+        if at in seen and len(seen) > 1:
+            return True
+    return False
 
 
 class World:
