@@ -34,7 +34,8 @@ PROOFS = {
     "machine of changes": [
         "tests/sink/writing/by_key/test_apply_machine.py", "tests/sink/writing/test_routes_machine.py",
     ],
-    "changes and bad rows": ["tests/sink/writing/by_key", "tests/sink/writing/bad_rows"],
+    "bad rows": ["tests/sink/writing/bad_rows"],
+    "changes": ["tests/sink/writing/by_key"],
     "real time": ["tests/real_time"],
     "restored databases": ["tests/guarantee/test_restored_machine.py"],
     "receiver": ["tests/sink/data_source/receiver"],

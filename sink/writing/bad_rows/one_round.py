@@ -296,7 +296,7 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
             of_type = PG_DATATYPE_NAME;
         IF {draws} THEN
             -- The last row is refused, or it was the last one before what is checked when all are written.
-            SELECT NULLIF(last_value, {last}) INTO {at} FROM {sequence};
+            SELECT CASE WHEN last_value OPERATOR(pg_catalog.<>) {last} THEN last_value END INTO {at} FROM {sequence};
         END IF;
         -- One statement does not update a row twice: a key comes again, and its next row begins the next part.
         -- Without a probe nobody can tell whose value is refused.
