@@ -138,7 +138,7 @@ def is_about_a_row(names: TargetNames, also: str) -> sql.Composed:
 
 
 _IS_ABOUT_A_ROW = """(CASE
-    WHEN code OPERATOR(pg_catalog.=) ANY {too_large} THEN true
+    WHEN code OPERATOR(pg_catalog.=) ANY {too_large} THEN of_table OPERATOR(pg_catalog.=) '' OR {is_target}
     WHEN pg_catalog.left(code, 2) OPERATOR(pg_catalog.=) '22' THEN code OPERATOR(pg_catalog.<>) ALL {every_row}
     WHEN code OPERATOR(pg_catalog.=) ANY {alone} AND of_type OPERATOR(pg_catalog.<>) '' THEN true
     ELSE code OPERATOR(pg_catalog.=) ANY {constraints} AND {is_target}

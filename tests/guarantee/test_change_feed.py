@@ -42,9 +42,7 @@ def by_data_source(frame, sink) -> DataStreamWriter:
 
 def by_function(frame, sink) -> DataStreamWriter:
     """A function applies them."""
-    work = transactional_batch(sink.url, name="copy")(
-        lambda batch, tx: tx.apply(batch, sink.table, **sink.settings)
-    )
+    work = transactional_batch(sink.url, name="copy")(lambda batch, tx: tx.apply(batch, sink.table, **sink.settings))
     return frame.writeStream.foreachBatch(work).option("checkpointLocation", sink.checkpoint)
 
 

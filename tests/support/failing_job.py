@@ -30,9 +30,7 @@ def main(given):
         case "writer":
             query = writer.foreachBatch(PostgresBatchWriter(given["url"], table="events")).start()
         case "function":
-            function = transactional_batch(given["url"], name="events")(
-                lambda batch, tx: tx.append(batch, "events")
-            )
+            function = transactional_batch(given["url"], name="events")(lambda batch, tx: tx.append(batch, "events"))
             query = writer.foreachBatch(function).start()
     try:
         query.awaitTermination()

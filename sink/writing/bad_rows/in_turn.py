@@ -125,7 +125,7 @@ class InTurn:
             if len(bad) > self.most:
                 break
             lost = unwritten.difference(again)
-            turns.again_in_tx(again, end)
+            turns.again_in_tx(again, end, backwards=begin == 1)
             begin, end, size = end + 1, end + len(again), len(again)
         return turns.counts(counts, superseded), bad
 

@@ -22,7 +22,6 @@ from ..bad_row import (
     EXCLUSION,
     NOT_NULL,
     NOT_READ,
-    TOO_LARGE,
     UNIQUE,
     BadRow,
     SearchBound,
@@ -37,6 +36,10 @@ from .value_probe import ValueProbe
 
 _counter = itertools.count()
 _TWICE = psycopg.errors.CardinalityViolation.sqlstate
+_MOST_PENDING = 1_000
+"""So many more rows than may be put aside wait for others at most: a table that lacks them would refuse each again."""
+_FEW = 8
+"""Rows that are tried again are tried with so many behind them, because they may need each other."""
 # They keep Postgres from reading a whole table for each row, because it believes that the table is almost empty or on a
 # slow disk. JSON has as many digits of a float as the last one says, and tombstones need all.
 _SETTINGS = LocalSettings(seq_page_cost="1", random_page_cost="1", enable_hashjoin="off")
@@ -129,7 +132,8 @@ class Rounds:
             begin=numbers.start,
             end=numbers.stop - 1,
             size=size,
-            is_again=numbers.start > 1,
+            least=_FEW if numbers.start > 1 else 1,
+            pending=self.most + _MOST_PENDING,
             counts=sql.Literal(list(counts)),
             most=self.most,
             seconds=self.bound.left(),
@@ -139,7 +143,7 @@ class Rounds:
             draws=turns.begun is None,
             checks=self._checks,
             is_about_a_row=is_about_a_row(self.names, self.until),
-            no_value=sql.Literal([*TOO_LARGE, NOT_READ, _TWICE]),
+            no_value=sql.Literal([NOT_READ, _TWICE]),
             twice=_TWICE,
             has_no_probe=probe is None,
             statements=sql.Literal([one.as_string(self.connection) for one in statements]),
@@ -248,6 +252,7 @@ DECLARE
     behind pg_catalog.int8;
     bad pg_catalog.int8;
     hopeless pg_catalog.int8 := 0;
+    pending pg_catalog.int8 := 0;
     fits pg_catalog.bool;
     is_final pg_catalog.bool;
     is_enough pg_catalog.bool := false;
@@ -276,8 +281,8 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
       AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) ends LOOP
     -- Of rows that are refused together, one half is tried next.
     IF {first} OPERATOR(pg_catalog.<=) fails_by THEN
-        size := fails_by OPERATOR(pg_catalog.-) {first} OPERATOR(pg_catalog.+) 2;
-        size := size OPERATOR(pg_catalog./) 2;
+        size := LEAST(
+            size, (fails_by OPERATOR(pg_catalog.-) {first} OPERATOR(pg_catalog.+) 2) OPERATOR(pg_catalog./) 2);
     END IF;
     {last} := LEAST({first} OPERATOR(pg_catalog.+) size OPERATOR(pg_catalog.-) 1, total);
     {at} := NULL;
@@ -362,10 +367,12 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
         IF {may_be_enough} AND (is_final OR why[1] OPERATOR(pg_catalog.=) ANY ({hopeless})) THEN
             hopeless := hopeless OPERATOR(pg_catalog.+) 1;
         END IF;
-        is_enough := hopeless OPERATOR(pg_catalog.>) {most} OR why[1] OPERATOR(pg_catalog.=) {until};
+        pending := pending OPERATOR(pg_catalog.+) 1;
+        is_enough := hopeless OPERATOR(pg_catalog.>) {most} OR pending OPERATOR(pg_catalog.>) {pending}
+            OR why[1] OPERATOR(pg_catalog.=) {until};
         {first} := bad OPERATOR(pg_catalog.+) 1;
         -- The next bad row may be as far away as this one was. Rows that are tried again may need each other.
-        size := CASE WHEN {is_again} THEN total ELSE {first} OPERATOR(pg_catalog.-) since END;
+        size := GREATEST({first} OPERATOR(pg_catalog.-) since, {least});
         since := {first};
         fails_by := 0;
     END IF;

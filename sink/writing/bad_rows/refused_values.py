@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -96,7 +95,7 @@ def note_gathered(
         names = names_of(connection, written.table)
         # A trigger may write other tables.
         if not error.diag.table_name or names.of_error(error):
-            in_turn = InTurn(connection, written, names, bound, sys.maxsize, until=error.sqlstate or "")
+            in_turn = InTurn(connection, written, names, bound, 1_000_000_000, until=error.sqlstate or "")
             in_turn.begin_in_tx()
             in_turn.write_in_tx(replace(gathered, staged=None))
             row = next((row for row in in_turn.refused if row.code == error.sqlstate), None)

@@ -111,8 +111,12 @@ class Turns:
 
     @property
     def may_be_superseded(self) -> bool:
-        """Whether a later change of its key may replace all that a row would write."""
-        return self.batch is not None and self.batch.upsert.order_by is not None and not self.batch.puts_together
+        """Whether a later change of its key replaces all that a row would write."""
+        batch = self.batch
+        if batch is None or batch.upsert.order_by is None:
+            return False
+        # A soft delete leaves what was written before it, and a stored row that stays is the first one.
+        return not (batch.puts_together or batch.deletes_softly or batch.upsert.existing.stored_stays)
 
     def is_delete(self, number: sql.Composable) -> sql.Composable:
         """Whether the row of this number only deletes."""
@@ -122,14 +126,27 @@ class Turns:
             IS_WRITE, self.table, NUMBER, number
         )
 
-    def again_in_tx(self, turns: Collection[int], behind: int) -> None:
-        """Number the rows of these turns anew, ``behind`` a number."""
+    def again_in_tx(self, turns: Collection[int], behind: int, *, backwards: bool) -> None:
+        """
+        Number the rows of these turns anew, ``behind`` a number.
+
+        :param backwards: whether the last one comes first, unless changes have an order: so a child of a child comes
+            after its parent.
+        """
+        is_ordered = self.batch is not None and self.batch.upsert.order_by is not None
         again = sql.SQL(
             "UPDATE {table} AS given SET {number} = again.number FROM (SELECT turn, {behind} OPERATOR(pg_catalog.+) "
-            "pg_catalog.row_number() OVER (ORDER BY turn) AS number "
+            "pg_catalog.row_number() OVER (ORDER BY turn {direction}) AS number "
             "FROM pg_catalog.unnest({turns}::pg_catalog.int8[]) AS turn) AS again "
             "WHERE given.{turn} OPERATOR(pg_catalog.=) again.turn"
-        ).format(table=self.table, number=NUMBER, turn=TURN, behind=behind, turns=sql.Literal(list(turns)))
+        ).format(
+            table=self.table,
+            number=NUMBER,
+            turn=TURN,
+            behind=behind,
+            turns=sql.Literal(list(turns)),
+            direction=sql.SQL("DESC" if backwards and not is_ordered else "ASC"),
+        )
         self.connection.execute(again, prepare=False)
 
     def followed(self, turns: Collection[int], unwritten: Collection[int]) -> dict[int, bool]:
@@ -236,7 +253,8 @@ def _numbered_by_key_in_tx(
 ) -> int:
     order: list[sql.Composable] = []
     if batch.upsert.order_by is not None:
-        order.append(sql.SQL("{} NULLS FIRST").format(value_as_assigned(batch.upsert.order_by, batch.upsert)))
+        value = value_as_assigned(batch.upsert.order_by, batch.upsert)
+        order.append(sql.SQL("{} NULLS FIRST").format(value))
     deletes = sql.SQL("({} IS TRUE OR {})").format(batch.is_delete, batch.moved.is_moved)
     # Of rows that tie, a delete and a write have no order where a delete changes other rows.
     ties = sql.SQL("pg_catalog.dense_rank() OVER (ORDER BY {}) AS {}").format(
@@ -245,6 +263,10 @@ def _numbered_by_key_in_tx(
     if batch.changes is not None and batch.changes.has_versions:
         # A version of a table that deletes a row and inserts it again has replaced it.
         order.append(sql.SQL("{} DESC").format(deletes))
+    if batch.upsert.order_by is not None and batch.upsert.newer_by:
+        # Of rows that tie the last one counts: where an equal one does not replace the stored row, it comes first.
+        stays = sql.SQL("true") if batch.upsert.of_letters else sql.SQL("{} IS NULL").format(value)
+        order.append(sql.SQL("CASE WHEN {} THEN ctid END DESC NULLS LAST").format(stays))
     named = sql.SQL("{} AS {}")
     is_write = sql.SQL("{} IS NOT TRUE").format(batch.is_delete)
     flags = [named.format(deletes, IS_DELETE), named.format(is_write, IS_WRITE), ties]
