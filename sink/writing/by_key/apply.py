@@ -52,7 +52,6 @@ from .write_changes import (
     count_deletes_in_tx,
     delete_in_tx,
     delete_softly_in_tx,
-    mark_moved_in_tx,
     may_merge_changes,
     merge_changes_in_tx,
     refuse_soft_column,
@@ -151,8 +150,6 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     if deletes or batch.unread or outcome.depends_on_updates:
         lock_rows_in_tx(connection, batch, deletes=bool(deletes))
     marks = bool(deletes and batch.deletes_softly)
-    if marks and batch.moves:
-        mark_moved_in_tx(connection, batch)
     if deletes and not marks:
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
     outcome.look_before_in_tx()

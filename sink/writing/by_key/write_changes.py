@@ -122,17 +122,6 @@ def delete_softly_in_tx(
     counts["passed_over"] += deletes - deleted - counts["not_found"]
 
 
-def mark_moved_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> None:
-    """
-    Mark rows before the others are written, because a row that moved may have a unique value of its old one.
-
-    A key with a write before its delete waits for that. All are counted when they are marked again.
-    """
-    written = sql.SQL("EXISTS (SELECT FROM {} AS target WHERE NOT target.{} AND {})")
-    waits = written.format(batch.name, DELETED, batch.same_key())
-    execute_joined(connection, sql.SQL("{} AND NOT {}").format(_mark(batch), waits), batch.upsert)
-
-
 def _mark(batch: ChangeTable) -> sql.Composed:
     soft = next(c for c in batch.target.columns if batch.changes and c.column_name == batch.changes.soft_column)
     sets = [sql.SQL("{} = {}").format(sql.Identifier(soft.column_name), sql.SQL(_SOFT_TYPES[soft.base_type]))]

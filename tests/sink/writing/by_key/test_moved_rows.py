@@ -161,7 +161,7 @@ def test_a_move_without_one_of_its_values_is_put_aside(only_newer, deletes, url,
 
 @pytest.mark.parametrize("only_newer", [False, True])
 def test_a_soft_delete_marks_the_old_row(only_newer, url, admin):
-    """It is marked before the moved row is written, so that both may have one value that is unique among the living."""
+    """In its turn before the moved row is written, so that both may have one value that is unique among the living."""
     admin.execute(
         "DROP TABLE places; CREATE TABLE places (id bigint, region text, name text, seq bigint, gone_at timestamptz, "
         "PRIMARY KEY (id, region)); CREATE UNIQUE INDEX ON places (name) WHERE gone_at IS NULL"
