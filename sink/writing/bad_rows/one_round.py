@@ -22,6 +22,7 @@ from ..bad_row import (
     EXCLUSION,
     NOT_NULL,
     NOT_READ,
+    TOO_LARGE,
     UNIQUE,
     BadRow,
     SearchBound,
@@ -143,7 +144,7 @@ class Rounds:
             draws=turns.begun is None,
             checks=self._checks,
             is_about_a_row=is_about_a_row(self.names, self.until),
-            no_value=sql.Literal([NOT_READ, _TWICE]),
+            no_value=sql.Literal([*TOO_LARGE, NOT_READ, _TWICE]),
             twice=_TWICE,
             has_no_probe=probe is None,
             statements=sql.Literal([one.as_string(self.connection) for one in statements]),
@@ -372,7 +373,7 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
             OR why[1] OPERATOR(pg_catalog.=) {until};
         {first} := bad OPERATOR(pg_catalog.+) 1;
         -- The next bad row may be as far away as this one was. Rows that are tried again may need each other.
-        size := GREATEST({first} OPERATOR(pg_catalog.-) since, {least});
+        size := GREATEST({first} OPERATOR(pg_catalog.-) since OPERATOR(pg_catalog.+) 1, {least});
         since := {first};
         fails_by := 0;
     END IF;

@@ -98,27 +98,6 @@ def test_of_letters_that_tie_the_last_one_counts(mode, moves, url, admin):
     assert stored(admin)[-1] == (9, "second")
 
 
-RECURSIVE = "CREATE FUNCTION deep(n int) RETURNS int LANGUAGE plpgsql AS $$BEGIN RETURN deep(n + 1); END$$;"
-INTO_AUDIT = "CREATE TABLE audit (what text); CREATE INDEX ON audit (what);"
-LARGE = "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 400) AS n)"
-
-
-@pytest.mark.parametrize(
-    ("made", "does"), [(RECURSIVE, "PERFORM deep(1)"), (INTO_AUDIT, f"INSERT INTO audit SELECT {LARGE}")]
-)
-def test_what_is_too_large_for_a_trigger_is_no_rows_own(made, does, url, admin):
-    """Nor what is too large for the index of another table."""
-    admin.execute(TREE)
-    admin.execute(
-        f"{made} CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        f"IF new.id = 7 THEN {does}; END IF; RETURN new; END $$;"
-        "CREATE TRIGGER noted AFTER INSERT ON events FOR EACH ROW EXECUTE FUNCTION noted()".encode()
-    )
-    with pytest.raises((PgonceError, psycopg.Error)):
-        publish(url, "inline", ROWS, [(n, None, "v", n) for n in range(5, 10)], "append", dead_letters=True)
-    assert stored(admin) == letters(admin) == []
-
-
 def test_rows_of_both_kinds_come_to_an_end(url, admin):
     """Some are refused while they are written, others when a part is: neither hides the other."""
     admin.execute(TREE)

@@ -231,6 +231,9 @@ class Changing(RuleBasedStateMachine):
             if change.old_key(self.how._replace(deletes="hard")) and name == UNREAD:
                 # Such a change is refused.
                 change = change._replace(name="long")
+            if change.old_key(self.how) and change.first == BAD:
+                # If a later change of its key replaces it, nobody looks at its values, and the old row goes.
+                change = change._replace(first=1)
             self.source = self.source - {old_key, key} if gone else self.source - {old_key} | {key}
             self.feed.append(change)
 
