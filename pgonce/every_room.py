@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pgonce.sink.data_source.offer import Receivers
     from pgonce.sink.read_rows import Feeds
-    from pgonce.sink.writing.rooms import NewColumns, Routing
+    from pgonce.sink.writing.rooms import BadRows, ByKey, NewColumns, Routing
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,18 @@ class EveryRoom:
         from pgonce.sink import changes
 
         return changes
+
+    def by_key(self) -> ByKey:
+        """For ``mode=upsert`` and ``mode=apply``."""
+        from pgonce.sink.writing import by_key
+
+        return by_key
+
+    def bad_rows(self) -> BadRows:
+        """For ``deadLetters``, and for an error that may be about a row."""
+        from pgonce.sink.writing import bad_rows
+
+        return bad_rows
 
     def routes(self) -> Routing:
         """For ``route``."""

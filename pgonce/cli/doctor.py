@@ -198,7 +198,7 @@ def look_again(url: str, sinks: Sequence[LastWritten], *, of_this_role: bool) ->
     :raises ConnectError: if Postgres cannot be reached.
     """
     with needing_pyspark("Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."):
-        from pgonce.sink.writing.bad_rows.recorded_destination import recalled_to_look
+        from pgonce.sink.writing.bad_rows.recalled_destination import recalled_to_look
         from pgonce.sink.writing.first_look import look_at_table, looking
 
     def look(connection: psycopg.Connection, sink: LastWritten, name: str, record: object) -> Looked:

@@ -41,7 +41,7 @@ from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.decisions import begun_again_in_tx
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.options.destination import Destination
-from pgonce.sink.writing.bad_rows.recorded_destination import recalled, recorded_oid
+from pgonce.sink.writing.bad_rows.recalled_destination import recalled, recorded_oid
 from pgonce.sink.writing.checked_table import without_extra
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.table.catalogue import look_up_table, parents_first

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from psycopg import sql
 
 from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.writing.by_key.statements import insert_statement
 from pgonce.sink.writing.checked_table import ColumnPlan
 from pgonce.sink.writing.table.catalogue import TargetTable
+from pgonce.sink.writing.write_table import append_statement
 
 # A claim needs the writer's row, so that it is before or after whatever takes the writer over, and sees that.
 # A task of a later stage takes over, and so does a later attempt; two tasks of one batch that have rows of one
@@ -157,7 +157,7 @@ def flush_statement(table: TargetTable, columns: Sequence[EncodedColumn], plan: 
         names=sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
         arrays=arrays,
         moved=moved,
-        insert=insert_statement(source, sql.SQL("EXISTS (SELECT FROM moved)"), table, plan),
+        insert=append_statement(source, sql.SQL("EXISTS (SELECT FROM moved)"), table, plan),
     )
 
 

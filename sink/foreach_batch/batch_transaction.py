@@ -30,10 +30,10 @@ from pgonce.offsets_store.verdict.facts import Batch
 from ..options.definitions import RowOptions, TableOptions
 from ..options.destination import DELETED_COLUMN, Changes, Destination, destination
 from ..options.routes import Routes, where_to
-from ..writing.by_key.apply import WRITTEN
 from ..writing.rooms import Rooms
 from ..writing.rows import whole_or_failed
 from ..writing.write_batch import write_batch_in_tx
+from ..writing.written import WRITTEN
 from .frame_rows import arriving_rows
 
 

@@ -133,7 +133,7 @@ class BatchWriter:
         self._sink_name = given["sink_name"]
         # A client of a Connect server may have another database by this url, or none.
         if "checkpoint_location" not in given and not is_remote():
-            look_when_made(self._settings.commit.url, self._destination)
+            look_when_made(self._settings.commit.url, self._destination, rooms=rooms)
 
     @called_by_spark
     def __call__(self, frame: DataFrame, batch_id: int) -> None:

@@ -39,6 +39,11 @@ class ColumnPlan:
     fitting: Fitting
     full_type: str
 
+    @property
+    def value(self) -> sql.Composable:
+        """A gathered row's value, cast if the target's type takes it only by a cast."""
+        return self.fitting.made_of(sql.Identifier(self.source))
+
 
 def check_table(table: TargetTable, destination: Destination) -> None:
     """

@@ -42,8 +42,6 @@ from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY, DEAD_LETTERS
 from ..options.destination import DeadLetters, Destination
 from ..options.routes import Routes
-from .bad_rows.letters import checked_letters_table
-from .by_key.keys import Upsert, plan_upsert, refuse_actions_between
 from .checked_table import ColumnPlan, check_table, plan_columns, without_extra
 from .empty_table import refuse_reaching_others
 from .rooms import Rooms
@@ -51,6 +49,7 @@ from .table.catalogue import TargetTable, look_up_table
 from .table.new_table import keys_of_new
 from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
 from .write_batch import ask_for_each_table, named_sink
+from .written import Upsert
 
 _log = logging.getLogger("pgonce")
 
@@ -111,7 +110,7 @@ def look_once(
         _seen_to_fit.add((query, where, columns))
 
 
-def look_when_made(url: str, where: Destination | Routes) -> None:
+def look_when_made(url: str, where: Destination | Routes, *, rooms: Rooms) -> None:
     """
     Refuse a table that is missing or cannot be written into, before there is a frame, and so before a query starts.
 
@@ -123,7 +122,7 @@ def look_when_made(url: str, where: Destination | Routes) -> None:
 
     def look() -> None:
         try:
-            _look_without_columns(url, where)
+            _look_without_columns(url, where, rooms)
         except (ConnectError, psycopg.Error) as error:
             _log.info("the first batch will check the target: %s", type(error).__name__)
         except PgonceError as error:
@@ -137,23 +136,25 @@ def look_when_made(url: str, where: Destination | Routes) -> None:
         raise refused[0]
 
 
-def _look_without_columns(url: str, where: Destination | Routes) -> None:
+def _look_without_columns(url: str, where: Destination | Routes, rooms: Rooms) -> None:
     each = [route.destination for route in where] if isinstance(where, Routes) else [where]
     with looking(url) as connection:
         connection.execute(_BOUNDS)
         if isinstance(where, Routes):
             ask_for_each_table(connection, where)()
         for destination in each:
-            _found(connection, destination)
+            _found(connection, destination, rooms)
 
 
-def _found(connection: psycopg.Connection, destination: Destination) -> tuple[ResolvedName, TargetTable | None]:
+def _found(
+    connection: psycopg.Connection, destination: Destination, rooms: Rooms
+) -> tuple[ResolvedName, TargetTable | None]:
     """
     The table's name, and the table, which can be written into; None if it is to be created.
 
     :raises TargetError: if it is missing, or no such table.
     """
-    _look_at_letters(connection, destination.dead_letters)
+    _look_at_letters(connection, destination.dead_letters, rooms)
     found, table = look_up_table(connection, destination.table)
     if table is not None:
         check_table(table, destination)
@@ -169,20 +170,21 @@ def _look(
 ) -> None:
     if isinstance(where, Routes):
         ask_for_each_table(connection, where)()
-        _look_at_letters(connection, where.dead_letters)
+        _look_at_letters(connection, where.dead_letters, rooms)
         given = [(route.destination, route.written(columns)) for route in where]
     else:
         given = [(where, tuple(columns))]
     looked = [(look_at_table(connection, one, written, rooms=rooms), one) for one, written in given]
     there = [(table, one) for table, one in looked if table is not None]
-    refuse_actions_between([(table, one.changes) for table, one in there])
+    if any(one.changes for _, one in there):
+        rooms.by_key().refuse_actions_between([(table, one.changes) for table, one in there])
     refuse_reaching_others(connection, [table for table, one in there if one.mode == "complete"])
 
 
-def _look_at_letters(connection: psycopg.Connection, letters: DeadLetters | None) -> None:
+def _look_at_letters(connection: psycopg.Connection, letters: DeadLetters | None, rooms: Rooms) -> None:
     # The ledger's own may be there only when the first batch is committed.
     if letters and letters.table != DEAD_LETTERS:
-        checked_letters_table(*look_up_table(connection, letters.table))
+        rooms.bad_rows().checked_letters_table(*look_up_table(connection, letters.table))
 
 
 def look_at_table(
@@ -200,14 +202,14 @@ def look_at_table(
     :return: the table as it will be; None if it is to be created.
     :raises TargetError: as the commit would.
     """
-    found, table = _found(connection, destination)
+    found, table = _found(connection, destination, rooms)
     if table is None:
         keys_of_new(found, columns, destination)
         return None
     if destination.schema_evolution == "addColumns":
         table = rooms.new_columns().look_as_altered(connection, table, columns, destination)
     plan = plan_columns(table, without_extra(table, columns, destination), destination)
-    upsert = plan_upsert(destination, plan, table, columns)
+    upsert = rooms.by_key().plan_upsert(destination, plan, table, columns) if destination.mode in BY_KEY else None
     if of_this_role:
         refuse_missing_privileges(connection, table, plan, upsert, destination)
     return table
@@ -243,7 +245,7 @@ def refuse_missing_privileges(
     missing = []
     if destination.changes is None or not destination.changes.all_delete:
         missing += _lacking("INSERT", [column.target for column in plan], insertable, there)
-    if destination.mode in BY_KEY and upsert is not None:
+    if upsert is not None:
         missing += _lacking("SELECT", [key.target for key in upsert.keys], readable, there)
         if destination.mode == "upsert" and not upsert.existing.stored_stays:
             missing += _lacking("UPDATE", upsert.changed(plan), updatable, there)

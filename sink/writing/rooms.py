@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import psycopg
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.verdict.facts import Batch
 
     from ..encoding.encoded_types import EncodedColumn
-    from ..options.destination import Destination
+    from ..options.destination import Changes, DeadLetters, Destination
     from ..options.routes import Routes
     from ..read_rows import Feeds
-    from .rows import Rows
+    from .checked_table import ColumnPlan
+    from .rows import GatheredRows, Rows
     from .table.catalogue import TargetTable
     from .table.table_name import ResolvedName
-    from .write_table import RowsForTable
+    from .written import Counts, RowsForTable, TableOutcome, Upsert, Written
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,72 @@ class NewColumns(Protocol):
         """Lock the table, altered so that it takes the rows: what its name means, and what was altered."""
 
 
+class ByKey(Protocol):
+    """:mod:`pgonce.sink.writing.by_key`, for ``mode=upsert`` and ``mode=apply``."""
+
+    def plan_upsert(
+        self, destination: Destination, plan: Sequence[ColumnPlan], table: TargetTable, encoded: Sequence[EncodedColumn]
+    ) -> Upsert:
+        """How the destination writes by key; refused if the rows or the table lack what that needs."""
+
+    def refuse_actions_between(self, tables: Sequence[tuple[TargetTable, Changes | None]]) -> None:
+        """Refuse deletes from one of these tables that change rows of another one."""
+
+    def must_take_turns(self, connection: psycopg.Connection, gathered: GatheredRows, written: Written) -> bool:
+        """Whether a delete of the batch may change other rows that it writes, so that their order says what is left."""
+
+    def write_by_key_in_tx(self, connection: psycopg.Connection, rows: GatheredRows, written: Written) -> Counts:
+        """Write the rows; what became of them, if they do more than replace stored ones."""
+
+
+class BadRows(Protocol):
+    """:mod:`pgonce.sink.writing.bad_rows`, for ``deadLetters``, and for rows that Postgres refuses."""
+
+    def checked_letters_table(self, found: ResolvedName, table: TargetTable | None) -> TargetTable:
+        """The table that ``deadLetters`` names; refused if it cannot keep letters."""
+
+    def write_what_fits_in_tx(
+        self,
+        connection: psycopg.Connection,
+        part: RowsForTable,
+        written: Written,
+        batch: Batch,
+        settings: DeadLetters,
+        rooms: Rooms,
+    ) -> TableOutcome:
+        """Write the rows that the table takes, and the others as dead letters."""
+
+    def refuse_bad_batch(
+        self, where: Destination | Routes, outcomes: Sequence[TableOutcome], counts: Mapping[str, int], unrouted: int
+    ) -> None:
+        """Refuse a batch with more dead letters than any of its tables may have, or with bad rows alone."""
+
+    def write_in_turn_in_tx(
+        self, connection: psycopg.Connection, gathered: GatheredRows, written: Written, error: psycopg.Error | None
+    ) -> Counts:
+        """Write all rows in their turn; or raise the error of writing them at once, with the row that it is about."""
+
+    def note_copied(
+        self,
+        connection: psycopg.Connection,
+        error: psycopg.Error,
+        written: Written,
+        bodies: Callable[[], Iterable[bytes]],
+    ) -> None:
+        """Add a note to the error of a COPY into the target: which row was refused."""
+
+
 class Rooms(Protocol):
     """All rooms that the core may ask for."""
 
     def feeds(self) -> Feeds:
         """For ``mode=apply``."""
+
+    def by_key(self) -> ByKey:
+        """For ``mode=upsert`` and ``mode=apply``."""
+
+    def bad_rows(self) -> BadRows:
+        """For ``deadLetters``, and for an error that may be about a row."""
 
     def routes(self) -> Routing:
         """For ``route``."""

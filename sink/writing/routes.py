@@ -29,17 +29,17 @@ from ..encoding.unfit_rows import UnfitRow
 from ..options.destination import DeadLetters
 from ..options.routes import Route, Routes
 from ..staging import check_staged_rows
-from .bad_row import not_encoded, of_one, too_many
-from .bad_rows.letters import COUNTED, Letters
-from .bad_rows.recorded_destination import recorded, written_as
+from .bad_rows.about_a_row import not_encoded, of_one, too_many
+from .bad_rows.letters import Letters
 from .empty_table import replace_all_in_tx
 from .new_columns import add_columns_in_tx
+from .recorded_destination import recorded, written_as
 from .rooms import Plan
 from .rows import GatheredRows, Gathering, Rows
 from .table.lock import lock_tables, take_turns_in_tx
 from .table.table_name import ResolvedName
-from .write_batch import UNROUTED, ask_for_each_table, said_of
-from .write_table import RowsForTable
+from .write_batch import ask_for_each_table, said_of
+from .written import PUT_ASIDE, UNROUTED, RowsForTable
 
 _counter = itertools.count()
 
@@ -232,7 +232,7 @@ def _settle_unrouted_in_tx(
     unfit = rows.unfit()
     if batch is not None and unfit:
         aside = _put_unfit_aside_in_tx(connection, routes, listed, unfit, rows.columns, batch)
-        counts += Counter({COUNTED: aside, UNROUTED: len(unfit) - aside})
+        counts += Counter({PUT_ASIDE: aside, UNROUTED: len(unfit) - aside})
     return counts
 
 
@@ -257,7 +257,7 @@ def _settle_unknown_in_tx(
     aside = Letters(letters, batch, routes.sink_name, {})
     why = routes.column, "ROUTE_UNKNOWN", f"The value of {routes.column} is not in tables."
     aside.write_all_in_tx(connection, gathered.of(*unknown), why, rows.columns, rows.positions)
-    return {COUNTED: total}
+    return {PUT_ASIDE: total}
 
 
 def _put_unfit_aside_in_tx(

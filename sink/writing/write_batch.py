@@ -1,5 +1,5 @@
 """
-Write one batch: gather, lock, fit, write, put bad rows aside.
+Write one batch: gather, lock, fit, write, and have bad rows put aside.
 
 Runs in the commit, inside the transaction that records the batch. Invariant: a row is written to its table, or counted
 as skipped or changed in another way, or put aside as a dead letter; all of its effects are in this transaction. A row
@@ -32,22 +32,16 @@ from pgonce.offsets_store.postgres.search_path import leave_in_tx
 from pgonce.offsets_store.verdict.facts import Batch
 
 from ..options.destination import Destination
-from ..options.routes import Routes, most_dead_letters, twice
-from .bad_row import none_fits, too_many
-from .bad_rows.letters import COUNTED
-from .by_key.apply import WRITTEN
-from .by_key.keys import refuse_actions_between
+from ..options.routes import Routes, twice
 from .empty_table import refuse_reaching_others
 from .rooms import Plan, Rooms
 from .rows import Gathering, Rows, whole_or_failed
 from .table.table_name import ResolvedName, ask_for_tables
-from .write_table import RowsForTable, TableOutcome, write_table_in_tx
+from .write_table import write_table_in_tx
+from .written import PUT_ASIDE, WRITTEN, RowsForTable, TableOutcome
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-
-UNROUTED = "unrouted"
-"""The count of rows with unknown routes that are left out."""
 
 
 def work_into(sink_name: str | None, where: Destination | Routes, rows: Rows, *, rooms: Rooms) -> Work[Batch | None]:
@@ -153,17 +147,20 @@ def write_batch_in_tx(
         outcomes = []
         for part in plan.parts:
             with said_of(part.route):
-                outcomes.append(write_table_in_tx(connection, part, batch))
+                outcomes.append(write_table_in_tx(connection, part, batch, rooms))
     with whole_or_failed(connection):
         counts = Counter(plan.counts)
         for one in outcomes:
             counts.update(one.counts)
         changes = [part.destination.changes for part in plan.parts]
-        refuse_actions_between(list(zip((one.table for one in outcomes), changes, strict=True)))
+        if any(changes):
+            tables = (one.table for one in outcomes)
+            rooms.by_key().refuse_actions_between(list(zip(tables, changes, strict=True)))
         written = zip(plan.parts, outcomes, strict=True)
         replaced = [one.table for part, one in written if part.destination.mode == "complete"]
         refuse_reaching_others(connection, replaced)
-        _refuse_bad_batch(where, outcomes, counts, plan.unrouted)
+        if counts[PUT_ASIDE]:
+            rooms.bad_rows().refuse_bad_batch(where, outcomes, counts, plan.unrouted)
     return _published(where, rows, plan, outcomes, counts)
 
 
@@ -180,30 +177,6 @@ def said_of(route: str | None) -> Iterator[None]:
         if route is not None:
             add_note(error, f"It is for {route!r} in tables")
         raise
-
-
-def _refuse_bad_batch(
-    where: Destination | Routes, outcomes: Sequence[TableOutcome], counts: Mapping[str, int], unrouted: int
-) -> None:
-    """
-    Refuse a batch with more dead letters than any of its tables may have, or with bad rows alone.
-
-    :param unrouted: how many rows have unknown routes. No table was to take them, so those that were put aside are not
-        among the bad ones.
-    """
-    aside = counts.get(COUNTED, 0)
-    if not aside:
-        return
-    name = f"the tables of {where.sink_name}" if isinstance(where, Routes) else outcomes[0].table.qualified_name
-    why = next((one.why for one in outcomes if one.why), "")
-    most = most_dead_letters(where)
-    if most is not None and aside > most:
-        raise too_many(name, most, why)
-    dropped = counts.get(UNROUTED, 0)
-    # Rows that could not be encoded may be among those that were dropped, but not among the unrouted ones.
-    fit, bad = sum(one.rows for one in outcomes) + dropped, aside - max(0, unrouted - dropped)
-    if not fit and bad > max(1, sum(one.too_early for one in outcomes)):
-        raise none_fits(name, why)
 
 
 def _published(

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from pgonce.cli.main import app
 from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.writing.bad_rows.recorded_destination import recorded
+from pgonce.sink.writing.recorded_destination import recorded
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyspark.sql import types as t
 from support.sent_rows import publish
 
-from pgonce.sink.writing.bad_rows.letters import COUNTED
 from pgonce.sink.writing.by_key.apply import MOVED, STAGES
 from pgonce.sink.writing.by_key.deciding_changes import UNREAD
+from pgonce.sink.writing.written import PUT_ASIDE
 
 WRITE, DELETE = False, True
 
@@ -25,7 +25,7 @@ def apply(url, *rows, struct=PLAIN, transport="inline", order_by="seq", **option
     """Apply rows, the last column of which says whether they delete; what became of them, without what is zero."""
     how = {"mode": "apply", "delete_when": "gone", **options}
     counts = publish(url, transport, struct, rows, order_by=order_by, **how).counts
-    assert set(counts) - {COUNTED, UNREAD, MOVED} == set(STAGES)
+    assert set(counts) - {PUT_ASIDE, UNREAD, MOVED} == set(STAGES)
     # A row that moved is counted, and so is its old row.
     assert sum(counts.values()) - counts.get(UNREAD, 0) - 2 * counts.get(MOVED, 0) == len(rows)
     return {stage: count for stage, count in counts.items() if count}

@@ -13,7 +13,7 @@ from pgonce.dead_letters.chosen_letters import chosen_letters
 from pgonce.dead_letters.replay import Group, replay_letters
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination, destination
-from pgonce.sink.writing.bad_rows.recorded_destination import recorded
+from pgonce.sink.writing.recorded_destination import recorded
 
 EVENTS = destination("public.events")
 

@@ -15,22 +15,21 @@ may make room for an earlier one (ADR 26).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import psycopg
 from psycopg import sql
 
-from ..bad_row import BadRow, SearchBound, TargetNames, of_one, too_many
-from ..by_key.keys import Written
 from ..by_key.one_by_one import COUNTED, NUMBER
 from ..by_key.statements import insert_in_turn
 from ..rows import GatheredRows
+from ..written import BadRow, Counts, Written
+from .about_a_row import SearchBound, TargetNames, of_one, too_many
 from .one_round import Refused, Rounds
 from .turns import BETWEEN, Turns, lacking_rows, numbered_in_tx, turns_in_tx
 from .value_probe import ValueProbe, is_cast, made_in_tx
 
-Counts = Mapping[str, int] | None
 _FIRST_PART = 1_000
 """Rows of the first part; a part that fits is followed by one of twice as many rows."""
 _NOTHING = [0] * len(COUNTED)

@@ -26,12 +26,12 @@ from ...encoding.encoded_types import ATTEMPT_COLUMN, EncodedColumn
 from ...encoding.unfit_rows import UnfitRow
 from ...options.destination import DeadLetters, Destination
 from ...options.position_columns import KAFKAS_NAMES, PositionColumns
-from ..bad_row import BadRow
 from ..checked_table import check_table, not_durable
 from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
 from ..table.lock import lock_table, unsafe_partition
 from ..table.table_name import ResolvedName
+from ..written import BadRow
 
 _log = logging.getLogger("pgonce")
 
@@ -39,9 +39,6 @@ _log = logging.getLogger("pgonce")
 # would be tried again without end. (Seen with 40 rows of 30 MB.)
 _STATEMENT_CHARACTERS = 16 * 1024 * 1024
 _LARGEST_JSONB = 268_435_455
-
-COUNTED = "dead_letters"
-"""What they are counted as in ``pgonce.batches``."""
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,20 @@ from psycopg import sql
 
 from pgonce.offsets_store.postgres.search_path import LocalSettings
 
-from ..bad_row import (
+from ..by_key.deciding_changes import VALUE_NOT_READ, unread_error
+from ..by_key.one_by_one import AT, COUNTED, FIRST, LAST, NOT_READ, NUMBER, OUTCOME, VARIABLES
+from ..written import BadRow
+from .about_a_row import (
     CHECK,
     EXCLUSION,
     NOT_NULL,
-    NOT_READ,
     TOO_LARGE,
     UNIQUE,
-    BadRow,
     SearchBound,
     TargetNames,
     is_about_a_row,
     refused_as,
 )
-from ..by_key.deciding_changes import VALUE_NOT_READ, unread_error
-from ..by_key.one_by_one import AT, COUNTED, FIRST, LAST, NUMBER, OUTCOME, VARIABLES
 from .turns import PLACE, TURN, Turns
 from .value_probe import ValueProbe
 

@@ -27,11 +27,12 @@ from pgonce.offsets_store.postgres.refused_rows import add_note, set_remedy
 
 from ...encoding.copy_encoder import body_fields, body_rows
 from ...encoding.encoded_types import EncodedColumn
-from ..bad_row import BadRow, SearchBound, at, is_for_itself, names_of, up_to
-from ..by_key.keys import Written
+from ..by_key.keys import shortened_value
 from ..checked_table import ColumnPlan
 from ..rows import BACK, GatheredRows, fail_in_tx
 from ..table.new_table import retyped, roomier_type
+from ..written import BadRow, Written
+from .about_a_row import SearchBound, at, is_for_itself, names_of, up_to
 from .in_turn import InTurn
 
 # The writer's row is locked meanwhile, and the error is raised without the name of a row if none is found in time.
@@ -39,10 +40,7 @@ _MOST_SECONDS = 60
 
 
 def note_copied(
-    connection: psycopg.Connection,
-    error: psycopg.Error,
-    written: Written,
-    bodies: Callable[[], Iterable[bytes]],
+    connection: psycopg.Connection, error: psycopg.Error, written: Written, bodies: Callable[[], Iterable[bytes]]
 ) -> None:
     """Add a note to ``error``: which value of a COPY into the target was refused, as far as Postgres says."""
     # "COPY events, line 3, column name", in the server's language.
@@ -57,7 +55,7 @@ def note_copied(
     except Exception:  # noqa: BLE001 (rows that cannot be read again; the error of Postgres is what is raised)
         values = None
     column = max(found, key=lambda column: len(column.target), default=None)
-    _tell(error, written, column, written.row(values, number))
+    _tell(error, written, column, _row(written, values, number))
 
 
 def _read(
@@ -72,7 +70,7 @@ def _read(
     types = {column.name: connection.adapters.types.get(column.postgres_type) for column in written.columns}
     loaders = Transformer(connection)
     values: list[object] = []
-    for name in written.telling:
+    for name in _telling(written):
         field, type_info = fields[name], types[name]
         if field is None or type_info is None:
             return None
@@ -101,7 +99,7 @@ def note_gathered(
             row = next((row for row in in_turn.refused if row.code == error.sqlstate), None)
             if row is not None:
                 column = next((column for column in written.plan if column.target == row.column_name), None)
-                _tell(error, written, column, written.row(*_told(connection, gathered, written, row)))
+                _tell(error, written, column, _row(written, *_told(connection, gathered, written, row)))
     with suppress(psycopg.Error):
         connection.execute(BACK)
     fail_in_tx(connection)
@@ -111,8 +109,10 @@ def _tell(error: psycopg.Error, written: Written, column: ColumnPlan | None, whe
     if column is None:
         add_note(error, f"It is {where}")
         return
-    add_note(error, f"It is {written.described(column)} in {where}")
     encoded = next(found for found in written.columns if found.name == column.source)
+    source = "" if column.source == column.target else f" {column.source}"
+    described = f"column {column.target} ({column.full_type}; in Spark{source} {encoded.spark_type})"
+    add_note(error, f"It is {described} in {where}")
     target = next(found for found in written.table.columns if found.column_name == column.target)
     if _is_too_large(error, column, encoded) and (roomier := roomier_type(target, encoded)) is not None:
         statement = retyped(written.table, target, roomier)
@@ -140,7 +140,7 @@ def _told(
     connection: psycopg.Connection, gathered: GatheredRows, written: Written, row: BadRow
 ) -> tuple[Sequence[object], int]:
     """The values that tell the row from others, as text; and its number among the gathered rows."""
-    values = [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(name)) for name in written.telling]
+    values = [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(name)) for name in _telling(written)]
     before = gathered.only(up_to(row.place))
     number = sql.SQL("(SELECT pg_catalog.count(*) FROM {} WHERE {})").format(before.source, before.wanted)
     query = sql.SQL("SELECT {} FROM {} WHERE {}").format(
@@ -148,3 +148,23 @@ def _told(
     )
     *told, place = connection.execute(query).fetchone() or (0,)
     return told, place
+
+
+def _telling(written: Written) -> list[str]:
+    """The columns of the rows that tell one row from another: keys, else positions, else the primary key."""
+    if written.upsert is not None:
+        return [key.source for key in written.upsert.keys]
+    names = {column.name for column in written.columns}
+    if written.positions is not None and names.issuperset(written.positions.names):
+        return list(written.positions.names)
+    primary = {column.column_name for column in written.table.columns if column.primary_key is not None}
+    found = [column.source for column in written.plan if column.target in primary]
+    return found if len(found) == len(primary) else []
+
+
+def _row(written: Written, values: Sequence[object] | None, number: int | None) -> str:
+    """A row, named by the columns that tell it from others, or else by its place."""
+    if values:
+        of = ", ".join(f"{n} = {shortened_value(v)}" for n, v in zip(_telling(written), values, strict=True))
+        return f"the row with {of}"
+    return f"row {number} of the batch, in the order in which rows came to Postgres" if number else "a row"

@@ -15,11 +15,10 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
 
-from ..bad_row import BadRow
 from ..by_key.apply import MOVED, STAGES, Begun, begin_in_tx, doubled_keys, lock_rows_in_tx, needs_changes
 from ..by_key.change_table import ChangeTable
 from ..by_key.deciding_changes import UNREAD, all_changes, wanted_changes
-from ..by_key.keys import ComparedUpsert, Written, delete_action, deletes_act_on_itself
+from ..by_key.keys import ComparedUpsert, delete_action, deletes_act_on_itself
 from ..by_key.one_by_one import COUNTED, FIRST, IS_DELETE, IS_WRITE, LAST, NUMBER, part_of_changes
 from ..by_key.statements import insert_in_turn, lacks_order, value_as_assigned
 from ..by_key.tombstone_sets import own_set_in_tx
@@ -28,6 +27,7 @@ from ..by_key.trigger_outcome import TriggerOutcome
 from ..by_key.upsert import compare_in_tx, doubled_key
 from ..checked_table import ColumnPlan
 from ..rows import RELEASE, GatheredRows
+from ..written import BadRow, Written
 
 TURN, PLACE = sql.Identifier("pgonce: turn"), sql.Identifier("pgonce: place")
 """Columns: the row's place in the order, which does not change; and its place in the table of gathered rows."""

@@ -19,10 +19,10 @@ from psycopg import sql
 
 from pgonce.offsets_store.postgres import search_path
 
-from ..by_key.keys import Written
-from ..by_key.statements import unread_columns, value_if_read, value_of
+from ..by_key.statements import unread_columns, value_if_read
 from ..checked_table import ColumnPlan
 from ..table.fit import Fit
+from ..written import Written
 
 # The role may only write to the target, or that has a CHECK that looks at whole rows, which LIKE does not take.
 _CANNOT_BE_MADE = (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported)
@@ -89,7 +89,7 @@ class ValueProbe:
             self.table,
             sql.SQL(", ").join(sql.Identifier(column.target) for column in columns),
             sql.SQL(", ").join(
-                value_if_read(column, unread[column.target]) if column.target in unread else value_of(column)
+                value_if_read(column, unread[column.target]) if column.target in unread else column.value
                 for column in columns
             ),
             self.rows,

@@ -8,7 +8,7 @@ row that is put aside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -16,29 +16,25 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.verdict.facts import Batch
 
+from ...encoding.unfit_rows import UnfitRow
+from ...options.destination import DeadLetters, Destination
+from ...options.routes import Routes, most_dead_letters
 from ...staging import check_staged_rows
-from ..bad_row import (
-    BadRow,
-    Kind,
-    RowsRefusedError,
-    SearchBound,
-    kind_of,
-    may_be_a_rows,
-    names_of,
-    of_one,
-    refused_by,
-)
-from ..by_key.keys import Written, deletes_act_on_itself
+from ..by_key.deciding_changes import VALUE_NOT_READ
+from ..by_key.keys import must_take_turns
 from ..by_key.write_changes import StillReferredToError
+from ..recorded_destination import recorded
+from ..rooms import Rooms
 from ..rows import BACK, RELEASE, GatheredRows, whole_or_failed
 from ..table.catalogue import TargetTable
+from ..write_table import copy_in_tx, goes_straight, outcome_of, write_gathered_in_tx
+from ..written import PUT_ASIDE, UNROUTED, BadRow, Counts, RowsForTable, RowsRefusedError, TableOutcome, Written
+from .about_a_row import Kind, SearchBound, kind_of, may_be_a_rows, names_of, none_fits, of_one, refused_by, too_many
 from .in_turn import InTurn
+from .letters import Letters
 from .refused_values import note_gathered
-
-Counts = Mapping[str, int] | None
-Attempt = Callable[[GatheredRows], Counts]
-"""Writes rows into the target."""
 
 
 class Constraints:
@@ -74,32 +70,94 @@ WHERE c.condeferred AND c.conrelid IN (SELECT {oid} UNION ALL SELECT relid FROM 
 
 def write_what_fits_in_tx(
     connection: psycopg.Connection,
-    gathered: GatheredRows,
+    part: RowsForTable,
     written: Written,
-    attempt: Attempt,
-    constraints: Constraints,
-    most: int,
-    error: Exception | None = None,
-) -> tuple[Counts, list[BadRow]]:
+    batch: Batch,
+    settings: DeadLetters,
+    rooms: Rooms,
+) -> TableOutcome:
     """
-    Write the rows that the table takes, and return their counts and the others.
+    Write what the table takes, and the other rows into the table of dead letters, with those that were not encoded.
 
-    :param attempt: writes gathered rows and checks ``constraints``, which were made since the rows were gathered.
-    :param error: Postgres's refusal of the whole batch, if that was tried.
     :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch at all can be written.
     :raises psycopg.Error: what Postgres says that is not about the values of a row.
     """
+    counts, gathered, bad = _written_and_bad_in_tx(connection, part, written, settings.most, rooms)
+    rows, unfit, table = part.rows, part.rows.unfit(), written.table
+    outcome = outcome_of(connection, part, written, counts, len(bad))
+    aside: list[BadRow | UnfitRow] = [*bad, *unfit]
+    if not aside:
+        return outcome
+    why = of_one(aside[0])
+    if len(aside) > settings.most:
+        raise too_many(table.qualified_name, settings.most, why)
+    named = replace(part.destination, table=table.identifier.as_string(None), dead_letters=None)
+    letters = Letters(settings, batch, table.qualified_name, recorded(named, rows.columns, table.oid))
+    letters.write_unfit_in_tx(connection, unfit)
+    if gathered is not None:
+        letters.write_refused_in_tx(connection, gathered, bad, part.gathering.columns, rows.positions)
+    counts = {**outcome.counts, PUT_ASIDE: len(aside)}
+    return replace(outcome, counts=counts, too_early=sum(row.code == VALUE_NOT_READ for row in bad), why=why)
+
+
+def _written_and_bad_in_tx(
+    connection: psycopg.Connection, part: RowsForTable, written: Written, most: int, rooms: Rooms
+) -> tuple[Counts, GatheredRows | None, Sequence[BadRow]]:
+    """Write what the table takes; the others, at most ``most``, are returned with the rows among which they are."""
+    refused = None
+    if goes_straight(part, written):
+        constraints = Constraints(connection, written.table, is_last=part.is_last)
+        try:
+            copy_in_tx(connection, part, written, rooms)
+            constraints.check()
+        except psycopg.Error as error:
+            if not may_be_a_rows(error):
+                raise
+            refused = error
+            _go_back(connection)
+            part.gathering.undone()
+        else:
+            return None, None, ()
+    try:
+        gathered = part.gathering.rows()
+    except psycopg.errors.InsufficientPrivilege:
+        if refused is None:
+            raise
+        # The role may not create a temporary table, so the rows cannot be looked at.
+        raise refused from None
+    counts, bad = _gathered_and_bad_in_tx(connection, part, gathered, written, most, refused, rooms)
+    return counts, gathered, bad
+
+
+def _gathered_and_bad_in_tx(
+    connection: psycopg.Connection,
+    part: RowsForTable,
+    gathered: GatheredRows,
+    written: Written,
+    most: int,
+    error: Exception | None,
+    rooms: Rooms,
+) -> tuple[Counts, list[BadRow]]:
+    """
+    Write those of the gathered rows that the table takes, and return their counts and the others.
+
+    :param error: Postgres's refusal of the whole batch, if that was tried.
+    """
+    constraints = Constraints(connection, written.table, is_last=part.is_last)
     if error is None and not must_take_turns(connection, gathered, written):
         try:
-            return attempt(gathered), []
+            counts = write_gathered_in_tx(connection, gathered, written, rooms)
+            constraints.check()
         except (psycopg.Error, TargetError, RowsRefusedError) as refused:
             if not may_be_a_rows(refused):
                 if isinstance(refused, psycopg.Error):
                     note_gathered(connection, refused, written, gathered)
                 raise
             error = refused
+        else:
+            return counts, []
     with whole_or_failed(connection):
-        go_back(connection)
+        _go_back(connection)
         if gathered.staged is not None:
             check_staged_rows(connection, gathered.staged)
         names = names_of(connection, written.table)
@@ -116,19 +174,10 @@ def write_what_fits_in_tx(
         return counts, in_turn.refused
 
 
-def must_take_turns(connection: psycopg.Connection, gathered: GatheredRows, written: Written) -> bool:
-    """Whether a delete of the batch may change other rows that it writes, so that their order says what is left."""
-    if written.changes is None or not deletes_act_on_itself(written.table, written.changes):
-        return False
-    deletes = gathered.only(sql.SQL("{} IS TRUE").format(sql.Identifier(written.changes.deleted)))
-    found = sql.SQL("SELECT FROM {} WHERE {} LIMIT 1").format(deletes.source, deletes.wanted)
-    return connection.execute(found, prepare=False).fetchone() is not None
-
-
 _BY_ANOTHER = (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation, StillReferredToError)
 
 
-def may_fit_in_turn(connection: psycopg.Connection, error: psycopg.Error, written: Written) -> bool:
+def _may_fit_in_turn(connection: psycopg.Connection, error: psycopg.Error, written: Written) -> bool:
     """
     Whether rows that ``error`` refuses may fit in their turn: a value may have moved from one of them to another, or a
     row may have left its parent before that is deleted. If so, the transaction is as it was before the rows.
@@ -144,15 +193,18 @@ def may_fit_in_turn(connection: psycopg.Connection, error: psycopg.Error, writte
     return names_of(connection, written.table).of_error(error)
 
 
-def write_all_in_turn_in_tx(
+def write_in_turn_in_tx(
     connection: psycopg.Connection, gathered: GatheredRows, written: Written, error: psycopg.Error | None
 ) -> Counts:
     """
-    Write all rows in their turn.
+    Write all rows in their turn, unless that cannot help.
 
     :param error: Postgres's refusal of the whole batch, if that was tried.
-    :raises psycopg.Error: what Postgres says of a row that it refuses in its turn.
+    :raises psycopg.Error: this refusal, with the row that it is about; or that of a row in its turn.
     """
+    if error is not None and not _may_fit_in_turn(connection, error, written):
+        note_gathered(connection, error, written, gathered)
+        raise error
     if gathered.staged is not None:
         check_staged_rows(connection, gathered.staged)
     in_turn = InTurn(
@@ -162,6 +214,28 @@ def write_all_in_turn_in_tx(
     return in_turn.write_all_in_tx(replace(gathered, staged=None))
 
 
-def go_back(connection: psycopg.Connection) -> None:
+def _go_back(connection: psycopg.Connection) -> None:
     """Undo what was written since :class:`Constraints` was made."""
     connection.execute("ROLLBACK TO SAVEPOINT pgonce_letters")
+
+
+def refuse_bad_batch(
+    where: Destination | Routes, outcomes: Sequence[TableOutcome], counts: Mapping[str, int], unrouted: int
+) -> None:
+    """
+    Refuse a batch with more dead letters than any of its tables may have, or with bad rows alone.
+
+    :param unrouted: how many rows have unknown routes. No table was to take them, so those that were put aside are not
+        among the bad ones.
+    """
+    aside = counts[PUT_ASIDE]
+    name = f"the tables of {where.sink_name}" if isinstance(where, Routes) else outcomes[0].table.qualified_name
+    why = next((one.why for one in outcomes if one.why), "")
+    most = most_dead_letters(where)
+    if most is not None and aside > most:
+        raise too_many(name, most, why)
+    dropped = counts.get(UNROUTED, 0)
+    # Rows that could not be encoded may be among those that were dropped, but not among the unrouted ones.
+    fit, bad = sum(one.rows for one in outcomes) + dropped, aside - max(0, unrouted - dropped)
+    if not fit and bad > max(1, sum(one.too_early for one in outcomes)):
+        raise none_fits(name, why)

@@ -20,6 +20,7 @@ For a large batch all of this may be one statement: ``merge_changes_in_tx``.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError
 from ...options.destination import Changes
 from ..rows import GatheredRows
 from ..table.lock import take_turn_of_newer_in_tx
+from ..written import WRITTEN, Upsert, Written
 from .change_table import ChangeTable
 from .deciding_changes import (
     UNREAD,
@@ -42,12 +44,12 @@ from .deciding_changes import (
     refuse_unread_moves_in_tx,
     wanted_changes,
 )
-from .keys import ComparedUpsert, Upsert, Written, execute_joined
+from .keys import ComparedUpsert, execute_joined
 from .moved_rows import refuse_moved
 from .tombstone_sets import Tombstones, tombstones_in_tx
 from .tombstones import is_traceable, pass_over_in_tx, refuse_unordered, refuse_untraceable
 from .trigger_outcome import TriggerOutcome
-from .upsert import compare_in_tx, doubled_key, null_keys
+from .upsert import compare_in_tx, doubled_key, null_keys, upsert_in_tx
 from .write_changes import (
     count_deletes_in_tx,
     delete_in_tx,
@@ -58,13 +60,28 @@ from .write_changes import (
     write_in_tx,
 )
 
-WRITTEN = "written"
 STAGES = (WRITTEN, "deleted", "superseded", "passed_over", "not_found", "ignored")
 """What becomes of a row: each is counted as one of these, and in ``pgonce.batches`` they add up to the batch's rows."""
 MOVED = "moved"
 """The count of rows that moved: what became of their old rows is counted among :data:`STAGES` too."""
 
 _counter = itertools.count()
+
+
+def write_by_key_in_tx(
+    connection: psycopg.Connection, rows: GatheredRows, written: Written
+) -> Mapping[str, int] | None:
+    """
+    Write ``rows``, reduced first where that is needed; return what they are counted as, if all do not replace rows.
+
+    :raises TargetError: if the rows, or the table, lack what writing by key needs.
+    :raises RowsRefusedError: for rows that were found to be the reason.
+    :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
+    """
+    if needs_changes(written.by_key, written.changes):
+        return apply_in_tx(connection, rows, written)
+    done = upsert_in_tx(connection, rows, written)
+    return {WRITTEN: done} if written.by_key.existing.stored_stays else None
 
 
 def needs_changes(upsert: Upsert, changes: Changes | None) -> bool:

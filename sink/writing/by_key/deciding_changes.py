@@ -20,8 +20,8 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
 from ...options.destination import OPERATION_COLUMN
-from ..bad_row import BadRow, RowsRefusedError
 from ..rows import GatheredRows
+from ..written import BadRow, RowsRefusedError
 from .change_table import DELETED, NEW, ORDER, ChangeTable
 from .keys import execute_joined
 from .moved_rows import MovedRows

@@ -19,16 +19,14 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres.search_path import LocalSettings
 
 from ...encoding.encoded_types import EncodedColumn
-from ...options.definitions import BY_KEY
-from ...options.destination import Changes, Destination, Existing
-from ...options.position_columns import PositionColumns
+from ...options.destination import Changes, Destination
 from ..checked_table import ColumnPlan
+from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
 from ..table.fit import Fit, Fitting
 from ..table.new_table import key_unknown, nested_key
 from ..unread_value import refuse_unknown_forms
-
-EQUAL = sql.SQL("OPERATOR(pg_catalog.=)")
+from ..written import Upsert, Written
 
 
 @dataclass(frozen=True)
@@ -52,45 +50,6 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Upsert:
-    """
-    The columns that tell rows apart, and the one that says which of two rows of a key is the newer.
-
-    ``order_by`` need not be a column of the table, unless only newer rows are written. With ``of_letters``, a row may
-    be older than a stored one of the same order.
-    """
-
-    keys: tuple[ColumnPlan, ...]
-    order_by: ColumnPlan | None
-    existing: Existing = field(default_factory=Existing)
-    of_letters: bool = False
-
-    def changed(self, plan: Sequence[ColumnPlan]) -> list[str]:
-        """The table's columns that an update sets."""
-        rest = [column.target for column in plan if column not in self.keys]
-        only = {*self.existing.update_columns}
-        if not only:
-            return rest
-        if self.existing.only_newer and self.order_by is not None:
-            only.add(self.order_by.target)
-        return [name for name in rest if name in only]
-
-    def equal(self, name: str) -> sql.Composable:  # noqa: ARG002 (what is compared differs where the catalogue was read)
-        """The operator that says whether two values of this column are the same."""
-        return EQUAL
-
-    @property
-    def has_plain_keys(self) -> bool:
-        """Whether the rows have keys of the target's own types."""
-        return all(key.fitting.fit is Fit.EXACT for key in self.keys)
-
-    @property
-    def newer_by(self) -> str | None:
-        """The table's column that says which row is newer, if a stored row gives way only to one that is."""
-        return self.order_by.target if self.existing.only_newer and self.order_by else None
-
-
-@dataclass(frozen=True)
 class ComparedUpsert(Upsert):
     """
     An upsert into a table whose catalogue has been read.
@@ -106,27 +65,25 @@ class ComparedUpsert(Upsert):
     is_one_each: bool = False
 
     def equal(self, name: str) -> sql.Composable:
-        """That of the target's index."""
+        """The operator that says whether two values of this column are the same: that of the target's index."""
         comparison = self.comparisons.get(name)
-        return comparison.equal if comparison and comparison.equal else EQUAL
+        return comparison.equal if comparison and comparison.equal else sql.SQL("OPERATOR(pg_catalog.=)")
 
     @property
     def finds_by_index(self) -> bool:
         """Whether Postgres can find the stored row of a key in an index."""
-        return self.by_equality and self.has_plain_keys
+        return self.by_equality and all(key.fitting.fit is Fit.EXACT for key in self.keys)
 
 
 def plan_upsert(
     destination: Destination, plan: Sequence[ColumnPlan], table: TargetTable, encoded: Sequence[EncodedColumn]
-) -> Upsert | None:
+) -> Upsert:
     """
-    How ``destination`` writes by key, or None if its mode does not.
+    How ``destination`` writes by key.
 
     :raises TargetError: NO_KEYS, KEY_UNKNOWN, ORDER_UNKNOWN, COLUMN_UNKNOWN, DELETE_ACTION, NESTED_KEY,
         VALUE_NOT_READ.
     """
-    if destination.mode not in BY_KEY:
-        return None
     refuse_unordered_actions(table, destination)
     existing = destination.existing
     keys = tuple(find_column(key, plan) for key in destination.keys or _primary_key(table))
@@ -220,6 +177,15 @@ def execute_by_index(connection: psycopg.Connection, statement: sql.Composable) 
 _ACTIONS = "ON DELETE CASCADE, SET NULL or SET DEFAULT"
 
 
+def must_take_turns(connection: psycopg.Connection, gathered: GatheredRows, written: Written) -> bool:
+    """Whether a delete of the batch may change other rows that it writes, so that their order says what is left."""
+    if written.changes is None or not deletes_act_on_itself(written.table, written.changes):
+        return False
+    deletes = gathered.only(sql.SQL("{} IS TRUE").format(sql.Identifier(written.changes.deleted)))
+    found = sql.SQL("SELECT FROM {} WHERE {} LIMIT 1").format(deletes.source, deletes.wanted)
+    return connection.execute(found, prepare=False).fetchone() is not None
+
+
 def deletes_act_on_itself(table: TargetTable, changes: Changes | None) -> bool:
     """Whether a delete may change rows of the same table that the batch writes."""
     return _deletes_and_writes(changes) and table.root in table.deletes_reach
@@ -262,52 +228,6 @@ def delete_action(what: str, remedy: str) -> TargetError:
 
 def _deletes_and_writes(changes: Changes | None) -> bool:
     return changes is not None and changes.deletes == "hard" and not changes.all_delete
-
-
-@dataclass(frozen=True)
-class Written:
-    """
-    What was to be written: into which table, how, and what tells its rows apart.
-    """
-
-    table: TargetTable
-    plan: tuple[ColumnPlan, ...]
-    columns: Sequence[EncodedColumn]
-    upsert: Upsert | None = None
-    positions: PositionColumns | None = None
-    changes: Changes | None = None
-
-    @property
-    def by_key(self) -> Upsert:
-        """How the rows are written by key, where they are."""
-        if self.upsert is None:
-            raise TypeError("rows are not written by key")
-        return self.upsert
-
-    @property
-    def telling(self) -> list[str]:
-        """The columns of the rows that tell one row from another: keys, else positions, else the primary key."""
-        if self.upsert is not None:
-            return [key.source for key in self.upsert.keys]
-        names = {column.name for column in self.columns}
-        if self.positions is not None and names.issuperset(self.positions.names):
-            return list(self.positions.names)
-        primary = {column.column_name for column in self.table.columns if column.primary_key is not None}
-        found = [column.source for column in self.plan if column.target in primary]
-        return found if len(found) == len(primary) else []
-
-    def described(self, column: ColumnPlan) -> str:
-        """A column and its types."""
-        spark_type = next(c.spark_type for c in self.columns if c.name == column.source)
-        source = "" if column.source == column.target else f" {column.source}"
-        return f"column {column.target} ({column.full_type}; in Spark{source} {spark_type})"
-
-    def row(self, values: Sequence[object] | None, number: int | None) -> str:
-        """A row, named by the columns that tell it from others, or else by its place."""
-        if values:
-            of = ", ".join(f"{n} = {shortened_value(v)}" for n, v in zip(self.telling, values, strict=True))
-            return f"the row with {of}"
-        return f"row {number} of the batch, in the order in which rows came to Postgres" if number else "a row"
 
 
 def shortened_value(value: object) -> str:

@@ -18,7 +18,8 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import BEFORE_COLUMN
 from ..rows import GatheredRows
-from .keys import Upsert, Written, delete_action
+from ..written import Upsert, Written
+from .keys import delete_action
 
 _BEFORE = sql.SQL("{}::pg_catalog.jsonb").format(sql.Identifier(BEFORE_COLUMN))
 # Without the fields that the keys of other tables of the stream have.

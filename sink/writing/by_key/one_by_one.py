@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from psycopg import sql
 
-from ..bad_row import NOT_READ
 from ..rows import GatheredRows
 from .change_table import DELETED, ChangeTable
 from .deciding_changes import all_changes, count_unread, is_source_insert
@@ -31,6 +30,8 @@ COUNTED = ("written", "deleted", "not_found", "passed_over", "not_read", "rememb
 """What the elements of the variable ``counts`` are."""
 OUTCOME = "PGOOT"
 """What is raised in the server where a trigger, or a policy, changed the result."""
+NOT_READ = "PGONR"
+"""What is raised in the server for a row without a value that the source could not read."""
 VARIABLES = sql.SQL("""
     due_deletes pg_catalog.int8;
     due_writes pg_catalog.int8;

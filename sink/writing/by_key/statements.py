@@ -1,5 +1,5 @@
 """
-Compose the SQL that moves gathered rows into the target: append, upsert, complete.
+Compose the SQL that moves gathered rows into the target by key.
 
 Pure; runs in the commit. Invariant: identifiers are composed, never formatted, and an upsert either has one row for
 each key or is refused.
@@ -18,7 +18,8 @@ from ..checked_table import ColumnPlan
 from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
 from ..unread_value import is_unread
-from .keys import ComparedUpsert, Upsert
+from ..written import Upsert
+from .keys import ComparedUpsert
 
 
 def insert_statement(
@@ -26,15 +27,15 @@ def insert_statement(
     wanted: sql.Composable,
     table: TargetTable,
     plan: Sequence[ColumnPlan],
-    upsert: ComparedUpsert | None = None,
+    upsert: ComparedUpsert,
 ) -> sql.Composed:
-    """``INSERT ... SELECT`` of the wanted rows of ``source``, by key if ``upsert`` is given."""
+    """``INSERT ... SELECT`` of the wanted rows of ``source``, by key."""
     # Under another name, because a table may be called excluded.
     return sql.SQL("INSERT INTO {} AS target ({}) {}{}").format(
         table.identifier,
         _names(column.target for column in plan),
         selected(source, wanted, plan, upsert),
-        sql.SQL("") if upsert is None else _on_conflict(upsert, plan),
+        _on_conflict(upsert, plan),
     )
 
 
@@ -136,19 +137,14 @@ def doubled_key_statement(rows: GatheredRows, upsert: ComparedUpsert) -> sql.Com
 
 
 def selected(
-    source: sql.Composable, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: ComparedUpsert | None
+    source: sql.Composable, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: ComparedUpsert
 ) -> sql.Composed:
     """The wanted rows, with columns named and typed as in the target; of rows with the same key, the newest."""
-    distinct, order = (sql.SQL(""), sql.SQL("")) if upsert is None else _by_key(upsert)
+    distinct, order = _by_key(upsert)
     values = (
         sql.SQL("{} AS {}").format(value_as_assigned(column, upsert), sql.Identifier(column.target)) for column in plan
     )
     return sql.SQL("SELECT {}{} FROM {} WHERE {}{}").format(distinct, sql.SQL(", ").join(values), source, wanted, order)
-
-
-def value_of(column: ColumnPlan) -> sql.Composable:
-    """A gathered column's value, cast if the target's type takes it only by a cast."""
-    return column.fitting.made_of(sql.Identifier(column.source))
 
 
 def that_write(changes: Changes) -> sql.Composable:
@@ -159,7 +155,7 @@ def that_write(changes: Changes) -> sql.Composable:
 def value_as_assigned(column: ColumnPlan, upsert: ComparedUpsert | None) -> sql.Composable:
     """A gathered column's value; one that is compared as the table will hold it."""
     if upsert is None or column not in (*upsert.keys, upsert.order_by):
-        return value_of(column)
+        return column.value
     assigned = text_as_assigned(column)
     comparison = upsert.comparisons.get(column.target)
     if comparison is None or comparison.collation is None:
@@ -177,7 +173,7 @@ def text_as_assigned(column: ColumnPlan) -> sql.Composable:
 
     It is not cast to the full type, because that would cut a text that is too long, while assigning one is an error.
     """
-    value, full_type = value_of(column), column.full_type
+    value, full_type = column.value, column.full_type
     if full_type == "bpchar" or re.fullmatch(r"character\(\d+\)", full_type):
         # Without a length the type cuts nothing, and spaces at the end do not count.
         return sql.SQL("{}::pg_catalog.bpchar").format(value)
@@ -281,4 +277,4 @@ def unread_columns(
 
 def value_if_read(column: ColumnPlan, unread: sql.Composable) -> sql.Composable:
     """A gathered column's value, or NULL; what stands for an unread value need not be one of the column's type."""
-    return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(unread, value_of(column))
+    return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(unread, column.value)

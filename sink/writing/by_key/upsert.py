@@ -29,7 +29,8 @@ from ..checked_table import ColumnPlan
 from ..rows import BACK, RELEASE, SAVEPOINT, GatheredRows, fail_in_tx
 from ..table.catalogue import TargetTable
 from ..table.fit import Fit
-from .keys import ComparedUpsert, Comparison, Upsert, Written, execute_by_index, shortened_value
+from ..written import Upsert, Written
+from .keys import ComparedUpsert, Comparison, execute_by_index, shortened_value
 from .statements import doubled_key_statement, insert_statement, key_facts_statement, merge_statement
 
 MERGED_ROWS = 50_000

@@ -22,9 +22,10 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from ...options.destination import Changes
 from ..rows import RELEASE, GatheredRows
 from ..table.catalogue import TargetTable
+from ..written import Upsert
 from .change_table import DELETED, NEW, ChangeTable
 from .deciding_changes import create_deciding
-from .keys import Upsert, execute_joined
+from .keys import execute_joined
 from .tombstone_sets import Tombstones
 from .tombstones import pass_over_in_tx, remember_in_tx
 from .upsert import is_large, may_merge, merged, write_by_key_in_tx

@@ -145,7 +145,7 @@ WAY_OF_A_ROW = [
     "write_table_in_tx",
     "_written_in_tx",
     "_write_all_in_tx",
-    "_copy_in_tx",
+    "copy_in_tx",
     "copy_rows",
 ]
 

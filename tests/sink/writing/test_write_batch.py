@@ -2,7 +2,7 @@
 Rows into tables, without Spark: both transports do the same to every kind of target, in every mode.
 
 Covers: sink.writing.rows, sink.writing.table.catalogue, sink.writing.checked_table,
-sink.writing.by_key.statements, sink.writing.table.table_name.
+sink.writing.by_key.statements, sink.writing.table.table_name, sink.writing.written.
 """
 
 from __future__ import annotations

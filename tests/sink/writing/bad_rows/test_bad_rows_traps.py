@@ -1,7 +1,7 @@
 """
 Where a search for bad rows could go wrong: constraints that wait, rows in another order, errors that are nobody's.
 
-Covers: sink.writing.bad_row, sink.writing.bad_rows.in_turn, sink.writing.bad_rows.turns,
+Covers: sink.writing.bad_rows.about_a_row, sink.writing.bad_rows.in_turn, sink.writing.bad_rows.turns,
 sink.writing.bad_rows.value_probe, sink.writing.bad_rows.write_what_fits, sink.writing.by_key.one_by_one.
 """
 
@@ -18,7 +18,7 @@ from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing import bad_row
+from pgonce.sink.writing.bad_rows import about_a_row
 
 pytestmark = pytest.mark.usefixtures("ledger")
 
@@ -307,7 +307,7 @@ def test_a_bad_row_takes_few_transaction_ids(which, url, admin):
 @pytest.mark.parametrize("which", ["a trigger, by key", "a constraint, and a value that moves"])
 def test_a_search_ends(which, url, admin, monkeypatch):
     """By its time, and nothing is written."""
-    monkeypatch.setattr(bad_row, "MOST_SECONDS", -1)
+    monkeypatch.setattr(about_a_row, "MOST_SECONDS", -1)
     mode, table, value = REFUSING[which]
     admin.execute(table.encode())
     rows = [(n, value if n % 20 == 19 else str(n), None, n) for n in range(100)]

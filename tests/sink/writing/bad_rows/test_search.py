@@ -1,7 +1,7 @@
 """
 Bad rows are found among many, whatever refuses them, and a search that would last too long ends with an error.
 
-Covers: sink.writing.bad_row, sink.writing.bad_rows.in_turn, sink.writing.bad_rows.turns.
+Covers: sink.writing.bad_rows.about_a_row, sink.writing.bad_rows.in_turn, sink.writing.bad_rows.turns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from support.bad_rows import committed, letters, stored
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.sink.writing import bad_row
+from pgonce.sink.writing.bad_rows import about_a_row
 
 # Enough for some tens of pages, because places are compared by page first.
 ROWS, BAD = 4_000, 20
@@ -101,7 +101,7 @@ def test_any_number_of_refused_values_takes_as_many_round_trips(url, admin, monk
 )
 def test_a_search_that_lasts_too_long_refuses_the_batch(table, code, url, admin, monkeypatch):
     """The error says what Postgres has refused, that nothing was written, and what to do."""
-    monkeypatch.setattr(bad_row, "MOST_SECONDS", -1)
+    monkeypatch.setattr(about_a_row, "MOST_SECONDS", -1)
     admin.execute(table)
     with pytest.raises(TargetError) as raised:
         committed(url, doubled(5, 400))

@@ -1,8 +1,8 @@
 """
 Rows that the target refuses for their own values are put aside, and all others are written.
 
-Covers: sink.writing.bad_row, sink.writing.bad_rows.in_turn, sink.writing.bad_rows.value_probe, sink.writing.rows,
-sink.writing.write_table.
+Covers: sink.writing.bad_rows.about_a_row, sink.writing.bad_rows.in_turn, sink.writing.bad_rows.value_probe,
+sink.writing.rows, sink.writing.write_table.
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ from pyspark.sql import types as t
 from support import type_pairs
 
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
-from pgonce.sink.writing.by_key.statements import (
-    value_of,
-)
 from pgonce.sink.writing.checked_table import ColumnPlan
 from pgonce.sink.writing.table.fit import (
     Attribute,
@@ -130,7 +127,7 @@ def test_a_lossless_conversion_is_cast_without_a_modifier(
 ) -> None:
     """The cast names no length or precision: assignment to the column then raises where a cast would cut."""
     fitting = fit(encoded(data_type), type_name, typmod_type)
-    selected = value_of(ColumnPlan("c", "c", fitting, typmod_type)).as_string(None)
+    selected = ColumnPlan("c", "c", fitting, typmod_type).value.as_string(None)
     assert (fitting.fit, selected) == (Fit.CAST, expression)
 
 

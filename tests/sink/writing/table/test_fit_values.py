@@ -1,7 +1,7 @@
 """
 What is read back from a column that may have fewer digits is what Spark held, or the row was refused.
 
-Covers: sink.writing.table.fit, sink.writing.table.fit_column, sink.writing.by_key.statements.
+Covers: sink.writing.table.fit, sink.writing.table.fit_column, sink.writing.write_table.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from support.typed_rows import struct_of
 from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.writing.by_key.statements import insert_statement
 from pgonce.sink.writing.checked_table import ColumnPlan
 from pgonce.sink.writing.rows import column_definitions
 from pgonce.sink.writing.table.catalogue import look_up_table
 from pgonce.sink.writing.table.fit import Fit
 from pgonce.sink.writing.table.fit_column import fit_column
+from pgonce.sink.writing.write_table import append_statement
 
 quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 INT, LONG, TEXT, BOOL = t.IntegerType(), t.LongType(), t.StringType(), t.BooleanType()
@@ -80,7 +80,7 @@ def stored(
         try:
             with connection.transaction():
                 connection.execute("DELETE FROM taken")
-                connection.execute(insert_statement(sql.Identifier("pg_temp", "given"), wanted, table, plan))
+                connection.execute(append_statement(sql.Identifier("pg_temp", "given"), wanted, table, plan))
         except psycopg.DataError:
             # SQLSTATE class 22.
             found.append(REFUSED)

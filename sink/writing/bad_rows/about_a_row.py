@@ -1,10 +1,10 @@
 """
-A gathered row that cannot be written, which errors of Postgres may be about one, and how many of them are put aside.
+Which errors of Postgres may be about a row, and how long such rows are looked for, and how many of them are put aside.
 
-Runs in the commit. Invariants: a gathered row is known by its place (``ctid``), which it keeps as long as the table of
-gathered rows exists. Every error that is not on the list stops the batch, as it does without dead letters: a full disk,
-a missing table, a lock, a missing permission, and a trigger's error about another table concern every row. A search for
-bad rows ends; and if no row of a batch of several rows can be written, the batch is refused, not put aside as a whole.
+Runs in the commit. Invariants: every error that is not on the list stops the batch, as it does without dead letters: a
+full disk, a missing table, a lock, a missing permission, and a trigger's error about another table concern every row. A
+search for bad rows ends; and if no row of a batch of several rows can be written, the batch is refused, not put aside
+as a whole.
 """
 
 from __future__ import annotations
@@ -21,33 +21,10 @@ from pgonce.offsets_store.errors import NOTHING, NullKeyError, NullOrderError, T
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import shortened
 
-from ..encoding.unfit_rows import UnfitRow
-from .table.catalogue import TargetTable
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """
-    A row at ``place``, and why it is refused: an SQLSTATE or a code of ours, the message, the column if it is known.
-    """
-
-    place: str
-    code: str
-    message: str
-    column_name: str | None = None
-
-
-class RowsRefusedError(Exception):
-    """
-    Rows of a batch were found to be the reason why it cannot be written; nothing is known of the other rows.
-
-    :param error: what is raised if no row may be put aside.
-    """
-
-    def __init__(self, error: psycopg.Error | TargetError, rows: Sequence[BadRow]) -> None:
-        super().__init__(error, rows)
-        self.error = error
-        self.rows = rows
+from ...encoding.unfit_rows import UnfitRow
+from ..by_key.one_by_one import NOT_READ
+from ..table.catalogue import TargetTable
+from ..written import BadRow, RowsRefusedError
 
 
 def refused_by(error: psycopg.Error, place: str = "") -> BadRow:
@@ -92,8 +69,6 @@ ALONE = frozenset({NOT_NULL, CHECK})
 CONSTRAINTS = frozenset({*ALONE, UNIQUE, FOREIGN_KEY, RESTRICT, EXCLUSION})
 TOO_LARGE = frozenset({"54000", "54001"})
 """What is made of a value is too large or too deep: an entry of an index, a generated column, a document."""
-NOT_READ = "PGONR"
-"""What is raised in the server for a row without a value that the source could not read."""
 
 
 def kind_of(error: BaseException) -> Kind | None:

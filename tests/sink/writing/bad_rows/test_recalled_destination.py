@@ -1,4 +1,8 @@
-"""What is written down with a dead letter is what its replay gets, and nothing else becomes part of a statement."""
+"""
+What is written down with a dead letter is what its replay gets, and nothing else becomes part of a statement.
+
+Covers: sink.writing.recorded_destination.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,8 @@ from pgonce.sink.options.definitions import BY_KEY, Mode
 from pgonce.sink.options.definitions import OPTIONS as OPTIONS_TABLE
 from pgonce.sink.options.destination import Changes, DeadLetters, destination
 from pgonce.sink.options.option import Way
-from pgonce.sink.writing.bad_rows.recorded_destination import RECORDED, recalled, recorded, recorded_oid
+from pgonce.sink.writing.bad_rows.recalled_destination import RECORDED, recalled, recorded_oid
+from pgonce.sink.writing.recorded_destination import recorded
 
 COLUMNS = st.lists(st.tuples(NAMES, TYPES), min_size=1, max_size=4, unique_by=lambda column: column[0]).map(
     lambda columns: encoded_columns(t.StructType([t.StructField(*column) for column in columns]))

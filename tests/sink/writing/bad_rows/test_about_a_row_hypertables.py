@@ -1,7 +1,7 @@
 """
 A hypertable of TimescaleDB takes rows as a table does, and its chunks belong to it.
 
-Covers: sink.writing.bad_row.
+Covers: sink.writing.bad_rows.about_a_row.
 """
 
 from __future__ import annotations
