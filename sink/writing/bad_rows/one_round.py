@@ -304,7 +304,7 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
             SELECT CASE WHEN last_value OPERATOR(pg_catalog.<>) {last} THEN last_value END INTO {at} FROM {sequence};
         END IF;
         -- One statement does not update a row twice: a key comes again, and its next row begins the next part.
-        -- Without a probe nobody can tell whose value is refused.
+        -- Without a probe it is not known whose value is refused.
         IF NOT ({is_about_a_row} OR code OPERATOR(pg_catalog.=) {twice}
                 AND COALESCE({at}, {last}) OPERATOR(pg_catalog.>) {first})
             OR {has_no_probe} AND of_table OPERATOR(pg_catalog.=) '' AND code OPERATOR(pg_catalog.<>) ALL ({no_value})

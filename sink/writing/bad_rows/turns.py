@@ -128,7 +128,7 @@ class Turns:
 
     def again_in_tx(self, turns: Collection[int], behind: int, *, backwards: bool) -> None:
         """
-        Number the rows of these turns anew, ``behind`` a number.
+        Give the rows of these turns new numbers, ``behind`` a number.
 
         :param backwards: whether the last one comes first, unless changes have an order: so a child of a child comes
             after its parent.
