@@ -108,8 +108,8 @@ def note_unreached(messages: Sequence[WriterCommitMessage | None]) -> None:
     parcels = [message for message in messages if isinstance(message, Parcel)]
     has_received = any(parcel.received for parcel in parcels)
     for parcel in parcels:
-        if parcel.offer and parcel.is_unreached:
-            parcel.offer.receiver().note_unreached(has_received=has_received)
+        if parcel.offer and parcel.unreached:
+            parcel.offer.receiver().note_unreached(parcel.unreached, has_received=has_received)
             return
 
 

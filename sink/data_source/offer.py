@@ -46,10 +46,11 @@ class Taken:
 
 
 class Call(Protocol):
-    """A task's call, which goes on while the task makes more rows."""
+    """A task's call, while the task makes more rows; ``driver`` is where Spark's driver listens, if that is known."""
 
     is_unreached: bool
     """Whether no process was at any of its addresses."""
+    driver: str | None
 
     @property
     def is_answered(self) -> bool:
@@ -71,8 +72,8 @@ class Receiver(Protocol):
     def token(self) -> UUID:
         """The same for all tries of this plan."""
 
-    def call(self, driver_host: str | None) -> Call:
-        """In a task: call it."""
+    def call(self, setting: Callable[[str], str | None]) -> Call:
+        """In a task: call it, given what reads a setting of the query."""
 
     def commit(
         self,
@@ -90,8 +91,12 @@ class Receiver(Protocol):
     def has_kept_rows(self) -> bool:
         """In the commit worker: whether it has taken any rows of this batch."""
 
-    def note_unreached(self, *, has_received: bool) -> None:
-        """In the commit worker: some tasks did not find it, and others did if it ``has_received`` rows."""
+    def note_unreached(self, driver: str, *, has_received: bool) -> None:
+        """
+        In the commit worker: some tasks did not find it, and others did if it ``has_received`` rows.
+
+        :param driver: the address or the name at which Spark's driver listens.
+        """
 
 
 class Receivers(Protocol):

@@ -45,11 +45,11 @@ class Parcel(WriterCommitMessage):
     marks do not count, because they come from attempts that Spark did not choose, and from COPYs that were repeated.
 
     ``unfit`` are rows that could not be encoded; they are not among ``rows``, and are always here, wherever the others
-    are. If rows carry their position in Kafka, ``reach`` says how far all of them reach, the unfit ones too.
-    ``offer`` has the receiver that the batch was planned with, even if the rows did not go through it;
-    ``is_unreached`` says whether no process was at its addresses. ``row_sum`` is the sum of the rows' hashes, if a
-    batch job asks for them. ``made_by`` is the version of the code that encoded the rows: another version may encode
-    them otherwise, and order the fields of a parcel otherwise.
+    are. If rows carry their position in Kafka, ``reach`` says how far all of them reach, the unfit ones too. ``offer``
+    has the receiver that the batch was planned with, even if the rows did not go through it. If no process was at its
+    addresses, ``unreached`` says where Spark's driver listens. ``row_sum`` is the sum of the rows' hashes, if a batch
+    job asks for them. ``made_by`` is the version of the code that encoded the rows: another version may encode them
+    otherwise, and order the fields of a parcel otherwise.
     """
 
     origin: Origin
@@ -60,7 +60,7 @@ class Parcel(WriterCommitMessage):
     received: tuple[int, int] | None = None
     reach: Reach = field(default_factory=dict)
     offer: Offer | None = None
-    is_unreached: bool = False
+    unreached: str | None = None
     unfit: tuple[UnfitRow, ...] = ()
     row_sum: int | None = None
     # By a factory, so that the class has no such attribute: unpickling a parcel that lacks it must not find ours.

@@ -113,7 +113,7 @@ class TaskWriter:
                 held.take(batch)
                 if self.offer and call is None and held.size > call_at:
                     # It may still have to start, and this task goes on meanwhile.
-                    call = self.offer.receiver().call(context.getLocalProperty("spark.driver.host"))
+                    call = self.offer.receiver().call(context.getLocalProperty)
                 if call and taken is None and (call.is_answered or held.size > cap):
                     # If it keeps none of them, they may still travel inline: this executor may have no way to Postgres.
                     taken, held = self._sent(task, held, batches, call)
@@ -157,8 +157,8 @@ class TaskWriter:
         staged = self._staged(task, held, itertools.chain(held.batches, others))
         rows = sum(count for _, count in staged)
         if taken is None or not taken.rows:
-            is_unreached = call is not None and call.is_unreached
-            return replace(self._parcel(task, rows, held), staged=staged, is_unreached=is_unreached)
+            unreached = call.driver if call is not None and call.is_unreached else None
+            return replace(self._parcel(task, rows, held), staged=staged, unreached=unreached)
         received = task.attempt_id, taken.rows
         return replace(self._parcel(task, taken.rows + rows, held), staged=staged, received=received)
 

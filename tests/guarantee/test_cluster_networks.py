@@ -14,8 +14,6 @@ from support.fixtures.postgres import made_database, postgres_major
 from support.fixtures.skips import unavailable
 from support.inbox import Inbox
 
-from pgonce.sink.data_source.receiver.folders import private_folder
-
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
@@ -42,9 +40,8 @@ def server(bridge):
 
 @pytest.fixture(scope="module")
 def cluster(bridge, tmp_path_factory):
-    """A worker on each host, which has a disk of its own; the master and the driver are on this machine."""
-    hide = ("sh", "-c", f'mount -t tmpfs none {private_folder()} && exec "$@"', "sh")
-    workers = {host.address: (*host.within, *hide) for host in bridge.namespaces}
+    """A worker on each host; the master and the driver are on this machine."""
+    workers = {host.address: host.within for host in bridge.namespaces}
     with clustered(tmp_path_factory.mktemp("networks"), host=bridge.address, workers=workers) as running:
         yield running
 

@@ -45,12 +45,6 @@ class Sending:
     broken: bool = False
 
 
-@dataclass(frozen=True)
-class _Body:
-    sending: Sending
-    kept: KeptBody
-
-
 class Arrived:
     """
     The bodies of a batch in the order in which they came, each with its :class:`Sending`.
@@ -66,7 +60,7 @@ class Arrived:
         self.is_over = False
         self._sendings: dict[tuple[int, int], Sending] = {}
         self._file = KeptRows(path)
-        self._bodies: list[_Body] = []
+        self._bodies: list[KeptBody] = []
         self._keeping = threading.Lock()
 
     def __len__(self) -> int:
@@ -79,15 +73,16 @@ class Arrived:
 
     def sender(self, number: int) -> Sending:
         """Who sent a body."""
-        return self._bodies[number].sending
+        body = self._bodies[number]
+        return self._sendings[body.partition_id, body.attempt_id]
 
     def rows(self, number: int) -> int:
         """How many rows a body has."""
-        return self._bodies[number].kept.count
+        return self._bodies[number].count
 
     def body(self, number: int) -> bytes:
         """The body itself."""
-        return self._file.read(self._bodies[number].kept).body
+        return self._file.read(self._bodies[number]).body
 
     def open(self, partition_id: int, attempt_id: int) -> Sending:
         """A task attempt begins to send."""
@@ -105,8 +100,7 @@ class Arrived:
         self.heard_at = time.monotonic()
         # A lock of its own: a file may be slow, and other tasks begin and end in the meantime.
         with self._keeping:
-            kept = self._file.add(sending.partition_id, sending.attempt_id, rows)
-            self._bodies.append(_Body(sending, kept))
+            self._bodies.append(self._file.add(sending.partition_id, sending.attempt_id, rows))
             sending.rows += rows.count
 
     def close(self, sending: Sending) -> None:
@@ -148,7 +142,7 @@ class Arrived:
         :raises ReceiverError: RECEIVER_LOST, if they are not all there.
         """
         try:
-            bodies = of_promise(promise.received, (body.kept for body in tuple(self._bodies)))
+            bodies = of_promise(promise.received, tuple(self._bodies))
         except EOFError as error:
             raise without_rows(f"The receiver has not kept what it should have: {error}.") from None
         return lambda: map(self._file.read, bodies)

@@ -1,5 +1,5 @@
 """
-Call a receiver: try all addresses at which it may be, and take the first that answers as it must.
+Call a receiver at the addresses at which it may be.
 
 Runs in tasks and in the commit worker. Invariant: a receiver that cannot be reached costs a process two seconds, once;
 one that is there and does not answer costs it twenty, once a minute. A line is handed on only if the other side has the
@@ -8,18 +8,17 @@ certificate that the plan names or, on this host, is of the same user.
 
 from __future__ import annotations
 
-import queue
+import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeVar
 
-from .folders import is_private
-from .line import BROKEN, SILENCE_SECONDS, SILENT, Line, OtherReceiverError, context_for
+from .line import BROKEN, SILENCE_SECONDS, SILENT, Line, OtherUserError, context_for
+
+_log = logging.getLogger("pgonce")
 
 CONNECT_SECONDS = 2.0
 # A receiver that is starting, which the first call has it do, answers after a second; on a busy host after many.
@@ -28,14 +27,14 @@ ANSWER_SECONDS = float(SILENCE_SECONDS)
 _SILENT_SECONDS = 60.0
 
 Address = str | tuple[str, int]
-"""As Python's sockets have it: the path of a socket on this host, or an IP address and a port."""
+"""The name of a Unix socket on this host, or a host and a port."""
 
 _MOST_REMEMBERED = 256
 _Value = TypeVar("_Value")
 
 
 class NotThereError(OSError):
-    """No connection was accepted at any of the addresses of a receiver, or only by another receiver."""
+    """No connection was accepted at any of the addresses of a receiver, or only by another user's process."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,12 @@ class Doors:
         return any(not isinstance(address, str) for address in self.addresses)
 
     def also_at(self, host: str | None) -> Doors:
-        """The same, and its ports at another name of the driver's host."""
-        ports = dict.fromkeys(address[1] for address in self.addresses if not isinstance(address, str))
-        more = [(host, port) for port in ports] if host else []
-        return replace(self, addresses=tuple(dict.fromkeys((*self.addresses, *more))))
+        """The same, and before the others, its port at the host by which executors know Spark's driver."""
+        near = [address for address in self.addresses if isinstance(address, str)]
+        far = [address for address in self.addresses if not isinstance(address, str)]
+        # Spark writes an address of IPv6 in brackets.
+        known = [(host.strip("[]"), port) for _, port in far] if host else []
+        return replace(self, addresses=tuple(dict.fromkeys((*near, *known, *far))))
 
     def dial(self, patience: float) -> Line:
         """
@@ -75,7 +76,7 @@ class Doors:
         known = reached.get(self.secret)
         if known in self.addresses:
             try:
-                line = self._answered(known, patience)
+                line = self._answered(known, patience, CONNECT_SECONDS)
             except NotThereError as error:
                 # It was there before, so it can be reached, and has ended.
                 raise ConnectionError(str(error)) from error.__cause__
@@ -95,30 +96,30 @@ class Doors:
             _remember(silent, self.secret, (False, time.monotonic()))
 
     def _first_answer(self, patience: float) -> tuple[Address, Line]:
-        errors: list[BaseException] = []
-        # This way costs nothing to try, and leads to a process of this host, which needs no encryption.
-        for path in (address for address in self.addresses if isinstance(address, str)):
+        # On this host a process is there or not. The other addresses share the time.
+        seconds = CONNECT_SECONDS / max(1, sum(not isinstance(address, str) for address in self.addresses))
+        absent: list[NotThereError] = []
+        stranger: BaseException | None = None
+        for address in self.addresses:
             try:
-                return path, self._answered(path, patience)
+                return address, self._answered(address, patience, seconds)
             except NotThereError as error:
-                errors.append(error)
-        others = [address for address in self.addresses if not isinstance(address, str)]
-        won = _first_of(others, lambda address: self._answered(address, patience), errors, CONNECT_SECONDS + patience)
-        if won is not None:
-            return won
-        # One that is there, and is not the receiver or does not answer, is told from one that is not there.
-        there = [error for error in errors if not isinstance(error, NotThereError)]
-        raise there[0] if there else _not_there(errors)
+                absent.append(error)
+            except SILENT:
+                raise
+            except BROKEN as error:
+                stranger = error
+        raise stranger or _not_there(absent)
 
-    def _answered(self, address: Address, patience: float) -> Line:
+    def _answered(self, address: Address, patience: float, seconds: float) -> Line:
         try:
-            connected = _connected(address)
-        except OSError as error:
+            connected = _connected(address, seconds)
+        except (OSError, UnicodeError) as error:
             raise NotThereError(f"{_shown(address)}: {error}") from error
         context = context_for(self.certificate) if self.certificate else None
         try:
-            return Line(connected, context, self.secret, patience, dialled=True)
-        except OtherReceiverError as error:
+            return Line(connected, context, patience, dialled=True)
+        except OtherUserError as error:
             raise NotThereError(f"{_shown(address)}: {error}") from error
 
 
@@ -135,67 +136,17 @@ def _remember(where: dict[bytes, _Value], secret: bytes, value: _Value) -> None:
     where[secret] = value
 
 
-def _connected(address: Address) -> socket.socket:
-    if isinstance(address, str):
-        if not is_private(Path(address).parent):
-            raise PermissionError("its folder is not private to this user")
-        connected = socket.socket(socket.AF_UNIX)
-        try:
-            connected.settimeout(CONNECT_SECONDS)
-            connected.connect(address)
-        except BaseException:
-            connected.close()
-            raise
-        return connected
-    return socket.create_connection(address, timeout=CONNECT_SECONDS)
-
-
-def _first_of(
-    addresses: Sequence[Address], dial: Callable[[Address], Line], errors: list[BaseException], seconds: float
-) -> tuple[Address, Line] | None:
-    """The first that answers; the others are hung up on. What went wrong with those that do not is added."""
-    deadline = time.monotonic() + seconds
-    answers: queue.SimpleQueue[tuple[Address, Line | BaseException]] = queue.SimpleQueue()
-    is_decided = threading.Event()
-
-    def ring(address: Address) -> None:
-        try:
-            line = dial(address)
-        except BaseException as error:  # noqa: BLE001 (raised by the one who waits)
-            answers.put((address, error))
-            return
-        answers.put((address, line))
-        if is_decided.is_set():
-            # The winner has been taken by now.
-            _hang_up(answers)
-
-    for address in addresses:
-        threading.Thread(target=ring, args=(address,), name="pgonce-call", daemon=True).start()
-    for _ in addresses:
-        try:
-            address, answer = answers.get(timeout=max(0, deadline - time.monotonic()))
-        except queue.Empty:
-            # Nothing bounds how long the name of a host is looked up.
-            is_decided.set()
-            _hang_up(answers)
-            errors.append(NotThereError("its name was not found in time"))
-            break
-        if isinstance(answer, Line):
-            is_decided.set()
-            _hang_up(answers)
-            return address, answer
-        if not isinstance(answer, BROKEN):
-            raise answer
-        errors.append(answer)
-    return None
-
-
-def _hang_up(answers: queue.SimpleQueue[tuple[Address, Line | BaseException]]) -> None:
-    with suppress(queue.Empty):
-        while True:
-            _, answer = answers.get_nowait()
-            if isinstance(answer, Line):
-                answer.close()
+def _connected(address: Address, seconds: float) -> socket.socket:
+    if not isinstance(address, str):
+        return socket.create_connection(address, timeout=seconds)
+    connected = socket.socket(socket.AF_UNIX)
+    try:
+        connected.settimeout(seconds)
+        connected.connect(address)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
 
 
 def _not_there(errors: Sequence[BaseException]) -> OSError:
@@ -206,31 +157,28 @@ def _not_there(errors: Sequence[BaseException]) -> OSError:
 
 
 def _shown(address: Address) -> str:
-    return address if isinstance(address, str) else f"{address[0]} port {address[1]}"
+    return "this host" if isinstance(address, str) else f"{address[0]} port {address[1]}"
 
 
 class Call:
     """
     A task's call, which goes on while the task makes more rows.
 
-    ``why`` is why there is no line; None as long as there may be one. ``is_unreached`` says whether that is because no
-    process was at any of the addresses, and ``is_remembered`` whether an earlier call of this process has found it out.
+    ``is_unreached`` says whether there is no line because no process was at any of the addresses; ``driver`` is the
+    address or the name at which Spark's driver listens, if Spark has said so.
     """
 
-    def __init__(self, doors: Doors) -> None:
-        self._doors = doors
+    def __init__(self, doors: Doors, driver: str | None = None) -> None:
+        self._doors, self.driver = doors, driver
         self._line: Line | None = None
         self._is_unwanted = False
         self._lock = threading.Lock()
         self._calling: threading.Thread | None = None
-        self.why: BaseException | None = None
-        self.is_unreached = False
-        is_unreached, at = silent.get(doors.secret, (False, -_SILENT_SECONDS))
-        self.is_remembered = is_unreached or time.monotonic() < at + _SILENT_SECONDS
-        if self.is_remembered:
-            self.why = TimeoutError("it did not answer before")
-            self.is_unreached = is_unreached
-        elif doors.secret in reached:
+        # An earlier call of this process may have found it out.
+        self.is_unreached, at = silent.get(doors.secret, (False, -_SILENT_SECONDS))
+        if self.is_unreached or time.monotonic() < at + _SILENT_SECONDS:
+            return
+        if doors.secret in reached:
             # A few milliseconds.
             self._dial()
         else:
@@ -261,14 +209,13 @@ class Call:
     def _dial(self) -> None:
         try:
             line = self._doors.dial(ANSWER_SECONDS)
-        except BROKEN as error:
+        except BaseException as error:  # noqa: BLE001 (a task that has no line stages its rows)
             self.is_unreached = isinstance(error, NotThereError)
             if isinstance(error, SILENT) or isinstance(error.__cause__, SILENT):
                 _remember(silent, self._doors.secret, (self.is_unreached, time.monotonic()))
-            self.why = error
-            return
-        except BaseException as error:  # noqa: BLE001 (a task that has no line stages its rows)
-            self.why = error
+            # That no executor has reached one, the commit says once.
+            level = logging.INFO if self.is_unreached else logging.WARNING
+            _log.log(level, "no rows of a task are received, because no receiver answers: %s", error)
             return
         with self._lock:
             if not self._is_unwanted:

@@ -29,7 +29,7 @@ from ...positions import EncodedRows
 from ..offer import Taken, WorkWith
 from . import folders
 from .calls import Call, Doors
-from .folders import Note, is_private
+from .folders import Found, Note, is_private
 from .kept_rows import PromisedRows
 from .line import BROKEN, SILENCE_SECONDS, Line
 from .messages import (
@@ -66,13 +66,13 @@ class Receiver:
     folder: str
     note: Note | None = None
 
-    def call(self, driver_host: str | None = None) -> TaskCall:
+    def call(self, setting: Callable[[str], str | None] = lambda _: None) -> TaskCall:
         """
         In a task: call it, while the task makes more rows.
 
-        :param driver_host: where executors reach Spark's driver, if that is known; it may be a name, or translated.
+        :param setting: a setting of the query, as tasks know it.
         """
-        return TaskCall(self, driver_host)
+        return TaskCall(self, setting)
 
     def commit(
         self,
@@ -121,7 +121,7 @@ class Receiver:
                 if verdict in PUBLISH:
                     raise failure
         if kept is not None:
-            self._remove_kept()
+            folders.remove_batch(Path(self.folder), self.token)
         return verdict, recorded is None or recorded.may_sweep
 
     def finish(self, origin: Origin, promise: Promise) -> Verdict:
@@ -168,7 +168,7 @@ class Receiver:
         except BROKEN as error:
             _log.info("a receiver could not be told that its batch is over: %s", error)
             self._end_process()
-        self._remove_kept()
+        folders.remove_batch(Path(self.folder), self.token)
 
     def has_kept_rows(self) -> bool:
         """In the commit worker: whether any attempt's rows are kept of this batch. Without them nothing was begun."""
@@ -183,25 +183,26 @@ class Receiver:
         """
         return self.doors.dial(SILENCE_SECONDS)
 
-    def note_unreached(self, *, has_received: bool) -> None:
+    def note_unreached(self, driver: str, *, has_received: bool) -> None:
         """
         In the commit worker: some tasks have staged their rows, because no process was at its addresses.
 
         So the next plan offers one to executors on other hosts too. If this one was offered to them and none of them
         has reached it, later plans offer none for an hour.
 
+        :param driver: the address or the name at which Spark's driver listens.
         :param has_received: whether other tasks of the batch have reached it.
         """
         if self.note is None or (self.doors.is_for_other_hosts and has_received):
             return
         if not self.doors.is_for_other_hosts:
-            self.note.write("staged")
+            self.note.write(Found(driver))
             return
         process = folders.process_of(Path(self.folder))
         if process is None or not process.lives():
             # It has ended because nothing came for long, or was killed before a task could reach it.
             return
-        if self.note.write("unreached"):
+        if self.note.write(Found(driver, is_unreached=True)):
             _log.warning(
                 "no executor reaches the receiver on this driver (%s), so large partitions are staged, and no receiver "
                 "is offered to this query for an hour. If the driver has an address that executors reach, set receiver "
@@ -218,12 +219,6 @@ class Receiver:
         process = folders.process_of(Path(self.folder))
         if process is not None and process.kill():
             _log.warning("the receiver (process %s) did not answer, and was ended", process.pid)
-
-    def _remove_kept(self) -> None:
-        folders.remove_batch(Path(self.folder), self.token)
-        process = folders.process_of(Path(self.folder))
-        if process is not None and not process.lives():
-            folders.remove_if_empty(Path(self.folder))
 
     def _kept(self, promise: Promise) -> PromisedRows | None:
         try:
@@ -253,9 +248,10 @@ class Receiver:
 class TaskCall(Call):
     """A task's call to a receiver, and the rows that go over it."""
 
-    def __init__(self, receiver: Receiver, driver_host: str | None) -> None:
+    def __init__(self, receiver: Receiver, setting: Callable[[str], str | None]) -> None:
         self._receiver = receiver
-        super().__init__(receiver.doors.also_at(driver_host))
+        host = setting("spark.driver.host")
+        super().__init__(receiver.doors.also_at(host), setting("spark.driver.bindAddress") or host)
 
     def send_rows(
         self, origin: Origin, partition_id: int, attempt_id: int, encoded: Iterator[tuple[EncodedRows, pa.RecordBatch]]
@@ -275,9 +271,6 @@ class TaskCall(Call):
     def _line_for_rows(self, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
         line = self.line()
         if line is None:
-            # What is remembered was said when it happened.
-            level = logging.INFO if self.is_remembered else logging.WARNING
-            _log.log(level, "partition %s is not received, because no receiver answers: %s", partition_id, self.why)
             return None
         try:
             line.be_patient(SILENCE_SECONDS)

@@ -3,12 +3,11 @@ The folders on a host: that of a receiver, with a file of rows for each batch, a
 
 The receiver's folder is named by the planner's worker when it offers a receiver, made when that is started, used in the
 receiver and the commit worker. It is removed when its receiver has nothing to do any more. One that was left over
-because processes were killed is removed when the next receiver starts: at once if its driver is gone, else after hours,
-or after a week if it keeps rows.
+because processes were killed is removed when the next receiver starts: at once if its driver is gone, else after a
+week.
 
-The private folder has the sockets of receivers for tasks on the same host, and notes about earlier batches; tasks use
-it too. What stays in it is as much as there ever was at the same time: the place of a receiver that is gone is taken by
-the next one. Invariant: a folder that another user owns, or may enter, is not used.
+The private folder has notes about earlier batches. Invariant: a folder that another user owns, or may enter, is not
+used.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ import logging
 import os
 import secrets
 import shutil
-import socket
 import stat
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 from uuid import UUID
 
 from .host_process import HostProcess
@@ -36,12 +33,8 @@ _log = logging.getLogger("pgonce.receiver")
 _PREFIX = "pgonce-receiver-"
 _OWNERS = "owners"
 _RECEIVER = "receiver"
-# The planner's worker writes down at once whose the folder is.
-_UNOWNED_SECONDS = 60.0
-# A driver that has lost Spark's daemon goes on, and its last batch may take that long. A receiver starts much sooner.
-_WITHOUT_PROCESS_SECONDS = 6 * 3600.0
-# Only the age is known of a folder that another container, or another host, has made on the same disk; and of a batch
-# whose receiver is gone, and which may still be running.
+# Only the age is known of a folder that another container, or another host, has made on the same disk; and of one whose
+# receiver is gone, because a batch that it has kept may still be running.
 _ABANDONED_SECONDS = 7 * 24 * 3600.0
 
 
@@ -87,20 +80,13 @@ def remove_batch(folder: Path, token: UUID) -> None:
         kept_file(folder, token).unlink()
 
 
-def remove_if_empty(folder: Path) -> None:
-    """Remove the folder of a receiver that is gone, once no batch is kept there."""
-    with suppress(OSError):
-        if all(path.name in (_OWNERS, _RECEIVER) for path in folder.iterdir()):
-            remove(folder)
-
-
 def remove(folder: Path) -> None:
     """Remove the folder with all that is in it."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_leftovers() -> None:
-    """Remove the folders of this user whose drivers are gone, or whose receivers have been gone for long."""
+    """Remove the folders of this user whose drivers are gone, or whose receivers have been gone for a week."""
     with suppress(OSError):
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             if is_private(folder) and _is_left_over(folder):
@@ -115,33 +101,35 @@ def _is_left_over(folder: Path) -> bool:
         # It is being removed.
         return False
     try:
-        driver, daemon = (HostProcess(**words) for words in json.loads((folder / _OWNERS).read_text()))
+        owners = [HostProcess(**words) for words in json.loads((folder / _OWNERS).read_text())]
     except (OSError, ValueError, TypeError):
-        return untouched > _UNOWNED_SECONDS
-    if not driver.is_of_this_place:
-        return untouched > _ABANDONED_SECONDS
-    if not daemon.lives():
-        return not driver.lives() or untouched > _WITHOUT_PROCESS_SECONDS
+        # Its planner's worker was killed before it could write that down.
+        owners = []
     # Without a daemon of Spark's, workers are children of the driver's JVM, and the shell above it may have ended.
+    if owners and all(one.is_of_this_place and not one.lives() for one in owners):
+        return True
     receiver = process_of(folder)
-    if receiver is not None and receiver.lives():
-        return False
-    keeps_rows = any(path.name not in (_OWNERS, _RECEIVER) for path in folder.iterdir())
-    return untouched > (_ABANDONED_SECONDS if keeps_rows else _WITHOUT_PROCESS_SECONDS)
+    return untouched > _ABANDONED_SECONDS and not (receiver and receiver.lives())
 
 
-_MOST_PLACES = 256
-# Tasks that call at the same time wait here until the receiver has started.
-BACKLOG = 128
 # A note from an application that is gone is only of use to its successors.
 _NOTE_DAYS = 30.0
 # Networks and firewalls change while an application runs.
 _UNREACHED_SECONDS = 3600.0
 _DAY_SECONDS = 86400.0
 
-Found = Literal["staged", "unreached"]
-"""What a batch had to do with its large partitions: stage some, or stage all, though executors on other hosts were
-told how to reach a receiver."""
+
+@dataclass(frozen=True)
+class Found:
+    """
+    What a batch had to do with its large partitions.
+
+    It had to stage some of them; or, if ``is_unreached``, all, though executors on other hosts were told how to reach a
+    receiver. ``driver`` is the address or the name at which Spark's driver listens for its executors.
+    """
+
+    driver: str
+    is_unreached: bool = False
 
 
 def private_folder() -> Path:
@@ -168,41 +156,6 @@ def is_private(folder: Path) -> bool:
     return is_ours and stat.S_ISDIR(found.st_mode)
 
 
-def listen_in_folder() -> tuple[socket.socket, int]:
-    """
-    Listen at a socket in the folder.
-
-    :return: the socket, and a descriptor: the place in the folder is taken as long as a process has that open. No
-        process can be killed so hard that its place stays taken.
-    :raises OSError: if there is no such folder, or if its path is too long for a socket.
-    """
-    # Not on Windows, where Spark has no workers that are used again.
-    import fcntl
-
-    folder = private_folder()
-    for number in range(_MOST_PLACES):
-        taken = os.open(folder / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(taken, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path = folder / str(number)
-            path.unlink(missing_ok=True)
-            listening = socket.socket(socket.AF_UNIX)
-            try:
-                listening.bind(str(path))
-                listening.listen(BACKLOG)
-            except BaseException:
-                listening.close()
-                raise
-        except BlockingIOError:
-            os.close(taken)
-            continue
-        except BaseException:
-            os.close(taken)
-            raise
-        return listening, taken
-    raise OSError(f"{folder} has {_MOST_PLACES} receivers")
-
-
 @dataclass(frozen=True)
 class Note:
     """
@@ -222,13 +175,13 @@ class Note:
         That no executor reached a receiver holds for an hour, and for the application that has found it out.
         """
         try:
-            found, _, application = Path(self.path).read_text().partition(" ")
+            found = json.loads(Path(self.path).read_text())
             age = time.time() - Path(self.path).stat().st_mtime
-        except OSError:
+            is_recent = found["application"] == self.application and age < _UNREACHED_SECONDS
+            known = Found(found["driver"], found["is_unreached"] and is_recent)
+        except (OSError, ValueError, TypeError, KeyError):
             return None
-        if found == "unreached" and application == self.application and age < _UNREACHED_SECONDS:
-            return "unreached"
-        return "staged" if age < _NOTE_DAYS * _DAY_SECONDS else None
+        return known if age < _NOTE_DAYS * _DAY_SECONDS else None
 
     def write(self, found: Found) -> bool:
         """Write it down; False if it says so already, or cannot be written."""
@@ -238,11 +191,8 @@ class Note:
         try:
             # Not written over, so that a reader finds all of it.
             new = path.with_suffix(f".{os.getpid()}")
-            new.write_text(f"{found} {self.application}")
+            new.write_text(json.dumps({**asdict(found), "application": self.application}))
             new.replace(path)
-            for other in path.parent.glob("*.note"):
-                if time.time() - other.stat().st_mtime > _NOTE_DAYS * _DAY_SECONDS:
-                    other.unlink()
         except OSError:
             return False
         return True

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,9 +54,10 @@ class HostProcess:
         """End it by SIGKILL, and wait a moment until it is gone. True if it was there, and is gone."""
         if not self.lives():
             return False
-        # Whatever cannot be done to it, the ledger decides who commits: the caller goes on.
+        # Its id was its own a moment ago, and goes to another process only after all other ids. Whatever cannot be done
+        # to it, the ledger decides who commits: the caller goes on.
         with suppress(OSError):
-            _kill(self)
+            os.kill(self.pid, signal.SIGKILL)
         deadline = time.monotonic() + _GONE_SECONDS
         while self.lives() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -96,29 +96,3 @@ def _fields(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
-
-
-def _kill(process: HostProcess) -> None:
-    handle = _handle_of(process.pid)
-    if handle is None:
-        os.kill(process.pid, signal.SIGKILL)
-        return
-    try:
-        # It may have ended after the last look.
-        if process.lives():
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-    finally:
-        os.close(handle)
-
-
-def _handle_of(pid: int) -> int | None:
-    """What stands for one process, even if that ends and another gets its id; None where there is no such."""
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except OSError as error:
-        if isinstance(error, ProcessLookupError):
-            raise
-        # Kernels before 5.3 and some sandboxes do not have it, or forbid it.
-        return None

@@ -20,23 +20,21 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from ipaddress import ip_address
 from typing import IO, cast
 from uuid import uuid4
 
 from pyspark.sql.types import StructType
 
-from pgonce.offsets_store.errors import ConfigurationError, NotInstalledError, PgonceError, bad_option
+from pgonce.offsets_store.errors import ConfigurationError, PgonceError, bad_option
 
 from ...options.definitions import AUTOMATIC
 from ...options.sink_options import SinkOptions
 from ...writing.rooms import Rooms
 from ..workers import LOADED_VERSION
 from . import folders
-from .addresses import driver_addresses
 from .calls import Address, Doors
 from .client import Receiver
-from .folders import BACKLOG, Note, listen_in_folder, note_of
+from .folders import Note, note_of
 from .host_process import host_process, parent_of
 from .line import SECRET_BYTES, Identity, new_identity
 from .messages import PlannedReception, Start
@@ -50,6 +48,8 @@ _RUN = (
 )
 # A receiver reads at once, except during the second in which it starts.
 _UNREAD_PLANS = 64
+# Tasks that call at the same time wait here until the receiver has started.
+_BACKLOG = 128
 
 
 class _Offer:
@@ -61,25 +61,19 @@ class _Offer:
 
     :param listening: sockets; the callers wait in their backlogs until the process has started.
     :param identity: for callers from a network.
-    :param places: descriptors that its process also keeps open.
-    :param is_for_others: whether it was made for executors on other hosts, even if this host has no way to them.
+    :param driver: at which address or name of Spark's driver it was to listen for executors on other hosts.
     """
 
     def __init__(
-        self,
-        listening: Sequence[socket.socket],
-        identity: Identity | None,
-        places: Sequence[int] = (),
-        *,
-        is_for_others: bool = True,
+        self, listening: Sequence[socket.socket], identity: Identity | None, driver: str | None = None
     ) -> None:
-        self._listening, self._places, self.is_for_others = listening, places, is_for_others
+        self._listening, self.driver = listening, driver
         secret = secrets.token_bytes(SECRET_BYTES)
         self.doors = Doors(tuple(map(_address_of, listening)), identity.certificate if identity else None, secret)
         self.folder = folders.new_folder_name()
         daemon = host_process(os.getppid())
-        driver = host_process(parent_of(daemon.pid))
-        self._start = Start(identity, secret, str(self.folder), driver, daemon, LOADED_VERSION)
+        jvm = host_process(parent_of(daemon.pid))
+        self._start = Start(identity, secret, str(self.folder), jvm, daemon, LOADED_VERSION)
         self._changed = threading.Condition()
         self._plans: deque[PlannedReception] = deque()
         self._process: subprocess.Popen[bytes] | None = None
@@ -169,7 +163,7 @@ class _Offer:
             [sys.executable, "-c", _RUN, *map(str, sockets)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=[*sockets, *self._places],
+            pass_fds=sockets,
             # It must find modules as this worker does: Spark adds --py-files to the path, not to the environment.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
@@ -179,8 +173,6 @@ class _Offer:
             self._is_over = self._is_over or self._process is None
         for opened in (*self._listening, self._woken, self._wake):
             opened.close()
-        for place in self._places:
-            os.close(place)
 
 
 def _writer(plan: PlannedReception) -> tuple[str, str]:
@@ -189,7 +181,7 @@ def _writer(plan: PlannedReception) -> tuple[str, str]:
 
 def _address_of(listening: socket.socket) -> Address:
     if listening.family == socket.AF_UNIX:
-        return str(listening.getsockname())
+        return bytes(listening.getsockname()).decode()
     host, port, *_ = listening.getsockname()
     return str(host), int(port)
 
@@ -202,23 +194,22 @@ def receiver_for(options: SinkOptions, struct_type: StructType, rooms: Rooms) ->
     """
     A receiver that expects a batch with these columns; None if there can be none, or if none is wanted.
 
-    :raises ConfigurationError: if ``receiver`` does not name an address of this host, and never did; or if no
-        certificate can be made for it.
+    :raises ConfigurationError: if ``receiver`` does not name an address of this host, and never did.
     """
     if options.receiver is None or not _is_possible():
         return None
     plan = PlannedReception(uuid4(), options, struct_type, rooms)
     note = _note(plan)
     found = note.read() if note else None
-    if found == "unreached" and options.receiver == AUTOMATIC:
+    if found and found.is_unreached and options.receiver == AUTOMATIC:
         return None
     try:
-        offer = _offered(options.receiver, plan, is_for_others=found is not None or note is None)
-        if found == "staged":
+        offer = _offered(options.receiver, plan, found.driver if found else None)
+        if found and not found.is_unreached:
             # The last large batch had to do without it, and the tasks of this one need not wait for its start.
             offer.start()
-    except (PgonceError, OSError) as error:
-        if isinstance(error, ConfigurationError) and _is_for_good(error, options.receiver):
+    except (PgonceError, OSError, ImportError) as error:
+        if isinstance(error, ConfigurationError) and options.receiver not in _offers:
             raise
         _log.warning("there is no receiver for this batch: %s", error)
         return None
@@ -244,69 +235,52 @@ def _note(plan: PlannedReception) -> Note | None:
     return None
 
 
-def _offered(receiver: str, plan: PlannedReception, *, is_for_others: bool) -> _Offer:
-    """An offer that has taken the plan; ``is_for_others`` if executors on other hosts must find it."""
+def _offered(receiver: str, plan: PlannedReception, driver: str | None) -> _Offer:
+    """An offer that has taken the plan; ``driver`` is where executors on other hosts must find it, if they must."""
     offer = _offers.get(receiver)
-    if offer is not None and is_for_others and not offer.is_for_others:
+    if offer is not None and receiver == AUTOMATIC and driver not in (None, offer.driver):
         offer.retire()
         offer = None
     if offer is None or not offer.expects(plan):
-        offer = _offers[receiver] = _new_offer(receiver, is_for_others=is_for_others)
+        offer = _offers[receiver] = _new_offer(receiver, driver)
         offer.expects(plan)
     return offer
 
 
-def _new_offer(receiver: str, *, is_for_others: bool) -> _Offer:
+def _new_offer(receiver: str, driver: str | None) -> _Offer:
     if receiver != AUTOMATIC:
-        return _Offer([_listening(receiver)], new_identity())
-    listening: list[socket.socket] = []
-    places: list[int] = []
+        return _Offer([_listening_at(receiver)], new_identity())
+    listening = [_listening_on_this_host()] if sys.platform == "linux" else []
     identity = None
-    with suppress(OSError):
-        on_this_host, place = listen_in_folder()
-        listening.append(on_this_host)
-        places.append(place)
-    if is_for_others or not listening:
+    if driver:
+        # Where Spark itself listens, and nowhere else.
         try:
             identity = new_identity()
-        except NotInstalledError as error:
-            _say_once(f"executors on other hosts stage their rows. {error.what}")
-        else:
-            listening += _listening_for_others()
-    if not listening:
-        raise OSError("this host has no address at which executors could reach it")
-    return _Offer(listening, identity, places, is_for_others=is_for_others or not places)
+            listening.append(_listening(driver))
+        except (OSError, UnicodeError, ImportError) as error:
+            _say_once(f"executors on other hosts stage their rows, because it cannot listen at {driver}: {error}")
+    return _Offer(listening, identity, driver)
 
 
-def _listening_for_others() -> list[socket.socket]:
-    listening: list[socket.socket] = []
-    for address in driver_addresses(parent_of(os.getppid())):
-        family = socket.AF_INET if ip_address(address).version == 4 else socket.AF_INET6  # noqa: PLR2004 (IPv4)
-        # The same port at all of them, if it is free there.
-        for port in (listening[0].getsockname()[1], 0) if listening else (0,):
-            # An interface may have gone.
-            with suppress(OSError):
-                listening.append(socket.create_server((address, port), family=family, backlog=BACKLOG))
-                break
+def _listening_on_this_host() -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX)
+    # A name without a file, which is gone with its processes. What tells users apart is asked on each line.
+    listening.bind(f"\0pgonce-receiver-{secrets.token_hex(8)}")
+    listening.listen(_BACKLOG)
     return listening
-
-
-def _is_for_good(error: ConfigurationError, receiver: str) -> bool:
-    return receiver != AUTOMATIC and (isinstance(error, NotInstalledError) or receiver not in _offers)
 
 
 def _listening(host: str) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+
+
+def _listening_at(host: str) -> socket.socket:
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        return _listening(host)
     except (OSError, UnicodeError) as error:
-        raise _no_host(host, f"this driver cannot listen at this address: {error}") from None
-    if ip_address(address[0]).is_unspecified:
-        listening.close()
-        raise _no_host(host, "this stands for all addresses of the host, and tasks need one to which they can connect")
-    return listening
-
-
-def _no_host(host: str, why: str) -> ConfigurationError:
-    remedy = "Name an address of the driver's host that executors reach, or use receiver=auto."
-    return bad_option("NO_RECEIVER_HOST", f"receiver={host!r}: {why}.", remedy)
+        raise bad_option(
+            "NO_RECEIVER_HOST",
+            f"receiver={host!r}: this driver cannot listen at this address: {error}.",
+            "Name an address of the driver's host that executors reach, or use receiver=auto.",
+        ) from None

@@ -10,7 +10,6 @@ is preceded by its length: a line that ends too early is broken.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import os
@@ -23,8 +22,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from tempfile import NamedTemporaryFile
 from typing import Any, cast
-
-from pgonce.offsets_store.errors import NotInstalledError
 
 from ...positions import EncodedRows
 
@@ -41,7 +38,8 @@ SILENT = (TimeoutError,)
 _LENGTH = struct.Struct("!Q")
 # Of rows: the bytes of the body, the bytes of the positions, and how many rows.
 _ROWS = struct.Struct("!QQQ")
-_SIGN_BYTES = 16
+# What a receiver says first on a line without TLS.
+_GREETING = b"."
 # A process's id, user and group, as the kernel tells its other side.
 _CREDENTIALS = struct.Struct("3i")
 # A host that vanished silently is noticed after a minute, whether something was sent to it (TCP_USER_TIMEOUT, in
@@ -53,8 +51,8 @@ _PASSWORD_BYTES = 32
 _ALWAYS = datetime(2000, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 
 
-class OtherReceiverError(OSError):
-    """The process at the other end is not the one that was called."""
+class OtherUserError(OSError):
+    """The process at the other end of a Unix socket is another user's."""
 
 
 class Line:
@@ -64,19 +62,18 @@ class Line:
     :param connected: belongs to this line from now on, which closes it even if the handshake fails. It is a socket of
         TCP, or one of this host.
     :param context: for TCP.
-    :param secret: what callers of this receiver know. On this host it also tells receivers apart.
     :param patience: seconds that any wait for the other side may take; 0 means for ever.
-    :raises OtherReceiverError: if another receiver answers on this host.
-    :raises OSError: if the other side does not present what ``context`` asks for, or is not of this user.
+    :raises OtherUserError: on this host.
+    :raises OSError: if the other side does not present what ``context`` asks for.
     """
 
     def __init__(
-        self, connected: socket.socket, context: ssl.SSLContext | None, secret: bytes, patience: float, *, dialled: bool
+        self, connected: socket.socket, context: ssl.SSLContext | None, patience: float, *, dialled: bool
     ) -> None:
         try:
             connected.settimeout(patience)
             if connected.family == socket.AF_UNIX:
-                self._socket = _met(connected, _sign_of(secret), dialled=dialled)
+                self._socket = _met(connected, dialled=dialled)
             else:
                 self._socket = _encrypted(connected, context, dialled=dialled)
         except BaseException:
@@ -167,29 +164,22 @@ def _encrypted(connected: socket.socket, context: ssl.SSLContext | None, *, dial
     return context.wrap_socket(connected, server_side=not dialled, suppress_ragged_eofs=False)
 
 
-def _sign_of(secret: bytes) -> bytes:
-    """What a receiver says first on a line without TLS; it does not give its secret away."""
-    return hashlib.sha256(b"pgonce receiver " + secret).digest()[:_SIGN_BYTES]
-
-
-def _met(connected: socket.socket, sign: bytes, *, dialled: bool) -> socket.socket:
+def _met(connected: socket.socket, *, dialled: bool) -> socket.socket:
     """
     Do on a socket of this host what a handshake does on a network: find out that the other side is there, and who.
 
-    :raises OtherReceiverError: if it has another sign.
-    :raises OSError: if it is another user's, or does not answer.
+    :raises OtherUserError: if it is another user's.
+    :raises OSError: if it does not answer.
     """
-    # Elsewhere than on Linux, only the folder in which the socket lies protects it.
-    if hasattr(socket, "SO_PEERCRED"):
-        other = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, user, _ = _CREDENTIALS.unpack(other)
-        if user != os.geteuid():
-            raise PermissionError(f"the process at the other end of the line is of user {user}")
+    # Linux has it, and only there are receivers on Unix sockets.
+    other = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(other)
+    if user != os.geteuid():
+        raise OtherUserError(f"the process at the other end of the line is of user {user}")
     if not dialled:
-        connected.sendall(sign)
-    elif (said := connected.recv(len(sign))) != sign:
-        # The same path leads to another application's receiver on another host, and here if that has taken the place.
-        raise OtherReceiverError("another receiver answers") if said else ConnectionError("the other side hung up")
+        connected.sendall(_GREETING)
+    elif not connected.recv(len(_GREETING)):
+        raise ConnectionError("the other side hung up")
     return connected
 
 
@@ -203,25 +193,13 @@ class Identity:
 
 
 def new_identity() -> Identity:
-    """
-    Make a key, and a certificate that is signed with it.
+    """Make a key, and a certificate that is signed with it."""
+    # Python's own ssl module reads certificates, but cannot make them.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
-    :raises ConfigurationError: NOT_INSTALLED, if the library that makes them is missing.
-    """
-    try:
-        # Python's own ssl module reads certificates, but cannot make them.
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
-    except ImportError:
-        raise NotInstalledError(
-            "NOT_INSTALLED",
-            "receiver names an address, but the Python package cryptography is not installed on the driver, though "
-            "pgonce depends on it. It makes the certificate by which tasks recognize the receiver.",
-            "Nothing was written.",
-            "Install it there (pip install cryptography), or leave receiver out; executors do not need it.",
-        ) from None
     # A curve that hosts in FIPS mode also support.
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pgonce receiver")])

@@ -57,7 +57,7 @@ IDLE_SECONDS = 600.0
 LEFT_ALONE_SECONDS = 60.0
 # A task may call before the plan has been read, because both are sent at the same time.
 _PLAN_SECONDS = 10.0
-# How many batches that are over are remembered: a call for one of them need not wait for its plan.
+# How many batches that are forgotten are remembered: a call for one of them need not wait for its plan.
 _REMEMBERED = 100
 # Spark's daemon ends a little before its driver, if that ends as it should.
 _DRIVER_ENDS_SECONDS = 5.0
@@ -126,7 +126,7 @@ def _answer(listening: socket.socket, context: ssl.SSLContext | None, secret: by
 
 def _converse(connected: socket.socket, context: ssl.SSLContext | None, secret: bytes, receptions: Receptions) -> None:
     try:
-        with closing(Line(connected, context, secret, _IDENTIFY_SECONDS, dialled=False)) as line:
+        with closing(Line(connected, context, _IDENTIFY_SECONDS, dialled=False)) as line:
             line.refuse_stranger(secret)
             line.be_patient(0)
             message = line.hear()
@@ -207,15 +207,13 @@ def _committed(reception: Reception | None, origin: Origin, promise: Promise) ->
 
 
 class Receptions:
-    """The batches that may still be committed; ``folder`` keeps their rows."""
+    """The batches whose rows may still be wanted; ``folder`` keeps them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._changed = threading.Condition()
-        self._planned: dict[UUID, Reception] = {}
-        # Their transactions have ended here, but their rows may still be wanted.
-        self._ended: dict[UUID, Reception] = {}
-        self._over: deque[UUID] = deque(maxlen=_REMEMBERED)
+        self._known: dict[UUID, Reception] = {}
+        self._forgotten: deque[UUID] = deque(maxlen=_REMEMBERED)
         # For how many seconds the rows of a writer's last batch came.
         self._lasted: dict[tuple[str, str], float] = {}
         self._used_at = time.monotonic()
@@ -226,70 +224,61 @@ class Receptions:
         path = folders.kept_file(self._folder, plan.token)
         writer = writer_of(plan.options)
         with self._changed:
-            for token, other in [*self._planned.items(), *self._ended.items()]:
+            for token, other in list(self._known.items()):
                 if other.writer == writer:
-                    self._forget(token)
+                    self.forget(token)
             # Nothing is won by copying for a minute what is then rolled back.
             may_guess = self._lasted.get(writer, 0.0) <= LONGEST_GUESS_SECONDS
             reception = Reception(plan, path, may_guess=may_guess)
-            self._planned[plan.token] = reception
+            self._known[plan.token] = reception
             self._used_at = time.monotonic()
             self._changed.notify_all()
 
     def of(self, token: UUID) -> Reception | None:
         """The reception of a planned batch; None if the batch is over."""
         with self._changed:
-            self._changed.wait_for(lambda: token in self._planned or token in self._over, timeout=_PLAN_SECONDS)
-            return self._planned.get(token)
+            self._changed.wait_for(lambda: token in self._known or token in self._forgotten, timeout=_PLAN_SECONDS)
+            reception = self._known.get(token)
+            return None if reception is None or reception.is_over else reception
 
     def end(self, token: UUID) -> None:
         """The batch is not committed here any more; what is kept of it stays."""
         with self._changed:
-            self._end(token)
             self._used_at = time.monotonic()
+            reception = self._known.get(token)
+            if reception is not None and not reception.is_over:
+                reception.give_up()
+                self._lasted[reception.writer] = reception.lasted
 
     def forget(self, token: UUID) -> None:
         """The batch is committed, or has failed."""
         with self._changed:
-            self._forget(token)
-            self._used_at = time.monotonic()
+            self.end(token)
+            self._forgotten.append(token)
+            reception = self._known.pop(token, None)
+            if reception is not None:
+                reception.forget()
 
     def give_up(self) -> None:
         """No batch is committed here any more."""
-        with self._changed:
-            for reception in self._planned.values():
-                reception.give_up()
-
-    def _end(self, token: UUID) -> None:
-        reception = self._planned.pop(token, None)
-        self._over.append(token)
-        if reception is not None:
+        for reception in self._all():
             reception.give_up()
-            self._ended[token] = reception
-            self._lasted[reception.writer] = reception.lasted
-
-    def _forget(self, token: UUID) -> None:
-        self._end(token)
-        reception = self._ended.pop(token, None)
-        if reception is not None:
-            reception.forget()
 
     def wake(self) -> None:
         """Wake transactions that wait: they may have waited too long."""
-        with self._changed:
-            receptions = list(self._planned.values())
-        for reception in receptions:
+        for reception in self._all():
             reception.look_at_clock()
 
     def has_rows(self) -> bool:
         """Whether rows are kept that may still be wanted."""
-        with self._changed:
-            return any(reception.has_rows for reception in [*self._planned.values(), *self._ended.values()])
+        return any(reception.has_rows for reception in self._all())
 
     def has_work(self) -> bool:
         """Whether a batch may still come, or be finished."""
+        idle_seconds = time.monotonic() - self._used_at
+        is_idle = idle_seconds > (LEFT_ALONE_SECONDS if self.is_alone else IDLE_SECONDS)
+        return not is_idle or any(one.may_be_finished(is_alone=self.is_alone) for one in self._all())
+
+    def _all(self) -> list[Reception]:
         with self._changed:
-            idle_seconds = time.monotonic() - self._used_at
-            is_idle = idle_seconds > (LEFT_ALONE_SECONDS if self.is_alone else IDLE_SECONDS)
-            receptions = self._planned.values()
-            return not is_idle or any(one.may_be_finished(is_alone=self.is_alone) for one in receptions)
+            return list(self._known.values())

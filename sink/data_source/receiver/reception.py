@@ -72,6 +72,11 @@ class Reception:
         self._tried: PlannedBatch | None = None
 
     @property
+    def is_over(self) -> bool:
+        """Whether the batch has failed, or is done, or is committed without this process."""
+        return self._arrived.is_over
+
+    @property
     def has_rows(self) -> bool:
         """Whether rows are kept."""
         return len(self._arrived) > 0

@@ -9,7 +9,6 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
@@ -74,19 +73,6 @@ def test_what_another_user_has_put_there_is_not_believed(living, monkeypatch):
     assert folders.process_of(folder) is None
 
 
-def test_a_folder_stays_while_a_batch_is_kept_there(living):
-    """The receiver may have had batches of other queries."""
-    folder, first, second = made(living, living), UUID(int=1), UUID(int=2)
-    for token in (first, second):
-        folders.kept_file(folder, token).touch()
-    for token, stays in ((first, True), (second, False)):
-        folders.remove_batch(folder, token)
-        folders.remove_if_empty(folder)
-        assert folder.exists() is stays
-    folders.remove_batch(folder, first)
-    folders.remove_if_empty(folder)
-
-
 def test_the_folder_of_a_driver_that_is_gone_is_left_over(living, gone):
     """Its state decides, however young it is; that of a driver and a receiver that live stays, however old it is."""
     left, used = made(gone, gone), made(living, living)
@@ -106,29 +92,17 @@ def test_what_has_started_the_driver_may_be_gone(living, gone):
     assert folder.exists()
 
 
-def test_without_its_daemon_a_batch_may_still_be_committed_for_a_while(living, gone):
-    """Spark's driver begins another daemon, whose worker reads what is kept; a day later nobody wants it."""
-    young, old = made(living, gone), made(living, gone)
-    age(young, 3600)
-    age(old, DAY)
+@pytest.mark.parametrize("is_noted", [True, False])
+@pytest.mark.parametrize("has_daemon", [True, False])
+def test_without_its_receiver_a_batch_may_still_be_committed_for_a_week(has_daemon, is_noted, living, gone):
+    """A commit reads what is kept, in a worker of this daemon or of the next one that Spark's driver begins."""
+    young, old = (made(living, living if has_daemon else gone) for _ in range(2))
+    for folder in (young, old) if is_noted else ():
+        folders.note_process(folder, gone)
+    age(young, DAY)
+    age(old, 30 * DAY)
     folders.remove_leftovers()
     assert (young.exists(), old.exists()) == (True, False)
-
-
-@pytest.mark.parametrize("is_noted", [True, False])
-def test_without_its_receiver_a_batch_may_still_be_committed_for_a_while(is_noted, living, gone):
-    """A commit reads what is kept. A receiver that has not started may yet do so."""
-    young, old, keeps = (made(living, living) for _ in range(3))
-    for folder in (young, old, keeps) if is_noted else ():
-        folders.note_process(folder, gone)
-    folders.kept_file(keeps, UUID(int=1)).touch()
-    for folder, seconds in ((young, 3600), (old, DAY), (keeps, DAY)):
-        age(folder, seconds)
-    folders.remove_leftovers()
-    assert (young.exists(), old.exists(), keeps.exists()) == (True, False, True)
-    age(keeps, 30 * DAY)
-    folders.remove_leftovers()
-    assert not keeps.exists()
 
 
 def test_of_another_containers_folder_only_its_age_is_known(gone):
@@ -142,7 +116,7 @@ def test_of_another_containers_folder_only_its_age_is_known(gone):
 
 
 @pytest.mark.parametrize("written", [None, "", "[]", json.dumps([{"pid": 1}]), "no JSON"])
-def test_a_folder_that_does_not_say_whose_it_is_is_left_over_after_a_minute(written, living):
+def test_a_folder_that_does_not_say_whose_it_is_is_left_over_after_a_week(written, living):
     """Its planner's worker was killed before it could."""
     folder = made(living, living)
     if written is None:
@@ -151,7 +125,7 @@ def test_a_folder_that_does_not_say_whose_it_is_is_left_over_after_a_minute(writ
         (folder / "owners").write_text(written)
     folders.remove_leftovers()
     assert folder.exists()
-    age(folder, 120)
+    age(folder, 30 * DAY)
     folders.remove_leftovers()
     assert not folder.exists()
 

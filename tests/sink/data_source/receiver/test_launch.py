@@ -29,9 +29,9 @@ def offer(options):
     return receiver_for(options, STRUCT)
 
 
-def with_staged(receiver, *, is_unreached=True, received=False):
+def with_staged(receiver, *, unreached="127.0.0.1", received=False):
     """What the tasks of a batch tell the commit: some have staged their rows."""
-    staged = Parcel(origin(), 0, 1, staged=((7, 1),), is_unreached=is_unreached, offer=offered(receiver))
+    staged = Parcel(origin(), 0, 1, staged=((7, 1),), unreached=unreached, offer=offered(receiver))
     return [staged, *([Parcel(origin(), 1, 1, received=(1, 1), offer=offered(receiver))] if received else [])]
 
 
@@ -105,15 +105,15 @@ def test_one_that_nobody_reached_is_not_offered_again(receiver_options, started_
 
 
 @pytest.mark.parametrize(
-    ("is_unreached", "received"), [(False, False), (True, True)], ids=["was reached", "by some was reached"]
+    ("unreached", "received"), [(None, False), ("127.0.0.1", True)], ids=["was reached", "by some was reached"]
 )
 def test_one_that_takes_no_rows_for_another_reason_is_offered_again(
-    is_unreached, received, receiver_options, started_receivers
+    unreached, received, receiver_options, started_receivers
 ):
     """Its disk was full, or an executor of several could not reach it."""
     options = receiver_options(receiver="auto")
     note_unreached(with_staged(offer(options)))
-    note_unreached(with_staged(offer(options), is_unreached=is_unreached, received=received))
+    note_unreached(with_staged(offer(options), unreached=unreached, received=received))
     assert offer(options) is not None
 
 
@@ -134,17 +134,37 @@ def test_one_that_is_gone_before_it_was_reached_is_offered_again(
     assert offer(options) is not None
 
 
-def test_without_a_private_folder_it_is_for_other_hosts(receiver_options, started_receivers, monkeypatch):
-    """Then tasks on this host also come by TCP; still nothing is started before a call."""
+def test_where_spark_listens_at_all_addresses_so_does_the_receiver(target, receiver_options, started_receivers):
+    """As with spark.driver.bindAddress=0.0.0.0; tasks find it by the name of Spark's driver."""
+    options = receiver_options(receiver="auto")
+    note_unreached(with_staged(offer(options), unreached="0.0.0.0"))
+    receiver = offer(options)
+    (port,) = [address[1] for address in receiver.doors.addresses if not isinstance(address, str)]
+    far = replace(receiver, doors=replace(receiver.doors, addresses=(("192.0.2.1", port),)))
+    assert far.call({"spark.driver.host": "localhost"}.get).line() is not None
+
+
+def test_where_the_driver_cannot_listen_it_stays_on_this_host(receiver_options, started_receivers):
+    """The address of an earlier application may be another host's by now."""
+    options = receiver_options(receiver="auto")
+    note_unreached(with_staged(offer(options), unreached="192.0.2.1"))
+    receiver = offer(options)
+    assert not receiver.doors.is_for_other_hosts
+    assert offer(options).doors == receiver.doors
+    note_unreached(with_staged(receiver))
+    assert offer(options).doors.is_for_other_hosts
+
+
+def test_without_a_private_folder_it_stays_on_this_host(receiver_options, started_receivers, monkeypatch):
+    """Then no commit can say where others would find it; still nothing is started before a call."""
 
     def refused(*_):
         raise PermissionError("not private")
 
     monkeypatch.setattr(launch, "note_of", refused)
-    monkeypatch.setattr(launch, "listen_in_folder", refused)
     options = receiver_options(receiver="auto")
     receiver = offer(options)
-    assert receiver.doors.is_for_other_hosts
+    note_unreached(with_staged(receiver))
     assert offer(options).doors == receiver.doors
     assert started_receivers == []
 

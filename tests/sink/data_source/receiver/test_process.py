@@ -199,7 +199,7 @@ def test_without_a_receiver_tasks_stage_and_the_batch_is_committed_from_what_it_
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
     assert ids(target) == [1, 2]
     assert recorded(target) == [(2, "received", receiver.token)]
-    assert not Path(receiver.folder).exists()
+    assert kept_files(receiver) == []
 
 
 @pytest.mark.parametrize("lost", ["the file", "a part of it", "another attempt"])
