@@ -22,11 +22,12 @@ from support.signals import strike
 
 pytestmark = pytest.mark.spark
 
-# An Arrow batch is 500 kB, so that Spark holds none back, and so that a receiver acknowledges every third one.
+# An Arrow batch is 500 kB, so that Spark holds none back, and more than 8 MiB are sent before the gate: a task that has
+# sent as much has heard that its first rows are kept.
 WIDTH = 100_000
 ROWS_A_BATCH = 5
-ROWS = 60
-GATED_BATCH = 6
+ROWS = 150
+GATED_BATCH = 24
 
 
 def receivers():
@@ -84,7 +85,7 @@ class Query:
         (self.folder / "wait").touch()
         self.inbox.add(ROWS)
         assert wait_until((self.folder / "waiting").exists, PATIENCE_SECONDS)
-        assert wait_until(lambda: kept() is not None and kept()[0].stat().st_size > 2_000_000)
+        assert wait_until(lambda: kept() is not None and kept()[0].stat().st_size > 10_000_000)
         return kept()
 
     def go_on(self):

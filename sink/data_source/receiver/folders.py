@@ -1,10 +1,9 @@
 """
 The folders on a host: that of a receiver, with a file of rows for each batch, and the private one of this user.
 
-The receiver's folder is named by the planner's worker when it offers a receiver, made when that is started, used in the
-receiver and the commit worker. It is removed when its receiver has nothing to do any more. One that was left over
-because processes were killed is removed when the next receiver starts: at once if its driver is gone, else after a
-week.
+The receiver's folder is named by the planner's worker when it offers a receiver, made by the receiver, used there and
+in the commit worker. It is removed when its receiver has nothing to do any more. One that was left over because
+processes were killed is removed when the next receiver starts: at once if its driver is gone, else after a week.
 
 The private folder has notes about earlier batches. Invariant: a folder that another user owns, or may enter, is not
 used.
@@ -31,8 +30,7 @@ from .host_process import HostProcess
 _log = logging.getLogger("pgonce.receiver")
 
 _PREFIX = "pgonce-receiver-"
-_OWNERS = "owners"
-_RECEIVER = "receiver"
+_PROCESSES = "processes"
 # Only the age is known of a folder that another container, or another host, has made on the same disk; and of one whose
 # receiver is gone, because a batch that it has kept may still be running.
 _ABANDONED_SECONDS = 7 * 24 * 3600.0
@@ -43,30 +41,29 @@ def new_folder_name() -> Path:
     return Path(tempfile.gettempdir()) / f"{_PREFIX}{secrets.token_hex(8)}"
 
 
-def make_folder(folder: Path, driver: HostProcess, daemon: HostProcess) -> None:
+def make_folder(folder: Path, driver: HostProcess, daemon: HostProcess, receiver: HostProcess) -> None:
     """
-    Make the folder for a receiver of this driver, which is started under this daemon.
+    Make the folder of a receiver, and write down with which processes it ends, and which it is itself.
 
     :raises OSError: if there is no room.
     """
     folder.mkdir(mode=0o700)
-    (folder / _OWNERS).write_text(json.dumps([asdict(driver), asdict(daemon)]))
-
-
-def note_process(folder: Path, receiver: HostProcess) -> None:
-    """Write down which process the receiver is, before it is told of any batch."""
-    (folder / _RECEIVER).write_text(json.dumps(asdict(receiver)))
+    (folder / _PROCESSES).write_text(json.dumps([asdict(one) for one in (driver, daemon, receiver)]))
 
 
 def process_of(folder: Path) -> HostProcess | None:
     """The process of the receiver that has this folder; None if it has not started, or has removed the folder."""
-    if not is_private(folder):
-        # After it is removed, another user may make one of the same name, and write any process into it.
-        return None
+    # After it is removed, another user may make one of the same name, and write any process into it.
+    found = _processes_of(folder) if is_private(folder) else []
+    return found[-1] if found else None
+
+
+def _processes_of(folder: Path) -> list[HostProcess]:
     try:
-        return HostProcess(**json.loads((folder / _RECEIVER).read_text()))
+        return [HostProcess(**words) for words in json.loads((folder / _PROCESSES).read_text())]
     except (OSError, ValueError, TypeError):
-        return None
+        # It was killed before it could write them down.
+        return []
 
 
 def kept_file(folder: Path, token: UUID) -> Path:
@@ -100,16 +97,12 @@ def _is_left_over(folder: Path) -> bool:
     except OSError:
         # It is being removed.
         return False
-    try:
-        owners = [HostProcess(**words) for words in json.loads((folder / _OWNERS).read_text())]
-    except (OSError, ValueError, TypeError):
-        # Its planner's worker was killed before it could write that down.
-        owners = []
+    found = _processes_of(folder)
+    owners, receiver = found[:-1], found[-1:]
     # Without a daemon of Spark's, workers are children of the driver's JVM, and the shell above it may have ended.
     if owners and all(one.is_of_this_place and not one.lives() for one in owners):
         return True
-    receiver = process_of(folder)
-    return untouched > _ABANDONED_SECONDS and not (receiver and receiver.lives())
+    return untouched > _ABANDONED_SECONDS and not any(one.lives() for one in receiver)
 
 
 # A note from an application that is gone is only of use to its successors.

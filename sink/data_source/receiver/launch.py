@@ -125,7 +125,7 @@ class _Offer:
             called.poll()
             with self._changed:
                 if not self._is_over:
-                    self._process = process = self._started()
+                    self._process = process = self._popen()
         except OSError as error:
             _log.warning("there is no receiver for this batch: %s", error)
         finally:
@@ -146,18 +146,8 @@ class _Offer:
             self._changed.wait_for(lambda: self._plans or self._is_over)
             return self._plans.popleft() if self._plans else None
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        folders.remove_leftovers()
-        folders.make_folder(self.folder, self._start.driver, self._start.daemon)
-        try:
-            process = self._popen()
-        except BaseException:
-            folders.remove(self.folder)
-            raise
-        folders.note_process(self.folder, host_process(process.pid))
-        return process
-
     def _popen(self) -> subprocess.Popen[bytes]:
+        folders.remove_leftovers()
         sockets = [one.fileno() for one in self._listening]
         return subprocess.Popen(  # noqa: S603 (the same Python)
             [sys.executable, "-c", _RUN, *map(str, sockets)],

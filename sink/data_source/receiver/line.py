@@ -14,7 +14,6 @@ import hmac
 import json
 import os
 import secrets
-import select
 import socket
 import ssl
 import struct
@@ -109,14 +108,6 @@ class Line:
         (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         heard: dict[str, Any] = json.loads(self._exactly(size))
         return heard
-
-    def has_word(self) -> bool:
-        """Whether the other side has said something, or has hung up; does not wait."""
-        looked = select.poll()
-        looked.register(self._socket, select.POLLIN)
-        # TLS may have decrypted more than was asked for.
-        decrypted = self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
-        return decrypted > 0 or bool(looked.poll(0))
 
     def send_rows(self, rows: EncodedRows) -> None:
         """Send these rows; from a task, an empty body means that no more come, and how many there were."""

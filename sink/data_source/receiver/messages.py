@@ -20,7 +20,6 @@ from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError, witho
 
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
-from ...positions import EncodedRows
 from .host_process import HostProcess
 from .line import SILENT, Identity
 
@@ -28,16 +27,6 @@ if TYPE_CHECKING:
     from ...writing.rooms import Rooms
 
 _log = logging.getLogger("pgonce.receiver")
-
-# A receiver says what it has kept whenever it has kept so much more.
-ACKNOWLEDGED_BYTES = 1024 * 1024
-_COST_OF_A_BODY = 1024
-
-
-def cost_of_keeping(rows: EncodedRows) -> int:
-    """What a body counts for at both ends of the line: its bytes, and something for itself, because it may be tiny."""
-    return rows.size + _COST_OF_A_BODY
-
 
 _ASKED = (
     "The batch was not committed when the ledger was asked. If that process is still running, it may still commit "

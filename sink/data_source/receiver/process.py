@@ -31,12 +31,11 @@ from ..promise import Promise
 from ..workers import LOADED_VERSION
 from . import folders
 from .arrived import LONGEST_GUESS_SECONDS
+from .host_process import host_process
 from .line import BROKEN, Line, context_of
 from .messages import (
-    ACKNOWLEDGED_BYTES,
     PlannedReception,
     Start,
-    cost_of_keeping,
     error_as_message,
     in_words,
     origin_from_message,
@@ -70,8 +69,9 @@ def run_receiver() -> None:
     if start.version != LOADED_VERSION:
         # Installed since the planner's worker began. Without a receiver, tasks stage their rows.
         _log.error("the planner has pgonce %s, and its receiver has %s", start.version, LOADED_VERSION)
-        folders.remove(Path(start.folder))
         return
+    # Before it is told of any batch.
+    folders.make_folder(Path(start.folder), start.driver, start.daemon, host_process(os.getpid()))
     receptions = Receptions(Path(start.folder))
     _beside(_take_plans, receptions)
     context = context_of(start.identity) if start.identity else None
@@ -151,22 +151,11 @@ def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None)
     line.say(taken=sending is not None)
     if reception is None or sending is None:
         return
-    unsaid, is_kept = 0, True
     try:
-        while True:
-            rows = line.next_rows()
-            if not rows.body:
-                break
-            if is_kept and not reception.take(sending, rows):
-                # The task is told, and stages them. What it has sent by then is read, so that it comes to hear this.
-                is_kept = False
-                line.say(kept=sending.rows, more=False)
-            unsaid += cost_of_keeping(rows)
-            if is_kept and unsaid >= ACKNOWLEDGED_BYTES:
-                line.say(kept=sending.rows, more=True)
-                unsaid = 0
+        while (rows := line.next_rows()).body:
+            # If they are not kept, the task stages them, and those that it has sent by then.
+            line.say(kept=reception.take(sending, rows))
         reception.end(sending, rows.count)
-        line.say(kept=sending.rows, more=is_kept)
     finally:
         reception.close(sending)
 

@@ -17,12 +17,13 @@ import pyarrow as pa
 from ...positions import EncodedRows
 from ..offer import Taken
 from .line import BROKEN, Line
-from .messages import cost_of_keeping
 
 _log = logging.getLogger("pgonce")
 
 # So much of its rows a task holds while the receiver has not said that they are kept.
 UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
+# So many answers fit into the buffers of any socket: the receiver must not have to wait until they are read.
+_UNACKNOWLEDGED_BODIES = 64
 
 
 def sent(
@@ -56,44 +57,39 @@ def sent(
 
 class _Window:
     """
-    A task's end of the line: ``held`` are the rows that were sent and are not acknowledged, each with what they cost.
+    A task's end of the line: ``held`` are the rows that were sent and are not acknowledged, in their order.
 
     ``kept`` counts those that are; ``is_closed`` if the receiver keeps no more.
     """
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._cost = 0
+        self._size = 0
         self._sent = 0
         self.held: deque[tuple[pa.RecordBatch, int]] = deque()
         self.kept = 0
         self.is_closed = False
 
     def send(self, rows: EncodedRows, batch: pa.RecordBatch) -> None:
-        """Send these rows, unless no more are kept, and wait if too many are not acknowledged."""
-        cost = cost_of_keeping(rows)
+        """Send these rows, and wait if too many are not acknowledged."""
         # Held before anything can fail, because they are not given again.
-        self.held.append((batch, cost))
-        self._cost += cost
-        while self._line.has_word() and not self.is_closed:
-            self._hear()
-        if self.is_closed:
-            return
+        self.held.append((batch, rows.size))
+        self._size += rows.size
         self._sent += rows.count
         self._line.send_rows(rows)
-        while self._cost > UNACKNOWLEDGED_BYTES and not self.is_closed:
+        while (self._size > UNACKNOWLEDGED_BYTES or len(self.held) > _UNACKNOWLEDGED_BODIES) and not self.is_closed:
             self._hear()
 
     def end(self) -> None:
-        """Say that these were all, and wait until they are acknowledged."""
-        self._line.send_rows(EncodedRows(b"", self._sent))
+        """Wait until all are acknowledged, and say that there are no more."""
         while self.held and not self.is_closed:
             self._hear()
+        if not self.is_closed:
+            self._line.send_rows(EncodedRows(b"", self._sent))
 
     def _hear(self) -> None:
-        said = self._line.hear()
-        while self.held and self.kept + self.held[0][0].num_rows <= said["kept"]:
-            batch, cost = self.held.popleft()
+        self.is_closed = not self._line.hear()["kept"]
+        if not self.is_closed:
+            batch, size = self.held.popleft()
             self.kept += batch.num_rows
-            self._cost -= cost
-        self.is_closed = not said["more"]
+            self._size -= size

@@ -8,6 +8,7 @@ sink.data_source.receiver.sending, sink.identity.planned_batch.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import resource
 import shutil
@@ -42,7 +43,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise
-from pgonce.sink.data_source.receiver import folders, launch, process, reception
+from pgonce.sink.data_source.receiver import launch, process, reception
 from pgonce.sink.data_source.receiver.messages import (
     ReceiverError,
     error_as_message,
@@ -81,7 +82,7 @@ def recorded(target):
 
 def kept_files(receiver):
     """The files of the batches whose rows a receiver keeps."""
-    return [path for path in Path(receiver.folder).glob("*") if path.name not in ("owners", "receiver")]
+    return [path for path in Path(receiver.folder).glob("*") if path.name != "processes"]
 
 
 def wide_rows(count):
@@ -312,8 +313,9 @@ def test_only_the_receiver_itself_is_ended(target, receiver_options, started_rec
     send(receiver, 1, 2)
     kill(started_receivers[0])
     other = subprocess.Popen(["sleep", "100"])
-    folder = Path(receiver.folder)
-    folders.note_process(folder, replace(folders.process_of(folder), pid=other.pid))
+    written = Path(receiver.folder) / "processes"
+    *owners, one = json.loads(written.read_text())
+    written.write_text(json.dumps([*owners, {**one, "pid": other.pid}]))
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
     assert other.poll() is None
     kill(other)
