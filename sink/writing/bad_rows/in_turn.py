@@ -59,21 +59,15 @@ class InTurn:
     def __post_init__(self) -> None:
         self._rounds = Rounds(self.connection, self.names, self.bound, self.most, self.deferred, self.until)
 
-    def begin_in_tx(self, instead: Exception | None = None) -> None:
-        """
-        Create what is needed first.
-
-        :param instead: what is raised where the role may not create temporary tables, or PL/pgSQL was dropped.
-        """
-        self._rounds.begin_in_tx(instead)
-
-    def write_in_tx(self, gathered: GatheredRows) -> Counts:
+    def write_in_tx(self, gathered: GatheredRows, instead: Exception | None = None) -> Counts:
         """
         Write what the table takes, and return what became of it; afterwards ``refused`` are the other rows.
 
+        :param instead: what is raised where the role may not create temporary tables, or PL/pgSQL was dropped.
         :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if the rows cannot be written by key.
         :raises psycopg.Error: what Postgres says that is not about a row.
         """
+        self._rounds.begin_in_tx(instead)
         self.refused, rows = lacking_rows(self.connection, gathered, self.written)
         rows = self._that_can_be_ordered_in_tx(rows)
         self._refuse_too_many()
@@ -85,12 +79,13 @@ class InTurn:
         self.refused.sort(key=lambda row: _page_and_item(row.place))
         return counts
 
-    def write_all_in_tx(self, gathered: GatheredRows) -> Counts:
+    def write_all_in_tx(self, gathered: GatheredRows, instead: Exception | None) -> Counts:
         """
-        Write all rows, and return what became of them.
+        Write all rows, and return what became of them; ``instead`` as above.
 
         :raises psycopg.Error: also what Postgres says of a row that it refuses in its turn.
         """
+        self._rounds.begin_in_tx(instead)
         turns = turns_in_tx(self.connection, gathered, self.written, self._rounds.named("turns"), self._rounds.hint)
         counts, refused = self._written_in_rounds(turns, None)
         if refused:

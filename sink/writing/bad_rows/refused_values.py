@@ -94,7 +94,6 @@ def note_gathered(
         # A trigger may write other tables.
         if not error.diag.table_name or names.of_error(error):
             in_turn = InTurn(connection, written, names, bound, 1_000_000_000, until=error.sqlstate or "")
-            in_turn.begin_in_tx()
             in_turn.write_in_tx(replace(gathered, staged=None))
             row = next((row for row in in_turn.refused if row.code == error.sqlstate), None)
             if row is not None:

@@ -168,8 +168,7 @@ def _gathered_and_bad_in_tx(
             why = of_one(refused_by(error))
         bound = SearchBound(written.table.qualified_name, why)
         in_turn = InTurn(connection, written, names, bound, most, constraints.names)
-        in_turn.begin_in_tx(instead=error)
-        counts = in_turn.write_in_tx(replace(gathered, staged=None))
+        counts = in_turn.write_in_tx(replace(gathered, staged=None), instead=error)
         constraints.check()
         return counts, in_turn.refused
 
@@ -210,8 +209,7 @@ def write_in_turn_in_tx(
     in_turn = InTurn(
         connection, written, names_of(connection, written.table), SearchBound(written.table.qualified_name)
     )
-    in_turn.begin_in_tx(instead=error)
-    return in_turn.write_all_in_tx(replace(gathered, staged=None))
+    return in_turn.write_all_in_tx(replace(gathered, staged=None), instead=error)
 
 
 def _go_back(connection: psycopg.Connection) -> None:

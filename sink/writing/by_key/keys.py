@@ -25,8 +25,8 @@ from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
 from ..table.fit import Fit, Fitting
 from ..table.new_table import key_unknown, nested_key
-from ..unread_value import refuse_unknown_forms
 from ..written import Upsert, Written
+from .unread_value import refuse_unknown_forms
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from psycopg import sql
 
 from ...encoding.encoded_types import EncodedColumn
-from ...options.destination import OPERATION_COLUMN, Changes
+from ...options.destination import OPERATION_COLUMN
 from ..checked_table import ColumnPlan
 from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
-from ..unread_value import is_unread
 from ..written import Upsert
 from .keys import ComparedUpsert
+from .unread_value import is_unread
 
 
 def insert_statement(
@@ -145,11 +145,6 @@ def selected(
         sql.SQL("{} AS {}").format(value_as_assigned(column, upsert), sql.Identifier(column.target)) for column in plan
     )
     return sql.SQL("SELECT {}{} FROM {} WHERE {}{}").format(distinct, sql.SQL(", ").join(values), source, wanted, order)
-
-
-def that_write(changes: Changes) -> sql.Composable:
-    """The condition that picks the changes which do not delete."""
-    return sql.SQL("{} IS NOT TRUE").format(sql.Identifier(changes.deleted))
 
 
 def value_as_assigned(column: ColumnPlan, upsert: ComparedUpsert | None) -> sql.Composable:

@@ -1,7 +1,7 @@
 """
 The placeholder of a value that the source could not read is known in every form in which Debezium sends it.
 
-Covers: sink.writing.unread_value.
+Covers: sink.writing.by_key.unread_value.
 """
 
 from __future__ import annotations

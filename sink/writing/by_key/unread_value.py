@@ -18,8 +18,8 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
-from ..encoding.encoded_types import EncodedColumn
-from .table.catalogue import TargetTable
+from ...encoding.encoded_types import EncodedColumn
+from ..table.catalogue import TargetTable
 
 
 def is_unread(column: EncodedColumn, text: str) -> sql.Composable | None:
