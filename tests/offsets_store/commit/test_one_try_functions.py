@@ -344,7 +344,7 @@ class TestRivals:
         monkeypatch.setattr(one_transaction, "_COMMIT", Statement("ROLLBACK", is_prepared=False))
         with pytest.raises(PgonceError) as refused:
             commit_batch(settings(url), make_batch(), appending(1))
-        assert refused.value.code == "ROLLED_BACK"
+        assert refused.value.code == "STATEMENT_FAILED"
         assert ids(admin) == []
 
     def test_a_function_cannot_commit_rows_without_their_record(self, url, admin):
