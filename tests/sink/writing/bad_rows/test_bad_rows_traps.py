@@ -85,6 +85,15 @@ class TestDeferredConstraints:
         assert stored(admin) == [(1, "b"), (2, "a"), (4, "taken"), (6, "c")]
         assert letters(admin) == [(5, code)]
 
+    @BY_KEY
+    def test_values_are_exchanged_after_a_part_that_was_checked(self, mode, url, admin):
+        """What is deferred is deferred again for the next part."""
+        admin.execute(DEFERRED)
+        admin.execute("INSERT INTO events VALUES (1, 'a'), (2, 'b'), (4, 'taken')")
+        commit(url, mode, [(6, "c", None, 1), (5, "taken", None, 2), (1, "b", None, 3), (2, "a", None, 4)])
+        assert stored(admin) == [(1, "b"), (2, "a"), (4, "taken"), (6, "c")]
+        assert letters(admin) == [(5, "23505")]
+
     @MODES
     def test_what_another_table_still_owes_is_left_alone(self, mode, url, admin):
         """Like the seal of a function's transaction: it is due at COMMIT, and not while rows are looked for."""
