@@ -18,14 +18,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import psycopg
 from psycopg import sql
 
 from ..by_key.one_by_one import COUNTED, NUMBER
 from ..by_key.statements import insert_in_turn
 from ..rows import GatheredRows
 from ..written import BadRow, Counts, Written
-from .about_a_row import SearchBound, TargetNames, of_one, too_many
+from .about_a_row import of_one, too_many
 from .one_round import Refused, Rounds
 from .turns import BETWEEN, Turns, lacking_rows, numbered_in_tx, turns_in_tx
 from .value_probe import ValueProbe, is_cast, made_in_tx
@@ -38,26 +37,11 @@ _AT = sql.SQL("{} OPERATOR(pg_catalog.=) $1").format(NUMBER)
 
 @dataclass
 class InTurn:
-    """
-    Writes the rows of a batch for one table in their turn.
+    """Writes the rows of a batch for one table in their turn; at most ``rounds.most`` may be refused."""
 
-    :param names: how errors name the table.
-    :param most: how many rows may be refused.
-    :param deferred: the constraints that are checked after each part.
-    :param until: an SQLSTATE; a row that is refused with it ends the search, and it need not be about a row otherwise.
-    """
-
-    connection: psycopg.Connection
     written: Written
-    names: TargetNames
-    bound: SearchBound
-    most: int = 0
-    deferred: Sequence[sql.Identifier] = ()
-    until: str = ""
+    rounds: Rounds
     refused: list[BadRow] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._rounds = Rounds(self.connection, self.names, self.bound, self.most, self.deferred, self.until)
 
     def write_in_tx(self, gathered: GatheredRows, instead: Exception | None = None) -> Counts:
         """
@@ -67,12 +51,12 @@ class InTurn:
         :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if the rows cannot be written by key.
         :raises psycopg.Error: what Postgres says that is not about a row.
         """
-        self._rounds.begin_in_tx(instead)
-        self.refused, rows = lacking_rows(self.connection, gathered, self.written)
+        self.rounds.begin_in_tx(instead)
+        self.refused, rows = lacking_rows(self.rounds.connection, gathered, self.written)
         rows = self._that_can_be_ordered_in_tx(rows)
         self._refuse_too_many()
-        turns = turns_in_tx(self.connection, rows, self.written, self._rounds.named("turns"), self._rounds.hint)
-        probe = made_in_tx(self.connection, self.written, self._rounds.named("probe"), turns.table, _AT)
+        turns = turns_in_tx(self.rounds.connection, rows, self.written, self.rounds.named("turns"), self.rounds.hint)
+        probe = made_in_tx(self.rounds.connection, self.written, self.rounds.named("probe"), turns.table, _AT)
         counts, refused = self._written_in_rounds(turns, probe)
         self.refused += [one.row for one in refused]
         self._refuse_too_many()
@@ -85,12 +69,14 @@ class InTurn:
 
         :raises psycopg.Error: also what Postgres says of a row that it refuses in its turn.
         """
-        self._rounds.begin_in_tx(instead)
-        turns = turns_in_tx(self.connection, gathered, self.written, self._rounds.named("turns"), self._rounds.hint)
+        self.rounds.begin_in_tx(instead)
+        turns = turns_in_tx(
+            self.rounds.connection, gathered, self.written, self.rounds.named("turns"), self.rounds.hint
+        )
         counts, refused = self._written_in_rounds(turns, None)
         if refused:
             # If it was enough, the last one is the reason; else each is refused by what is written.
-            self._rounds.raise_in_tx(turns, refused[-1])
+            self.rounds.raise_in_tx(turns, refused[-1])
         return counts
 
     def _written_in_rounds(self, turns: Turns, probe: ValueProbe | None) -> tuple[Counts, list[Refused]]:
@@ -100,7 +86,7 @@ class InTurn:
         lost: set[int] = set()
         bad: list[Refused] = []
         while begin <= end:
-            done = self._rounds.run_in_tx(turns, probe, range(begin, end + 1), size, counts)
+            done = self.rounds.run_in_tx(turns, probe, range(begin, end + 1), size, counts)
             counts, refused = done.counts, done.refused
             if done.is_enough or len(refused) == end - begin + 1:
                 # If nothing was written, the table refuses each of them as it stands.
@@ -116,7 +102,7 @@ class InTurn:
                     bad.append(one)
                 else:
                     again.append(one.turn)
-            if len(bad) > self.most:
+            if len(bad) > self.rounds.most:
                 break
             lost = unwritten.difference(again)
             turns.again_in_tx(again, end, backwards=begin == 1)
@@ -130,16 +116,16 @@ class InTurn:
         cast = [column for column in compared if column is not None and is_cast(column)]
         if not cast:
             return rows
-        table, into = self._rounds.named("rows"), self._rounds.named("cast")
+        table, into = self.rounds.named("rows"), self.rounds.named("cast")
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(column.target), sql.SQL(column.full_type)) for column in cast
         )
-        self.connection.execute(sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP").format(into, columns))
-        count = numbered_in_tx(self.connection, rows, table)
-        insert = insert_in_turn(GatheredRows(table, BETWEEN, count), NUMBER, self._rounds.hint, into, cast, None)
+        self.rounds.connection.execute(sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP").format(into, columns))
+        count = numbered_in_tx(self.rounds.connection, rows, table)
+        insert = insert_in_turn(GatheredRows(table, BETWEEN, count), NUMBER, self.rounds.hint, into, cast, None)
         probe = ValueProbe(into, self.written, table, _AT, cast)
-        turns = Turns(self.connection, table, count, insert)
-        refused = self._rounds.run_in_tx(turns, probe, range(1, count + 1), _FIRST_PART, _NOTHING).refused
+        turns = Turns(self.rounds.connection, table, count, insert)
+        refused = self.rounds.run_in_tx(turns, probe, range(1, count + 1), _FIRST_PART, _NOTHING).refused
         if not refused:
             return rows
         self.refused += [one.row for one in refused]
@@ -147,8 +133,8 @@ class InTurn:
         return rows.only(sql.SQL("ctid OPERATOR(pg_catalog.<>) ALL ({}::pg_catalog.tid[])").format(bad))
 
     def _refuse_too_many(self) -> None:
-        if len(self.refused) > self.most:
-            raise too_many(self.written.table.qualified_name, self.most, of_one(self.refused[0]))
+        if len(self.refused) > self.rounds.most:
+            raise too_many(self.written.table.qualified_name, self.rounds.most, of_one(self.refused[0]))
 
 
 def _page_and_item(place: str) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ class Rounds:
     """
     Writes rows for ``names``, which is how errors name the table.
 
-    :param most: a round ends once more rows are refused that no other row can mend.
+    :param most: how many rows may be refused; a round ends once more of them are, and no other row can mend these.
     :param deferred: the constraints that are checked after each part.
     :param until: an SQLSTATE; a row that is refused with it ends a round, and it need not be about a row otherwise.
     """
@@ -82,9 +82,9 @@ class Rounds:
     connection: psycopg.Connection
     names: TargetNames
     bound: SearchBound
-    most: int
-    deferred: Sequence[sql.Identifier]
-    until: str
+    most: int = 0
+    deferred: Sequence[sql.Identifier] = ()
+    until: str = ""
     _number: int = field(default_factory=lambda: next(_counter))
 
     def begin_in_tx(self, instead: Exception | None) -> None:

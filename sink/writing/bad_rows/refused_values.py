@@ -34,9 +34,11 @@ from ..table.new_table import retyped, roomier_type
 from ..written import BadRow, Written
 from .about_a_row import SearchBound, at, is_for_itself, names_of, up_to
 from .in_turn import InTurn
+from .one_round import Rounds
 
 # The writer's row is locked meanwhile, and the error is raised without the name of a row if none is found in time.
 _MOST_SECONDS = 60
+_MANY = 1_000_000_000
 
 
 def note_copied(
@@ -93,7 +95,7 @@ def note_gathered(
         names = names_of(connection, written.table)
         # A trigger may write other tables.
         if not error.diag.table_name or names.of_error(error):
-            in_turn = InTurn(connection, written, names, bound, 1_000_000_000, until=error.sqlstate or "")
+            in_turn = InTurn(written, Rounds(connection, names, bound, _MANY, until=error.sqlstate or ""))
             in_turn.write_in_tx(replace(gathered, staged=None))
             row = next((row for row in in_turn.refused if row.code == error.sqlstate), None)
             if row is not None:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import TargetError
-
 from ..by_key.apply import MOVED, STAGES, Begun, begin_in_tx, doubled_keys, lock_rows_in_tx, needs_changes
 from ..by_key.change_table import ChangeTable
 from ..by_key.deciding_changes import UNREAD, all_changes, wanted_changes
@@ -159,7 +157,7 @@ class Turns:
         if batch is None or batch.upsert.order_by is None:
             return {}
         query = sql.SQL(_FOLLOWED).format(
-            place=sql.Identifier("pgonce: place"),
+            place=PLACE,
             unwritten=sql.Literal(list(unwritten)),
             turns=sql.Literal(list(turns)),
             keys=sql.SQL(", ").join(sql.Identifier(key.target) for key in batch.upsert.keys),
@@ -252,14 +250,12 @@ def _numbered_by_key_in_tx(
     connection: psycopg.Connection, rows: GatheredRows, table: sql.Identifier, batch: ChangeTable, written: Written
 ) -> int:
     order: list[sql.Composable] = []
+    deletes = sql.SQL("({} IS TRUE OR {})").format(batch.is_delete, batch.moved.is_moved)
     if batch.upsert.order_by is not None:
         value = value_as_assigned(batch.upsert.order_by, batch.upsert)
         order.append(sql.SQL("{} NULLS FIRST").format(value))
-    deletes = sql.SQL("({} IS TRUE OR {})").format(batch.is_delete, batch.moved.is_moved)
-    # Of rows that tie, a delete and a write have no order where a delete changes other rows.
-    ties = sql.SQL("pg_catalog.dense_rank() OVER (ORDER BY {}) AS {}").format(
-        sql.SQL(", ").join(order or [sql.SQL("1")]), _TIE
-    )
+        if deletes_act_on_itself(written.table, written.changes):
+            _refuse_tied(connection, rows, value, deletes, written.table.qualified_name)
     if batch.changes is not None and batch.changes.has_versions:
         # A version of a table that deletes a row and inserts it again has replaced it.
         order.append(sql.SQL("{} DESC").format(deletes))
@@ -269,24 +265,22 @@ def _numbered_by_key_in_tx(
         order.append(sql.SQL("CASE WHEN {} THEN ctid END DESC NULLS LAST").format(stays))
     named = sql.SQL("{} AS {}")
     is_write = sql.SQL("{} IS NOT TRUE").format(batch.is_delete)
-    flags = [named.format(deletes, IS_DELETE), named.format(is_write, IS_WRITE), ties]
-    count = numbered_in_tx(connection, rows, table, order, flags)
-    if deletes_act_on_itself(written.table, written.changes):
-        both = sql.SQL(
-            "SELECT FROM {} GROUP BY {} HAVING pg_catalog.bool_or({}) AND NOT pg_catalog.bool_and({}) LIMIT 1"
-        ).format(table, _TIE, IS_DELETE, IS_DELETE)
-        if connection.execute(both).fetchone() is not None:
-            raise _tied(written.table.qualified_name)
-    return count
+    flags = [named.format(deletes, IS_DELETE), named.format(is_write, IS_WRITE)]
+    return numbered_in_tx(connection, rows, table, order, flags)
 
 
-_TIE = sql.Identifier("pgonce: tie")
-
-
-def _tied(table: str) -> TargetError:
-    return delete_action(
-        f"Deleting rows of {table} changes other rows of it, by a foreign key with an action, and the batch has a "
-        "delete and a write with the same value of orderBy: it is unknown whether a row had moved to another parent "
-        "before its parent was deleted.",
-        "Set orderBy to a column whose value is different for each change. Or let",
-    )
+def _refuse_tied(
+    connection: psycopg.Connection, rows: GatheredRows, value: sql.Composable, deletes: sql.Composable, table: str
+) -> None:
+    """:raises TargetError: DELETE_ACTION, if a delete and a write have one value of orderBy."""
+    both = sql.SQL(
+        "SELECT FROM {source} WHERE {wanted} GROUP BY {value} "
+        "HAVING pg_catalog.bool_or({deletes}) AND NOT pg_catalog.bool_and({deletes}) LIMIT 1"
+    ).format(source=rows.source, wanted=rows.wanted, value=value, deletes=deletes)
+    if connection.execute(both, prepare=False).fetchone() is not None:
+        raise delete_action(
+            f"Deleting rows of {table} changes other rows of it, by a foreign key with an action, and the batch has a "
+            "delete and a write with the same value of orderBy: it is unknown whether a row had moved to another "
+            "parent before its parent was deleted.",
+            "Set orderBy to a column whose value is different for each change. Or let",
+        )

@@ -34,6 +34,7 @@ from ..written import PUT_ASIDE, UNROUTED, BadRow, Counts, RowsForTable, RowsRef
 from .about_a_row import Kind, SearchBound, kind_of, may_be_a_rows, names_of, none_fits, of_one, refused_by, too_many
 from .in_turn import InTurn
 from .letters import Letters
+from .one_round import Rounds
 from .refused_values import note_gathered
 
 
@@ -167,7 +168,7 @@ def _gathered_and_bad_in_tx(
                 raise error
             why = of_one(refused_by(error))
         bound = SearchBound(written.table.qualified_name, why)
-        in_turn = InTurn(connection, written, names, bound, most, constraints.names)
+        in_turn = InTurn(written, Rounds(connection, names, bound, most, constraints.names))
         counts = in_turn.write_in_tx(replace(gathered, staged=None), instead=error)
         constraints.check()
         return counts, in_turn.refused
@@ -206,10 +207,8 @@ def write_in_turn_in_tx(
         raise error
     if gathered.staged is not None:
         check_staged_rows(connection, gathered.staged)
-    in_turn = InTurn(
-        connection, written, names_of(connection, written.table), SearchBound(written.table.qualified_name)
-    )
-    return in_turn.write_all_in_tx(replace(gathered, staged=None), instead=error)
+    rounds = Rounds(connection, names_of(connection, written.table), SearchBound(written.table.qualified_name))
+    return InTurn(written, rounds).write_all_in_tx(replace(gathered, staged=None), instead=error)
 
 
 def _go_back(connection: psycopg.Connection) -> None:
