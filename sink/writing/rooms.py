@@ -96,9 +96,6 @@ class ByKey(Protocol):
     def refuse_actions_between(self, tables: Sequence[tuple[TargetTable, Changes | None]]) -> None:
         """Refuse deletes from one of these tables that change rows of another one."""
 
-    def must_take_turns(self, connection: psycopg.Connection, gathered: GatheredRows, written: Written) -> bool:
-        """Whether a delete of the batch may change other rows that it writes, so that their order says what is left."""
-
     def write_by_key_in_tx(self, connection: psycopg.Connection, rows: GatheredRows, written: Written) -> Counts:
         """Write the rows; what became of them, if they do more than replace stored ones."""
 

@@ -27,7 +27,7 @@ from .rows import RELEASE, SAVEPOINT, GatheredRows, copy_rows, fail_in_tx, whole
 from .table.catalogue import TargetTable
 from .table.fit import Fit
 from .table.lock import unsafe_partition
-from .written import WRITTEN, Counts, RowsForTable, RowsRefusedError, TableOutcome, Written
+from .written import WRITTEN, Counts, MustTakeTurnsError, RowsForTable, TableOutcome, Written
 
 
 def write_table_in_tx(
@@ -72,28 +72,21 @@ def _written_in_tx(
     letters = part.destination.dead_letters
     if letters is not None and batch is not None:
         return rooms.bad_rows().write_what_fits_in_tx(connection, part, written, batch, letters, rooms)
-    try:
-        counts = _write_all_in_tx(connection, part, written, rooms)
-    except RowsRefusedError as refused:
-        raise refused.error from None
-    return outcome_of(connection, part, written, counts)
+    return outcome_of(connection, part, written, _write_all_in_tx(connection, part, written, rooms))
 
 
 def _write_all_in_tx(connection: psycopg.Connection, part: RowsForTable, written: Written, rooms: Rooms) -> Counts:
-    """
-    Write all rows, or none; the counts say what became of them, if they do more than replace stored ones.
-
-    :raises RowsRefusedError: for rows that were found to be the reason.
-    """
+    """Write all rows, or none; the counts say what became of them, if they do more than replace stored ones."""
     if goes_straight(part, written):
         copy_in_tx(connection, part, written, rooms)
         return None
     gathered, refused = part.gathering.rows(), None
-    if written.changes is None or not rooms.by_key().must_take_turns(connection, gathered, written):
-        try:
-            return write_gathered_in_tx(connection, gathered, written, rooms)
-        except psycopg.Error as error:
-            refused = error
+    try:
+        return write_gathered_in_tx(connection, gathered, written, rooms)
+    except MustTakeTurnsError:
+        pass
+    except psycopg.Error as error:
+        refused = error
     return rooms.bad_rows().write_in_turn_in_tx(connection, gathered, written, refused)
 
 
@@ -126,7 +119,7 @@ def write_gathered_in_tx(
     Write gathered rows.
 
     :raises TargetError: if the rows, or the table, lack what writing by key needs.
-    :raises RowsRefusedError: for rows that were found to be the reason.
+    :raises MustTakeTurnsError: if the rows cannot be written at once.
     :raises StagingError: if staged rows are missing, or if there are too many.
     """
     staged = gathered.staged

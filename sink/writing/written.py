@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import psycopg
-
-from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.published import WrittenAs
 
 from ..encoding.encoded_types import EncodedColumn
@@ -138,14 +135,5 @@ class BadRow:
     column_name: str | None = None
 
 
-class RowsRefusedError(Exception):
-    """
-    Rows of a batch were found to be the reason why it cannot be written; nothing is known of the other rows.
-
-    :param error: what is raised if no row may be put aside.
-    """
-
-    def __init__(self, error: psycopg.Error | TargetError, rows: Sequence[BadRow]) -> None:
-        super().__init__(error, rows)
-        self.error = error
-        self.rows = rows
+class MustTakeTurnsError(Exception):
+    """Rows cannot be written at once, because what one of them leaves depends on those before it."""

@@ -6,7 +6,7 @@ from pyspark.sql import types as t
 from support.sent_rows import publish
 
 from pgonce.sink.writing.by_key.apply import MOVED, STAGES
-from pgonce.sink.writing.by_key.deciding_changes import UNREAD
+from pgonce.sink.writing.by_key.unread_value import UNREAD
 from pgonce.sink.writing.written import PUT_ASIDE
 
 WRITE, DELETE = False, True

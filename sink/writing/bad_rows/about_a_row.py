@@ -24,7 +24,7 @@ from pgonce.offsets_store.postgres.refused_rows import shortened
 from ...encoding.unfit_rows import UnfitRow
 from ..by_key.one_by_one import NOT_READ
 from ..table.catalogue import TargetTable
-from ..written import BadRow, RowsRefusedError
+from ..written import BadRow
 
 
 def refused_by(error: psycopg.Error, place: str = "") -> BadRow:
@@ -129,7 +129,7 @@ def is_for_itself(error: BaseException) -> bool:
 
 def may_be_a_rows(error: BaseException) -> bool:
     """Whether an error may be about the values of one row."""
-    return isinstance(error, (RowsRefusedError, NullKeyError, NullOrderError)) or kind_of(error) is not None
+    return isinstance(error, (NullKeyError, NullOrderError)) or kind_of(error) is not None
 
 
 @dataclass(frozen=True)
@@ -216,12 +216,11 @@ class SearchBound:
         """The error for a search that has lasted too long."""
         return TargetError(
             "SEARCH_TOO_LONG",
-            f"Postgres refuses rows of the batch for {self.table}, but pgonce could not find these rows in "
-            f"{self._most_seconds:g} seconds.{self.why}",
+            f"The rows of the batch for {self.table} are written in their turn, and {self._most_seconds:g} seconds were "
+            f"not enough for it.{self.why}",
             NOTHING,
-            "Find such rows in the source or in the table, and repair them or filter them out: many at once often have "
-            "one cause. Or make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger): they have fewer bad "
-            "rows, and each try is shorter.",
+            "Make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger). Or find the rows that Postgres refuses "
+            "in the source or in the table, and repair them or filter them out: many at once often have one cause.",
         )
 
 

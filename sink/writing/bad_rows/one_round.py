@@ -17,8 +17,8 @@ from psycopg import sql
 
 from pgonce.offsets_store.postgres.search_path import LocalSettings
 
-from ..by_key.deciding_changes import VALUE_NOT_READ, unread_error
 from ..by_key.one_by_one import AT, COUNTED, FIRST, LAST, NOT_READ, NUMBER, OUTCOME, VARIABLES
+from ..by_key.unread_value import VALUE_NOT_READ, unread_error
 from ..written import BadRow
 from .about_a_row import (
     CHECK,
@@ -181,7 +181,7 @@ class Rounds:
     def raise_in_tx(self, turns: Turns, refused: Refused) -> NoReturn:
         """Let Postgres say again why it refuses a row, with all that it says of it."""
         if refused.row.code == VALUE_NOT_READ and turns.batch is not None:
-            raise unread_error(turns.batch, 1, [refused.row.column_name or ""])
+            raise unread_error(turns.batch.target, refused.row.column_name or "")
         body = sql.SQL(_ONE).format(
             variables=VARIABLES,
             first=FIRST,

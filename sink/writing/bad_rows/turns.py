@@ -7,6 +7,7 @@ known, the batch is refused. Elsewhere rows of an unknown order are written in t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,17 +16,20 @@ from psycopg import sql
 
 from ..by_key.apply import MOVED, STAGES, Begun, begin_in_tx, doubled_keys, lock_rows_in_tx, needs_changes
 from ..by_key.change_table import ChangeTable
-from ..by_key.deciding_changes import UNREAD, all_changes, wanted_changes
+from ..by_key.deciding_changes import all_changes, wanted_changes
 from ..by_key.keys import ComparedUpsert, delete_action, deletes_act_on_itself
 from ..by_key.one_by_one import COUNTED, FIRST, IS_DELETE, IS_WRITE, LAST, NUMBER, part_of_changes
 from ..by_key.statements import insert_in_turn, lacks_order, value_as_assigned
 from ..by_key.tombstone_sets import own_set_in_tx
 from ..by_key.tombstones import keep_in_tx
 from ..by_key.trigger_outcome import TriggerOutcome
+from ..by_key.unread_value import UNREAD
 from ..by_key.upsert import compare_in_tx, doubled_key
 from ..checked_table import ColumnPlan
 from ..rows import RELEASE, GatheredRows
 from ..written import BadRow, Written
+
+_log = logging.getLogger("pgonce")
 
 TURN, PLACE = sql.Identifier("pgonce: turn"), sql.Identifier("pgonce: place")
 """Columns: the row's place in the order, which does not change; and its place in the table of gathered rows."""
@@ -178,6 +182,13 @@ class Turns:
         counts = {name: of.get(name, 0) for name in STAGES}
         counts["superseded"], counts["ignored"] = superseded, begun.ignored
         more = {MOVED: of["moved"], UNREAD: of["not_read"]}
+        if more[UNREAD]:
+            _log.warning(
+                "%s rows are written to %s without a value that the source could not read, because nothing holds it: "
+                "the row had another key before, or has NULL in the table (page `change-data` of the documentation)",
+                more[UNREAD],
+                begun.batch.target.qualified_name,
+            )
         return counts | {name: number for name, number in more.items() if number}
 
 
@@ -214,7 +225,7 @@ def turns_in_tx(
         begun = begin_in_tx(connection, rows, written)
         batch = begun.batch
         rows = wanted_changes(batch, rows)
-        if begun.traced and begun.deletes + begun.moved > begun.ignored:
+        if begun.traced and begun.has_deletes:
             own_set = own_set_in_tx(connection, batch)
     else:
         _, compared = compare_in_tx(connection, written.table, upsert, sql.SQL("SELECT"))
@@ -229,7 +240,7 @@ def turns_in_tx(
             raise doubled_keys(batch.upsert, one)
     if not batch.upsert.existing.stored_stays:
         changes = replace(batch, name=all_changes(batch, all_rows))
-        lock_rows_in_tx(connection, changes, deletes=begun is not None and begun.deletes + begun.moved > 0)
+        lock_rows_in_tx(connection, changes, deletes=begun is not None and begun.has_deletes)
     if begun is None:
         return Turns(connection, table, count, _set_at_once(table, hint, written, batch.upsert), batch)
     outcome = TriggerOutcome(connection, batch, table)

@@ -22,15 +22,14 @@ from ...encoding.unfit_rows import UnfitRow
 from ...options.destination import DeadLetters, Destination
 from ...options.routes import Routes, most_dead_letters
 from ...staging import check_staged_rows
-from ..by_key.deciding_changes import VALUE_NOT_READ
-from ..by_key.keys import must_take_turns
+from ..by_key.unread_value import VALUE_NOT_READ
 from ..by_key.write_changes import StillReferredToError
 from ..recorded_destination import recorded
 from ..rooms import Rooms
 from ..rows import BACK, RELEASE, GatheredRows, whole_or_failed
 from ..table.catalogue import TargetTable
 from ..write_table import copy_in_tx, goes_straight, outcome_of, write_gathered_in_tx
-from ..written import PUT_ASIDE, UNROUTED, BadRow, Counts, RowsForTable, RowsRefusedError, TableOutcome, Written
+from ..written import PUT_ASIDE, UNROUTED, BadRow, Counts, MustTakeTurnsError, RowsForTable, TableOutcome, Written
 from .about_a_row import Kind, SearchBound, kind_of, may_be_a_rows, names_of, none_fits, of_one, refused_by, too_many
 from .in_turn import InTurn
 from .letters import Letters
@@ -145,11 +144,13 @@ def _gathered_and_bad_in_tx(
     :param error: Postgres's refusal of the whole batch, if that was tried.
     """
     constraints = Constraints(connection, written.table, is_last=part.is_last)
-    if error is None and not must_take_turns(connection, gathered, written):
+    if error is None:
         try:
             counts = write_gathered_in_tx(connection, gathered, written, rooms)
             constraints.check()
-        except (psycopg.Error, TargetError, RowsRefusedError) as refused:
+        except MustTakeTurnsError:
+            pass
+        except (psycopg.Error, TargetError) as refused:
             if not may_be_a_rows(refused):
                 if isinstance(refused, psycopg.Error):
                     note_gathered(connection, refused, written, gathered)

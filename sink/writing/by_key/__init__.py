@@ -1,6 +1,6 @@
 """Write rows by key: upserts, and changes with deletes."""
 
 from .apply import write_by_key_in_tx
-from .keys import must_take_turns, plan_upsert, refuse_actions_between
+from .keys import plan_upsert, refuse_actions_between
 
-__all__ = ["must_take_turns", "plan_upsert", "refuse_actions_between", "write_by_key_in_tx"]
+__all__ = ["plan_upsert", "refuse_actions_between", "write_by_key_in_tx"]

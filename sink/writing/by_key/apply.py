@@ -8,7 +8,7 @@ is the one that compares it.
 The steps, in this order:
 
 1. look at the rows and at the target's indexes: ``compare_in_tx``
-2. reduce the rows of each key to the changes that decide what is left of it: ``_reduce_in_tx``
+2. reduce the rows of each key to the changes that decide what is left of it: ``create_deciding``
 3. pass over what is older than a delete that is remembered: ``pass_over_in_tx``
 4. lock the stored rows in the order of their keys: ``lock_rows_in_tx``
 5. delete, and remember what was deleted: ``delete_in_tx``
@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 from psycopg import sql
@@ -30,21 +30,12 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError
 
 from ...options.destination import Changes
-from ..rows import GatheredRows
+from ..rows import RELEASE, GatheredRows
 from ..table.lock import take_turn_of_newer_in_tx
-from ..written import WRITTEN, Upsert, Written
+from ..written import WRITTEN, MustTakeTurnsError, Upsert, Written
 from .change_table import ChangeTable
-from .deciding_changes import (
-    UNREAD,
-    all_changes,
-    create_deciding,
-    create_from,
-    create_of_all,
-    refuse_unread_in_tx,
-    refuse_unread_moves_in_tx,
-    wanted_changes,
-)
-from .keys import ComparedUpsert, execute_joined
+from .deciding_changes import create_deciding, wanted_changes
+from .keys import ComparedUpsert, deletes_act_on_itself, execute_joined
 from .moved_rows import refuse_moved
 from .tombstone_sets import Tombstones, tombstones_in_tx
 from .tombstones import is_traceable, pass_over_in_tx, refuse_unordered, refuse_untraceable
@@ -75,7 +66,7 @@ def write_by_key_in_tx(
     Write ``rows``, reduced first where that is needed; return what they are counted as, if all do not replace rows.
 
     :raises TargetError: if the rows, or the table, lack what writing by key needs.
-    :raises RowsRefusedError: for rows that were found to be the reason.
+    :raises MustTakeTurnsError: if the rows cannot be reduced to what decides.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     if needs_changes(written.by_key, written.changes):
@@ -94,7 +85,8 @@ class Begun:
     """
     What is known of a batch of changes before any is made: their number, those that delete, and those that move a row.
 
-    ``traced`` says whether deletes are remembered.
+    ``traced`` says whether deletes are remembered, and ``unread`` whether a row lacks a value that the source could not
+    read.
     """
 
     batch: ChangeTable
@@ -102,12 +94,18 @@ class Begun:
     deletes: int
     moved: int
     traced: bool
+    unread: bool
     tombstones: tuple[Tombstones, ...]
 
     @property
     def ignored(self) -> int:
         """How many deletes are left out."""
         return self.deletes if self.batch.changes and self.batch.changes.deletes == "ignore" else 0
+
+    @property
+    def has_deletes(self) -> bool:
+        """Whether a row of the target may be deleted."""
+        return self.deletes + self.moved > self.ignored
 
 
 def begin_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Written) -> Begun:
@@ -121,8 +119,10 @@ def begin_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     uncompared = ComparedUpsert(upsert.keys, upsert.order_by, upsert.existing)
     batch = ChangeTable(_name(), table, written.plan, written.columns, uncompared, changes)
     found, compared = compare_in_tx(connection, table, upsert, batch.facts(rows))
+    count, deletes, moved, unread = _checked_rows(found, compared, written)
+    if not unread:
+        compared = replace(compared, existing=replace(compared.existing, keep_where=None))
     batch = replace(batch, upsert=compared)
-    count, deletes, moved = _checked_rows(found, compared, written)
     refuse_soft_column(table, changes, compared)
     traced = compared.existing.only_newer and is_traceable(batch)
     tombstones: tuple[Tombstones, ...] = ()
@@ -132,7 +132,7 @@ def begin_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
             refuse_untraceable(batch)
         take_turn_of_newer_in_tx(connection, table.oid)
         tombstones = tombstones_in_tx(connection, batch, traced=traced)
-    return Begun(replace(batch, moves=moved > 0), count, deletes, moved, traced, tombstones)
+    return Begun(replace(batch, moves=moved > 0), count, deletes, moved, traced, unread > 0, tombstones)
 
 
 def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Written) -> dict[str, int]:
@@ -140,38 +140,40 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     Apply the changes that ``rows`` are, and return how many came to each of :data:`STAGES`.
 
     :raises TargetError: if rows lack keys or an order, keys are doubled, or the table cannot be written in this way.
+    :raises MustTakeTurnsError: if a delete may change other rows that the batch writes, or a row would have values of
+        several changes.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     begun = begin_in_tx(connection, rows, written)
     batch, count, moved, tombstones = begun.batch, begun.count, begun.moved, begun.tombstones
     compared, traced = batch.upsert, begun.traced
+    has_deletes = begun.has_deletes
+    if begun.unread or (has_deletes and deletes_act_on_itself(written.table, written.changes)):
+        _leave_to_turns(connection)
     counts = dict.fromkeys(STAGES, 0)
     counts["ignored"] = begun.ignored
     if moved:
         counts[MOVED], count = moved, count + moved
-    has_deletes = begun.deletes + moved > begun.ignored
     if has_deletes and may_merge_changes(connection, batch, count):
         merged = merge_changes_in_tx(connection, replace(batch, name=_name()), rows, count, tombstones)
         if merged is not None:
             return {**counts, **merged}
-    kept, counts["passed_over"], reduced = _reduce_in_tx(
-        connection, batch, rows, has_deletes=has_deletes, tombstones=tombstones
-    )
-    counts["superseded"] = count - counts["ignored"] - counts["passed_over"] - kept
+    kept = connection.execute(create_deciding(batch, rows, deletes_matter=has_deletes), prepare=False).rowcount
+    counts["superseded"] = count - counts["ignored"] - kept
     if counts["superseded"] and compared.order_by is None:
         raise doubled_keys(compared, doubled_key(connection, wanted_changes(batch, rows), compared))
+    if counts["superseded"] and batch.frozen:
+        _leave_to_turns(connection)
     left = kept - pass_over_in_tx(connection, batch, tombstones, kept)
-    counts["passed_over"] += kept - left
+    counts["passed_over"] = kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
     outcome = TriggerOutcome(connection, batch, _name())
-    if deletes or batch.unread or outcome.depends_on_updates:
+    if deletes or outcome.depends_on_updates:
         lock_rows_in_tx(connection, batch, deletes=bool(deletes))
     marks = bool(deletes and batch.deletes_softly)
     if deletes and not marks:
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
     outcome.look_before_in_tx()
-    if unread := refuse_unread_in_tx(connection, batch, reduced, rows.source):
-        counts[UNREAD] = unread
     counts[WRITTEN] = write_in_tx(connection, batch, left - deletes, is_last=not marks)
     counts["passed_over"] += left - deletes - counts[WRITTEN]
     if marks:
@@ -184,10 +186,16 @@ def _name() -> sql.Identifier:
     return sql.Identifier("pg_temp", f"pgonce_changes_{next(_counter)}")
 
 
-def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, written: Written) -> tuple[int, int, int]:
-    """How many rows the batch has, how many of them delete, and how many move a row."""
+def _leave_to_turns(connection: psycopg.Connection) -> NoReturn:
+    # Released, because an error of another table of the batch would go back to it.
+    connection.execute(RELEASE)
+    raise MustTakeTurnsError
+
+
+def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, written: Written) -> tuple[int, int, int, int]:
+    """How many rows the batch has; how many of them delete, move a row, and lack a value that was not read."""
     table = written.table
-    rows, deletes, without_key, without_order, moved, unclear = found or (0,) * 6
+    rows, deletes, without_key, without_order, moved, unclear, unread = found or (0,) * 7
     if without_key:
         raise null_keys(without_key, upsert)
     if without_order and upsert.order_by:
@@ -208,33 +216,7 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, written
             "Create a unique constraint or index on exactly the key columns.",
         )
     refuse_moved(written, moved, unclear)
-    return rows, deletes, moved
-
-
-def _reduce_in_tx(
-    connection: psycopg.Connection,
-    batch: ChangeTable,
-    rows: GatheredRows,
-    *,
-    has_deletes: bool,
-    tombstones: tuple[Tombstones, ...],
-) -> tuple[int, int, sql.Composable]:
-    """
-    Fill ``batch`` with the changes that decide.
-
-    :return: how many these are, how many were passed over before, and the changes that they were chosen from.
-    """
-    refuse_unread_moves_in_tx(connection, batch, rows)
-    if not (batch.puts_together and batch.upsert.newer_by):
-        created = connection.execute(create_deciding(batch, rows, deletes_matter=has_deletes), prepare=False)
-        return created.rowcount, 0, all_changes(batch, rows)
-    # What is older than the stored row, or than its delete, must not say anything of a newer change.
-    given = replace(batch, name=_name())
-    count = connection.execute(create_of_all(given, rows), prepare=False).rowcount
-    lock_rows_in_tx(connection, given, deletes=has_deletes)
-    older = pass_over_in_tx(connection, given, tombstones, count)
-    older += _pass_over_stored_in_tx(connection, given)
-    return connection.execute(create_from(batch, given), prepare=False).rowcount, older, given.name
+    return rows, deletes, moved, unread
 
 
 def doubled_keys(upsert: Upsert, one: str) -> TargetError:
@@ -246,14 +228,6 @@ def doubled_keys(upsert: Upsert, one: str) -> TargetError:
         NOTHING,
         "Set orderBy to a column that grows with every change of a key.",
     )
-
-
-def _pass_over_stored_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
-    """Drop the changes that are older than the stored row of their key; return how many."""
-    statement = sql.SQL("DELETE FROM {} AS change USING {} AS target WHERE {} AND NOT {}").format(
-        batch.name, batch.target.only, batch.same_key(), batch.not_older()
-    )
-    return execute_joined(connection, statement, batch.upsert).rowcount
 
 
 def lock_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable, *, deletes: bool) -> None:

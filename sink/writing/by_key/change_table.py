@@ -6,8 +6,7 @@ compares them. In addition to the target's columns, the table has some of its ow
 
 - ``pgonce: deleted``: whether the change deletes;
 - ``pgonce: order``: what the changes are ordered by, if the target has no such column;
-- ``pgonce: unread_N``: whether the source could not read column N, so that the stored value stays;
-- ``pgonce: new``: whether the row was inserted, where updates come later.
+- ``pgonce: unread_N``: whether the source could not read column N, so that the stored value stays.
 
 A change that moves a row is two of its rows, which have one place: a delete of the old key, and a write.
 """
@@ -31,7 +30,6 @@ from .moved_rows import MovedRows
 from .statements import key_order, lacks_order, not_older, unread_columns, value_as_assigned, value_if_read
 
 DELETED = sql.Identifier("pgonce: deleted")
-NEW = sql.Identifier("pgonce: new")
 ORDER = "pgonce: order"
 
 
@@ -90,15 +88,17 @@ class ChangeTable:
     def facts(self, rows: GatheredRows) -> sql.Composed:
         """
         How many ``rows`` there are; of these, how many delete, lack a key, lack an order that is needed, move a row,
-        and may move one that is not known.
+        may move one that is not known, and write without a value that the source could not read.
         """
         nulls = [sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in self.upsert.keys]
+        unread = sql.SQL(" OR ").join([sql.SQL("false"), *self.is_unread.values()])
         conditions = (
             self.is_delete,
             sql.SQL(" OR ").join(nulls),
             lacks_order(self.upsert, self.columns),
             self.moved.is_moved,
             self.moved.is_unclear,
+            sql.SQL("{} IS NOT TRUE AND ({})").format(self.is_delete, unread),
         )
         counts = (sql.SQL("pg_catalog.count(*) FILTER (WHERE {})").format(condition) for condition in conditions)
         return sql.SQL("SELECT pg_catalog.count(*), {} FROM {} WHERE {}").format(
@@ -181,7 +181,9 @@ class ChangeTable:
     def values(self) -> list[sql.Composable]:
         """What a SELECT from the source fills this table with, except the columns that say what was not read."""
         named = sql.SQL("{} AS {}")
-        values = [named.format(self._value(column), sql.Identifier(column.target)) for column in self.of_rows]
+        values: list[sql.Composable] = [
+            named.format(self._value(column), sql.Identifier(column.target)) for column in self.of_rows
+        ]
         if self.order_column == ORDER and self.upsert.order_by:
             values.append(named.format(sql.Identifier(self.upsert.order_by.source), sql.Identifier(ORDER)))
         values.append(named.format(self.is_delete, DELETED))
@@ -190,7 +192,7 @@ class ChangeTable:
             # A key that comes back is no longer deleted.
             alive = sql.SQL("false" if soft.base_type == "boolean" else f"NULL::{soft.base_type}")
             values.append(named.format(alive, sql.Identifier(soft.column_name)))
-        return [*values, sql.SQL("false AS {}").format(NEW)]
+        return values
 
     @property
     def _soft_column(self) -> TargetColumn | None:

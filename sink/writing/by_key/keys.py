@@ -21,11 +21,10 @@ from pgonce.offsets_store.postgres.search_path import LocalSettings
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Changes, Destination
 from ..checked_table import ColumnPlan
-from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
 from ..table.fit import Fit, Fitting
 from ..table.new_table import key_unknown, nested_key
-from ..written import Upsert, Written
+from ..written import Upsert
 from .unread_value import refuse_unknown_forms
 
 
@@ -175,15 +174,6 @@ def execute_by_index(connection: psycopg.Connection, statement: sql.Composable) 
 
 
 _ACTIONS = "ON DELETE CASCADE, SET NULL or SET DEFAULT"
-
-
-def must_take_turns(connection: psycopg.Connection, gathered: GatheredRows, written: Written) -> bool:
-    """Whether a delete of the batch may change other rows that it writes, so that their order says what is left."""
-    if written.changes is None or not deletes_act_on_itself(written.table, written.changes):
-        return False
-    deletes = gathered.only(sql.SQL("{} IS TRUE").format(sql.Identifier(written.changes.deleted)))
-    found = sql.SQL("SELECT FROM {} WHERE {} LIMIT 1").format(deletes.source, deletes.wanted)
-    return connection.execute(found, prepare=False).fetchone() is not None
 
 
 def deletes_act_on_itself(table: TargetTable, changes: Changes | None) -> bool:

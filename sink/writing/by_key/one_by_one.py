@@ -12,15 +12,16 @@ from dataclasses import replace
 
 from psycopg import sql
 
+from ...options.destination import OPERATION_COLUMN
 from ..rows import GatheredRows
 from .change_table import DELETED, ChangeTable
-from .deciding_changes import all_changes, count_unread, is_source_insert
+from .deciding_changes import all_changes
 from .moved_rows import MovedRows
 from .statements import insert_statement
 from .tombstone_sets import Tombstones
 from .tombstones import precedes_delete, remember_statement
 from .trigger_outcome import TriggerOutcome, left_out, places_of
-from .write_changes import delete_statement, insert_new, update_read
+from .write_changes import delete_statement
 
 FIRST, LAST, AT, NUMBER = (sql.Identifier(f"pgonce: {name}") for name in ("first", "last", "at", "number"))
 """The variables that say which rows are written, and which one was being written; and the column with their numbers."""
@@ -130,18 +131,11 @@ def _write(one: ChangeTable, row: GatheredRows, outcome: TriggerOutcome) -> sql.
     if outcome.depends_on_updates:
         look = sql.SQL('SELECT place, part INTO "pgonce: was", "pgonce: was in" FROM (SELECT {}) AS noted')
         steps.append(look.format(places_of(one)))
+    source, wanted = sql.SQL("{} AS change").format(one.name), sql.SQL("NOT {}").format(DELETED)
+    write = insert_statement(source, wanted, one.target, one.written, one.reduced_upsert)
+    steps.append(sql.SQL("{}; GET DIAGNOSTICS done = ROW_COUNT").format(write))
     if one.unread:
-        steps += [_refuse_unread(one, row), insert_new(one), sql.SQL("GET DIAGNOSTICS done = ROW_COUNT")]
-        if (update := update_read(one)) is not None:
-            again = sql.SQL("IF done OPERATOR(pg_catalog.=) 0 THEN {}; GET DIAGNOSTICS done = ROW_COUNT; END IF")
-            steps.append(again.format(update))
-    else:
-        source = sql.SQL("{} AS change").format(one.name)
-        wanted = sql.SQL("NOT {}").format(DELETED)
-        steps += [
-            insert_statement(source, wanted, one.target, one.written, one.reduced_upsert),
-            sql.SQL("GET DIAGNOSTICS done = ROW_COUNT"),
-        ]
+        steps = [*steps[:-1], _write_what_was_read(one, row, steps[-1])]
     steps += [sql.SQL(_COUNTED)]
     if outcome.gives_way and outcome.is_checked:
         steps.append(_raised(sql.SQL("SELECT 1 OPERATOR(pg_catalog.-) done")))
@@ -163,41 +157,103 @@ def _raised(count: sql.Composed | sql.SQL) -> sql.Composed:
     )
 
 
-def _refuse_unread(one: ChangeTable, row: GatheredRows) -> sql.Composed:
-    """Refuse a write whose row would be new, or moves, and which lacks a value; an insert of the source has none."""
+def _write_what_was_read(one: ChangeTable, row: GatheredRows, whole: sql.Composable) -> sql.Composed:
+    """
+    Write the change, but for the values that the source could not read: these stay as they are stored.
+
+    A write whose row would be new, or moves, is refused; but an insert of the source has no earlier value anywhere.
+
+    :param whole: writes a change that lacks no value.
+    """
     not_null = {column.column_name for column in one.target.columns if column.not_null}
     names = sql.SQL(", ").join(
         sql.SQL("CASE WHEN change.{} THEN {} END").format(flag, sql.Literal(name)) for name, flag in one.unread.items()
     )
-    needed = sql.SQL(" OR ").join(
-        [sql.SQL("false"), *(sql.SQL("change.{}").format(one.unread[name]) for name in one.unread if name in not_null)]
-    )
-    return sql.SQL(_UNREAD).format(
+    # Postgres would refuse NULL in such a column without saying that a value was not read.
+    needed = [sql.SQL("change.{}").format(flag) for name, flag in one.unread.items() if name in not_null]
+    changed = one.reduced_upsert.changed(one.written)
+    is_null = sql.SQL("change.{} AND target.{} IS NULL")
+    stored_nulls = [is_null.format(flag, sql.Identifier(name)) for name, flag in one.unread.items() if name in changed]
+    return sql.SQL(_WHAT_WAS_READ).format(
         names=names,
         change=one.name,
         deleted=DELETED,
+        whole=whole,
         exists=one.exists(),
-        count=count_unread(one),
         rows=row.source,
         at=sql.SQL("given.{} OPERATOR(pg_catalog.=) {}").format(NUMBER, AT),
-        is_insert=is_source_insert(one),
+        is_insert=_is_source_insert(one),
         is_moved=MovedRows(one.columns, one.upsert).is_moved,
-        needed=needed,
+        needed=_any(needed),
         code=NOT_READ,
+        stays_null=one.exists(sql.SQL("{} AND ({})").format(one.not_older(), _any(stored_nulls))),
+        insert=_insert_new(one),
+        update=_update_read(one, changed),
     )
 
 
-_UNREAD = """
-SELECT pg_catalog.array_remove(ARRAY[{names}]::pg_catalog.text[], NULL),
-    (SELECT {is_moved} OR NOT {exists} AND ({needed} OR NOT {is_insert}) FROM {rows} AS given WHERE {at})
-INTO lacking, is_refused FROM {change} AS change WHERE NOT change.{deleted};
-IF pg_catalog.cardinality(lacking) OPERATOR(pg_catalog.>) 0 THEN
+# What is left without its value is counted: a new row, and a stored one that has NULL.
+_WHAT_WAS_READ = """
+SELECT pg_catalog.array_remove(ARRAY[{names}]::pg_catalog.text[], NULL) INTO lacking
+FROM {change} AS change WHERE NOT change.{deleted};
+IF pg_catalog.cardinality(lacking) OPERATOR(pg_catalog.=) 0 THEN
+    {whole};
+ELSE
+    SELECT (SELECT {is_moved} OR NOT {exists} AND ({needed} OR NOT {is_insert}) FROM {rows} AS given WHERE {at}),
+        (NOT {exists} OR {stays_null})::pg_catalog.int4
+    INTO is_refused, absent FROM {change} AS change WHERE NOT change.{deleted};
     IF is_refused THEN
         RAISE EXCEPTION USING ERRCODE = {code}, COLUMN = lacking[1], MESSAGE = pg_catalog.concat(
             'The source could not read ', pg_catalog.array_to_string(lacking, ', '),
             ', and the table has no row that holds the value.');
     END IF;
-    SELECT counted.count INTO done FROM ({count}) AS counted(count, of_new);
-    counts[5] := counts[5] OPERATOR(pg_catalog.+) done;
+    counts[5] := counts[5] OPERATOR(pg_catalog.+) absent;
+    {insert};
+    GET DIAGNOSTICS done = ROW_COUNT;
+    IF done OPERATOR(pg_catalog.=) 0 THEN
+        {update};
+        GET DIAGNOSTICS done = ROW_COUNT;
+    END IF;
 END IF
 """
+
+
+def _any(conditions: list[sql.Composed]) -> sql.Composable:
+    return sql.SQL(" OR ").join([sql.SQL("false"), *conditions])
+
+
+def _is_source_insert(one: ChangeTable) -> sql.Composable:
+    """Whether a gathered row ``given`` is what Debezium calls an insert."""
+    has_operation = one.changes is not None and one.changes.feed == "debezium"
+    if not has_operation or OPERATION_COLUMN not in {column.name for column in one.columns}:
+        return sql.SQL("false")
+    return sql.SQL("given.{} OPERATOR(pg_catalog.=) ANY (ARRAY['c', 'r'])").format(sql.Identifier(OPERATION_COLUMN))
+
+
+def _insert_new(one: ChangeTable) -> sql.Composed:
+    """Inserts the row if its key is new."""
+    return sql.SQL(
+        "INSERT INTO {table} AS target ({names}) SELECT {names} FROM {change} AS change "
+        "WHERE NOT {deleted} AND NOT {exists} ON CONFLICT ({keys}) DO NOTHING"
+    ).format(
+        table=one.target.identifier,
+        names=sql.SQL(", ").join(sql.Identifier(column.target) for column in one.written),
+        change=one.name,
+        deleted=DELETED,
+        exists=one.exists(),
+        keys=sql.SQL(", ").join(sql.Identifier(key.target) for key in one.upsert.keys),
+    )
+
+
+def _update_read(one: ChangeTable, changed: list[str]) -> sql.Composed:
+    """Updates the row that is there, except for values that were not read."""
+    keeps = sql.SQL("{0} = CASE WHEN change.{1} THEN target.{0} ELSE change.{0} END")
+    sets = [
+        keeps.format(sql.Identifier(name), one.unread[name])
+        if name in one.unread
+        else sql.SQL("{0} = change.{0}").format(sql.Identifier(name))
+        for name in changed
+    ]
+    return sql.SQL("UPDATE {} AS target SET {} FROM {} AS change WHERE NOT change.{} AND {} AND {}").format(
+        one.target.only, sql.SQL(", ").join(sets), one.name, DELETED, one.same_key(), one.not_older()
+    )

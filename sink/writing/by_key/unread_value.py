@@ -21,6 +21,10 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from ...encoding.encoded_types import EncodedColumn
 from ..table.catalogue import TargetTable
 
+VALUE_NOT_READ = "VALUE_NOT_READ"
+UNREAD = "not_read"
+"""The count of rows that were written without a value; they also count as written."""
+
 
 def is_unread(column: EncodedColumn, text: str) -> sql.Composable | None:
     """
@@ -46,7 +50,7 @@ def refuse_unknown_forms(table: TargetTable, column: EncodedColumn, target: str)
     is_shape = found.base_type.rpartition(".")[2] in ("geometry", "geography")
     if is_shape or (column.postgres_type.endswith("[]") and column.postgres_type not in _ARRAYS):
         raise TargetError(
-            "VALUE_NOT_READ",
+            VALUE_NOT_READ,
             f"keepWhere is set, and in column {target!r} of {table.qualified_name}, which has the type "
             f"{found.full_type}, the text that stands for a value which the source could not read cannot be told from "
             "a value: it would overwrite the stored one.",
@@ -74,3 +78,17 @@ def _forms(text: str, postgres_type: str) -> list[object]:
         "int8[]": [list(as_bytes)] if text else [],
     }
     return forms.get(postgres_type, [])
+
+
+def unread_error(table: TargetTable, name: str) -> TargetError:
+    """The error for a change that lacks the value of the column of this name."""
+    return TargetError(
+        VALUE_NOT_READ,
+        f"A change of the batch lacks a value that the source could not read ({name}), and {table.qualified_name} has "
+        "no row with it: the change that has the value has not arrived yet, or was put aside. If this change were "
+        "written now, the value would be lost.",
+        NOTHING,
+        "Write the rows of the source into the table first. Or set deadLetters, so that such changes are put aside "
+        "until their row is there. Or let the source send every value: run ALTER TABLE ... REPLICA IDENTITY FULL "
+        "there.",
+    )

@@ -23,7 +23,7 @@ from ...options.destination import Changes
 from ..rows import RELEASE, GatheredRows
 from ..table.catalogue import TargetTable
 from ..written import Upsert
-from .change_table import DELETED, NEW, ChangeTable
+from .change_table import DELETED, ChangeTable
 from .deciding_changes import create_deciding
 from .keys import execute_joined
 from .tombstone_sets import Tombstones
@@ -151,11 +151,10 @@ def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int,
 
     :param is_last: whether no row is marked as deleted afterwards.
     """
-    if not writes or batch.unread:
-        written = _write_what_was_read_in_tx(connection, batch) if writes else 0
+    if not writes:
         if is_last:
             connection.execute(RELEASE)
-        return written
+        return 0
     return write_by_key_in_tx(
         connection,
         GatheredRows(batch.name, sql.SQL("NOT {}").format(DELETED), writes),
@@ -163,60 +162,6 @@ def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int,
         batch.written,
         batch.reduced_upsert,
         is_last=is_last,
-    )
-
-
-def _write_what_was_read_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
-    # First the new ones, because the update must find each row whose key another session inserted meanwhile.
-    keys = sql.SQL(", ").join(sql.SQL("target.{}").format(sql.Identifier(key.target)) for key in batch.upsert.keys)
-    # And marks them.
-    insert = sql.SQL(
-        "WITH inserted AS ({} RETURNING {}) UPDATE {} AS change SET {} = true FROM inserted AS target "
-        "WHERE NOT change.{} AND {}"
-    ).format(insert_new(batch), keys, batch.name, NEW, DELETED, batch.same_key())
-    inserted = connection.execute(insert).rowcount
-    update = update_read(batch)
-    return inserted + (connection.execute(update).rowcount if update else 0)
-
-
-def insert_new(batch: ChangeTable) -> sql.Composed:
-    """What inserts the rows whose keys are new."""
-    return sql.SQL(
-        "INSERT INTO {table} AS target ({names}) SELECT {names} FROM {changes} AS change "
-        "WHERE NOT {deleted} AND NOT {exists} ORDER BY {in_order} ON CONFLICT ({keys}) DO NOTHING"
-    ).format(
-        table=batch.target.identifier,
-        names=sql.SQL(", ").join(sql.Identifier(column.target) for column in batch.written),
-        changes=batch.name,
-        deleted=DELETED,
-        exists=batch.exists(),
-        in_order=batch.keys_in_order("change"),
-        keys=sql.SQL(", ").join(sql.Identifier(key.target) for key in batch.upsert.keys),
-    )
-
-
-def update_read(batch: ChangeTable) -> sql.Composed | None:
-    """What updates the rows that were there, except for values that were not read; None if nothing is updated."""
-    changed = batch.reduced_upsert.changed(batch.written)
-    if not changed:
-        return None
-    keeps = sql.SQL("{0} = CASE WHEN change.{1} THEN target.{0} ELSE change.{0} END")
-    sets = [
-        keeps.format(sql.Identifier(name), batch.unread[name])
-        if name in batch.unread
-        else sql.SQL("{0} = change.{0}").format(sql.Identifier(name))
-        for name in changed
-    ]
-    return sql.SQL(
-        "UPDATE {} AS target SET {} FROM {} AS change WHERE NOT change.{} AND NOT change.{} AND {} AND {}"
-    ).format(
-        batch.target.only,
-        sql.SQL(", ").join(sets),
-        batch.name,
-        DELETED,
-        NEW,
-        batch.same_key(),
-        batch.not_older(),
     )
 
 
@@ -242,7 +187,7 @@ def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: 
     """Whether one statement may do all, with the last change of each key alone."""
     if not is_large(rows) or batch.changes is None or batch.changes.deletes != "hard":
         return False
-    if batch.puts_together or batch.moves or not batch.upsert.finds_by_index:
+    if batch.moves or not batch.upsert.finds_by_index:
         return False
     if batch.upsert.newer_by and connection.info.server_version < _FIRST_RETURNING:
         return False
