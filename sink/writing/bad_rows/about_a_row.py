@@ -201,22 +201,18 @@ class SearchBound:
 
     table: str
     why: str = ""
-    most_seconds: float | None = None
+    most_seconds: float = field(default_factory=lambda: MOST_SECONDS)
     began: float = field(default_factory=time.monotonic)
 
     def left(self) -> float:
         """How many seconds are left."""
-        return self._most_seconds - (time.monotonic() - self.began)
-
-    @property
-    def _most_seconds(self) -> float:
-        return MOST_SECONDS if self.most_seconds is None else self.most_seconds
+        return self.most_seconds - (time.monotonic() - self.began)
 
     def too_long(self) -> TargetError:
         """The error for a search that has lasted too long."""
         return TargetError(
             "SEARCH_TOO_LONG",
-            f"The rows of the batch for {self.table} are written in their turn, and {self._most_seconds:g} seconds were "
+            f"The rows of the batch for {self.table} are written in their turn, and {self.most_seconds:g} seconds were "
             f"not enough for it.{self.why}",
             NOTHING,
             "Make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger). Or find the rows that Postgres refuses "
