@@ -72,7 +72,7 @@ class Stager:
         self._table = table
         self._struct_type = struct_type
         self._retry_timeout = retry_timeout
-        self._unfit = unfit or UnfitRows(struct_type)
+        self._unfit = unfit or UnfitRows()
         self._watch = LockWatch(url, lock_timeout, armed=True)
         self._marks = itertools.count(attempt_id * _COPIES_AN_ATTEMPT)
 

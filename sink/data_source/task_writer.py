@@ -127,7 +127,7 @@ class TaskWriter:
 
     def _nothing_held(self) -> _HeldRows:
         columns, written = self.options.positions, self.written_type
-        unfit = UnfitRows(written, most_dead_letters(self.options.destination), columns)
+        unfit = UnfitRows(most_dead_letters(self.options.destination), columns)
         is_hashed = isinstance(self.options, JobOptions) and self.options.batch_hash
         return _HeldRows(CopyEncoder(written), unfit, columns, RowSum() if is_hashed else None)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 
 from . import compute as pc
-from .encoded_types import TimeType
+from .encoded_types import TEXTS, TimeType
 from .json_texts import NulInJsonError, json_texts
 
 _FORMS: dict[type[t.DataType], pa.DataType] = {
@@ -83,7 +83,9 @@ def unfit_values(array: pa.Array, data_type: t.DataType, postgres_type: str) -> 
     while ranges:
         start, end = ranges.pop()
         try:
-            prepare(_part(array, start, end, data_type), data_type, postgres_type)
+            is_list = isinstance(data_type, t.ArrayType)
+            part = copied(array, [(start, end)]) if is_list else array.slice(start, end - start)
+            prepare(part, data_type, postgres_type)
         except UnfitValueError as unfit:
             if end - start == 1:
                 yield start, unfit
@@ -100,10 +102,6 @@ def copied(array: pa.Array, ranges: Sequence[tuple[int, int]]) -> pa.Array:
     """
     # Not by take, which does not know every type. Of a single slice no copy is made, so there is an empty one more.
     return pa.concat_arrays([array.slice(start, end - start) for start, end in (*ranges, (0, 0))])
-
-
-def _part(array: pa.Array, start: int, end: int, data_type: t.DataType) -> pa.Array:
-    return copied(array, [(start, end)]) if isinstance(data_type, t.ArrayType) else array.slice(start, end - start)
 
 
 def _json(array: pa.Array, data_type: t.DataType) -> pa.Array:
@@ -126,7 +124,7 @@ def _form(data_type: t.DataType, sent: pa.DataType) -> pa.DataType:
     # becomes the large one.
     if isinstance(data_type, t.BinaryType):
         return sent if pa.types.is_binary(sent) else pa.large_binary()
-    if isinstance(data_type, (t.StringType, t.CharType, t.VarcharType)):
+    if isinstance(data_type, TEXTS):
         return sent if pa.types.is_string(sent) else pa.large_string()
     return _FORMS[type(data_type)]
 

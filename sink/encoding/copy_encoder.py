@@ -55,7 +55,6 @@ class CopyEncoder:
     def __init__(self, struct_type: t.StructType, *, extra: Mapping[str, int] | None = None) -> None:
         self.columns = encoded_columns(struct_type)
         self.rows = 0
-        self._types = [field.dataType for field in struct_type]
         self._constants = [pa.scalar(value, pa.int64()) for value in (extra or {}).values()]
         self._postgres_types = ["int8"] * len(self._constants) + [c.postgres_type for c in self.columns]
 
@@ -65,26 +64,18 @@ class CopyEncoder:
 
         :raises EncodingError: naming the column and the row, counted from 1 over all batches of this encoder.
         """
-        if batch.num_columns != len(self.columns):
-            raise EncodingError(
-                "BATCH_MISSHAPEN",
-                f"Spark sent {batch.num_columns} columns where the frame has {len(self.columns)}.",
-                NOTHING_WRITTEN,
-                "This is a fault of pgonce or of Spark: please report it with the frame's schema.",
-            )
         arrays = [pa.repeat(constant, batch.num_rows) for constant in self._constants]
-        for array, data_type, column in zip(batch.columns, self._types, self.columns, strict=True):
-            arrays.append(self._prepared(array, data_type, column))
+        arrays += [self._prepared(*pair) for pair in zip(batch.columns, self.columns, strict=True)]
         body = _rows(arrays, self._postgres_types)
         self.rows += batch.num_rows
         return body
 
-    def _prepared(self, array: pa.Array, data_type: t.DataType, column: EncodedColumn) -> pa.Array:
+    def _prepared(self, array: pa.Array, column: EncodedColumn) -> pa.Array:
         try:
-            prepared = prepare(array, data_type, column.postgres_type)
+            prepared = prepare(array, column.data_type, column.postgres_type)
         except UnfitValueError as unfit:
             code, value, remedy = unfit.args
-            row = self.rows + 1 + next(unfit_values(array, data_type, column.postgres_type), (0, None))[0]
+            row = self.rows + 1 + next(unfit_values(array, column.data_type, column.postgres_type), (0, None))[0]
             what = f"In row {row} of its task, column {column.name!r} (Spark's {column.spark_type}) has {value}."
             raise EncodingError(code, what, NOTHING_WRITTEN, remedy) from unfit
         return _timestamptz_arrays(prepared) if column.postgres_type == "timestamptz[]" else prepared

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -53,6 +53,7 @@ IN_SPARK = {
 }
 """The type of Spark that goes as it is into a column of Postgres's type."""
 
+TEXTS = (t.StringType, t.CharType, t.VarcharType)
 MICROSECONDS = 6
 """The digits of a second that Postgres keeps."""
 _LONGEST_VARCHAR = 10_485_760
@@ -87,12 +88,6 @@ _PLAIN_TYPES: Final[dict[str, t.DataType]] = {
 }
 _NUMBERED = re.compile(r"(decimal|char|varchar|time)\((\d{1,10})(?:,(-?\d{1,2}))?\)", re.ASCII)
 _MOST_DIGITS = 38
-_KEYS: Final[dict[object, frozenset[str]]] = {
-    "array": frozenset({"type", "elementType", "containsNull"}),
-    "map": frozenset({"type", "keyType", "valueType", "valueContainsNull"}),
-    "struct": frozenset({"type", "fields"}),
-}
-_OF_A_FIELD = frozenset({"name", "type", "nullable"})
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ class EncodedColumn:
     spark_type: str
     postgres_type: str
     ddl_type: str
-    data_type: t.DataType | None = None
+    data_type: t.DataType
 
 
 def encoded_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
@@ -121,7 +116,7 @@ def encoded_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
     :raises TypeMappingError: naming the column whose type Postgres cannot hold, or names that appear twice.
     """
     if not struct_type.fields:
-        raise TypeMappingError("NO_COLUMNS", "The frame has no columns.", "Nothing was written.", "Select some.")
+        raise _bad_frame("NO_COLUMNS", "The frame has no columns.", "Select some.")
     refuse_more_columns_than(struct_type, _MOST_COLUMNS, "a table in Postgres has at most that many")
     _refuse_doubled(struct_type, "")
     _refuse_names_that_no_column_has(struct_type.names)
@@ -129,11 +124,7 @@ def encoded_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
 
 
 def encoded_column(name: str, data_type: t.DataType) -> EncodedColumn:
-    """
-    Say how one column is encoded, or how a part of a struct would be if it were a column.
-
-    :raises TypeMappingError: TYPE_UNSUPPORTED, COLUMN_TWICE.
-    """
+    """Say how one column is encoded, or how a part of a struct would be if it were a column."""
     postgres_type, ddl_type = _encoded_as(data_type, name)
     return EncodedColumn(name, data_type.simpleString(), postgres_type, ddl_type, data_type)
 
@@ -141,12 +132,15 @@ def encoded_column(name: str, data_type: t.DataType) -> EncodedColumn:
 def refuse_more_columns_than(struct_type: t.StructType, most: int, why: str) -> None:
     """:raises TypeMappingError: TOO_MANY_COLUMNS."""
     if len(struct_type) > most:
-        raise TypeMappingError(
+        raise _bad_frame(
             "TOO_MANY_COLUMNS",
             f"The frame has {len(struct_type)} columns, but can have at most {most} here: {why}.",
-            "Nothing was written.",
             "Combine some of them in Spark, for example in a struct, which becomes jsonb.",
         )
+
+
+def _bad_frame(code: str, what: str, remedy: str) -> TypeMappingError:
+    return TypeMappingError(code, what, "Nothing was written.", remedy)
 
 
 def _refuse_names_that_no_column_has(names: Iterable[str]) -> None:
@@ -160,10 +154,9 @@ def _refuse_names_that_no_column_has(names: Iterable[str]) -> None:
             why = f"names have 1 to {LONGEST_NAME} bytes, and no NUL"
         else:
             continue
-        raise TypeMappingError(
+        raise _bad_frame(
             "COLUMN_UNKNOWN",
             f"No table in Postgres can have a column {name!r}: {why}.",
-            "Nothing was written.",
             "Rename it in Spark.",
         )
 
@@ -201,7 +194,7 @@ def _unsupported(data_type: t.DataType, path: str) -> TypeMappingError:
         otherwise = "Cast it in Spark to a type that page `types` of the documentation lists, or leave the column out."
         remedy = _REFUSED_SPARK_TYPES.get(type(data_type), otherwise)
     what = f"Column {path!r} has Spark's type {data_type.simpleString()}, which cannot be written to Postgres."
-    return TypeMappingError("TYPE_UNSUPPORTED", what, "Nothing was written.", remedy)
+    return _bad_frame("TYPE_UNSUPPORTED", what, remedy)
 
 
 def _require_json(data_type: t.DataType, path: str) -> None:
@@ -209,10 +202,9 @@ def _require_json(data_type: t.DataType, path: str) -> None:
         _refuse_doubled(data_type, path)
         for field in data_type:
             if not is_storable(field.name):
-                raise TypeMappingError(
+                raise _bad_frame(
                     "TYPE_UNSUPPORTED",
                     f"Column {path!r} has a field {field.name!r}, and jsonb cannot hold this name.",
-                    "Nothing was written.",
                     "Rename it in Spark.",
                 )
             _require_json(field.dataType, f"{path}.{field.name}")
@@ -231,7 +223,7 @@ def _refuse_doubled(struct_type: t.StructType, path: str) -> None:
         where = f"Column {path!r}" if path else "The frame"
         # In jsonb the later field would silently replace the earlier one.
         what = f"{where} has more than one field called {', '.join(map(repr, doubled))}."
-        raise TypeMappingError("COLUMN_TWICE", what, "Nothing was written.", "Rename one of them in Spark.")
+        raise _bad_frame("COLUMN_TWICE", what, "Rename one of them in Spark.")
 
 
 def type_as_json(data_type: t.DataType) -> Any:
@@ -260,7 +252,7 @@ def type_as_json(data_type: t.DataType) -> Any:
     return name
 
 
-def type_from_json(value: Any, nested: int = 0) -> t.DataType:
+def type_from_json(value: Any) -> t.DataType:
     """
     Return the type that :func:`type_as_json` has written down, for what a dead letter records about its row.
 
@@ -270,55 +262,46 @@ def type_from_json(value: Any, nested: int = 0) -> t.DataType:
 
     :raises ValueError: for anything else.
     """
+    try:
+        found = _made_of(value, 0)
+    except (AssertionError, KeyError, TypeError):
+        raise _unknown(value) from None
+    if type_as_json(found) != value:
+        raise _unknown(value)
+    return found
+
+
+def _made_of(value: Any, nested: int) -> t.DataType:
+    """The type that ``value`` says, if it says one; it may say more."""
     if nested > MOST_NESTED:
         raise ValueError(f"a type is nested more than {MOST_NESTED} levels deep")
     if isinstance(value, str):
         return _plain_type(value)
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if not isinstance(kind, str) or _KEYS.get(kind) != frozenset(value):
-        raise _unknown(value if kind is None else kind)
     nested += 1
-    if kind == "array":
-        return t.ArrayType(type_from_json(value["elementType"], nested), _boolean(value["containsNull"]))
-    if kind == "map":
-        key, of_value = type_from_json(value["keyType"], nested), type_from_json(value["valueType"], nested)
-        return t.MapType(key, of_value, _boolean(value["valueContainsNull"]))
-    if not isinstance(value["fields"], list):
-        raise _unknown(value["fields"])
-    return t.StructType([_field(field, nested) for field in value["fields"]])
-
-
-def _field(value: Any, nested: int) -> t.StructField:
-    if not isinstance(value, Mapping) or frozenset(value) != _OF_A_FIELD or not isinstance(value["name"], str):
-        raise _unknown(value)
-    return t.StructField(value["name"], type_from_json(value["type"], nested), _boolean(value["nullable"]))
+    if value["type"] == "array":
+        return t.ArrayType(_made_of(value["elementType"], nested), value["containsNull"] is True)
+    if value["type"] == "map":
+        key, of_value = _made_of(value["keyType"], nested), _made_of(value["valueType"], nested)
+        return t.MapType(key, of_value, value["valueContainsNull"] is True)
+    if value["type"] != "struct":
+        raise _unknown(value["type"])
+    fields = [(field["name"], _made_of(field["type"], nested), field["nullable"] is True) for field in value["fields"]]
+    return t.StructType([t.StructField(*field) for field in fields])
 
 
 def _plain_type(name: str) -> t.DataType:
     if name in _PLAIN_TYPES:
         return _PLAIN_TYPES[name]
     found = _NUMBERED.fullmatch(name)
-    if found is None or (found[3] is None) is (found[1] == "decimal"):
+    if found is None:
         raise _unknown(name)
-    number = int(found[2])
-    if found[1] == "decimal":
-        scale = int(found[3])
-        if not 1 <= number <= _MOST_DIGITS or abs(scale) > _MOST_DIGITS:
-            raise _unknown(name)
-        return t.DecimalType(number, scale)
-    if found[1] == "time":
-        try:
-            time: t.DataType = TimeType(number)
-        except TypeError:
-            raise ValueError("this PySpark does not have the type time") from None
-        return time
-    return t.CharType(number) if found[1] == "char" else t.VarcharType(number)
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _unknown(value)
-    return value
+    kind, number, scale = found[1], int(found[2]), int(found[3] or 0)
+    if kind != "decimal":
+        made: t.DataType = {"char": t.CharType, "varchar": t.VarcharType, "time": TimeType}[kind](number)
+        return made
+    if not 1 <= number <= _MOST_DIGITS or abs(scale) > _MOST_DIGITS:
+        raise _unknown(name)
+    return t.DecimalType(number, scale)
 
 
 def _unknown(value: Any) -> ValueError:

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from .encoded_types import TimeType, VariantType
+from .encoded_types import TEXTS, TimeType, VariantType
 
 _SECOND = 1_000_000
 _DAY = 86_400 * _SECOND
@@ -37,11 +37,7 @@ class NulInJsonError(ValueError):
 
 
 def quoted(text: str) -> str:
-    """
-    Return a text as a JSON string.
-
-    :raises NulInJsonError: if it has a NUL.
-    """
+    """Return a text as a JSON string, if it has no NUL."""
     if "\0" in text:
         raise NulInJsonError
     return encode_basestring(text)
@@ -151,7 +147,7 @@ def _key(text: str) -> str:
 def _scalar_texts(array: pa.Array, data_type: t.DataType, forms: Forms) -> list[str | None]:
     if isinstance(data_type, VariantType):
         return _each(lambda v: _variant(t.VariantVal(v["value"], v["metadata"]), forms), array.to_pylist())
-    if isinstance(data_type, (t.StringType, t.CharType, t.VarcharType)):
+    if isinstance(data_type, TEXTS):
         return _each(forms.text, array.to_pylist())
     if isinstance(data_type, t.BinaryType):
         return _each(forms.binary, array.to_pylist())

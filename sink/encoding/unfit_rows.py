@@ -21,10 +21,9 @@ from pyspark.sql import types as t
 from ..errors import EncodingError
 from .arrow_forms import UnfitValueError, as_stream, copied, in_form, unfit_values
 from .copy_encoder import NOTHING_WRITTEN, CopyEncoder
-from .encoded_types import EncodedColumn, encoded_columns
+from .encoded_types import TEXTS, EncodedColumn
 from .json_texts import READ_BY_POSTGRES, Forms, json_texts, quoted
 
-_TEXTS = (t.StringType, t.CharType, t.VarcharType)
 _NO_FORM = (ValueError, pa.ArrowNotImplementedError, UnfitValueError)
 _WITH_NUL = Forms(text=encode_basestring)
 
@@ -76,15 +75,13 @@ class UnfitRows:
     """
     The rows of one task, or of one frame, that cannot be encoded; ``rows`` are those that were put aside so far.
 
-    :param struct_type: the columns that go into the target; batches may have others as well.
     :param most: how many rows may be put aside. With None, the first one raises the encoder's error.
     :param positions: if rows carry their position in Kafka. If one cannot be written, no row is put aside, since
         its origin could not be found later.
     """
 
-    def __init__(self, struct_type: t.StructType, most: int | None = None, positions: Positions | None = None) -> None:
+    def __init__(self, most: int | None = None, positions: Positions | None = None) -> None:
         self.rows: list[UnfitRow] = []
-        self._struct_type = struct_type
         self._most = most
         self._positions = positions
 
@@ -103,39 +100,26 @@ class UnfitRows:
         return encoder.encode(self._of(fit, encoder.columns)), fit
 
     def _of(self, batch: pa.RecordBatch, columns: Sequence[EncodedColumn]) -> pa.RecordBatch:
-        # Selected by name only if position columns are left out: a frame may have two of one name until Postgres
-        # refuses it, and one of another shape is refused by the encoder.
+        # Only position columns are left out.
         if self._positions is None or batch.num_columns == len(columns):
             return batch
         return batch.select([column.name for column in columns])
 
     def _without_unfit(self, encoder: CopyEncoder, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = encoded_columns(self._struct_type)
+        columns, most = encoder.columns, (self._most or 0) - len(self.rows)
         written = self._of(batch, columns)
-        most = (self._most or 0) - len(self.rows)
-        found = self._find(written, columns, most)
+        found = _find(written, columns, most)
         if len(found) > most:
             raise self._too_many(found[-1], encoder.rows)
         # In the order of the rows, not of the columns in which they were found.
         found.sort(key=lambda unfit: unfit.row)
         numbers = [unfit.row for unfit in found]
         rows = [(number, number + 1) for number in numbers]
-        texts = row_texts(_ranges(written, rows).columns, self._struct_type, columns)
+        texts = row_texts(_ranges(written, rows).columns, columns)
         for unfit, text, place in zip(found, texts, self._places(_ranges(batch, rows)), strict=True):
             message = unfit.what[0].upper() + unfit.what[1:]
             self.rows.append(UnfitRow(text, unfit.column.name, unfit.code, message, place))
         return _ranges(batch, [(before + 1, end) for before, end in pairwise([-1, *numbers, len(batch)])])
-
-    def _find(self, written: pa.RecordBatch, columns: Sequence[EncodedColumn], most: int) -> list[_Unfit]:
-        """The rows with an unfit value, each with the first column that has one; one more than ``most`` is enough."""
-        found: dict[int, _Unfit] = {}
-        types = [struct_field.dataType for struct_field in self._struct_type]
-        for array, data_type, column in zip(written.columns, types, columns, strict=True):
-            for row, error in unfit_values(array, data_type, column.postgres_type):
-                found.setdefault(row, _Unfit(row, column, *error.args))
-                if len(found) > most:
-                    return list(found.values())
-        return list(found.values())
 
     def _lacks_place(self, batch: pa.RecordBatch) -> bool:
         if self._positions is None:
@@ -161,12 +145,23 @@ class UnfitRows:
         )
 
 
+def _find(written: pa.RecordBatch, columns: Sequence[EncodedColumn], most: int) -> list[_Unfit]:
+    """The rows with an unfit value, each with the first column that has one; one more than ``most`` is enough."""
+    found: dict[int, _Unfit] = {}
+    for array, column in zip(written.columns, columns, strict=True):
+        for row, error in unfit_values(array, column.data_type, column.postgres_type):
+            found.setdefault(row, _Unfit(row, column, *error.args))
+            if len(found) > most:
+                return list(found.values())
+    return list(found.values())
+
+
 def _ranges(batch: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
     arrays = [copied(array, ranges) for array in batch.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
-def row_texts(arrays: Sequence[pa.Array], struct_type: t.StructType, columns: Sequence[EncodedColumn]) -> list[str]:
+def row_texts(arrays: Sequence[pa.Array], columns: Sequence[EncodedColumn]) -> list[str]:
     """
     Return one JSON object for each row of these columns.
 
@@ -175,8 +170,8 @@ def row_texts(arrays: Sequence[pa.Array], struct_type: t.StructType, columns: Se
     column with this one value.
     """
     texts = [
-        [f"{quoted(field.name)}: {text}" for text in _column_texts(array, field.dataType, column.postgres_type)]
-        for array, field, column in zip(arrays, struct_type, columns, strict=True)
+        [f"{quoted(column.name)}: {text}" for text in _column_texts(array, column.data_type, column.postgres_type)]
+        for array, column in zip(arrays, columns, strict=True)
     ]
     return ["{" + ", ".join(row) + "}" for row in zip(*texts, strict=True)]
 
@@ -189,36 +184,24 @@ def _column_texts(array: pa.Array, data_type: t.DataType, postgres_type: str) ->
 
 
 def _any_text(one: pa.Array, data_type: t.DataType, postgres_type: str) -> str:
+    stream = as_stream(pa.record_batch([one], names=["value"]))
     try:
         return _texts(one, data_type, postgres_type)[0]
     except UnfitValueError:
-        return _wrapped("arrow", _base64(_stream(one)))
+        return _in_base64("arrow", stream)
     except _NO_FORM:
-        if isinstance(data_type, _TEXTS):
-            return _wrapped("base64", _base64(_bytes_of(one)))
+        if isinstance(data_type, TEXTS):
+            text = one if pa.types.is_string(one.type) else one.cast(pa.large_string())
+            return _in_base64("base64", text.cast(pa.large_binary())[0].as_py())
     try:
         (text,) = json_texts(one, data_type, _WITH_NUL)
-        return _wrapped("json", text or "null")
     except _NO_FORM:
-        return _wrapped("arrow", _base64(_stream(one)))
+        return _in_base64("arrow", stream)
+    return f'{{"json": {encode_basestring(text or "null")}}}'
 
 
-def _wrapped(kind: str, text: str) -> str:
-    return f"{{{encode_basestring(kind)}: {encode_basestring(text)}}}"
-
-
-def _base64(value: bytes) -> str:
-    return b64encode(value).decode()
-
-
-def _bytes_of(one: pa.Array) -> bytes:
-    text = one if pa.types.is_string(one.type) else one.cast(pa.large_string())
-    value: bytes = text.cast(pa.large_binary())[0].as_py()
-    return value
-
-
-def _stream(one: pa.Array) -> bytes:
-    return as_stream(pa.record_batch([one], names=["value"]))
+def _in_base64(kind: str, value: bytes) -> str:
+    return f'{{"{kind}": "{b64encode(value).decode()}"}}'
 
 
 def _texts(array: pa.Array, data_type: t.DataType, postgres_type: str) -> list[str]:

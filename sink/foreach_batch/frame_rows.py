@@ -126,7 +126,7 @@ class _Frame:
 
     def bodies(self) -> Iterator[bytes]:
         """The rows as they arrive."""
-        unfit = UnfitRows(self.written, self.most_aside, self.positions)
+        unfit = UnfitRows(self.most_aside, self.positions)
         encoder = CopyEncoder(self.written)
         for part in self._parts():
             body, _ = unfit.encode_others(encoder, part)

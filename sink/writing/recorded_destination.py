@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from pyspark.sql import types as t
-
 from pgonce.offsets_store.ledger.published import WrittenAs
 
 from ..encoding.encoded_types import EncodedColumn, type_as_json
@@ -36,7 +34,7 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
     Where dead letters go is left out, because a replay puts none aside; so is what would create or alter the table,
     because the batch has done that. By its ``oid`` the table is known even if its name means another one later on.
 
-    :raises ValueError: for a column without Spark's type, or with one that cannot be encoded.
+    :raises ValueError: for a column of a type that cannot be encoded.
     """
     return {
         "version": VERSION,
@@ -44,7 +42,7 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
         "oid": oid,
         "options": _options(destination),
         "aside": sorted(destination.aside),
-        "columns": [{"name": column.name, "type": type_as_json(_spark_type(column))} for column in columns],
+        "columns": [{"name": column.name, "type": type_as_json(column.data_type)} for column in columns],
     }
 
 
@@ -60,12 +58,6 @@ def written_as(destination: Destination, columns: tuple[EncodedColumn, ...], ide
     how = recorded(replace(destination, table=identifier, dead_letters=None), columns, oid)
     how |= {CREATES: destination.create_table, ADDS_COLUMNS: destination.schema_evolution == "addColumns"}
     return WrittenAs(how, hashlib.sha256(json.dumps(how).encode()).hexdigest())
-
-
-def _spark_type(column: EncodedColumn) -> t.DataType:
-    if column.data_type is None:
-        raise ValueError(column.name)
-    return column.data_type
 
 
 def _options(of: Destination) -> dict[str, Any]:

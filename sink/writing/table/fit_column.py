@@ -19,7 +19,7 @@ from pyspark.sql import types as t
 
 from pgonce.offsets_store.postgres.text import LONGEST_NAME
 
-from ...encoding.encoded_types import EncodedColumn, VariantType, encoded_column
+from ...encoding.encoded_types import TEXTS, EncodedColumn, VariantType, encoded_column
 from .catalogue import TargetColumn
 from .fit import Attribute, Fit, Fitting, UserType, fit, qualified, refused, rounds_its_text, unless
 
@@ -52,9 +52,6 @@ def _parts(found: UserType) -> Iterator[Attribute]:
             yield from _parts(inner.element or inner)
 
 
-_TEXTS = (t.StringType, t.CharType, t.VarcharType)
-
-
 def _fit_extension(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting | None:
     """Like :func:`~pgonce.sink.writing.table.fit.fit`; None if that decides: nothing special is known of the type."""
     if user_type.is_of("vector", "vector", "halfvec") and encoded.postgres_type != "text":
@@ -72,7 +69,7 @@ def _fit_extension(encoded: EncodedColumn, full_type: str, user_type: UserType) 
     return None
 
 
-def _vector(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting | None:
+def _vector(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting:
     if user_type.name == "vector":
         if encoded.postgres_type == "float4[]":
             return Fitting(Fit.CAST, user_type.identifier)
@@ -81,12 +78,12 @@ def _vector(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitt
         "a halfvec keeps 11 bits of a number and would round: alter the column to vector, or leave the rounding to "
         "Postgres and write the text form, concat('[', array_join(cast(c AS array<string>), ','), ']')"
     )
-    return refused(encoded, full_type, why) if user_type.name == "halfvec" else None
+    return refused(encoded, full_type, why)
 
 
 def _hstore(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting:
     found = encoded.data_type
-    if not (isinstance(found, t.MapType) and isinstance(found.keyType, _TEXTS) and isinstance(found.valueType, _TEXTS)):
+    if not (isinstance(found, t.MapType) and isinstance(found.keyType, TEXTS) and isinstance(found.valueType, TEXTS)):
         why = "an hstore holds texts by key: make a map<string,string> of it in Spark, or alter the column to jsonb"
         return refused(encoded, full_type, why)
     # Without entries, array_agg is null, and so would be the hstore.
@@ -168,7 +165,7 @@ def _flat(encoded: EncodedColumn) -> tuple[EncodedColumn, int]:
         leaf, depth = leaf.elementType, depth + 1
     if depth == 0 or isinstance(leaf, _NO_ELEMENTS):
         return encoded, 0
-    flat = encoded_column(encoded.name, t.ArrayType(leaf or t.NullType()))
+    flat = encoded_column(encoded.name, t.ArrayType(leaf))
     return replace(flat, spark_type=encoded.spark_type), depth
 
 
@@ -226,11 +223,7 @@ _BYTES = sql.SQL("pg_catalog.decode({}, 'base64')")
 
 
 def _made_of_json(path: str, data_type: Any, target: UserType, value: sql.Composable, depth: int = 0) -> sql.Composable:
-    """
-    The composite value, or array, that Postgres makes of the JSON ``value``.
-
-    :raises _UnfitPartError: naming the part.
-    """
+    """The composite value, or array, that Postgres makes of the JSON ``value``."""
     alias = f"of {depth}"
     if target.element is not None:
         element = sql.Identifier(alias, "value")
@@ -293,11 +286,7 @@ def _not_from_json(encoded: EncodedColumn, attribute: Attribute, fitting: Fittin
 
 
 def _paired(path: str, struct: t.StructType, composite: UserType) -> list[tuple[t.StructField, Attribute]]:
-    """
-    Each field with its attribute; as with columns, names match exactly, or else without regard to case.
-
-    :raises _UnfitPartError: for a field without an attribute, or two with the same.
-    """
+    """Each field with its attribute; as with columns, names match exactly, or else without regard to case."""
     pairs: list[tuple[t.StructField, Attribute]] = []
     for field in struct:
         found = [a for a in composite.attributes if a.name == field.name]
@@ -305,7 +294,7 @@ def _paired(path: str, struct: t.StructType, composite: UserType) -> list[tuple[
         is_long = len(field.name.encode()) > LONGEST_NAME
         if len(found) != 1 or is_long or found[0] in (attribute for _, attribute in pairs):
             names = (attribute.name for attribute in composite.attributes)
-            encoded = EncodedColumn(path, struct.simpleString(), "jsonb", "jsonb")
+            encoded = EncodedColumn(path, struct.simpleString(), "jsonb", "jsonb", struct)
             why = f"field {field.name!r} has no attribute of its own among {', '.join(names)}: rename or drop it"
             raise _UnfitPartError(refused(encoded, f"{composite.schema}.{composite.name}", why))
         pairs.append((field, found[0]))

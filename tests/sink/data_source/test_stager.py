@@ -180,7 +180,7 @@ def test_a_row_that_is_put_aside_is_found_once_however_often_its_copy_is_repeate
     monkeypatch.setattr(stager, "COPY_BYTES", 2500)
     if cuts:
         proxy.cut_in_copy(after_bytes=1500, times=cuts)
-    unfit = UnfitRows(struct, 9)
+    unfit = UnfitRows(9)
     tries = Stager(proxy.url, TABLE, struct, ATTEMPT, 20.0, unfit=unfit)
     promised = tries.stage(rows_with_nul(30, bad={0, 3, 29}))
     assert proxy.hits["cut_in_copy"] == cuts

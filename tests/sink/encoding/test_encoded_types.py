@@ -10,6 +10,7 @@ import pickle
 
 import pytest
 from pyspark.sql import types as t
+from support.typed_rows import struct_of
 
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
 from pgonce.sink.errors import TypeMappingError
@@ -17,7 +18,7 @@ from pgonce.sink.errors import TypeMappingError
 
 def encoded(data_type: t.DataType) -> EncodedColumn:
     """Return how a column ``c`` of this type is encoded."""
-    (column,) = encoded_columns(t.StructType([t.StructField("c", data_type)]))
+    (column,) = encoded_columns(struct_of({"c": data_type}))
     return column
 
 
@@ -56,6 +57,7 @@ def encoded(data_type: t.DataType) -> EncodedColumn:
         (t.ArrayType(t.VariantType()), "jsonb", "jsonb"),
         (t.MapType(t.StringType(), t.NullType()), "jsonb", "jsonb"),
         (t.StructType([]), "jsonb", "jsonb"),
+        (struct_of({"n": t.NullType()}), "jsonb", "jsonb"),
         (t.VariantType(), "jsonb", "jsonb"),
     ],
     ids=lambda value: value.simpleString() if isinstance(value, t.DataType) else "",
@@ -110,33 +112,27 @@ def test_a_type_that_cannot_be_held_is_refused_by_the_name_of_its_column(data_ty
         assert remedy in caught.value.remedy
 
 
-def test_a_column_or_array_of_nulls_alone_is_refused() -> None:
-    """A void column has no type that Postgres could give it; inside a struct it reads null."""
-    for data_type in (t.NullType(), t.ArrayType(t.NullType())):
-        with pytest.raises(TypeMappingError, match="TYPE_UNSUPPORTED"):
-            encoded(data_type)
-    assert encoded(t.StructType([t.StructField("n", t.NullType())])).postgres_type == "jsonb"
+TWICE = t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())])
 
 
-def test_a_field_whose_name_jsonb_cannot_hold_is_refused() -> None:
-    """Before any row moves; where it was looked at with the rows, putting rows aside found no end."""
-    with pytest.raises(TypeMappingError, match="TYPE_UNSUPPORTED"):
-        encoded(t.StructType([t.StructField("a\0b", t.LongType())]))
-
-
-def test_names_that_come_twice_are_refused() -> None:
-    """A table has no two columns of one name, and in jsonb the later field would replace the earlier one."""
-    twice = t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())])
-    with pytest.raises(TypeMappingError, match="COLUMN_TWICE"):
-        encoded_columns(twice)
-    with pytest.raises(TypeMappingError, match=r"COLUMN_TWICE.*'c\.element'"):
-        encoded(t.ArrayType(twice))
-
-
-def test_a_frame_without_columns_is_refused() -> None:
-    """There is nothing to copy."""
-    with pytest.raises(TypeMappingError, match="NO_COLUMNS"):
-        encoded_columns(t.StructType([]))
+@pytest.mark.parametrize(
+    ("struct", "says"),
+    [
+        # A void column has no type that Postgres could give it; inside a struct it reads null.
+        (struct_of({"c": t.NullType()}), "TYPE_UNSUPPORTED"),
+        (struct_of({"c": t.ArrayType(t.NullType())}), "TYPE_UNSUPPORTED"),
+        # Where names were looked at with the rows, putting rows aside found no end.
+        (struct_of({"c": struct_of({"a\0b": t.LongType()})}), "TYPE_UNSUPPORTED"),
+        # In jsonb the later field would replace the earlier one.
+        (TWICE, "COLUMN_TWICE"),
+        (struct_of({"c": t.ArrayType(TWICE)}), r"COLUMN_TWICE.*'c\.element'"),
+        (t.StructType([]), "NO_COLUMNS"),
+    ],
+)
+def test_a_frame_that_no_table_can_hold_is_refused(struct: t.StructType, says: str) -> None:
+    """Before any row moves."""
+    with pytest.raises(TypeMappingError, match=says):
+        encoded_columns(struct)
 
 
 def test_the_error_unpickles_as_it_was() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 from pyspark.sql import types as t
 from support.spark_values import CASES, LISTED, NESTED, TEXTS, structured
+from support.typed_rows import struct_of
 
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -25,24 +25,15 @@ quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCh
 OLD_INTERVAL = (2**31 - 1) * 3_600_000_000
 
 
-@pytest.fixture
-def connection(shared_url: str) -> Iterator[psycopg.Connection]:
-    """A connection whose rows are never committed."""
-    with psycopg.connect(shared_url) as connection:
-        yield connection
-        connection.rollback()
-
-
 def texts(data_type: t.DataType, array: pa.Array) -> list[str]:
     """The rows of a frame that has this one column, ``c``."""
-    struct = t.StructType([t.StructField("c", data_type)])
-    return row_texts([array], struct, encoded_columns(struct))
+    return row_texts([array], encoded_columns(struct_of({"c": data_type})))
 
 
-def read_back(connection: psycopg.Connection, data_type: t.DataType, array: pa.Array) -> list[tuple[Any, Any]]:
-    """Each value as it is encoded, and as it is read from the row's JSON, both as Postgres sends the type."""
+def assert_read_back(connection: psycopg.Connection, data_type: t.DataType, array: pa.Array) -> None:
+    """What Postgres reads from each row's JSON is what is encoded, as Postgres writes the type."""
     connection.rollback()
-    struct = t.StructType([t.StructField("c", data_type)])
+    struct = struct_of({"c": data_type})
     encoder = CopyEncoder(struct)
     encoded = sql.SQL(encoder.columns[0].postgres_type)
     create = "CREATE TEMP TABLE IF NOT EXISTS t (n int GENERATED ALWAYS AS IDENTITY, c {})"
@@ -58,7 +49,9 @@ def read_back(connection: psycopg.Connection, data_type: t.DataType, array: pa.A
         "JOIN unnest(%s::text[]) WITH ORDINALITY AS j (c, n) USING (n), jsonb_to_record(j.c::jsonb) AS r (c {}) "
         "ORDER BY n"
     )
-    return connection.execute(sql.SQL(query).format(encoded), [texts(data_type, array)]).fetchall()
+    got = connection.execute(sql.SQL(query).format(encoded), [texts(data_type, array)]).fetchall()
+    assert len(got) == len(array)
+    assert [again for _, again in got] == [encoded for encoded, _ in got]
 
 
 def readable(connection: psycopg.Connection, name: str) -> st.SearchStrategy[Any]:
@@ -76,9 +69,7 @@ def test_every_value_is_read_back(connection: psycopg.Connection, name: str, dat
     """A record that Postgres makes of the object has what the encoder would have written, nulls among it."""
     case = CASES[name]
     values = data.draw(st.lists(st.none() | readable(connection, name), max_size=12))
-    got = read_back(connection, case.data_type, case.array(values))
-    assert len(got) == len(values)
-    assert [again for _, again in got] == [encoded for encoded, _ in got]
+    assert_read_back(connection, case.data_type, case.array(values))
 
 
 @pytest.mark.parametrize("name", LISTED)
@@ -88,9 +79,7 @@ def test_every_array_is_read_back(connection: psycopg.Connection, name: str, dat
     """The same holds for arrays: null ones, empty ones and null elements stay apart."""
     case = LISTED[name]
     values = data.draw(st.lists(st.none() | st.lists(st.none() | readable(connection, name), max_size=5), max_size=6))
-    got = read_back(connection, t.ArrayType(case.data_type), case.lists(values))
-    assert len(got) == len(values)
-    assert [again for _, again in got] == [encoded for encoded, _ in got]
+    assert_read_back(connection, t.ArrayType(case.data_type), case.lists(values))
 
 
 @settings(quick, max_examples=60)
@@ -99,9 +88,7 @@ def test_every_nested_value_is_read_back(connection: psycopg.Connection, data: s
     """A column that becomes jsonb stands in the object as the same JSON."""
     case = structured(data.draw(st.lists(NESTED, min_size=1, max_size=3)))
     values = data.draw(st.lists(st.none() | case.values, max_size=4))
-    got = read_back(connection, case.data_type, pa.array(values, case.arrow_type))
-    assert len(got) == len(values)
-    assert [again for _, again in got] == [encoded for encoded, _ in got]
+    assert_read_back(connection, case.data_type, pa.array(values, case.arrow_type))
 
 
 @quick

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal
@@ -23,7 +23,6 @@ from psycopg import sql
 from pyspark.sql import types as t
 from support.bad_rows import committed, letters
 from support.committed_batch import rows_in
-from support.fixtures.postgres import PLAIN
 from support.sent_rows import publish
 from support.spark_values import DAY, DURATION, MICROSECONDS, TEXTS, scaled
 from support.typed_rows import struct_of
@@ -45,14 +44,6 @@ LONGS = st.integers(-(10**7), 10**7) | st.integers(-(2**63), 2**63 - 1)
 REFUSED = object()
 
 
-@pytest.fixture
-def connection(shared_url: str) -> Iterator[psycopg.Connection]:
-    """A connection whose rows are never committed."""
-    with psycopg.connect(shared_url, options=PLAIN) as connection:
-        yield connection
-        connection.rollback()
-
-
 def stored(
     connection: psycopg.Connection,
     data_type: t.DataType,
@@ -64,7 +55,7 @@ def stored(
     """What is read back of each value, or REFUSED if Postgres refused its row for a value (SQLSTATE class 22)."""
     connection.rollback()
     connection.execute(settings.encode())
-    struct = t.StructType([t.StructField("c", data_type)])
+    struct = struct_of({"c": data_type})
     encoded = encoded_columns(struct)
     create = sql.SQL("CREATE TEMP TABLE given ({}); CREATE TEMP TABLE taken (c {})")
     connection.execute(create.format(column_definitions(encoded), sql.SQL(column)))
@@ -248,20 +239,8 @@ CLOCK_TEXTS = (
     | st.from_regex(
         r"[0-2][0-9]:[0-6][0-9](:[0-6][0-9](\.[0-9]{1,7})?)?(Z|[+-][01][0-9](:[0-6][0-9])?)?", fullmatch=True
     )
-    | st.sampled_from(
-        [
-            "now",
-            "allballs",
-            "10:30 PM",
-            "10:30:45 UTC",
-            "2024-01-01 10:30",
-            "10:30:60",
-            "24:00:00",
-            "",
-            "1030",
-            "10:30:45 America/New_York",
-        ]
-    )
+    | st.sampled_from(["now", "allballs", "10:30 PM", "10:30:45 UTC", "2024-01-01 10:30", "10:30:60", "24:00:00", ""])
+    | st.sampled_from(["1030", "10:30:45 America/New_York"])
 )
 
 
@@ -308,6 +287,7 @@ def _seconds(text: str) -> tuple[Decimal, int | None]:
     return int(hours) * 3600 + int(minutes) * 60 + Decimal(seconds), zone
 
 
+INSTANTS = st.datetimes().map(lambda value: value.replace(tzinfo=timezone.utc))
 LEAVES = {
     "boolean": (BOOL, st.booleans(), pa.bool_(), "boolean[]"),
     "int": (INT, st.integers(-(2**31), 2**31 - 1), pa.int32(), "integer[][]"),
@@ -317,20 +297,10 @@ LEAVES = {
     "decimal": (t.DecimalType(10, 2), of_digits(2).filter(numeric(10, 2)), pa.decimal128(10, 2), "numeric(10,2)[]"),
     "string": (TEXT, TEXTS, pa.string(), "text[][]"),
     "date": (t.DateType(), st.dates(), pa.date32(), "date[]"),
-    "timestamp": (
-        t.TimestampType(),
-        st.datetimes().map(lambda value: value.replace(tzinfo=timezone.utc)),
-        pa.timestamp("us", "UTC"),
-        "timestamptz[]",
-    ),
+    "timestamp": (t.TimestampType(), INSTANTS, pa.timestamp("us", "UTC"), "timestamptz[]"),
     "timestamp_ntz": (t.TimestampNTZType(), st.datetimes(), pa.timestamp("us"), "timestamp[]"),
     "time": (t.TimeType(6), st.times(), pa.time64("us"), "time[]"),
-    "interval": (
-        t.DayTimeIntervalType(),
-        st.timedeltas(timedelta(-9999), timedelta(9999)),
-        pa.duration("us"),
-        "interval[]",
-    ),
+    "interval": (INTERVAL, st.timedeltas(timedelta(-9999), timedelta(9999)), pa.duration("us"), "interval[]"),
 }
 
 
@@ -495,10 +465,10 @@ def test_fields_of_a_struct_are_kept_or_refused_too(admin, url):
     assert caught.value.code == "TYPE_MISMATCH"
 
 
-def test_json_is_no_key(url, admin):
+def test_json_cannot_be_a_key(url, admin):
     """An array that becomes JSON is not compared as Spark compares it, as a struct is not."""
     admin.execute("CREATE TABLE events (id bigint, c jsonb PRIMARY KEY)")
-    struct = t.StructType([t.StructField("id", LONG), t.StructField("c", t.ArrayType(TEXT))])
+    struct = struct_of({"id": LONG, "c": t.ArrayType(TEXT)})
     with pytest.raises(TargetError) as caught:
         publish(url, "inline", struct, [(1, ["a"])], mode="upsert", keys=("c",))
     assert caught.value.code == "NESTED_KEY"
@@ -507,7 +477,7 @@ def test_json_is_no_key(url, admin):
 def test_an_array_of_arrays_may_be_a_key(url, admin):
     """It is compared as Postgres compares the array that it becomes."""
     admin.execute("CREATE TABLE events (id bigint, c int[] PRIMARY KEY)")
-    struct = t.StructType([t.StructField("id", LONG), t.StructField("c", t.ArrayType(t.ArrayType(INT)))])
+    struct = struct_of({"id": LONG, "c": t.ArrayType(t.ArrayType(INT))})
     for number in (1, 2):
         publish(url, "inline", struct, [(number, [[1, 2], [3, 4]])], mode="upsert", keys=("c",))
     assert rows_in(admin, "events") == [(2, [[1, 2], [3, 4]])]
