@@ -218,6 +218,11 @@ def bad_option(code: str, what: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(code, what, "Nothing was written.", remedy)
 
 
+def bad_target(code: str, what: str, remedy: str) -> TargetError:
+    """An error about the table, or about rows for it. Its transaction is rolled back, so no row has been written."""
+    return TargetError(code, what, NOTHING, remedy)
+
+
 def without_its_words(error: BaseException) -> str:
     """What kind of error it is and where it came from. Its words are left out, because they may show a row."""
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()

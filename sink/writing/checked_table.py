@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import TargetError, bad_target
 
 from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY
@@ -23,9 +23,9 @@ from .rows import Gathering
 from .table.catalogue import TargetColumn, TargetTable
 from .table.fit import Fit, Fitting
 from .table.fit_column import fit_column
-from .table.lock import lock_table, nothing_more
+from .table.lock import lock_table
 from .table.new_table import NewColumn, alter_statement, create_table, retyped
-from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
+from .table.table_name import ResolvedName, missing_table, refuse_missing
 
 _log = logging.getLogger("pgonce")
 
@@ -50,17 +50,14 @@ def check_table(table: TargetTable, destination: Destination) -> None:
     Refuse a table that cannot hold rows durably, or that would do something else with them.
 
     A function may have made a temporary table in its transaction, for a step in between.
-
-    :raises TargetError: saying what is wrong with it.
     """
     name = table.qualified_name
     if table.kind not in ("r", "p"):
         kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
-        raise TargetError(
+        raise bad_target(
             "TARGET_NOT_A_TABLE",
             f"{name} is {kinds.get(table.kind, 'not a table')}, and pgonce writes only into tables whose rows are "
             "part of the transaction.",
-            NOTHING,
             "Write into an ordinary or partitioned table.",
         )
     if table.is_temporary:
@@ -70,11 +67,10 @@ def check_table(table: TargetTable, destination: Destination) -> None:
     elif table.unsafe_partition:
         raise not_durable(table.unsafe_partition)
     if table.rules:
-        raise TargetError(
+        raise bad_target(
             "TARGET_HAS_RULES",
             f"{name} has rewrite rules. COPY ignores them and INSERT obeys them, so a batch's size would decide "
             "whether they apply.",
-            NOTHING,
             "Replace the rules with triggers, which both obey.",
         )
     _refuse_redirected(table, destination)
@@ -93,11 +89,10 @@ def _refuse_redirected(table: TargetTable, destination: Destination) -> None:
             return
         what = "is a hypertable of TimescaleDB, whose rows are in other tables, its chunks"
         remedy += ", or mode=upsert without onlyNewer, keepWhere, and updateColumns with orderBy"
-    raise TargetError(
+    raise bad_target(
         "ROWS_IN_CHILDREN",
         f"{table.qualified_name} {what}. mode={mode} would look for stored rows in {table.qualified_name} alone, so a "
         "row could be there twice, or stay although it is deleted or replaced.",
-        NOTHING,
         f"{remedy}.",
     )
 
@@ -105,21 +100,19 @@ def _refuse_redirected(table: TargetTable, destination: Destination) -> None:
 def _check_temporary(table: TargetTable, destination: Destination) -> None:
     name = table.qualified_name
     if not destination.may_be_temporary:
-        raise TargetError(
+        raise bad_target(
             "TARGET_NOT_DURABLE",
             f"{name} is a temporary table: it is dropped at the end of this session, but the ledger would still say "
             "that its rows are there.",
-            NOTHING,
             "Write into a permanent table, and name it with its schema. For an intermediate step, a transactional "
             "function may create a temporary table and write into it (page `writing` of the documentation).",
         )
     changes = destination.changes
     if changes and changes.deletes != "ignore" and destination.existing.only_newer:
-        raise TargetError(
+        raise bad_target(
             "TARGET_NOT_DURABLE",
             f"onlyNewer is set, so deletes from {name} would be remembered for days; but it is a temporary table, "
             "which does not outlive this batch.",
-            NOTHING,
             "Leave onlyNewer out here (orderBy picks the last change of each key), and set it where changes go into a "
             "permanent table.",
         )
@@ -127,11 +120,10 @@ def _check_temporary(table: TargetTable, destination: Destination) -> None:
 
 def not_durable(name: str, remedy: str | None = None) -> TargetError:
     """The error for a table, or a partition, that a crash would empty."""
-    return TargetError(
+    return bad_target(
         "TARGET_NOT_DURABLE",
         f"{name} is unlogged or foreign: after a crash of Postgres, its rows could be missing although the ledger "
         "says that they are there.",
-        NOTHING,
         remedy or f"If it is unlogged, ALTER TABLE {name} SET LOGGED; if it is foreign, detach that partition.",
     )
 
@@ -158,10 +150,9 @@ def plan_columns(
             raise _generated(table, target, column)
         fitting = fit_column(column, target)
         if fitting.fit is Fit.REFUSED:
-            raise TargetError(
+            raise bad_target(
                 "TYPE_MISMATCH",
                 f"{table.qualified_name} cannot take the rows. {fitting.reason}",
-                NOTHING,
                 "Do that (page `types` of the documentation has the rule), or alter the table: "
                 f"{retyped(table, target, column.ddl_type)} (Postgres may have to rewrite it, and some pairs of types "
                 "need USING).",
@@ -170,19 +161,17 @@ def plan_columns(
     named = {plan.target for plan in plans}
     set_by_us = {destination.changes.soft_column} if destination.changes else set()
     if len(named) < len(plans):
-        raise TargetError(
+        raise bad_target(
             "COLUMN_TWICE",
             f"Two columns of the rows go into one column of {table.qualified_name}.",
-            NOTHING,
             "Give the DataFrame's columns names that differ in more than their case.",
         )
     missing = [c.column_name for c in table.columns if c.required and c.column_name not in named | set_by_us]
     if missing and not only_deletes:
-        raise TargetError(
+        raise bad_target(
             "COLUMN_MISSING",
             f"{table.qualified_name} needs values for {', '.join(missing)} (NOT NULL, no default), which the rows "
             "lack.",
-            NOTHING,
             "Add these columns to the DataFrame, or give them defaults in the table.",
         )
     return tuple(plans)
@@ -194,11 +183,10 @@ def _generated(table: TargetTable, target: TargetColumn, column: EncodedColumn) 
         let = sql.SQL("ALTER TABLE {} ALTER COLUMN {} SET GENERATED BY DEFAULT")
         statement = let.format(table.identifier, sql.Identifier(target.column_name)).as_string(None)
         remedy += f" If the values of the rows are to be stored, as they must be where it is a key: {statement}."
-    return TargetError(
+    return bad_target(
         "COLUMN_GENERATED",
         f"Column {target.column_name!r} of {table.qualified_name} is generated by Postgres, but the rows have a value "
         "for it.",
-        NOTHING,
         remedy,
     )
 
@@ -210,10 +198,9 @@ def _find(table: TargetTable, column: EncodedColumn) -> TargetColumn:
         several = ", but several that differ from it only in case." if found else "."
         statement = alter_statement(table.identifier, [NewColumn(column.name, column.ddl_type)]).as_string(None)
         add = f": {statement}, as schemaEvolution=addColumns would"
-        raise TargetError(
+        raise bad_target(
             "COLUMN_UNKNOWN",
             f"{table.qualified_name} has no column {column.name!r}{several}",
-            NOTHING,
             f"Its columns are {', '.join(column.column_name for column in table.columns)}. Rename or drop "
             f"{column.name!r} in the DataFrame, or add the column to the table{'' if found else add}{place}.",
         )
@@ -288,11 +275,10 @@ def target_for(
     :param leaves: whether to set the user's search_path first.
     :raises TargetError: if the table is missing or unfit, or does not take these columns.
     """
-    more = gathering.creation if destination.mode in BY_KEY else nothing_more
+    more = gathering.creation if destination.mode in BY_KEY else None
     found, table = lock_table(connection, destination.table, found, leaves=leaves, more=more)
     if table is None:
-        refuse_missing_schema(connection, found.schema)
-    if table is None and destination.create_table:
+        refuse_missing(connection, found, creates=destination.create_table)
         create_table(connection, found, encoded, destination)
         found, table = lock_table(connection, destination.table, more=more)
     if table is None:

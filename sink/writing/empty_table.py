@@ -8,30 +8,16 @@ them, the batch is refused, so that old rows never stay with the new ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import bad_target
 from pgonce.offsets_store.postgres import search_path
 
 from .table.catalogue import TargetTable
 from .table.lock import take_turn_of_replacing_in_tx
 from .table.table_name import QualifiedName
-
-
-class _Kept(Enum):
-    """Why rows are still there after all were deleted."""
-
-    BY_A_TRIGGER = "a trigger BEFORE DELETE has kept old rows, which would stay in the table with the new ones"
-    BY_EITHER = (
-        "a trigger BEFORE DELETE, or row-level security, has kept old rows, which would stay in the table "
-        "with the new ones"
-    )
-    BY_POLICIES = (
-        "row-level security has no policy by which this role may delete rows, so all old rows would stay in the table"
-    )
 
 
 def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: int) -> None:
@@ -42,15 +28,39 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
     """
     # Transactions that replace all rows take turns: if two ran at once, neither would see and delete the other's rows.
     take_turn_of_replacing_in_tx(connection, oid)
-    kept = _delete_all_in_tx(connection, table, oid)
-    if kept is None:
-        return
-    what = f"All rows of {table.qualified_name} are to be replaced, but {kept.value}."
-    if kept in (_Kept.BY_A_TRIGGER, _Kept.BY_EITHER):
-        remedy = "Let triggers delete rows, or write with mode=append or mode=upsert, or to another table."
-        raise TargetError("TRIGGER_CHANGED_ROWS", what, NOTHING, remedy)
-    remedy = "Give the role a policy FOR DELETE (or FOR ALL) by which it may delete the rows that it replaces."
-    raise TargetError("ROWS_NOT_WRITTEN", what, NOTHING, remedy)
+    what = f"All rows of {table.qualified_name} are to be replaced, but"
+    cursor = connection.cursor()
+    # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty. In one round trip with the
+    # question, whose statements stand under our search_path.
+    delete = sql.SQL("DELETE FROM {}").format(table.only)
+    question = search_path.under_ours(sql.SQL(_WHAT_KEEPS_ROWS).format(oid=oid))
+    cursor.execute(sql.SQL("; ").join([delete, question]), prepare=False)
+    deleted = cursor.rowcount
+    for _ in range(1 + search_path.ANSWERS_BEFORE):
+        cursor.nextset()
+    keeps, hears, has_no_policy, has_policies, may_see = cursor.fetchone() or (False, False, False, False, False)
+    if has_no_policy:
+        raise bad_target(
+            "ROWS_NOT_WRITTEN",
+            f"{what} row-level security has no policy by which this role may delete rows, so all old rows would stay.",
+            "Give the role a policy FOR DELETE (or FOR ALL) by which it may delete the rows that it replaces.",
+        )
+    any_row = sql.SQL("SELECT FROM {} LIMIT 1").format(table.only)
+    # A transaction that was in its COMMIT may have updated a row, for which the DELETE has waited, and inserted another
+    # one, which that did not see. A DELETE that finds nothing has deleted no half of another transaction.
+    times = 1
+    while deleted and times < _MOST_TIMES:
+        # A trigger hears of each DELETE, so one that would find nothing is left out.
+        if hears and not (may_see and connection.execute(any_row).rowcount):
+            break
+        deleted, times = connection.execute(delete).rowcount, times + 1
+    if keeps and connection.execute(any_row).rowcount:
+        by = "a trigger BEFORE DELETE, or row-level security," if has_policies else "a trigger BEFORE DELETE"
+        raise bad_target(
+            "TRIGGER_CHANGED_ROWS",
+            f"{what} {by} has kept old rows, which would stay in the table with the new ones.",
+            "Let triggers delete rows, or write with mode=append or mode=upsert, or to another table.",
+        )
 
 
 def refuse_reaching_others(connection: psycopg.Connection, replaced: Sequence[TargetTable]) -> None:
@@ -66,43 +76,14 @@ def refuse_reaching_others(connection: psycopg.Connection, replaced: Sequence[Ta
         if others:
             name = sql.SQL("SELECT {}::oid::regclass::text").format(sql.Literal(others[0]))
             row = search_path.execute_in_tx(connection, name).fetchone()
-            raise TargetError(
+            raise bad_target(
                 "DELETE_ACTION",
                 f"All rows of {table.qualified_name} are to be replaced, and deleting them deletes or changes rows of "
                 f"{row[0] if row else others[0]}, by a foreign key with ON DELETE CASCADE, SET NULL or SET DEFAULT. "
                 "Nothing would write these rows again.",
-                NOTHING,
                 "Let the foreign key have no action (ON DELETE NO ACTION DEFERRABLE INITIALLY DEFERRED): the keys that "
                 "come again are there when it is checked. Or write with mode=upsert.",
             )
-
-
-def _delete_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: int) -> _Kept | None:
-    """What kept rows from being deleted, if anything did."""
-    cursor = connection.cursor()
-    # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty. In one round trip with the
-    # question, whose statements stand under our search_path.
-    delete = sql.SQL("DELETE FROM {}").format(table.only)
-    question = search_path.under_ours(sql.SQL(_WHAT_KEEPS_ROWS).format(oid=oid))
-    cursor.execute(sql.SQL("; ").join([delete, question]), prepare=False)
-    deleted = cursor.rowcount
-    for _ in range(1 + search_path.ANSWERS_BEFORE):
-        cursor.nextset()
-    keeps, hears, has_no_policy, has_policies, may_see = cursor.fetchone() or (False, False, False, False, False)
-    if has_no_policy:
-        return _Kept.BY_POLICIES
-    any_row = sql.SQL("SELECT FROM {} LIMIT 1").format(table.only)
-    # A transaction that was in its COMMIT may have updated a row, for which the DELETE has waited, and inserted another
-    # one, which that did not see. A DELETE that finds nothing has deleted no half of another transaction.
-    times = 1
-    while deleted and times < _MOST_TIMES:
-        # A trigger hears of each DELETE, so one that would find nothing is left out.
-        if hears and not (may_see and connection.execute(any_row).rowcount):
-            break
-        deleted, times = connection.execute(delete).rowcount, times + 1
-    if keeps and connection.execute(any_row).rowcount:
-        return _Kept.BY_EITHER if has_policies else _Kept.BY_A_TRIGGER
-    return None
 
 
 _MOST_TIMES = 5
@@ -113,18 +94,12 @@ _MOST_TIMES = 5
 # they show it: its tenant's, for example. Without one, it deletes nothing. With both, rows that it still sees may have
 # been kept by the trigger, and nothing tells them from those that it may only read.
 _WHAT_KEEPS_ROWS = """
-WITH RECURSIVE part AS (
-    SELECT {oid}::oid AS oid
-    UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN part AS p ON p.oid = i.inhparent
-    JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid WHERE c.relispartition
+WITH of_part AS (
+    SELECT t.tgtype FROM pg_catalog.pg_trigger AS t WHERE NOT t.tgisinternal AND t.tgenabled <> 'D'
+    AND (t.tgrelid = {oid} OR t.tgrelid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree({oid}) AS p))
 )
-SELECT EXISTS (
-    SELECT FROM pg_catalog.pg_trigger AS t JOIN part AS p ON p.oid = t.tgrelid
-    WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 11 = 11
-), EXISTS (
-    SELECT FROM pg_catalog.pg_trigger AS t JOIN part AS p ON p.oid = t.tgrelid
-    WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 8 = 8
-), row_security_active({oid}) AND NOT EXISTS (
+SELECT EXISTS (SELECT FROM of_part WHERE tgtype & 11 = 11), EXISTS (SELECT FROM of_part WHERE tgtype & 8 = 8),
+row_security_active({oid}) AND NOT EXISTS (
     SELECT FROM pg_catalog.pg_policy AS y
     WHERE y.polrelid = {oid} AND y.polpermissive AND y.polcmd IN ('*', 'd')
     AND (0 = ANY (y.polroles) OR EXISTS (SELECT FROM unnest(y.polroles) AS r WHERE pg_has_role(r, 'USAGE')))

@@ -9,7 +9,6 @@ another session, writes nothing and leaves no session; what cannot be told now i
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,7 +17,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import NamedSink
-from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, NoLedgerError, PgonceError, TargetError
+from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, NoLedgerError, bad_target
 from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.ledger.feeders import concern_in_tx
 from pgonce.offsets_store.ledger.migrations import require_ledger
@@ -41,20 +40,19 @@ from pgonce.offsets_store.verdict.refused_batch import refusal
 from ..encoding.encoded_types import EncodedColumn
 from ..options.definitions import BY_KEY, DEAD_LETTERS
 from ..options.destination import DeadLetters, Destination
-from ..options.routes import Routes
+from ..options.routes import Route, Routes
 from .checked_table import ColumnPlan, check_table, plan_columns, without_extra
 from .empty_table import refuse_reaching_others
 from .rooms import Rooms
 from .table.catalogue import TargetTable, look_up_table
 from .table.new_table import keys_of_new
-from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
+from .table.table_name import ResolvedName, refuse_missing
 from .write_batch import ask_for_each_table, named_sink
 from .written import Upsert
 
 _log = logging.getLogger("pgonce")
 
 _CONNECT_SECONDS = 5  # Spark waits for a look before the rows.
-_WHEN_MADE_SECONDS = 10
 _BOUNDS = (
     "SELECT pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '1s', true)"
 )
@@ -95,7 +93,6 @@ def look_once(
         return
     try:
         with looking(url) as connection:
-            connection.execute(_BOUNDS)
             _look(connection, where, columns, rooms)
     except ConnectError as error:
         if at_the_door and not error.may_pass:
@@ -118,67 +115,47 @@ def look_when_made(url: str, where: Destination | Routes, *, rooms: Rooms) -> No
 
     :raises TargetError: as the commit would, for the table alone.
     """
-    refused: list[PgonceError] = []
-
-    def look() -> None:
-        try:
-            _look_without_columns(url, where, rooms)
-        except (ConnectError, psycopg.Error) as error:
-            _log.info("the first batch will check the target: %s", type(error).__name__)
-        except PgonceError as error:
-            refused.append(error)
-
-    # In a thread, because nothing bounds how long the name of a host is looked up, or a password is asked for.
-    looking = threading.Thread(target=look, daemon=True, name="pgonce looks at a table")
-    looking.start()
-    looking.join(_WHEN_MADE_SECONDS)
-    if refused:
-        raise refused[0]
-
-
-def _look_without_columns(url: str, where: Destination | Routes, rooms: Rooms) -> None:
-    each = [route.destination for route in where] if isinstance(where, Routes) else [where]
-    with looking(url) as connection:
-        connection.execute(_BOUNDS)
-        if isinstance(where, Routes):
-            ask_for_each_table(connection, where)()
-        for destination in each:
-            _found(connection, destination, rooms)
+    try:
+        with looking(url) as connection:
+            _look(connection, where, None, rooms)
+    except (ConnectError, psycopg.Error) as error:
+        _log.info("the first batch will check the target: %s", type(error).__name__)
 
 
 def _found(
     connection: psycopg.Connection, destination: Destination, rooms: Rooms
 ) -> tuple[ResolvedName, TargetTable | None]:
-    """
-    The table's name, and the table, which can be written into; None if it is to be created.
-
-    :raises TargetError: if it is missing, or no such table.
-    """
+    """The table's name, and the table, which can be written into; None if it is to be created."""
     _look_at_letters(connection, destination.dead_letters, rooms)
     found, table = look_up_table(connection, destination.table)
     if table is not None:
         check_table(table, destination)
         return found, table
-    refuse_missing_schema(connection, found.schema)
-    if not destination.create_table:
-        raise missing_table(connection, found)
+    refuse_missing(connection, found, creates=destination.create_table)
     return found, None
 
 
 def _look(
-    connection: psycopg.Connection, where: Destination | Routes, columns: Sequence[EncodedColumn], rooms: Rooms
+    connection: psycopg.Connection,
+    where: Destination | Routes,
+    columns: tuple[EncodedColumn, ...] | None,
+    rooms: Rooms,
 ) -> None:
+    """:param columns: None as long as there is no frame: then each table alone is looked at."""
+    connection.execute(_BOUNDS)
+    each = where.each if isinstance(where, Routes) else (Route("", where),)
     if isinstance(where, Routes):
         ask_for_each_table(connection, where)()
         _look_at_letters(connection, where.dead_letters, rooms)
-        given = [(route.destination, route.written(columns)) for route in where]
-    else:
-        given = [(where, tuple(columns))]
-    looked = [(look_at_table(connection, one, written, rooms=rooms), one) for one, written in given]
-    there = [(table, one) for table, one in looked if table is not None]
-    if any(one.changes for _, one in there):
-        rooms.by_key().refuse_actions_between([(table, one.changes) for table, one in there])
-    refuse_reaching_others(connection, [table for table, one in there if one.mode == "complete"])
+    there: list[tuple[TargetTable, Destination]] = []
+    for to, route in ((route.destination, route) for route in each):
+        if columns is None:
+            _found(connection, to, rooms)
+        elif table := look_at_table(connection, to, route.written(columns), rooms=rooms):
+            there.append((table, to))
+    if any(to.changes for _, to in there):
+        rooms.by_key().refuse_actions_between([(table, to.changes) for table, to in there])
+    refuse_reaching_others(connection, [table for table, to in there if to.mode == "complete"])
 
 
 def _look_at_letters(connection: psycopg.Connection, letters: DeadLetters | None, rooms: Rooms) -> None:
@@ -253,11 +230,10 @@ def refuse_missing_privileges(
         missing.append("DELETE")
     if missing:
         name = table.identifier.as_string(None)
-        raise TargetError(
+        raise bad_target(
             "TARGET_NOT_PERMITTED",
             f"The role {role} lacks {' and '.join(missing)} on {table.qualified_name}, which every batch with "
             f"mode={destination.mode} needs.",
-            NOTHING,
             f"GRANT {', '.join(missing)} ON {name} TO {sql.Identifier(role).as_string(None)};",
         )
 
@@ -303,8 +279,13 @@ def refuse_first_batch(
     except psycopg.Error as error:
         _log.info("the commit will check the ledger: %s", type(error).__name__)
     else:
-        if known is not None:
-            _refuse_rivals(*known, first)
+        if known is None:
+            return None
+        ledger, remedies = known
+        # The rows may carry positions, which tell which of them the replaced query has stored.
+        is_for_rows = first.span is None and stored_positions(ledger, remedies) is not None
+        if not is_for_rows and (verdict := decide(ledger, first, remedies)) not in PUBLISH | SKIP:
+            raise refusal(verdict, ledger, first, remedies)
     return None
 
 
@@ -343,12 +324,3 @@ def _what_is_known(settings: CommitSettings, batch: Batch) -> tuple[Ledger, Reme
     except sqlalchemy.exc.SQLAlchemyError as error:
         _log.info("the commit will check the ledger: %s", type(error).__name__)
         return None
-
-
-def _refuse_rivals(ledger: Ledger, remedies: Remedies, batch: Batch) -> None:
-    if batch.span is None and stored_positions(ledger, remedies) is not None:
-        # The rows may carry positions, which tell which of them the replaced query has stored.
-        return
-    verdict = decide(ledger, batch, remedies)
-    if verdict not in PUBLISH | SKIP:
-        raise refusal(verdict, ledger, batch, remedies)

@@ -20,7 +20,7 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import TargetError, bad_target
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.lock_watch import WHO, HeldByOthersError
 
@@ -43,10 +43,7 @@ SELECT found.reason, found.altered FROM (
     FROM pg_class AS c, LATERAL (SELECT pg_partition_root(c.oid)::regclass::text AS root) AS r
     WHERE c.oid = {oid} AND c.relispartition
     UNION ALL
-    SELECT 2, format('its columns are those of the type %s', c.reloftype::regtype), NULL
-    FROM pg_class AS c WHERE c.oid = {oid} AND c.reloftype <> 0
-    UNION ALL
-    SELECT 3, format('only the owner of %s (%s) may do that, and the role %s is not a member of it',
+    SELECT 2, format('only the owner of %s (%s) may do that, and the role %s is not a member of it',
                      c.oid::regclass, pg_get_userbyid(c.relowner), current_user), NULL
     FROM tree AS t JOIN pg_class AS c ON c.oid = t.relid WHERE NOT pg_has_role(c.relowner, 'USAGE')
 ) AS found
@@ -84,15 +81,13 @@ SELECT max(s.setting::int) FILTER (WHERE s.name = 'lock_timeout'),
 def look_as_altered(
     connection: psycopg.Connection, table: TargetTable, encoded: Sequence[EncodedColumn], destination: Destination
 ) -> TargetTable:
-    """
-    The table as it will be, as far as fitting the rows goes.
-
-    :raises TargetError: TARGET_NOT_ALTERED.
-    """
+    """The table as it will be, as far as fitting the rows goes."""
     columns = columns_to_add(table, encoded, destination)
     if columns:
         refuse_what_stands_in_the_way(connection, table, columns)
-    return as_altered(table, columns)
+    # Without a length: that is the base type.
+    added = (TargetColumn(column.name, re.sub(r"\([-\d, ]+\)", "", column.type), column.type) for column in columns)
+    return replace(table, columns=(*table.columns, *added))
 
 
 def add_columns_in_tx(
@@ -203,11 +198,7 @@ def _holders(connection: psycopg.Connection, table: TargetTable) -> str:
 def columns_to_add(
     table: TargetTable, encoded: Sequence[EncodedColumn], destination: Destination
 ) -> tuple[NewColumn, ...]:
-    """
-    The columns without which the table does not take the rows, if the user wants them to be added.
-
-    :raises TargetError: TARGET_NOT_ALTERED, for one that cannot be added.
-    """
+    """The columns without which the table does not take the rows, if the user wants them to be added."""
     if destination.schema_evolution != "addColumns" or table.kind not in ("r", "p"):
         return ()
     columns = tuple(
@@ -222,16 +213,6 @@ def columns_to_add(
     return columns
 
 
-def as_altered(table: TargetTable, columns: Sequence[NewColumn]) -> TargetTable:
-    """The table as it will be, as far as fitting the rows goes."""
-    added = (TargetColumn(column.name, _base(column.type), column.type) for column in columns)
-    return replace(table, columns=(*table.columns, *added))
-
-
-def _base(full_type: str) -> str:
-    return re.sub(r"\([-\d, ]+\)", "", full_type)
-
-
 def not_altered(
     table: TargetTable, columns: Sequence[NewColumn], reason: str, *, altered: str | None = None
 ) -> TargetError:
@@ -241,10 +222,9 @@ def not_altered(
     :param altered: the table to alter, as SQL names it, if it is another one.
     """
     statement = alter_statement(sql.SQL(altered) if altered else table.identifier, columns).as_string(None)
-    return TargetError(
+    return bad_target(
         "TARGET_NOT_ALTERED",
         f"{table.qualified_name} lacks columns of the rows, and schemaEvolution=addColumns cannot add them: {reason}.",
-        NOTHING,
         f"Remove what prevents it, and let the owner of the table run this: {statement}; then start the query "
         "again. Or rename or drop the column in Spark.",
     )

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import TargetError, bad_target
 from pgonce.offsets_store.ledger.published import WrittenAs
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.verdict.facts import Batch
@@ -77,12 +77,10 @@ def _lock_due_in_tx(
     """
     Lock the tables that are ``due``, take turns in writing to them, and empty those that are replaced.
 
-    Returns a sentence on each that was altered for its rows, by its qualified name.
-
     A table is looked up again when it is written. If its name means another one by then, that one is locked out of the
     order, which can only lead to a deadlock, and so to another try.
 
-    :raises TargetError: TARGET_NOT_ALTERED.
+    :return: a sentence on each that was altered for its rows, by its qualified name.
     """
     notes: dict[str, str] = {}
     waiting: list[ResolvedName] = []
@@ -137,10 +135,7 @@ def _written_as_listed(
     """How rows are written into each table that is there, also of those that get none: the next batch may have some."""
     return {
         table.qualified_name: written_as(
-            route.destination,
-            tuple(route.written(columns)),
-            sql.Identifier(table.schema, table.name).as_string(None),
-            table.oid,
+            route.destination, tuple(route.written(columns)), table.identifier.as_string(None), table.oid
         )
         for route, table in ((route, listed[route.value]) for route in routes)
         if table.oid is not None
@@ -177,11 +172,7 @@ class RowsByRoute:
 
 
 def _gather_by_route_in_tx(connection: psycopg.Connection, rows: Rows, routes: Routes) -> RowsByRoute:
-    """
-    Bring the rows to Postgres, and count those of each route.
-
-    :raises StagingError: if staged rows are missing, or if there are too many.
-    """
+    """Bring the rows to Postgres, and count those of each route."""
     gathered = replace(Gathering(connection, rows).rows(), staged=None)
     if rows.staged is not None:
         check_staged_rows(connection, rows.staged)
@@ -283,21 +274,20 @@ def _put_unfit_aside_in_tx(
             raise too_many(target, settings.most, of_one(found[0]))
         Letters(settings, batch, target, how).write_unfit_in_tx(connection, found)
 
-    by_value: dict[str | None, list[UnfitRow]] = defaultdict(list)
+    by_value: dict[object, list[UnfitRow]] = defaultdict(list)
     for row in unfit:
         by_value[_route_of(row, routes.column)].append(row)
     for route in routes:
         table, found = listed[route.value], by_value.pop(route.value, [])
-        named = sql.Identifier(table.schema, table.name).as_string(None)
-        where = replace(route.destination, table=named, dead_letters=None)
+        where = replace(route.destination, table=table.identifier.as_string(None), dead_letters=None)
         how = recorded(where, route.written(columns), table.oid)
         with said_of(route.value):
             put_aside(found, route.destination.dead_letters, table.qualified_name, how)
-    of_none = [row for found in by_value.values() for row in found]
-    drops = routes.unknown == "drop"
-    left = [row for row in of_none if not (drops and _has_readable_route(row, routes.column))]
-    put_aside(left, routes.dead_letters, routes.sink_name, {})
-    return len(unfit) - (len(of_none) - len(left))
+    unreadable = by_value.pop(_UNREADABLE, [])
+    unknown = [row for found in by_value.values() for row in found]
+    dropped = unknown if routes.unknown == "drop" else []
+    put_aside(unreadable if dropped else unknown + unreadable, routes.dead_letters, routes.sink_name, {})
+    return len(unfit) - len(dropped)
 
 
 def _unknown_routes(routes: Routes, unknown: Mapping[str | None, int], why: str) -> TargetError:
@@ -305,10 +295,9 @@ def _unknown_routes(routes: Routes, unknown: Mapping[str | None, int], why: str)
     most = sorted(unknown.items(), key=lambda item: (-item[1], str(item[0])))
     named = ", ".join(f"{_shortened(value)} ({number} rows)" for value, number in most[:_NAMED_IN_ERROR])
     more = f" and {len(most) - _NAMED_IN_ERROR} more" if len(most) > _NAMED_IN_ERROR else ""
-    return TargetError(
+    return bad_target(
         "ROUTE_UNKNOWN",
         f"Rows have values of {routes.column!r} that are not in tables: {named}{more}.{why}",
-        NOTHING,
         "Add the value to tables, or filter the rows out in Spark. Or set unknownRoutes=drop, to leave them out and "
         "count them; or unknownRoutes=deadLetters with deadLetters, to put them aside.",
     )
@@ -324,14 +313,13 @@ _NAMED_IN_ERROR = 5
 _LONGEST_VALUE = 100
 
 
-def _has_readable_route(row: UnfitRow, column: str) -> bool:
-    """Whether the value that chooses is one, and not an object that stands for a text which jsonb cannot hold."""
-    return not isinstance(json.loads(row.row_data).get(column), dict)
+_UNREADABLE = object()
+"""The route of a row with an object that stands for a text which jsonb cannot hold."""
 
 
-def _route_of(row: UnfitRow, column: str) -> str | None:
-    """The route of a row, as a text; None for null, and for a text that cannot be read."""
+def _route_of(row: UnfitRow, column: str) -> object:
+    """The route of a row, as a text; None for null."""
     value = json.loads(row.row_data).get(column)
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value) if isinstance(value, (str, int)) else None
+    return _UNREADABLE if isinstance(value, dict) else None if value is None else str(value)

@@ -20,7 +20,6 @@ from psycopg.pq import TransactionStatus
 
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.text import LONGEST_NAME
 
 from ..encoding.copy_encoder import HEADER, TRAILER
 from ..encoding.encoded_types import EncodedColumn
@@ -105,13 +104,6 @@ class Gathering:
         """The columns of that table, also those that the rows' target does not get."""
         return self._rows.columns
 
-    @property
-    def wanted(self) -> sql.Composable:
-        """The condition that picks the wanted rows of that table."""
-        if self._with_others is not None:
-            return self._with_others.wanted
-        return sql.SQL("true") if self._rows.staged is None else self._rows.staged.wanted
-
     def bodies(self) -> Iterable[bytes]:
         """The rows that are not staged; some commits wait for them here."""
         if self._bodies is None:
@@ -125,23 +117,29 @@ class Gathering:
 
     def rows(self) -> GatheredRows:
         """The gathered rows."""
-        source = self()
-        return GatheredRows(source, self.wanted, self._rows.count(), self._rows.staged)
+        source, staged, others = self(), self._rows.staged, self._with_others
+        wanted = others.wanted if others else staged.wanted if staged else sql.SQL("true")
+        return GatheredRows(source, wanted, self._rows.count(), staged)
 
     def __call__(self) -> sql.Composable:
         """The table that has them."""
         if self._table is None:
-            self._table = self._gathered()
+            connection, staged = self._connection, self._rows.staged
+            if staged is not None:
+                refuse_missing_table(connection, staged)
+                table = staged.identifier
+            elif self._made is not None:
+                table = self._made
+            else:
+                table, create = self._new()
+                search_path.execute_in_tx(connection, create)
+            copy_rows(connection, table, [column.name for column in self._rows.columns], self.bodies())
+            self._table = table
         return self._table
 
     def creation(self) -> sql.Composable | None:
-        """
-        The statement that makes the table in advance, for rows that will be gathered in any case; it is to be run.
-
-        None if they have a table already, or if they are about to be refused for the names of their columns.
-        """
-        names = {column.name.encode()[:LONGEST_NAME] for column in self._rows.columns}
-        if self._rows.staged is not None or self.is_done or len(names) < len(self._rows.columns):
+        """The statement that makes the table in advance, and is to be run; None for rows that have a table already."""
+        if self._rows.staged is not None or self.is_done:
             return None
         self._made, create = self._new()
         return create
@@ -150,19 +148,6 @@ class Gathering:
         table = sql.Identifier("pg_temp", f"pgonce_rows_{next(_counter)}")
         create = sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP")
         return table, create.format(table, column_definitions(self._rows.columns))
-
-    def _gathered(self) -> sql.Identifier:
-        connection, staged = self._connection, self._rows.staged
-        if staged is not None:
-            refuse_missing_table(connection, staged)
-            table = staged.identifier
-        elif self._made is not None:
-            table = self._made
-        else:
-            table, create = self._new()
-            search_path.execute_in_tx(connection, create)
-        copy_rows(connection, table, [column.name for column in self._rows.columns], self.bodies())
-        return table
 
 
 class _RowsFailedError(Exception):

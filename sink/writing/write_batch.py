@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from pgonce.offsets_store.commit.work import AskedSink, NamedSink, Work
-from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.errors import TargetError, bad_option
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
@@ -32,7 +32,7 @@ from pgonce.offsets_store.postgres.search_path import leave_in_tx
 from pgonce.offsets_store.verdict.facts import Batch
 
 from ..options.destination import Destination
-from ..options.routes import Routes, twice
+from ..options.routes import Routes
 from .empty_table import refuse_reaching_others
 from .rooms import Plan, Rooms
 from .rows import Gathering, Rows, whole_or_failed
@@ -77,22 +77,26 @@ def ask_for_each_table(
     """
     Ask which tables are meant along the user's search_path; the function that is returned reads the answer.
 
-    :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
-    :raises ConfigurationError: BAD_ROUTES, if two routes end in one table.
+    It raises BAD_OPTION if two routes end in one table.
     """
     if not isinstance(where, Routes):
         return ask_for_tables(connection, [where.table])
     read = ask_for_tables(connection, [route.destination.table for route in where])
-    return lambda: _one_each(where, read())
 
+    def one_each() -> Sequence[ResolvedName]:
+        found, by_table = read(), dict[int | str, str]()
+        for route, table in zip(where, found, strict=True):
+            other = by_table.setdefault(table.oid or table.qualified_name, route.value)
+            if other != route.value:
+                raise bad_option(
+                    "BAD_OPTION",
+                    f"{other!r} and {route.value!r} in tables both go into {table.qualified_name}, so it is unknown "
+                    "which rows come first.",
+                    "Give both values the same name in Spark, before the rows are written.",
+                )
+        return found
 
-def _one_each(routes: Routes, found: Sequence[ResolvedName]) -> Sequence[ResolvedName]:
-    by_table: dict[int | str, str] = {}
-    for route, table in zip(routes, found, strict=True):
-        other = by_table.setdefault(table.oid or table.qualified_name, route.value)
-        if other != route.value:
-            raise twice(table.qualified_name, other, route.value)
-    return found
+    return one_each
 
 
 def _name_of(sink_name: str | None, where: Destination | Routes) -> str | None:

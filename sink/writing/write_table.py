@@ -37,42 +37,26 @@ def write_table_in_tx(
     Write the rows, all of them; or, where the user wants dead letters, those that the table takes.
 
     :param batch: whose rows they are, for the record of those that are put aside.
-    :raises TargetError: if the table is unfit or lacks what the mode needs.
-    :raises StagingError: if staged rows are missing, or if there are too many.
-    :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
-    table, plan = target_for(
-        connection, part.destination, part.rows.columns, part.found, part.gathering, leaves=part.leaves
-    )
+    rows, to = part.rows, part.destination
+    table, plan = target_for(connection, to, rows.columns, part.found, part.gathering, leaves=part.leaves)
     # From here on something may have been written when an error comes.
     with whole_or_failed(connection):
-        outcome = _written_in_tx(connection, part, batch, _begun_in_tx(connection, part, table, plan, rooms), rooms)
+        upsert = rooms.by_key().plan_upsert(to, plan, table, rows.columns) if to.mode in BY_KEY else None
+        # Nothing is written before there are rows; some commits wait for them here.
+        part.gathering.bodies()
+        if to.mode == "complete" and not part.is_emptied:
+            replace_all_in_tx(connection, table, table.oid)
+        written = Written(table, plan, rows.columns, upsert, rows.positions, to.changes)
+        if to.dead_letters is not None and batch is not None:
+            writing = rooms.bad_rows()
+            outcome = writing.write_what_fits_in_tx(connection, part, written, batch, to.dead_letters, rooms)
+        else:
+            outcome = outcome_of(connection, part, written, _write_all_in_tx(connection, part, written, rooms))
     if not outcome.table.is_temporary and (culprit := unsafe_partition(connection, outcome.table)) is not None:
         fail_in_tx(connection)
         raise not_durable(culprit)
     return outcome
-
-
-def _begun_in_tx(
-    connection: psycopg.Connection, part: RowsForTable, table: TargetTable, plan: tuple[ColumnPlan, ...], rooms: Rooms
-) -> Written:
-    """What is to be written. Rows that it takes the place of are gone."""
-    rows, destination = part.rows, part.destination
-    upsert = rooms.by_key().plan_upsert(destination, plan, table, rows.columns) if destination.mode in BY_KEY else None
-    # Nothing is written before there are rows; some commits wait for them here.
-    part.gathering.bodies()
-    if destination.mode == "complete" and not part.is_emptied:
-        replace_all_in_tx(connection, table, table.oid)
-    return Written(table, plan, rows.columns, upsert, rows.positions, destination.changes)
-
-
-def _written_in_tx(
-    connection: psycopg.Connection, part: RowsForTable, batch: Batch | None, written: Written, rooms: Rooms
-) -> TableOutcome:
-    letters = part.destination.dead_letters
-    if letters is not None and batch is not None:
-        return rooms.bad_rows().write_what_fits_in_tx(connection, part, written, batch, letters, rooms)
-    return outcome_of(connection, part, written, _write_all_in_tx(connection, part, written, rooms))
 
 
 def _write_all_in_tx(connection: psycopg.Connection, part: RowsForTable, written: Written, rooms: Rooms) -> Counts:
@@ -118,9 +102,7 @@ def write_gathered_in_tx(
     """
     Write gathered rows.
 
-    :raises TargetError: if the rows, or the table, lack what writing by key needs.
     :raises MustTakeTurnsError: if the rows cannot be written at once.
-    :raises StagingError: if staged rows are missing, or if there are too many.
     """
     staged = gathered.staged
     if written.upsert is not None:

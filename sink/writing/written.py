@@ -70,13 +70,8 @@ class Upsert:
 
     def changed(self, plan: Sequence[ColumnPlan]) -> list[str]:
         """The table's columns that an update sets."""
-        rest = [column.target for column in plan if column not in self.keys]
-        only = {*self.existing.update_columns}
-        if not only:
-            return rest
-        if self.existing.only_newer and self.order_by is not None:
-            only.add(self.order_by.target)
-        return [name for name in rest if name in only]
+        rest, some = [column.target for column in plan if column not in self.keys], self.existing.update_columns
+        return [name for name in rest if not some or name in {*some, self.newer_by}]
 
     @property
     def newer_by(self) -> str | None:

@@ -1,7 +1,7 @@
 """
 Every kind of Spark column with every kind of Postgres column: which pairs are taken, and how.
 
-Runs in: pytest. The list in ``accepted_pairs.txt`` was made by the code of commit 219dcad, by :func:`pairs`.
+Runs in: pytest. The list in ``accepted_pairs.txt`` has all pairs that are taken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SOURCES = [
     *_SCALARS,
     *_NESTED,
     *(t.ArrayType(inner) for inner in (*_SCALARS, *_NESTED)),
-    *(t.ArrayType(t.ArrayType(inner)) for inner in (*_SCALARS, _STRUCT)),
+    *(t.ArrayType(t.ArrayType(inner)) for inner in (*_SCALARS, _STRUCT, t.NullType())),
 ]
 _OWN = """
 CREATE TYPE mood AS ENUM ('bad', 'ok'); CREATE TYPE pair AS (n int, s varchar(2));
@@ -79,8 +79,8 @@ def listed() -> dict[str, dict[str, str]]:
     """What the list says: a line for each declared column, with ``=`` before what is copied as it is."""
     found = {}
     for line in ACCEPTED.read_text(encoding="utf-8").splitlines():
-        target, _, sources = line.partition(": ")
+        target, _, sources = line.partition(":")
         found[target] = {
-            name.lstrip("="): "EXACT" if name[:1] == "=" else "CAST" for name in sources.split("; ") if name
+            name.lstrip("="): "EXACT" if name[:1] == "=" else "CAST" for name in sources.strip().split("; ") if name
         }
     return found

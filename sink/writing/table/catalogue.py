@@ -96,15 +96,11 @@ class TargetTable(QualifiedName):
 
     def columns_named(self, name: str) -> list[TargetColumn]:
         """The columns of exactly this name; if there are none, those that differ from it only in case."""
-        exact = self._exactly_named.get(name)
-        return [exact] if exact else self._named_in_any_case.get(name.lower(), [])
+        found = self._named_in_any_case.get(name.lower(), [])
+        return [column for column in found if column.column_name == name] or found
 
     # A batch asks for each of its columns, and there may be 1,600: looking through all of them each time took a
     # second.
-    @cached_property
-    def _exactly_named(self) -> dict[str, TargetColumn]:
-        return {column.column_name: column for column in self.columns}
-
     @cached_property
     def _named_in_any_case(self) -> dict[str, list[TargetColumn]]:
         found: dict[str, list[TargetColumn]] = {}
@@ -114,11 +110,7 @@ class TargetTable(QualifiedName):
 
 
 def look_up_table(connection: psycopg.Connection, table: str) -> tuple[ResolvedName, TargetTable | None]:
-    """
-    Like :func:`resolve_table`, and the table as the catalogue has it now, or None if there is none.
-
-    Read for every batch: people alter tables under a stream.
-    """
+    """Like :func:`resolve_table`, and the table as the catalogue has it now, or None if there is none."""
     try:
         with connection.cursor() as cursor:
             cursor.execute(look_up_statements(table), prepare=False)

@@ -19,7 +19,7 @@ from functools import lru_cache
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import bad_target
 from pgonce.offsets_store.postgres import search_path
 
 from ...options.destination import Destination
@@ -35,18 +35,13 @@ _LOCK = sql.SQL("PREPARE pgonce_lock AS INSERT INTO {} DEFAULT VALUES; DEALLOCAT
 _LOCK_ANSWERS = 2
 
 
-def nothing_more() -> sql.Composable | None:
-    """No statement travels with the lock."""
-    return None
-
-
 def lock_table(
     connection: psycopg.Connection,
     table: str,
     found: ResolvedName | None = None,
     *,
     leaves: bool = False,
-    more: Callable[[], sql.Composable | None] = nothing_more,
+    more: Callable[[], sql.Composable | None] | None = None,
 ) -> tuple[ResolvedName, TargetTable | None]:
     """
     Like :func:`look_up_table`, but lock the table first; what cannot be written to is described without a lock.
@@ -64,7 +59,7 @@ def lock_table(
     found = found or resolve_table(connection, table)
     while found.kind in _WRITABLE:
         statements = _statements(table, found.schema, found.name, leaves=leaves)
-        if (another := more()) is not None:
+        if more and (another := more()) is not None:
             statements += "; " + search_path.under_ours(another).as_string(connection)
         with connection.cursor() as cursor:
             cursor.execute(statements, prepare=False)
@@ -72,12 +67,13 @@ def lock_table(
                 cursor.nextset()
             now, described = looked_up(cursor, table)
             cursor.nextset()
-            types = _types(cursor)
+            result = cursor.pgresult
+            types = [(result.ftype(n), result.fmod(n)) for n in range(result.nfields)] if result else []
         if described is not None and now.qualified_name == found.qualified_name:
             _refuse_older_snapshot(described, types)
             return now, with_user_types(connection, described)
         # Meanwhile the name means another table. The lock on the first one does no harm.
-        found, leaves, more = now, False, nothing_more
+        found, leaves, more = now, False, None
     return look_up_table(connection, table)
 
 
@@ -95,17 +91,10 @@ def lock_tables(connection: psycopg.Connection, tables: Sequence[ResolvedName]) 
     Lock several tables, one after the other, in one round trip; what cannot be written to is left out.
 
     What they are must be looked up afterwards, as :func:`lock_table` does.
-
-    :raises psycopg.errors.LockNotAvailable: if others keep one of them locked for longer than ``lock_timeout``.
     """
     locks = [_LOCK.format(sql.Identifier(one.schema, one.name)) for one in tables if one.kind in _WRITABLE]
     if locks:
         connection.execute(sql.SQL("; ").join(locks), prepare=False)
-
-
-def _types(cursor: psycopg.Cursor) -> list[tuple[int, int]]:
-    result = cursor.pgresult
-    return [(result.ftype(n), result.fmod(n)) for n in range(result.nfields)] if result else []
 
 
 def _refuse_older_snapshot(table: TargetTable, row_type: list[tuple[int, int]]) -> None:
@@ -149,21 +138,13 @@ def root_of(oid: int) -> sql.Composed:
 
 
 def take_turn_of_newer_in_tx(connection: psycopg.Connection, oid: int) -> None:
-    """
-    Wait for the turn among those that write only newer rows into the table of this oid.
-
-    :raises TargetError: SNAPSHOT_TOO_OLD.
-    """
+    """Wait for the turn among those that write only newer rows into the table of this oid."""
     unseen = "a delete that was committed while they waited for it, and an older change would bring the row back"
     _take_turn_in_tx(connection, _key(_NEWER, oid), "onlyNewer is set", unseen)
 
 
 def take_turn_of_replacing_in_tx(connection: psycopg.Connection, oid: int) -> None:
-    """
-    Wait for the turn among those that replace all rows of the table of this oid.
-
-    :raises TargetError: SNAPSHOT_TOO_OLD.
-    """
+    """Wait for the turn among those that replace all rows of the table of this oid."""
     unseen = "the rows that another query committed while they waited for it, and the rows of both would stay"
     what = "The batch replaces all rows of the table (mode=complete, or overwrite)"
     _take_turn_in_tx(connection, _key(_REPLACING, oid), what, unseen)
@@ -173,10 +154,9 @@ def _take_turn_in_tx(connection: psycopg.Connection, key: sql.Composed, what: st
     row = connection.execute(_TURN.format(key), prepare=False).fetchone()
     # To Postgres, read uncommitted is the same as read committed.
     if row is not None and row[0] not in ("read committed", "read uncommitted"):
-        raise TargetError(
+        raise bad_target(
             "SNAPSHOT_TOO_OLD",
             f"{what}, but transactions are {row[0]} here: they would not see {unseen}.",
-            NOTHING,
             "Set default_transaction_isolation to 'read committed' for this role, or in url: "
             "options=-cdefault_transaction_isolation=read\\ committed.",
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import TargetError, bad_target
 from pgonce.offsets_store.postgres import search_path
 
 from ...encoding.encoded_types import EncodedColumn
@@ -36,11 +36,10 @@ def nested_key(name: str, column: EncodedColumn) -> TargetError:
         if parts
         else "In Spark, make columns, or one string, of the values that tell rows apart, and name these in keys."
     )
-    return TargetError(
+    return bad_target(
         "NESTED_KEY",
         f"Column {column.name!r} is {column.spark_type} in Spark, and one of the keys of {name}; in Postgres it "
         "would be JSON, which compares values differently from Spark.",
-        NOTHING,
         f"{put_apart} (A struct can be a key if the table's column has a composite type.)",
     )
 
@@ -91,10 +90,9 @@ def keys_of_new(new: QualifiedName, encoded: Sequence[EncodedColumn], destinatio
 
 def key_unknown(key: str, names: Sequence[str], option: str = "keys or orderBy") -> TargetError:
     """The error for an option that names a column which is not among ``names``, those that are written."""
-    return TargetError(
+    return bad_target(
         "KEY_UNKNOWN",
         f"{option} names a column {key!r}, which is not among those that are written.",
-        NOTHING,
         f"These are {', '.join(names)}.",
     )
 

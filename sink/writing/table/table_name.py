@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import TargetError, bad_target
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.one_trip import Asked, Statement
 from pgonce.offsets_store.postgres.text import LONGEST_NAME, qualified_name
@@ -79,8 +79,6 @@ def ask_for_tables(connection: psycopg.Connection, tables: Sequence[str]) -> Cal
     Ask what :func:`resolve_table` says of each; the function that is returned reads the answer.
 
     In a round trip with other statements, a text that is not a name ends the trip with an error of ``NOT_A_NAME``.
-
-    :raises TargetError: BAD_TABLE_NAME, TARGET_MISSING.
     """
     try:
         asked = Asked(connection, _RESOLVE_ALL, {"given": list(tables)})
@@ -108,19 +106,17 @@ def resolved(found: Sequence[Any], table: str) -> ResolvedName:
         # An absent table cannot be looked up, so its name is split the way to_regclass would split it.
         schema, name = (current_schema, *parts)[-2:]
     if schema is None and name is not None:
-        raise TargetError(
+        raise bad_target(
             "TARGET_MISSING",
             f"table={table!r} names no schema, and no schema on the role's search_path exists.",
-            NOTHING,
             "Write schema.table, or set search_path for the role or in url: options=-csearch_path=app.",
         )
     if schema is None or name is None:
         raise not_a_name([table])
     if any(len(part.encode()) > LONGEST_NAME for part in parts[-2:]):
-        raise TargetError(
+        raise bad_target(
             "BAD_TABLE_NAME",
             f"table={table!r} is longer than the names that Postgres keeps. Postgres would cut it off.",
-            NOTHING,
             f"Use names of at most {LONGEST_NAME} bytes, which Postgres keeps as they are.",
         )
     if parts[:-1] == [TEMPORARY]:
@@ -134,10 +130,9 @@ def not_a_name(tables: Sequence[str], error: psycopg.Error | None = None) -> Tar
     """The error for texts of which one names no table; ``error`` is what Postgres says."""
     which = f"table={tables[0]!r}" if len(tables) == 1 else f"One of {', '.join(map(repr, tables))}"
     said = f" ({error.diag.message_primary})" if error else ""
-    return TargetError(
+    return bad_target(
         "BAD_TABLE_NAME",
         f"{which} is not a table's name{said}.",
-        NOTHING,
         "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
         "'app.\"Orders\"'.",
     )
@@ -182,18 +177,17 @@ def missing_table(connection: psycopg.Connection, found: ResolvedName) -> Target
         "rename the table back, restore it, or load all rows again (page `recovering` of the documentation, Loading "
         "a table again)."
     )
-    return TargetError("TARGET_MISSING", what, NOTHING, f"{remedy} the role's search_path. {gone}")
+    return bad_target("TARGET_MISSING", what, f"{remedy} the role's search_path. {gone}")
 
 
-def refuse_missing_schema(connection: psycopg.Connection, schema: str) -> None:
-    """:raises TargetError: if the schema in which a table should be does not exist."""
-    if schema == TEMPORARY:
-        return
+def refuse_missing(connection: psycopg.Connection, found: ResolvedName, *, creates: bool) -> None:
+    """:raises TargetError: TARGET_MISSING, unless the table is to be created, in a schema that exists."""
     exists = "SELECT pg_catalog.to_regnamespace(pg_catalog.quote_ident(%s)) IS NOT NULL"
-    if connection.execute(exists, [schema]).fetchone() != (True,):
-        raise TargetError(
+    if found.schema != TEMPORARY and connection.execute(exists, [found.schema]).fetchone() != (True,):
+        raise bad_target(
             "TARGET_MISSING",
-            f"There is no schema {schema}.",
-            NOTHING,
-            f"Create it (createTable creates the table only), or correct the name {schema} in table.",
+            f"There is no schema {found.schema}.",
+            f"Create it (createTable creates the table only), or correct the name {found.schema} in table.",
         )
+    if not creates:
+        raise missing_table(connection, found)

@@ -38,16 +38,11 @@ def look(url, where=EVENTS, number=0, sink=None, remedies=NONE, **batch):
     refuse_first_batch(CommitSettings(url, remedies), batch, sink, where)
 
 
-def test_a_rival_is_found(fed):
-    """Another query fed the table from the same partitions: FOREIGN, with the ways out that the commit offers."""
-    with pytest.raises(RefusedBatch, match=r"\[FOREIGN\].*replaces"):
-        look(fed)
-
-
-def test_a_rival_of_one_of_several_tables(fed):
-    """Those that rows may choose count, whichever they will choose."""
+@pytest.mark.parametrize("where", [EVENTS, routes({"events": {}, "others": {}})], ids=["one table", "one of several"])
+def test_a_rival_is_found(fed, where):
+    """Another query fed a table from the same partitions: FOREIGN, with the ways out that the commit offers."""
     with pytest.raises(RefusedBatch, match=r"\[FOREIGN\]"):
-        look(fed, routes({"events": {}, "others": {}}))
+        look(fed, where)
 
 
 def test_a_rival_by_the_sinks_name(fed):
@@ -71,6 +66,10 @@ def test_what_the_commit_takes_passes(fed):
         {"number": 1},
     ):
         look(fed, **arguments)
+    # Batch 0 of the query that is known may come again.
+    refuse_first_batch(settings(fed), make_planned_batch(0), None, EVENTS)
+    # The commit waits for a server that is away.
+    look("postgresql://nobody@127.0.0.1:1/nowhere")
 
 
 @pytest.mark.parametrize("given", ["orders", "q1-of"])
@@ -83,11 +82,6 @@ def test_a_query_is_replaced_by_its_name_or_the_beginning_of_its_id(given, url, 
     look(url, remedies=Remedies(replaces=given), **goes_on)
     with pytest.raises(RefusedBatch):
         look(url, remedies=Remedies(replaces="orders of another"), **goes_on)
-
-
-def test_a_query_that_is_known_passes(fed):
-    """Batch 0 may come again; what became of it is for the commit."""
-    refuse_first_batch(settings(fed), make_planned_batch(0), None, EVENTS)
 
 
 def test_no_lock_is_waited_for(fed):
@@ -120,8 +114,3 @@ def test_a_ledger_that_may_not_be_written(url, admin, login):
         admin.execute(grant)
     look(login.url)
     refuse_first_batch(CommitSettings(login.url), None, None, EVENTS)
-
-
-def test_a_server_that_is_away_is_left_to_the_commit():
-    """The commit waits for it; the look does not."""
-    look("postgresql://nobody@127.0.0.1:1/nowhere")

@@ -9,7 +9,7 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.checked_table import left_out, plan_columns, without_extra
-from pgonce.sink.writing.new_columns import as_altered, columns_to_add
+from pgonce.sink.writing.new_columns import columns_to_add, look_as_altered
 from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
 from pgonce.sink.writing.table.new_table import alter_statement
 
@@ -37,7 +37,7 @@ def table_of(admin, columns: str) -> TargetTable:
 def test_columns_are_added_as_create_table_makes_them(admin):
     """Same names, same types; and then the rows fit."""
     table = table_of(admin, "id bigint")
-    columns = columns_to_add(table, COLUMNS, ADD)
+    columns, imagined = columns_to_add(table, COLUMNS, ADD), look_as_altered(admin, table, COLUMNS, ADD)
     admin.execute(alter_statement(table.identifier, columns))
     altered = look_up_table(admin, "events")[1]
     assert [(column.column_name, column.full_type) for column in altered.columns] == [
@@ -51,7 +51,6 @@ def test_columns_are_added_as_create_table_makes_them(admin):
         ("Odd Name", "double precision"),
     ]
     assert columns_to_add(altered, COLUMNS, ADD) == ()
-    imagined = as_altered(table, columns)
     fits = [[plan.fitting for plan in plan_columns(found, COLUMNS, ADD)] for found in (altered, imagined)]
     assert fits[0] == fits[1]
 

@@ -12,16 +12,18 @@ from dataclasses import replace
 
 import psycopg
 import pytest
+from psycopg import sql
 from pyspark.sql import types as t
 from support.blocked import wait_for_blocked
 from support.committed_batch import rows_in
 from support.fixtures.postgres import url_with
-from support.typed_rows import commit_typed, typed_rows
-from support.with_rooms import write_batch_in_tx
+from support.typed_rows import commit_typed, struct_of, typed_rows
+from support.with_rooms import look_at_table, write_batch_in_tx
 
 from pgonce.offsets_store.errors import CommitError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType(), "seen": t.TimestampNTZType()}
@@ -274,14 +276,18 @@ def test_a_value_that_is_too_long_is_put_aside_where_columns_are_added(admin, ur
     assert admin.execute(letters).fetchall() == [("2", "name", "22001")]
 
 
-def test_a_column_that_nobody_may_add_stops_the_batch_of_a_query_with_dead_letters(admin, url):
-    """That is about every row."""
-    admin.execute(
-        "CREATE TABLE whole (id bigint) PARTITION BY LIST (id); CREATE TABLE events PARTITION OF whole DEFAULT"
-    )
-    where = destination("events", schema_evolution="addColumns", dead_letters=True)
-    with pytest.raises(TargetError, match="TARGET_NOT_ALTERED"):
-        commit_typed(url, 0, where, COLUMNS, ROWS)
+def test_only_the_owner_may_alter(admin, login):
+    """Members of the owner's role may, too; for a partitioned table, each partition has an owner. The look tells it."""
+    admin.execute("CREATE TABLE events (id bigint) PARTITION BY LIST (id)")
+    admin.execute("CREATE TABLE part PARTITION OF events DEFAULT")
+    role = sql.Identifier(login.user)
+    admin.execute(sql.SQL("GRANT ALL ON events TO {}").format(role))
+    with psycopg.connect(login.url, autocommit=True) as connection:
+        for table in ("events", "part"):
+            with pytest.raises(TargetError, match=rf"TARGET_NOT_ALTERED.*owner of public\.{table} .*{login.user}"):
+                look_at_table(connection, ADD, encoded_columns(struct_of(COLUMNS)))
+            admin.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(sql.Identifier(table), role))
+        look_at_table(connection, ADD, encoded_columns(struct_of(COLUMNS)))
 
 
 def test_a_function_that_swallows_the_error_of_a_row_commits_nothing(admin, url):

@@ -8,6 +8,7 @@ sink.writing.by_key.statements, sink.writing.table.table_name, sink.writing.writ
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -19,7 +20,7 @@ from support.typed_rows import struct_of
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import PgonceError, TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants, migrate
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
@@ -107,8 +108,6 @@ def test_a_domain_of_a_column_that_the_rows_lack_is_asked_by_every_transport(che
 
 def test_row_level_security_is_obeyed_by_every_transport(admin, url, login):
     """COPY does not go with row-level security, so rows take the way of INSERT, and the policy decides."""
-    from pgonce.offsets_store.ledger.migrations import grants, migrate
-
     migrate(admin)
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")
     admin.execute("ALTER TABLE events ENABLE ROW LEVEL SECURITY")
@@ -215,6 +214,13 @@ def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres
         write(url, promised(6))
 
 
+# What the ledger knows of the run that has published batch 7.
+PUBLISHED = """
+WITH w AS (INSERT INTO pgonce.writers (query_id, sink_name) VALUES ('query', 'events') RETURNING writer_id)
+INSERT INTO pgonce.runs (writer_id, run_id, first_batch_id) SELECT writer_id, 'run', 7 FROM w
+"""
+
+
 def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):
     """Tables up to the published batch go, its run's and older ones; later batches', other sinks', successors' stay."""
     later = StagingTable("query", "events", "run", 8)
@@ -223,10 +229,7 @@ def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):
     successors = StagingTable("query", "events", "next run", 6)
     for table in (STAGING, later, zombies, other_sink):
         stage(url, ROWS, 1, table)
-    admin.execute(
-        "WITH w AS (INSERT INTO pgonce.writers (query_id, sink_name) VALUES ('query', 'events') RETURNING writer_id) "
-        "INSERT INTO pgonce.runs (writer_id, run_id, first_batch_id) SELECT writer_id, 'run', 7 FROM w"
-    )
+    admin.execute(PUBLISHED)
     stage(url, ROWS, 1, successors)
     sweep(admin, "query", "events", "run", 7)
     left = {row[0] for row in admin.execute("SELECT table_name FROM pgonce.staged_tables").fetchall()}
@@ -241,10 +244,7 @@ def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):
 def test_a_table_that_a_task_of_an_older_run_makes_afterwards_is_swept(admin, url):
     """A task may outlive its run. When its batch was planned tells it from a successor's, which is left alone."""
     ensure_ledger(url)
-    admin.execute(
-        "WITH w AS (INSERT INTO pgonce.writers (query_id, sink_name) VALUES ('query', 'events') RETURNING writer_id) "
-        "INSERT INTO pgonce.runs (writer_id, run_id, first_batch_id) SELECT writer_id, 'run', 7 FROM w"
-    )
+    admin.execute(PUBLISHED)
     now = int(time.time() * 1000)
     late = StagingTable("query", "events", "older run", 7, now - 60_000)
     successors = StagingTable("query", "events", "next run", 7, now + 60_000)
@@ -269,8 +269,6 @@ def test_the_sweep_does_not_wait_for_a_task_that_still_writes(admin, url):
 
 def test_tasks_that_start_together_share_one_staging_table(admin, url):
     """Only one of them creates it; all rows are there."""
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda attempt: stage(url, [(attempt, "x", 0)], attempt), range(16)))
     assert admin.execute(f"SELECT count(*) FROM {STAGING.qualified_name}".encode()).fetchone() == (16,)

@@ -26,20 +26,6 @@ def unfit(*kinds):
     return tuple(unfit_row(kind=kind, id=9) for kind in kinds)
 
 
-def test_a_row_that_a_table_refuses_is_put_aside_for_this_table(admin, url):
-    """The rows of each table are counted without it."""
-    rows = routed(("orders", 1, "a"), ("clicks", 2, "long"), ("clicks", 3, "b"))
-    commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True), rows)
-    assert admin.execute("SELECT id FROM clicks").fetchall() == [(3,)]
-    assert admin.execute("SELECT rows, counts, tables FROM pgonce.batches").fetchone() == (
-        2,
-        {"written": 2, "dead_letters": 1},
-        {"public.orders": 1, "public.clicks": 1},
-    )
-    letters = "SELECT target, column_name, code, destination ->> 'table' FROM pgonce.dead_letters"
-    assert admin.execute(letters).fetchall() == [("public.clicks", "name", "22001", '"public"."clicks"')]
-
-
 def test_a_row_that_could_not_be_encoded_is_put_aside_for_its_table(admin, url):
     """If its route is not in the list, it is one of the sink, and nothing says how it was to be written."""
     rows = replace(routed(("orders", 1, "a")), unfit=lambda: unfit("clicks", "taxes", None))

@@ -18,6 +18,8 @@ from support.committed_rows import settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.rows import given_rows
+from support.sent_rows import arrow_rows
+from support.typed_rows import struct_of
 from support.with_rooms import work_into, write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -77,33 +79,15 @@ STAGING = StagingTable("q1", "events", "run 1", 0)
 TRANSPORTS = ("copied", "staged", "upserted", "replaced", "by a function")
 
 
-def struct_of(pair: Pair) -> t.StructType:
-    """Spark's columns."""
-    return t.StructType([t.StructField("id", t.LongType()), t.StructField("k", pair.spark)])
-
-
-def arrow_of(pair: Pair) -> pa.RecordBatch:
-    """The rows as a task would get them."""
-    types = {
-        t.BooleanType: pa.bool_(),
-        t.IntegerType: pa.int32(),
-        t.FloatType: pa.float32(),
-        t.DateType: pa.date32(),
-        t.LongType: pa.int64(),
-        t.DoubleType: pa.float64(),
-        t.TimestampNTZType: pa.timestamp("us"),
-        t.TimestampType: pa.timestamp("us", "UTC"),
-        t.StringType: pa.string(),
-        t.BinaryType: pa.binary(),
-        t.ArrayType: pa.list_(pa.int32()),
-    }
-    ids = pa.array(range(len(pair.values)), pa.int64())
-    return pa.record_batch([ids, pa.array(pair.values, types[type(pair.spark)])], names=["id", "k"])
+def rows_of(pair: Pair) -> tuple[t.StructType, pa.RecordBatch]:
+    """Spark's columns, and the rows as a task would get them."""
+    struct = struct_of({"id": t.LongType(), "k": pair.spark})
+    return struct, arrow_rows(struct, list(enumerate(pair.values)))
 
 
 def work_of(transport: str, pair: Pair, url: str) -> Work:
     """What a commit does whose rows come this way."""
-    struct, rows = struct_of(pair), arrow_of(pair)
+    struct, rows = rows_of(pair)
     columns = encoded_columns(struct)
     if transport == "staged":
         encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
@@ -156,6 +140,19 @@ def outcome(settings, work) -> str:
         return error.code
 
 
+def outcome_behind(ddl, admin, url, own_url, work) -> str:
+    """What becomes of a commit that waits for somebody who alters a table, once that is done."""
+    outcomes = []
+    with psycopg.connect(url) as other:
+        other.execute(ddl)
+        committing = threading.Thread(target=lambda: outcomes.append(outcome(settings(own_url, lock_timeout=30), work)))
+        committing.start()
+        wait_for_blocked(admin, other)
+        other.commit()
+        committing.join()
+    return outcomes[0]
+
+
 # A number and a moment; `make test-all` has the others.
 IN_SHORT = ("integer_to_real", "timestamp_to_timestamptz")
 
@@ -174,21 +171,13 @@ def test_a_batch_that_waits_for_an_alter_sees_what_it_altered(pair, transport, a
     create(admin, pair)
     fill_reference(admin, pair)
     ensure_ledger(url)
-    outcomes = []
-    work = work_of(transport, pair, url)
-    with psycopg.connect(url) as other:
-        other.execute(alter(pair))
-        committing = threading.Thread(target=lambda: outcomes.append(outcome(settings(url, lock_timeout=30), work)))
-        committing.start()
-        wait_for_blocked(admin, other)
-        other.commit()
-        committing.join()
+    said = outcome_behind(alter(pair), admin, url, url, work_of(transport, pair, url))
     admin.execute(alter(pair, "reference"))
     assert wrong_values(admin) == 0
     stored = admin.execute("SELECT count(*) FROM events").fetchone()[0]
     recorded = admin.execute("SELECT count(*) FROM pgonce.batches").fetchone()[0]
-    is_taken = pair is SHORTER and outcomes == ["NEW"]
-    assert (outcomes, stored, recorded) == ((["NEW"], len(pair.values), 1) if is_taken else (["TYPE_MISMATCH"], 0, 0))
+    is_taken = pair is SHORTER and said == "NEW"
+    assert (said, stored, recorded) == (("NEW", len(pair.values), 1) if is_taken else ("TYPE_MISMATCH", 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -255,21 +244,11 @@ def test_all_that_is_checked_of_a_table_is_checked_once_it_cannot_change(change,
     ddl, code = CHANGES[change]
     create(admin, pair)
     ensure_ledger(url)
-    outcomes = []
     escaped = level.replace(" ", "\\ ")
     at_level = url_with(url, options=f"-cdefault_transaction_isolation={escaped}")
-    work = work_of("by a function", pair, url)
-    with psycopg.connect(url) as other:
-        other.execute(ddl)
-        committing = threading.Thread(
-            target=lambda: outcomes.append(outcome(settings(at_level, lock_timeout=30), work))
-        )
-        committing.start()
-        wait_for_blocked(admin, other)
-        other.commit()
-        committing.join()
+    said = outcome_behind(ddl, admin, url, at_level, work_of("by a function", pair, url))
     # At the higher levels, a function's first batch has a newer snapshot once its tables are known, and so sees a rule.
-    assert outcomes == [code]
+    assert said == code
 
 
 def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
@@ -277,7 +256,7 @@ def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
     admin.execute(b"CREATE TABLE events (id bigint, k integer) PARTITION BY RANGE (id)")
     admin.execute(b"CREATE TABLE first PARTITION OF events FOR VALUES FROM (0) TO (1)")
     admin.execute(b"CREATE UNLOGGED TABLE second (id bigint, k integer)")
-    struct, rows = struct_of(PAIRS[1]), arrow_of(PAIRS[1])
+    struct, rows = rows_of(PAIRS[1])
 
     def bodies():
         # After the look at the table, and before any row.
