@@ -156,21 +156,13 @@ def destination(
     order_by: str | None = None,
     **options: Unpack[TableOptions],
 ) -> Destination:
-    """
-    A checked :class:`Destination`, from the arguments of Python.
-
-    :raises ConfigurationError: as :func:`destination_of`, and as :func:`~pgonce.sink.options.reading.read`.
-    """
+    """A checked :class:`Destination`, from the arguments of Python."""
     raw = {"table": table, "mode": mode, "keys": keys, "order_by": order_by, **options}
     return destination_of(read(raw, Way.TABLE))
 
 
 def destination_of(given: Given) -> Destination:
-    """
-    A checked :class:`Destination`, for every way in.
-
-    :raises ConfigurationError: for a missing table, or options that do not go together.
-    """
+    """A checked :class:`Destination`, for every way in."""
     table = given["table"].strip()
     if not table:
         raise bad_option("OPTION_MISSING", "No table is given.", 'Set table, for example "events" or "sales.orders".')
@@ -213,11 +205,7 @@ def _changes(given: Given) -> Changes:
 
 
 def dead_letters_of(given: Given) -> DeadLetters | None:
-    """
-    Where bad rows go, as the options say.
-
-    :raises ConfigurationError: BAD_OPTION for a table without a name.
-    """
+    """Where bad rows go, as the options say."""
     asked = given["dead_letters"]
     if asked is None:
         return None

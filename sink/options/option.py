@@ -7,7 +7,6 @@ and in the JSON of ``tables``; an error names the option as Spark's users write 
 
 from __future__ import annotations
 
-import ast
 import difflib
 import math
 import re
@@ -116,11 +115,7 @@ class Option:
         return re.split(r"(?<=\.) (?=[A-Z`(])", without_links)[0].replace("`", "``")
 
     def read(self, value: object) -> Any:
-        """
-        The value, checked and as Python has it; None if it is as if the option were not given.
-
-        :raises ConfigurationError: BAD_OPTION.
-        """
+        """The value, checked and as Python has it; None if it is as if the option were not given."""
         said = value.strip().lower() if isinstance(value, str) else value
         for word in self.words:
             if said == word.lower():
@@ -162,20 +157,17 @@ class Option:
         self._refuse_size(length, f"{self.name} must have {self.bounds}, and has {length}.")
 
     def _names(self, value: str | Sequence[object]) -> tuple[str, ...] | None:
-        if not isinstance(value, str):
+        if isinstance(value, str):
+            names = tuple(name.strip() for name in value.split(",") if name.strip())
+            # Spark makes Python's text of a list.
+            if value.strip().startswith(("['", "('")):
+                what = f"{self.name}={value!r} is a Python list that was turned into a string."
+                raise bad_option("BAD_OPTION", what, 'Write the names with commas between them, as in "id,day".')
+        else:
             names = tuple(name for name in value if isinstance(name, str) and name)
             if len(names) < len(value):
                 what = f"{self.name}={value!r} has an entry that is not a name."
                 raise bad_option("BAD_OPTION", what, "Give a list of strings.")
-        else:
-            names = tuple(name.strip() for name in value.split(",") if name.strip())
-            meant = _written_list(value.strip())
-            if meant is not None:
-                raise bad_option(
-                    "BAD_OPTION",
-                    f"{self.name}={value!r} is a Python list that was turned into a string.",
-                    f'Write the names with commas between them: "{",".join(meant)}".',
-                )
         refuse_unstorable(**{self.name: "".join(names)})
         if len(set(names)) != len(names):
             raise bad_option("BAD_OPTION", f"{self.name}={','.join(names)} names a column twice.", "Name each once.")
@@ -199,17 +191,6 @@ def one_of(value: str, allowed: Sequence[str]) -> str:
     near = [meant] if meant in allowed else difflib.get_close_matches(value, allowed, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
     return f"{hint}Use one of {', '.join(allowed)}."
-
-
-def _written_list(text: str) -> list[str] | None:
-    """The names in ``"['id', 'day']"``; None for a text that is not a list."""
-    try:
-        value = ast.literal_eval(text) if text.startswith(("[", "(")) else None
-    except (ValueError, SyntaxError):
-        return None
-    if isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value):
-        return list(value)
-    return None
 
 
 def collected(*tables: type) -> dict[str, Option]:

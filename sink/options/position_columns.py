@@ -38,20 +38,16 @@ class PositionColumns:
         return self.topic, self.partition, self.offset
 
     def check(self, struct_type: StructType) -> None:
-        """
-        Look for them among the columns of the rows, after a change feed has been read.
-
-        :raises ConfigurationError: if one is not there, or not once, or has another type than Kafka's.
-        """
+        """Refuse rows, as a change feed is read, in which these columns are missing, doubled, or of another type."""
         for name, meaning, spark_type in zip(self.names, KAFKAS_NAMES, _SPARK_TYPES, strict=True):
             types = [field.dataType for field in struct_type.fields if field.name == name]
             if len(types) != 1 or not isinstance(types[0], spark_type):
-                here = f"which is {' and '.join(found.simpleString() for found in types)} here"
+                found = " and ".join(one.simpleString() for one in types)
+                here = f"which is {found} here" if types else "which the rows do not have"
                 raise bad_option(
                     "POSITION_COLUMNS",
-                    f"The position columns name {name!r} for Kafka's {meaning}, "
-                    + (here if types else "which the rows do not have")
-                    + f"; it must be one column of type {spark_type().simpleString()}.",
+                    f"The position columns name {name!r} for Kafka's {meaning}, {here}; it must be one column of type "
+                    f"{spark_type().simpleString()}.",
                     "Select topic, partition and offset of the Kafka source as they are, under names that no other "
                     "column has (nor one in after, with changeFeed=debezium), and name them in this order.",
                 )
@@ -63,11 +59,7 @@ class PositionColumns:
         return StructType([field for field in struct_type.fields if field.name == kept or field.name not in self.names])
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """
-        The positions of a batch's rows, with the topics as a dictionary array.
-
-        :raises EncodingError: if a row has none.
-        """
+        """The positions of a batch's rows, with the topics as a dictionary array."""
         arrays = [batch.column(name) for name in self.names]
         for name, array in zip(self.names, arrays, strict=True):
             if array.null_count:

@@ -19,23 +19,14 @@ from typing_extensions import Unpack
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
 from pgonce.offsets_store.postgres.text import refuse_unstorable
 
-from ..encoding.encoded_types import EncodedColumn
+from ..encoding.encoded_types import TEXTS, EncodedColumn
 from .definitions import OPTIONS, ChangeFeed, RouteOptions, UnknownRoutes
 from .destination import DeadLetters, Destination, dead_letters_of, destination_of
 from .option import Way
 from .reading import OF_THE_QUERY, Given, named_in, read, refuse_clashes
 
 # Types whose values have one text only, which is the same in Spark and in Postgres under all settings of a session.
-_COMPARABLE = (
-    t.StringType,
-    t.CharType,
-    t.VarcharType,
-    t.ByteType,
-    t.ShortType,
-    t.IntegerType,
-    t.LongType,
-    t.BooleanType,
-)
+_COMPARABLE = (*TEXTS, t.IntegralType, t.BooleanType)
 _EXAMPLE = '{"orders": {"table": "sales.orders", "mode": "upsert", "keys": ["id"]}}'
 # An entry does not take these from the stream.
 _OF_THE_STREAM = ("table", "route", "tables", "unknown_routes")
@@ -100,40 +91,26 @@ class Routes:
     def refuse_unfit(self, struct_type: t.StructType) -> None:
         """:raises ConfigurationError: ROUTE_COLUMN, if rows with these columns cannot be told apart by value."""
         field = next((field for field in struct_type.fields if field.name == self.column), None)
-        if field is None or not isinstance(field.dataType, _COMPARABLE):
+        if field is not None and not isinstance(field.dataType, _COMPARABLE):
             raise bad_option(
                 "ROUTE_COLUMN",
-                f"route names a column {self.column!r}, "
-                + (f"whose type is {field.dataType.simpleString()}." if field else "which the rows do not have."),
-                "Name a column of strings, whole numbers or booleans that has the values in tables."
-                if field
-                else f"The rows have {', '.join(struct_type.names)}.",
+                f"route names a column {self.column!r}, whose type is {field.dataType.simpleString()}.",
+                "Name a column of strings, whole numbers or booleans that has the values in tables.",
             )
-        for route in self.each:
-            missing = [name for name in route.columns if name not in struct_type.names]
-            if missing:
-                raise bad_option(
-                    "ROUTE_COLUMN",
-                    f"columns of {route.value!r} in tables names {', '.join(missing)}, which the rows do not have.",
-                    f"The rows have {', '.join(struct_type.names)}.",
-                )
+        named = {"route": [self.column]} | {f"columns of {route.value!r} in tables": route.columns for route in self}
+        for where, columns in named.items():
+            if missing := [name for name in columns if name not in struct_type.names]:
+                what = f"{where} names {', '.join(map(repr, missing))}, which the rows do not have."
+                raise bad_option("ROUTE_COLUMN", what, f"The rows have {', '.join(struct_type.names)}.")
 
 
 def where_to(**options: Unpack[RouteOptions]) -> Destination | Routes:
-    """
-    Where rows go, from the arguments of Python.
-
-    :raises ConfigurationError: as :func:`where_of`, and as :func:`~pgonce.sink.options.reading.read`.
-    """
+    """Where rows go, from the arguments of Python."""
     return where_of(read(options, Way.WRITER))
 
 
 def where_of(given: Given) -> Destination | Routes:
-    """
-    Where rows go: into one table, or with ``route`` into several.
-
-    :raises ConfigurationError: if an option is missing or in conflict with another.
-    """
+    """Where rows go: into one table, or with ``route`` into several."""
     if not given["route"]:
         return destination_of(given)
     column, tables = given["route"], given["tables"]
@@ -143,7 +120,6 @@ def where_of(given: Given) -> Destination | Routes:
         raise _bad(f"route={column} is set, but tables lists no table.", f"Set it to {_EXAMPLE}")
     pairs = [_route(value, entry, given) for value, entry in tables.items()]
     each = tuple(route for route, _ in pairs)
-    _refuse_doubled(each)
     _refuse_unlike([settings for _, settings in pairs])
     found = Routes(column, each, given["unknown_routes"], dead_letters_of(given))
     # A column that chooses the table, or says which rows of other tables delete, is written only if the table has it.
@@ -198,14 +174,6 @@ def _parsed(text: str) -> Mapping[str, Any]:
     return found
 
 
-def _refuse_doubled(each: Sequence[Route]) -> None:
-    by_table: dict[str, str] = {}
-    for route in each:
-        other = by_table.setdefault(route.destination.table, route.value)
-        if other != route.value:
-            raise twice(route.destination.table, other, route.value)
-
-
 def _refuse_unlike(each: Sequence[Given]) -> None:
     """Refuse tables that differ in what all rows of one frame have in common."""
     for option in OPTIONS.values():
@@ -217,14 +185,6 @@ def _refuse_unlike(each: Sequence[Given]) -> None:
                 "of them, because all rows come from one frame.",
                 f"Set mode and {option.name} for the stream, and neither of them in tables.",
             )
-
-
-def twice(table: str, one: str, other: str) -> ConfigurationError:
-    """The error for two routes into one table."""
-    return _bad(
-        f"{one!r} and {other!r} in tables both go into {table}, so it is unknown which rows come first.",
-        "Give both values the same name in Spark, before the rows are written.",
-    )
 
 
 def _bad(what: str, remedy: str) -> ConfigurationError:

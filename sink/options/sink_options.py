@@ -112,11 +112,7 @@ class JobOptions(_ReachingPostgres):
 
 
 def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
-    """
-    Options as Spark hands them over (keys in any case); ``overwrite`` is Spark's complete output mode.
-
-    :raises ConfigurationError: if an option is unknown, bad, missing or in conflict with another.
-    """
+    """Options as Spark hands them over (keys in any case); ``overwrite`` is Spark's complete output mode."""
     given = read(raw, Way.STREAM)
     if "checkpoint_location" not in given:
         raise bad_option(
@@ -148,11 +144,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
 
 
 def _switch() -> str | None:
-    """
-    What the environment says about receivers.
-
-    :raises ConfigurationError: if it says anything but that there are to be none.
-    """
+    """What the environment says about receivers: None, or that there are to be none."""
     said = os.environ.get(RECEIVER_SWITCH) or None
     if said not in (None, NO_RECEIVER):
         raise bad_option(
@@ -164,11 +156,7 @@ def _switch() -> str | None:
 
 
 def parse_job_options(raw: Mapping[str, str], *, overwrite: bool) -> JobOptions:
-    """
-    Options as Spark hands them over (keys in any case); ``overwrite`` is Spark's save mode of that name.
-
-    :raises ConfigurationError: if an option is unknown, bad, missing or in conflict with another.
-    """
+    """Options as Spark hands them over (keys in any case); ``overwrite`` is Spark's save mode of that name."""
     given = read(raw, Way.JOB)
     batch_key = given["batch_key"] or ""
     if not batch_key.strip():
@@ -207,17 +195,11 @@ def pipeline_sink_options(options: Mapping[str, str]) -> dict[str, str]:
             'Write them as in {"url": "", "table": "orders"}.',
         )
     for name, value in options.items():
-        if not isinstance(name, str):
+        if not (isinstance(name, str) and isinstance(value, str)):
             raise bad_option(
                 "BAD_OPTION",
-                f"An option's name must be a string, not {type(name).__name__}.",
-                "Write it in quotation marks.",
-            )
-        if not isinstance(value, str):
-            raise bad_option(
-                "BAD_OPTION",
-                f"Option {name} must be a string, not {type(value).__name__}.",
-                'Write it in quotation marks, as in {"createTable": "true"}: Spark takes nothing else.',
+                f"Option {name!r} must be a string, and so must its value, which is {type(value).__name__}.",
+                'Write both in quotation marks, as in {"createTable": "true"}: Spark takes nothing else.',
             )
         if name.lower() in _OF_THE_PIPELINE:
             raise bad_option(
@@ -230,11 +212,7 @@ def pipeline_sink_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def commit_settings_of(given: Given) -> CommitSettings:
-    """
-    How the batches are committed, for every way in.
-
-    :raises ConfigurationError: if options of the query contradict each other, or libpq cannot read the url.
-    """
+    """How the batches are committed, for every way in."""
     refuse_clashes(given, OF_THE_QUERY)
     return CommitSettings(
         _checked_url(given["url"], given),

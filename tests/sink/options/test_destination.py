@@ -16,19 +16,13 @@ def parse(**options):
     return parse_options(LEAST | options, overwrite=False).destination
 
 
-def test_a_feed_and_its_deletes_are_understood():
-    """The options of mode=apply reach the settings that they name."""
+def test_the_options_reach_the_settings_that_they_name():
+    """What says which rows delete, what that does, and what becomes of a stored row."""
     where = parse(mode="apply", changeFeed="Debezium", deletes="soft:gone_at", orderBy="source.lsn")
     assert where.changes == Changes(feed="debezium", deletes="soft", soft_column="gone_at")
     assert parse(mode="apply", deleteWhen="is_deleted").changes == Changes(delete_when="is_deleted")
-
-
-def test_what_becomes_of_a_stored_row_is_understood():
-    """So do those that say what an update changes."""
-    where = parse(
-        mode="upsert", orderBy="seq", onlyNewer="true", tombstoneDays="3", updateColumns="a, b", keepWhere="?"
-    )
-    assert where.existing == Existing("update", True, 3, ("a", "b"), "?")
+    existing = {"onlyNewer": "true", "tombstoneDays": "3", "updateColumns": "a, b", "keepWhere": "?"}
+    assert parse(mode="upsert", orderBy="seq", **existing).existing == Existing("update", True, 3, ("a", "b"), "?")
     assert parse(mode="upsert", onConflict="ignore").existing.on_conflict == "ignore"
 
 

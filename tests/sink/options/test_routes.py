@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
+from support.sent_rows import arrow_rows
+from support.typed_rows import struct_of
 from support.with_rooms import reader_of
 
 from pgonce import PostgresBatchWriter
@@ -19,7 +20,7 @@ from pgonce.sink.errors import EncodingError
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import PositionColumns, written_type
 from pgonce.sink.options.routes import where_to
-from pgonce.sink.options.sink_options import parse_job_options, parse_options
+from pgonce.sink.options.sink_options import parse_options
 
 LEAST = {"url": "host=db", "checkpointLocation": "/ckpt", "route": "kind"}
 ORDERS = {"table": "sales.orders", "mode": "upsert", "keys": ["id", "day"]}
@@ -31,9 +32,9 @@ def parse(tables, *, overwrite=False, **options):
     return parse_options({**LEAST, "tables": text, **options}, overwrite=overwrite).destination
 
 
-def in_python(tables, *, route="kind", **given):
+def in_python(tables, **given):
     """Where rows go, as the arguments of a Python writer say."""
-    return where_to(route=route, tables=tables, **given)
+    return where_to(route="kind", tables=tables, **given)
 
 
 def test_a_list_means_the_same_in_json_and_in_python():
@@ -106,7 +107,6 @@ def test_a_table_may_take_back_what_is_set_for_the_stream(beside, own):
         ('{"a": {"mode": "upsrt"}}', "BAD_OPTION", "'a' in tables"),
         ('{"a": {"mode": "apply"}}', "OPTION_MISSING", "'a' in tables"),
         ('{"a": {"mode": "complete"}}', "CLASHING_OPTIONS", "output mode"),
-        ('{"a": {"table": "orders"}, "b": {"table": "orders"}}', "BAD_OPTION", "both go into orders"),
         ('{"": {}}', "OPTION_MISSING", ""),
         ('{"a": {"mode": "apply", "changeFeed": "delta"}, "b": {}}', "CLASHING_OPTIONS", "changeFeed"),
     ],
@@ -135,15 +135,6 @@ def test_options_that_do_not_go_with_route(options):
     assert raised.value.what.startswith(next(iter(options)))
 
 
-def test_options_that_need_route():
-    """A list without a column that chooses from it is a mistake, here and there."""
-    for given in ({"tables": "{}"}, {"unknownRoutes": "drop"}):
-        with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
-            parse_options({"url": "", "checkpointLocation": "/c", "table": "t", **given}, overwrite=False)
-    with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
-        in_python({"a": {}}, route=None, table="t")
-
-
 def test_unknown_routes_are_one_of_three():
     """A value in another case is understood, and another word is not."""
     assert parse({"a": {}}, unknownRoutes="DROP").unknown == "drop"
@@ -160,12 +151,6 @@ def test_complete_mode_is_for_all_tables():
         parse({"a": {}, "b": {"mode": "append"}}, overwrite=True)
 
 
-def test_a_batch_job_has_one_table():
-    """Routes are for streams."""
-    with pytest.raises(ConfigurationError, match="UNKNOWN_OPTION"):
-        parse_job_options({"url": "", "batchKey": "k", "route": "kind", "tables": "{}"}, overwrite=False)
-
-
 def test_rows_are_told_apart_by_position_in_no_table_that_is_replaced():
     """The rows of mode=complete do not come from single records, whichever entry says so."""
     with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS.*'a' in tables"):
@@ -176,15 +161,13 @@ def test_rows_are_told_apart_by_position_in_no_table_that_is_replaced():
 
 def test_the_column_must_have_values_with_one_text():
     """Times, floats and columns that the rows lack are refused."""
-    where = in_python({"a": {"columns": ["id"]}})
+    where, known = in_python({"a": {"columns": ["id"]}}), {"id": t.LongType()}
     for column in (t.StringType(), t.ByteType(), t.LongType(), t.BooleanType()):
-        reader_of(where, t.StructType([t.StructField("kind", column), t.StructField("id", t.LongType())]))
-    for name, column in (("kind", t.TimestampType()), ("kind", t.DoubleType()), ("other", t.StringType())):
-        with pytest.raises(ConfigurationError) as raised:
-            reader_of(where, t.StructType([t.StructField(name, column), t.StructField("id", t.LongType())]))
-        assert raised.value.code == "ROUTE_COLUMN"
-    with pytest.raises(ConfigurationError, match="ROUTE_COLUMN"):
-        reader_of(where, t.StructType([t.StructField("kind", t.StringType())]))
+        reader_of(where, struct_of({"kind": column, **known}))
+    unfit = [{"kind": column, **known} for column in (t.TimestampType(), t.DoubleType(), t.DecimalType(10, 0))]
+    for columns in (*unfit, {"other": t.StringType(), **known}, {"kind": t.StringType()}):
+        with pytest.raises(ConfigurationError, match="ROUTE_COLUMN"):
+            reader_of(where, struct_of(columns))
 
 
 def test_each_delete_column_speaks_for_its_own_rows():
@@ -192,30 +175,19 @@ def test_each_delete_column_speaks_for_its_own_rows():
     where = in_python(
         {"a": {"deleteWhen": "a_gone"}, "b": {"deleteWhen": "b_gone"}, "c": {"mode": "append"}}, mode="apply", keys="id"
     )
-    names = ("kind", "id", "a_gone", "b_gone")
-    types = (t.StringType(), t.LongType(), t.BooleanType(), t.BooleanType())
-    reader = reader_of(where, t.StructType([t.StructField(*pair) for pair in zip(names, types, strict=True)]))
-
-    def rows(*of):
-        columns = zip(*of, strict=True)
-        arrow = (pa.string(), pa.int64(), pa.bool_(), pa.bool_())
-        return pa.record_batch([pa.array(c, ty) for c, ty in zip(columns, arrow, strict=True)], names=list(names))
-
-    said = rows(("a", 1, True, None), ("b", 2, None, False), ("c", 3, None, None), (None, 4, None, None))
+    struct = struct_of({"kind": t.StringType(), "a_gone": t.BooleanType(), "b_gone": t.BooleanType()})
+    reader = reader_of(where, struct)
+    said = arrow_rows(struct, [("a", True, None), ("b", None, False), ("c", None, None), (None, None, None)])
     assert reader.read(said) is said
     with pytest.raises(EncodingError, match="b_gone"):
-        reader.read(rows(("a", 1, True, None), ("b", 2, True, None)))
+        reader.read(arrow_rows(struct, [("a", True, None), ("b", True, None)]))
 
 
 def test_a_position_column_may_choose_the_table():
     """The topic stays among the rows for that, even if position columns are not to be written."""
     where = where_to(route="topic", tables={"a": {}})
-    kafka = t.StructType([
-        t.StructField("topic", t.StringType()),
-        t.StructField("partition", t.IntegerType()),
-        t.StructField("offset", t.LongType()),
-        t.StructField("id", t.LongType()),
-    ])  # fmt: skip
+    place = {"topic": t.StringType(), "partition": t.IntegerType(), "offset": t.LongType()}
+    kafka = struct_of({**place, "id": t.LongType()})
     positions = PositionColumns("topic", "partition", "offset", written=False)
     assert written_type(kafka, positions, where).names == ["topic", "id"]
     assert written_type(kafka, positions, destination("t")).names == ["id"]
