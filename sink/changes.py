@@ -12,7 +12,7 @@ https://debezium.io/documentation/reference/stable/connectors/postgresql.html#po
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,42 +25,25 @@ from .encoding import compute as pc
 from .encoding.encoded_types import VariantType
 from .encoding.json_texts import READ_BY_POSTGRES, json_texts, quoted
 from .errors import EncodingError
-from .options.destination import (
-    BEFORE_COLUMN,
-    CHANGE_TYPE,
-    DELETED_COLUMN,
-    OPERATION_COLUMN,
-    Changes,
-    Destination,
-)
+from .options.destination import BEFORE_COLUMN, CHANGE_TYPE, DELETED_COLUMN, OPERATION_COLUMN, Changes, Destination
 from .options.routes import Routes
 from .read_rows import RowReader
 
 
 def reader_of_changes(where: Destination | Routes, struct_type: StructType) -> RowReader:
-    """
-    What reads the rows of a frame with these columns, which go ``where`` and say what is to be done there.
-
-    :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says it.
-    """
-    if not isinstance(where, Routes):
-        return _reader_for_one(where, struct_type, where.keys)
-    if where.feed:
-        each = [route.destination.keys for route in where]
-        keys = {name for of_one in each for name in of_one} if all(each) else ()
-        return _reader_for_one(where.each[0].destination, struct_type, keys, where.column)
-    return DeleteWhen(struct_type, where.delete_columns, where.column)
-
-
-def _reader_for_one(
-    destination: Destination, struct_type: StructType, keys: Collection[str], route: str | None = None
-) -> RowReader:
-    changes = destination.changes or Changes()
+    """What reads the rows of a frame with these columns, which go ``where`` and say what is to be done there."""
+    if isinstance(where, Routes) and not where.feed:
+        return DeleteWhen(struct_type, where.delete_columns, where.column)
+    each = [route.destination for route in where] if isinstance(where, Routes) else [where]
+    changes = each[0].changes or Changes()
     if changes.feed is None:
         return DeleteWhen(struct_type, {changes.deleted: ()})
-    if changes.feed == "debezium":
-        return Envelope(struct_type, destination.order_by, frozenset(name.lower() for name in keys), route)
-    return ChangeTypes(struct_type)
+    if changes.feed != "debezium":
+        return ChangeTypes(struct_type)
+    # If one table has its primary key as the keys, any column may be one.
+    keys = {name.lower() for to in each for name in to.keys} if all(to.keys for to in each) else ()
+    route = where.column if isinstance(where, Routes) else None
+    return Envelope(struct_type, each[0].order_by, frozenset(keys), route)
 
 
 _SAY_IT = "Make the condition true or false for every row, for example coalesce(op = 'd', false)."
@@ -238,11 +221,7 @@ class Envelope:
         return pa.RecordBatch.from_arrays([*arrays, operations, told, deletes], names=self.struct_type.names)
 
     def _told(self, batch: pa.RecordBatch, operations: pa.Array) -> pa.Array:
-        """
-        As JSON, where an update may have changed a key: the row before it, as far as it has keys, and the record's key.
-
-        :raises EncodingError: KEY_CHANGED.
-        """
+        """As JSON, where an update may have changed a key: what the row before it had in keys, and the record's key."""
         before, after, record_key = batch.column("before"), batch.column("after"), self._record_key
         updates = pc.and_(pc.equal(operations, _UPDATES), pc.or_(before.is_valid(), pa.scalar(record_key is not None)))
         told, fields = pa.nulls(len(batch), pa.string()), [field for field in self._image if self._may_be_key(field)]
