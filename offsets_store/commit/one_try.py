@@ -224,42 +224,28 @@ def _record_in_tx(transaction: Try, published: Published, tables: WrittenTables,
         close_acceptances_in_tx(connection, locked.writer_id, needed=needed)
     if locked.ledger.writer is None and replaces:
         record.replace_writer_in_tx(connection, locked, batch, replaces)
-    _notify_in_tx(transaction, published)
-
-
-def _notify_in_tx(transaction: Try, published: Published) -> None:
-    batch = transaction.batch
     notify_in_tx(
-        transaction.connection,
+        connection,
         transaction.settings.notify_channel,
         published,
         query_id=batch.query_id,
         query_name=batch.query_name,
         sink=batch.sink_name,
-        generation=record.generation_of(transaction.locked, batch),
+        generation=record.generation_of(locked, batch),
         batch_id=batch.batch_id,
     )
 
 
-def _skip_in_tx(transaction: Try) -> None:
-    if transaction.verdict is Verdict.REPLAY:
-        record.record_replay_in_tx(transaction.connection, transaction.locked, transaction.batch)
-    elif transaction.verdict is Verdict.ADOPTED:
-        record.record_batch_in_tx(
-            transaction.connection,
-            transaction.locked,
-            transaction.batch,
-            Published(0, "adopted"),
-            WrittenTables(),
-            stored=None,
-            retain_batches=transaction.settings.retain_batches,
-        )
-
-
 def _skip(transaction: Try, outcome: Outcome) -> None:
-    url, what = transaction.settings.url, named(transaction.batch)
-    with committing(url, transaction.connection, transaction.began, what, outcome):
-        _skip_in_tx(transaction)
+    settings, connection, batch = transaction.settings, transaction.connection, transaction.batch
+    with committing(settings.url, connection, transaction.began, named(batch), outcome):
+        if transaction.verdict is Verdict.REPLAY:
+            record.record_replay_in_tx(connection, transaction.locked, batch)
+        elif transaction.verdict is Verdict.ADOPTED:
+            adopted, tables, retained = Published(0, "adopted"), WrittenTables(), settings.retain_batches
+            record.record_batch_in_tx(
+                connection, transaction.locked, batch, adopted, tables, stored=None, retain_batches=retained
+            )
     _note_commit(transaction, outcome)
 
 

@@ -130,13 +130,8 @@ class CommitTries(Tries):
     """
 
     def __init__(self, settings: CommitSettings, what: Named, outcome: Outcome) -> None:
-        super().__init__(
-            settings.retry_timeout,
-            log=_log,
-            trying=f"{what.full}: trying again",
-            failed=self._final,
-            may_pass=self._is_passing,
-        )
+        trying = f"{what.full}: trying again"
+        super().__init__(settings.retry_timeout, log=_log, trying=trying, failed=self._final)
         self.what, self.outcome, self._settings = what, outcome, settings
         self._watch = LockWatch(settings.url, settings.lock_timeout)
         self._has_begun_again = False
@@ -158,9 +153,8 @@ class CommitTries(Tries):
         self._has_begun_again = False
         return super().__exit__(kind, error, at)
 
-    def _is_passing(self, error: Exception) -> bool:
-        # While the outcome is unknown, only the ledger can tell it, so every error that prevents asking it is tried
-        # again.
+    def may_pass(self, error: Exception) -> bool:
+        """While the outcome is unknown, also any error that prevents asking the ledger, which alone can tell it."""
         is_of_postgres = isinstance(error, ConnectError) or not isinstance(error, PgonceError)
         return (
             passes(error) or (self.outcome.unknown and is_of_postgres) or _will_be_promoted(error, self._settings.url)
@@ -207,26 +201,26 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
     if _is_lock_timeout(error):
         # The first try waits for lock_timeout, however short the time for others is.
         waited = max(seconds, settings.lock_timeout)
+        held = f"{what.begins} waited {waited:g} s for a lock that is still held: {watch.holders}"
         locked = CommitError(
             "LOCKED",
-            f"{what.begins} waited {waited:g} s for a lock that is still held: {watch.holders} (the last "
-            f"try: {reason}).",
+            f"{held} (the last try: {reason}).",
             NOTHING,
             f"{_WITHIN if watch.has_own else ''}End that session or wait for it, then {what.again}; lockTimeout and "
             "retryTimeout set how long a batch waits.",
         )
-        locked.kept = f"{what.begins} waited {waited:g} s for a lock that is still held: {watch.holders}."
+        locked.kept = f"{held}."
         return locked
     if isinstance(error, ConnectError) or _will_be_promoted(error, settings.url):
         return _translated(error, settings.url, what, in_ledger=outcome.in_ledger)
+    gave_up = f"{what.begins} could not be committed within {seconds:g} s."
     exhausted = CommitError(
         "RETRIES_EXHAUSTED",
-        f"{what.begins} could not be committed within {seconds:g} s. The last error was: {reason}.",
+        f"{gave_up} The last error was: {reason}.",
         NOTHING,
         f"Repair the cause and {what.again}; retryTimeout sets for how long a batch is tried.",
     )
-    last = f" The last error was {without_values(cause)}." if cause else ""
-    exhausted.kept = f"{what.begins} could not be committed within {seconds:g} s.{last}"
+    exhausted.kept = f"{gave_up} The last error was {without_values(cause)}." if cause else gave_up
     return exhausted
 
 

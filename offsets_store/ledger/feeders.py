@@ -29,11 +29,12 @@ FEEDS = """(
                SELECT relid FROM pg_partition_ancestors(CAST(CAST(asked.oid AS oid) AS regclass))))
 )"""
 
-# The rows of a retired writer are still there; those of a forgotten one are not, and those of one that was replaced
-# are its successor's.
-HAS_ROWS = """(
-    {feeder}.replaced_by IS NULL AND NOT EXISTS (
-        SELECT FROM pgonce.interventions AS i WHERE i.writer_id = {feeder}.writer_id AND i.kind = 'forget')
+# Each batch of the writer replaces all rows of one of these tables. A route may do so with one of its tables only.
+REPLACES_ROWS = f"""EXISTS (
+    SELECT FROM (SELECT t.name AS sink_name, jsonb_build_object(t.name, t.how -> 'oid') AS targets
+                 FROM jsonb_each({{feeder}}.written_as -> 'tables') AS t (name, how)
+                 WHERE t.how -> 'options' ->> 'mode' = 'complete') AS replaced
+    WHERE {FEEDS.format(feeder="replaced", names="{names}", oids="{oids}")}
 )"""
 
 
@@ -47,8 +48,8 @@ def is_published(connection: psycopg.Connection, sink_name: str, batch_key: str,
     """
     named_after = sink_name if is_of_table else None
     statement = sql.SQL(_IS_PUBLISHED).format(key=batch_key, sink=sink_name, named_after=named_after)
-    row = connection.execute(statement).fetchone()
-    return row is not None and bool(row[0])
+    ((is_there,),) = connection.execute(statement)
+    return bool(is_there)
 
 
 # A sink that is named after its table keeps its keys when the table is renamed. A name that the user gave the sink may
@@ -71,8 +72,8 @@ def concern_in_tx(connection: psycopg.Connection, batch: Batch) -> bool:
     statement = sql.SQL(_CONCERN + FEEDS + ")").format(
         feeder=_WRITERS, names=sql.Literal(names), oids=sql.Literal(oids), query=batch.query_id
     )
-    row = connection.execute(statement).fetchone()
-    return row is None or bool(row[0])
+    ((is_there,),) = connection.execute(statement)
+    return bool(is_there)
 
 
 _CONCERN = """

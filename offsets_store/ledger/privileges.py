@@ -24,7 +24,7 @@ SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'
 
 def may_create(connection: psycopg.Connection) -> tuple[bool, bool]:
     """Whether the role may create a schema of its own; and whether it may create tables where batches are staged."""
-    schema, table = _row(connection, _WHERE, STAGING_SCHEMA)
+    ((schema, table),) = connection.execute(_WHERE, [STAGING_SCHEMA])
     return schema, table
 
 
@@ -60,7 +60,7 @@ def missing_on_ledger(connection: psycopg.Connection, needed: Sequence[Needed] =
     # A schema that does not exist counts as lacking, and is no error.
     objects = {"schema": "pg_catalog.to_regnamespace(%s)"}
     asked = ", ".join(f"pg_catalog.has_{kind}_privilege({objects.get(kind, '%s')}, %s)" for kind, *_ in needed)
-    held = _row(connection, f"SELECT {asked}", *(text for _, *texts in needed for text in texts))
+    (held,) = connection.execute(f"SELECT {asked}".encode(), [text for _, *texts in needed for text in texts])
     return [
         f"{privilege} on {'schema ' if kind == 'schema' else ''}{name}"
         for (kind, name, privilege), has in zip(needed, held, strict=True)
@@ -72,9 +72,3 @@ def listed(names: Sequence[str]) -> str:
     """The first few of them."""
     shown, more = names[:_MOST_SHOWN], len(names) - _MOST_SHOWN
     return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
-
-
-def _row(connection: psycopg.Connection, query: str, *parameters: str) -> Sequence[bool]:
-    row = connection.execute(query.encode(), parameters).fetchone()
-    assert row is not None  # noqa: S101 (none of these queries has a FROM)
-    return row

@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import (
     BindParameter,
     Connection,
+    Update,
     and_,
     bindparam,
     delete,
@@ -43,29 +44,22 @@ from .tables import batches, replays, runs, target_changes, writers
 
 # All but the times, which Postgres fills in.
 _RECORDED = tuple(column.name for column in batches.columns if column.name not in ("committed_at", "begun_at"))
-_MOVED = (
-    "query_name",
-    "checkpoint_location",
-    "run_id",
-    "generation",
-    "last_batch_id",
-    "end_offsets",
-    "guarantee",
-    "targets",
-    "offsets_read_by",
-)
 
 
-def _given(names: Iterable[str]) -> dict[str, BindParameter[Any]]:
+def _given(*names: str) -> dict[str, BindParameter[Any]]:
     # Under names of our own: those of columns are SQLAlchemy's.
     return {name: bindparam(f"to_{name}") for name in names}
 
 
-_RECORD = Compiled(insert(batches).values(_given(_RECORDED)))
+_RECORD = Compiled(insert(batches).values(_given(*_RECORDED)))
 _MOVE = Compiled(
     update(writers)
     .where(writers.c.writer_id == bindparam("writer"))
-    .values(updated_at=func.clock_timestamp(), **_given(_MOVED))
+    .values(
+        updated_at=func.clock_timestamp(),
+        **_given("query_name", "checkpoint_location", "run_id", "generation", "last_batch_id", "end_offsets"),
+        **_given("guarantee", "targets", "offsets_read_by"),
+    )
 )
 
 
@@ -130,7 +124,7 @@ def record_batch_in_tx(
             _note_once_in_tx(connection, {**row, "table_name": name, "change": note})
     owner = locked.ledger.writer
     if owner is None or owner.run_id != batch.run_id:
-        _own_in_tx(connection, locked.writer_id, batch)
+        _own_in_tx(connection, locked, batch)
     _note_how_in_tx(connection, locked, published.written_as)
     _note_reads_in_tx(connection, locked, reads_of(end, batch.folders))
     if is_pruned_at(batch.batch_id):
@@ -142,18 +136,17 @@ def _of_columns(values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"to_{name}": value for name, value in values.items()}
 
 
+def _update(locked: LockedWriter) -> Update:
+    return update(writers).where(writers.c.writer_id == locked.writer_id)
+
+
 def _note_how_in_tx(connection: Connection, locked: LockedWriter, written_as: Mapping[str, WrittenAs]) -> None:
     """Record how the rows were written, if the batch before did it in another way."""
     each = ((name, one.digest) for name, one in sorted(written_as.items()))
     digest = hashlib.sha256(repr(list(each)).encode()).hexdigest()
     if written_as and digest != locked.written_as:
         tables = {name: one.recorded for name, one in written_as.items()}
-        send_once(
-            connection,
-            update(writers)
-            .where(writers.c.writer_id == locked.writer_id)
-            .values(written_as={"digest": digest, "tables": tables}),
-        )
+        send_once(connection, _update(locked).values(written_as={"digest": digest, "tables": tables}))
 
 
 def _note_once_in_tx(connection: Connection, row: dict[str, Any]) -> None:
@@ -206,16 +199,15 @@ def _note_reads_in_tx(connection: Connection, locked: LockedWriter, now: Reads |
     before = owner.reads if owner else None
     known = together(before, now) if owner else now
     if known != before:
-        sources = known and known.record()
-        send_once(connection, update(writers).where(writers.c.writer_id == locked.writer_id).values(sources=sources))
+        send_once(connection, _update(locked).values(sources=known and known.record()))
 
 
-def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
+def _own_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
     send_once(
         connection,
         postgresql.insert(runs)
         .values(
-            writer_id=writer_id,
+            writer_id=locked.writer_id,
             run_id=batch.run_id,
             first_batch_id=batch.batch_id,
             application=f"{socket.gethostname()} pid {os.getpid()}",
@@ -238,7 +230,7 @@ def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Ba
         # The table has rows of all that either has read.
         known = together(replaced.writer.reads, reads_of(_end(locked, batch), batch.folders))
         took["sources"] = known and known.record()
-    send_once(connection, update(writers).where(writers.c.writer_id == locked.writer_id).values(**took))
+    send_once(connection, _update(locked).values(**took))
 
 
 def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
@@ -248,11 +240,8 @@ def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> No
     The writer's row names a batch that is not there yet, and the deferred constraint ``last_batch_is_recorded`` refuses
     that.
     """
-    connection.execute(
-        update(writers)
-        .where(writers.c.writer_id == locked.writer_id)
-        .values(generation=generation_of(locked, batch), last_batch_id=batch.batch_id)
-    )
+    generation = generation_of(locked, batch)
+    connection.execute(_update(locked).values(generation=generation, last_batch_id=batch.batch_id))
 
 
 def record_replay_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:

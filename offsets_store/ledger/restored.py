@@ -21,19 +21,18 @@ from ..postgres.text import QUALIFIED_NAME
 _log = logging.getLogger("pgonce")
 
 
-def follow_restore_in_tx(connection: psycopg.Connection) -> bool:
+def follow_restore_in_tx(connection: psycopg.Connection) -> None:
     """
     Look up the oids in the ledger by the names of their tables, if it was restored from a dump.
 
     Our search_path must be in force, and the transaction must be one of its own, not a savepoint in another.
 
-    :return: whether it was restored.
     :raises LedgerError: LEDGER_RESTORED, if the role may not do that.
     """
     if is_at_home(connection):
-        return False
+        return
     try:
-        return _look_up_in_tx(connection)
+        _look_up_in_tx(connection)
     except psycopg.errors.InsufficientPrivilege as error:
         raise LedgerError(
             "LEDGER_RESTORED",
@@ -44,22 +43,20 @@ def follow_restore_in_tx(connection: psycopg.Connection) -> bool:
         ) from error
 
 
-def _look_up_in_tx(connection: psycopg.Connection) -> bool:
+def _look_up_in_tx(connection: psycopg.Connection) -> None:
     # Of several sessions that find this out together, one looks the tables up, and the others wait for it.
     connection.execute(_KEEP_ROW)
     connection.execute("SELECT FROM pgonce.home FOR UPDATE")
-    if is_at_home(connection):
-        return False
-    for statement in (_WRITERS, _BATCH_JOBS, _TOMBSTONE_SETS, _UNKNOWN_SETS, _AT_HOME):
-        connection.execute(statement)
-    _log.warning("the ledger was restored from a dump: the tables in it were looked up again by their names")
-    return True
+    if not is_at_home(connection):
+        for statement in (_WRITERS, _BATCH_JOBS, _TOMBSTONE_SETS, _UNKNOWN_SETS, _AT_HOME):
+            connection.execute(statement)
+        _log.warning("the ledger was restored from a dump: the tables in it were looked up again by their names")
 
 
 def is_at_home(connection: psycopg.Connection) -> bool:
     """Whether the oids in the ledger are those of this database."""
-    row = connection.execute(_IS_AT_HOME).fetchone()
-    return bool(row and row[0])
+    ((is_so,),) = connection.execute(_IS_AT_HOME)
+    return bool(is_so)
 
 
 # xmin has the last 32 bits of a transaction's id.
@@ -75,24 +72,24 @@ names AS (
     WHERE c.relkind IN ('r', 'p')
 )
 """
-_FOUND = """
-jsonb_object_agg(t.key, coalesce(names.oid::bigint, 0)) AS targets
-FROM {} AS w CROSS JOIN LATERAL
-     jsonb_each(CASE WHEN jsonb_typeof(w.targets) = 'object' THEN w.targets ELSE '{{}}' END) AS t
-     LEFT JOIN names ON names.name = t.key
-"""
-_WRITERS = f"""
-WITH {_NAMES}, found AS (SELECT w.writer_id, {_FOUND.format("pgonce.writers")} GROUP BY w.writer_id)
-UPDATE pgonce.writers AS w SET targets = found.targets FROM found
-WHERE found.writer_id = w.writer_id AND found.targets <> w.targets
-"""
-_BATCH_JOBS = f"""
+
+
+def _targets(table: str, *key: str) -> str:
+    keys, same = ", ".join(key), " AND ".join(f"found.{column} = w.{column}" for column in key)
+    return f"""
 WITH {_NAMES}, found AS (
-    SELECT w.sink_name, w.batch_key, {_FOUND.format("pgonce.batch_jobs")} GROUP BY w.sink_name, w.batch_key
+    SELECT {keys}, jsonb_object_agg(t.key, coalesce(names.oid::bigint, 0)) AS targets
+    FROM {table} AS w CROSS JOIN LATERAL
+         jsonb_each(CASE WHEN jsonb_typeof(w.targets) = 'object' THEN w.targets ELSE '{{}}' END) AS t
+         LEFT JOIN names ON names.name = t.key
+    GROUP BY {keys}
 )
-UPDATE pgonce.batch_jobs AS w SET targets = found.targets FROM found
-WHERE found.sink_name = w.sink_name AND found.batch_key = w.batch_key AND found.targets <> w.targets
+UPDATE {table} AS w SET targets = found.targets FROM found WHERE {same} AND found.targets <> w.targets
 """
+
+
+_WRITERS = _targets("pgonce.writers", "writer_id")
+_BATCH_JOBS = _targets("pgonce.batch_jobs", "sink_name", "batch_key")
 _TOMBSTONE_SETS = f"""
 WITH {_NAMES}
 UPDATE pgonce.tombstone_sets AS s SET target = names.oid FROM names WHERE names.name = s.target_name

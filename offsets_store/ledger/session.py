@@ -10,7 +10,7 @@ it leaves it as an error of ours. (A try of a commit has its session from
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -26,8 +26,7 @@ from .migrations import require_ledger
 from .restored import follow_restore_in_tx
 
 
-@contextmanager
-def reading(url: str) -> Iterator[Connection]:
+def reading(url: str) -> AbstractContextManager[Connection]:
     """
     One snapshot of the ledger, in a transaction that cannot write.
 
@@ -35,12 +34,10 @@ def reading(url: str) -> Iterator[Connection]:
     :raises LedgerError: if there is no ledger, or it cannot be read.
     """
     options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-    with _opened(url, "reading the ledger", LOCK_SECONDS, options) as connection:
-        yield connection
+    return _opened(url, "reading the ledger", LOCK_SECONDS, options)
 
 
-@contextmanager
-def writing(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> Iterator[Connection]:
+def writing(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> AbstractContextManager[Connection]:
     """
     A transaction that changes the ledger, all of it or nothing.
 
@@ -49,8 +46,7 @@ def writing(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> Ite
     :raises ConnectError: if Postgres cannot be reached.
     :raises LedgerError: if there is no ledger, or it cannot be written.
     """
-    with _opened(url, "writing the ledger", lock_seconds, options) as connection:
-        yield connection
+    return _opened(url, "writing the ledger", lock_seconds, options)
 
 
 @contextmanager
@@ -115,6 +111,5 @@ def recorded_attempt(url: str, query_id: str, label: str, batch_id: int, attempt
     asked = {"query_id": query_id, "label": label, "batch_id": batch_id, "attempt": attempt}
     with checked_out(url) as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
-        row = driver_connection(connection).execute(_ASK, asked).fetchone()
-    assert row is not None  # noqa: S101 (it has no FROM)
+        (row,) = driver_connection(connection).execute(_ASK, asked)
     return RecordedAttempt(*row)

@@ -24,6 +24,7 @@ from sqlalchemy import (
     Text,
     TextClause,
     and_,
+    any_,
     cast,
     func,
     literal,
@@ -32,22 +33,29 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError, RefusedBatch
 from ..offsets import Offsets, furthest
 from ..verdict.facts import Batch, Recorded, Writer
 from ..verdict.reads import recorded_reads
-from .feeders import FEEDS, HAS_ROWS
-from .tables import batches, last_batches, replays, runs, writers, writers_and_last_batches
+from .feeders import FEEDS, REPLACES_ROWS
+from .tables import batches, interventions, last_batches, replays, runs, writers, writers_and_last_batches
 
 Condition = ColumnElement[bool] | TextClause
+
+
+def _has_intervention(kind: str, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    of_writer = interventions.c.writer_id == writers.c.writer_id
+    return select(literal(1)).where(of_writer, interventions.c.kind == kind, *conditions).exists()
+
 
 HAS_PUBLISHED = writers.c.last_batch_id.is_not(None)
 """A first batch that is not committed yet leaves a row that counts for no other writer."""
 IS_LIVING = and_(HAS_PUBLISHED, writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None))
 """The writers that have published and may publish more."""
-COUNTS_AS_FEEDER = and_(HAS_PUBLISHED, text(HAS_ROWS.format(feeder="pgonce.writers")))
+# The rows of one that was replaced are its successor's.
+COUNTS_AS_FEEDER = and_(HAS_PUBLISHED, writers.c.replaced_by.is_(None), not_(_has_intervention("forget")))
 """The writers whose rows are still in their tables: the living ones, and those that were retired and not forgotten."""
 
 RECORDED = (
@@ -96,17 +104,14 @@ def writers_in_tx(connection: Connection, *conditions: Condition, lock: bool = F
     return [as_writer(row, last_of(row)) for row in rows]
 
 
-_OF_TASKS = text(
-    "SELECT t.id, t.positions FROM (SELECT w.id, pgonce.real_time_positions(w.id) AS positions "
-    "FROM unnest(CAST(:ids AS bigint[])) AS w (id)) AS t WHERE t.positions IS NOT NULL"
-)
-
-
 def task_positions(connection: Connection, writer_ids: Sequence[int]) -> dict[int, Offsets]:
     """How far the tasks of those writers have stored rows that run in real time, or did so last."""
     if not writer_ids:
         return {}
-    return {row[0]: row[1] for row in connection.execute(_OF_TASKS, {"ids": list(writer_ids)})}
+    stored = select(writers.c.writer_id, func.pgonce.real_time_positions(writers.c.writer_id, type_=JSONB))
+    # One array: of single parameters there are at most 65,535.
+    found = connection.execute(stored.where(writers.c.writer_id == any_(cast(writer_ids, ARRAY(BigInteger)))))
+    return {writer_id: positions for writer_id, positions in found if positions is not None}
 
 
 def take_positions_in_tx(connection: Connection, writer_id: int, run_id: str) -> Offsets | None:
@@ -215,9 +220,13 @@ def feeds(tables: Mapping[str, int | None], feeder: str = "pgonce.writers") -> T
     :param tables: their qualified names (or the name of a sink), with their oids as far as they are known.
     :param feeder: ``pgonce.batch_jobs`` for the condition for batch jobs.
     """
+    return _about(tables, FEEDS, feeder)
+
+
+def _about(tables: Mapping[str, int | None], condition: str, feeder: str = "pgonce.writers") -> TextClause:
     names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
-    condition = FEEDS.format(feeder=feeder, names=":fed_names", oids=":fed_oids")
-    return text(condition).bindparams(fed_names=names, fed_oids=oids)
+    made = text(condition.format(feeder=feeder, names=":fed_names", oids=":fed_oids"))
+    return made.bindparams(fed_names=names, fed_oids=oids)
 
 
 def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Writer, ...]:
@@ -226,7 +235,8 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
 
     Sinks of the same query count as well, if they have this batch already and its run has neither written to them nor
     skipped anything there. A query may write one table by several sinks, and then each run does so. But a sink that has
-    got another name would write its rows once more.
+    got another name would write its rows once more; and so would one whose table had the sink's name before it took the
+    place of another table.
 
     :raises LedgerError: LEDGER_MALFORMED, because what such a query has read cannot be known, and the new query might
         write the same rows once more.
@@ -243,32 +253,18 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
         writers.c.query_id == batch.query_id,
         writers.c.sink_name != batch.sink_name,
         writers.c.last_batch_id >= batch.batch_id,
-        or_(and_(by_name, not_(or_(*heard))), _CALLED_SO.bindparams(swapped=batch.sink_name)),
+        or_(
+            and_(by_name, not_(or_(*heard))),
+            _has_intervention("swap", interventions.c.details["was"].astext == batch.sink_name),
+        ),
     )
     found = writers_in_tx(connection, or_(others, renamed))
     if not found or not batch.tables:
         return tuple(found)
-    oids = batch.table_oids
-    asked = {"ids": [writer.writer_id for writer in found], "fed_names": list(batch.tables), "fed_oids": oids}
-    replacing = set(connection.execute(_REPLACING, asked).scalars())
+    are_neighbours = writers.c.writer_id.in_([writer.writer_id for writer in found])
+    asked = select(writers.c.writer_id).where(are_neighbours, _about(batch.tables, REPLACES_ROWS))
+    replacing = set(connection.execute(asked).scalars())
     return tuple(replace(writer, replaces_all=writer.writer_id in replacing) for writer in found)
-
-
-# Its table had this name before it took the place of another one.
-_CALLED_SO = text(
-    "EXISTS (SELECT FROM pgonce.interventions AS i WHERE i.writer_id = pgonce.writers.writer_id "
-    "AND i.kind = 'swap' AND i.details ->> 'was' = :swapped)"
-)
-
-
-# Those of which each batch replaces all rows of one of these tables. A route may do so with one of its tables only.
-_REPLACING = text(
-    "SELECT w.writer_id FROM (SELECT w.writer_id, t.name AS sink_name, "
-    "jsonb_build_object(t.name, t.how -> 'oid') AS targets "
-    "FROM pgonce.writers AS w, jsonb_each(w.written_as -> 'tables') AS t (name, how) "
-    "WHERE w.writer_id = ANY (CAST(:ids AS bigint[])) AND t.how -> 'options' ->> 'mode' = 'complete') AS w WHERE "
-    + FEEDS.format(feeder="w", names=":fed_names", oids=":fed_oids")
-)
 
 
 # Fewer characters of an id are probably something else that was mistyped.

@@ -58,7 +58,6 @@ class Tries:
     :param trying: what is done again; the log puts this text before the time.
     :param failed: makes the error that is raised, from the last one and whether the time was up: no error of psycopg
         may get further, because it may show a row or a password.
-    :param may_pass: which errors of Postgres, or of ours, may be gone at the next try.
     """
 
     def __init__(
@@ -68,13 +67,11 @@ class Tries:
         log: logging.Logger,
         trying: str,
         failed: Callable[[Exception, bool], Exception],
-        may_pass: Callable[[Exception], bool] = passes,
     ) -> None:
         self._backoff = Backoff(seconds)
         self._log = log
         self._trying = trying
         self._failed = failed
-        self._may_pass = may_pass
         self._pause = 0.0
 
     def __enter__(self) -> object:
@@ -86,7 +83,7 @@ class Tries:
         """After an error, whether another try follows; :raises: what ``failed`` makes of the last one."""
         if not isinstance(error, Exception) or (not isinstance(error, PgonceError) and driver_error(error) is None):
             return False
-        is_passing = self._may_pass(error)
+        is_passing = self.may_pass(error)
         pause = self._backoff.next_pause() if is_passing else None
         if pause is None:
             final = self._failed(error, is_passing)
@@ -97,6 +94,10 @@ class Tries:
         self._log.warning("%s in %.1f s: %s", self._trying, pause, in_one_line(error))
         self._pause = pause
         return True
+
+    def may_pass(self, error: Exception) -> bool:
+        """Whether this error, of Postgres or of ours, may be gone at the next try."""
+        return passes(error)
 
 
 def in_one_line(error: Exception) -> str:

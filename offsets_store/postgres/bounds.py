@@ -99,8 +99,8 @@ def enter_in_tx(
     cursor = connection.execute("; ".join([SET_OURS, *to_set, "SELECT pg_catalog.pg_backend_pid()"]))
     while cursor.nextset():
         pass
-    pid = cursor.fetchone()
-    return int(pid[0]) if pid else 0
+    ((pid,),) = cursor
+    return int(pid)
 
 
 def time_limits(connection: psycopg.Connection) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from ..errors import ConfigurationError, ConnectError
 from .bounds import LINE_BOUNDS, with_line_bounds
 from .passwords import connect_asking, of_service
-from .postgres_url import PostgresUrl
+from .postgres_url import source_of
 from .search_path import SET_OURS
 from .translate import connect_error
 
@@ -87,21 +87,21 @@ _let_in: set[str] = set()
 
 def connect(url: str, **overrides: Any) -> psycopg.Connection:
     """
-    A new connection, for one owner. A :class:`PostgresUrl` names the function that returns its password.
+    A new connection, for one owner.
 
     :raises ConnectError: if none can be made.
     """
     was_let_in, parameters = url in _let_in, {**parse_url(url), **overrides, **_FORCED}
-    asks = isinstance(url, PostgresUrl) and url.has_source
+    source = source_of(url)
     try:
-        if isinstance(url, PostgresUrl) and asks:
-            connection = connect_asking(url, parameters, was_let_in=was_let_in)
+        if source is not None:
+            connection = connect_asking(source, parameters, was_let_in=was_let_in)
         else:
             # Server-side prepared statements fail behind poolers that share sessions.
             connection = psycopg.connect(**parameters, prepare_threshold=None)
     except psycopg.Error as error:
         # Without its cause: psycopg's own text and frames may contain connection parameters.
-        raise connect_error(error, was_let_in=was_let_in, asked=asks) from None
+        raise connect_error(error, was_let_in=was_let_in, asked=source is not None) from None
     _let_in.add(url)
     return connection
 

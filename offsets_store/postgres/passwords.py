@@ -24,7 +24,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from ..errors import ConfigurationError, ConnectError
-from .postgres_url import Login, PostgresUrl
+from .postgres_url import Login
 
 # libpq reads all its settings, files and environment included, before it refuses this; it connects to no server.
 _STOP_BEFORE_CONNECTING = "pgonce only reads"
@@ -42,9 +42,9 @@ _NOT_OF_THE_PASSWORD = re.compile(
 )
 
 
-def connect_asking(url: PostgresUrl, parameters: Mapping[str, Any], *, was_let_in: bool) -> psycopg.Connection:
+def connect_asking(source: str, parameters: Mapping[str, Any], *, was_let_in: bool) -> psycopg.Connection:
     """
-    A new connection with these parameters of libpq, whose password comes from the source that ``url`` names.
+    A new connection with these parameters of libpq, whose password comes from the function called ``source``.
 
     :param was_let_in: whether this process has connected with the same url before.
     :raises psycopg.Error: if no host lets us in.
@@ -53,7 +53,7 @@ def connect_asking(url: PostgresUrl, parameters: Mapping[str, Any], *, was_let_i
     refusals: list[psycopg.Error] = []
     for login, host in hosts_of(parameters):
         for attempt in (login, replace(login, refused=True)):
-            password = ask_function(url.password_from or "", attempt, was_let_in=was_let_in)
+            password = ask_function(source, attempt, was_let_in=was_let_in)
             given = {**parameters, **host, "password": password}
             try:
                 # Server-side prepared statements fail behind poolers that share sessions.

@@ -59,23 +59,18 @@ class PostgresUrl(str):
     def __new__(cls, url: str = "", password_from: str | None = None) -> Self:
         """Check what can be checked without calling anything."""
         made = super().__new__(cls, url)
-        made.password_from = password_from or _source_of(url)
+        made.password_from = password_from or source_of(url)
         _check(str(url), made.password_from)
         return made
 
-    @property
-    def has_source(self) -> bool:
-        """Whether the password comes from a function."""
-        return self.password_from is not None
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, str) and str.__eq__(self, other) and self.password_from == _source_of(other)
+        return isinstance(other, str) and str.__eq__(self, other) and self.password_from == source_of(other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((str.__str__(self), self.password_from)) if self.has_source else str.__hash__(self)
+        return hash((str.__str__(self), self.password_from)) if self.password_from else str.__hash__(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle it so that a task, which gets what was checked elsewhere, needs no libpq to make it again."""
@@ -88,12 +83,8 @@ def _checked_before(url: str, password_from: str | None) -> PostgresUrl:
     return made
 
 
-def with_source_of(url: str, other: str) -> PostgresUrl:
-    """The connection string ``other``, whose password comes from where that of ``url`` does."""
-    return PostgresUrl(other, _source_of(url))
-
-
-def _source_of(url: str) -> str | None:
+def source_of(url: str) -> str | None:
+    """The function from which the password comes, if it comes from one."""
     return url.password_from if isinstance(url, PostgresUrl) else None
 
 

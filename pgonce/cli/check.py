@@ -18,7 +18,7 @@ from psycopg import sql
 from pgonce.check.answers import Answer, Finding, Holds, Question, one_row
 from pgonce.check.check import check_server
 from pgonce.offsets_store.errors import LedgerError, TargetError, needing_pyspark
-from pgonce.offsets_store.postgres.postgres_url import with_source_of
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl, source_of
 from pgonce.offsets_store.postgres.search_path import execute_in_tx
 from pgonce.offsets_store.status.read_stored import last_written
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -58,7 +58,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Try on the server which promises would hold there, before a query is started; nothing is left behind."""
-    where = with_source_of(url, server) if server else url
+    where = PostgresUrl(server, source_of(url)) if server else url
     found = check_server(where, *_questions(table, of_query=query is not None))
     if query is not None:
         found += _of_query(where, query, table)

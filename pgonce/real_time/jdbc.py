@@ -20,7 +20,7 @@ from pgonce.offsets_store.errors import ConfigurationError, bad_option
 from pgonce.offsets_store.postgres.bounds import KEEPALIVES, server_settings, time_limits
 from pgonce.offsets_store.postgres.connect import connect, parse_url
 from pgonce.offsets_store.postgres.passwords import resolved
-from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
+from pgonce.offsets_store.postgres.postgres_url import source_of
 
 # libpq's parameter: the JDBC driver's, which takes the same values.
 _SAME = {
@@ -73,7 +73,7 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
     :raises ConfigurationError: BAD_URL, for what the JDBC driver cannot do.
     :raises ConnectError: if the database cannot be reached.
     """
-    if isinstance(url, PostgresUrl) and url.has_source:
+    if source_of(url) is not None:
         raise _refused(
             "The password comes from passwordFrom, a function in Python, which executors cannot call in this mode.",
             "Put the password into ~/.pgpass or PGPASSWORD on the driver, or into url. A token that expires would "

@@ -18,7 +18,7 @@ from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
 from pgonce.offsets_store.checkpoint.log_entries import MalformedFileError
 from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint, state_files
 from pgonce.offsets_store.errors import CheckpointError, NoCheckpointError, NoLedgerError
-from pgonce.offsets_store.ledger.feeders import FEEDS
+from pgonce.offsets_store.ledger.feeders import FEEDS, REPLACES_ROWS
 from pgonce.offsets_store.ledger.lock import is_open
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import batches, interventions, writers
@@ -167,11 +167,7 @@ WITH tables AS MATERIALIZED (
     LEFT JOIN tables ON CAST(tables.oid AS bigint) = CAST(written.value AS bigint)
     WHERE CAST(:sink AS text) IS NULL
 )
-SELECT asked.name, w.writer_id, EXISTS (
-    SELECT FROM (SELECT t.name AS sink_name, jsonb_build_object(t.name, t.how -> 'oid') AS targets
-                 FROM jsonb_each(w.written_as -> 'tables') AS t (name, how)
-                 WHERE t.how -> 'options' ->> 'mode' = 'complete') AS f
-    WHERE {FEEDS.format(feeder="f", names="ARRAY[asked.name]", oids="ARRAY[tables.oid]")})
+SELECT asked.name, w.writer_id, {REPLACES_ROWS.format(feeder="w", names="ARRAY[asked.name]", oids="ARRAY[tables.oid]")}
 FROM asked LEFT JOIN tables USING (name)
 JOIN pgonce.writers AS w ON {FEEDS.format(feeder="w", names="ARRAY[asked.name]", oids="ARRAY[tables.oid]")}
 ORDER BY asked.name, w.sink_name, w.writer_id

@@ -196,13 +196,12 @@ SELECT EXISTS (
 
 
 def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
-    row = connection.execute(_HAS_LEDGER).fetchone()
-    if not (row and row[0]):
+    ((has_ledger,),) = connection.execute(_HAS_LEDGER)
+    if not has_ledger:
         return MIGRATIONS
-    newest = connection.execute(
+    ((applied, least_reader),) = connection.execute(
         "SELECT coalesce(max(version), 0), coalesce(max(least_reader_version), 0) FROM pgonce.schema_version"
-    ).fetchone()
-    applied, least_reader = newest or (0, 0)
+    )
     refuse_too_new(least_reader)
     if applied < FIRST:
         raise _unreleased(applied)
@@ -276,14 +275,7 @@ PRIVILEGES = {
         "positions",
         "brokers",
     ),
-    "SELECT, INSERT, UPDATE, DELETE": (
-        "batches",
-        "progress",
-        "tombstones",
-        "tombstone_sets",
-        "failures",
-        "heartbeats",
-    ),
+    "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress", "tombstones", "tombstone_sets", "failures", "heartbeats"),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
     "SELECT, INSERT": ("dead_letters", "runs", "target_changes", "batch_job_skips", "batch_job_aborts"),
     "SELECT": ("schema_version", *VIEWS),

@@ -14,7 +14,6 @@ import pytest
 from pgonce import Login, PostgresUrl
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.postgres.connect import engine_for
-from pgonce.offsets_store.postgres.postgres_url import with_source_of
 
 
 def test_it_is_a_connection_string_and_two_are_equal_only_if_their_sources_are():
@@ -35,6 +34,7 @@ def test_it_travels_with_its_source():
     for came in (pickle.loads(pickle.dumps(url)), copy.deepcopy(url), PostgresUrl(url)):
         assert (came, came.password_from) == (url, "a:b")
         assert type(came) is PostgresUrl
+    assert PostgresUrl(url, "c:d").password_from == "c:d"
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,6 @@ def test_what_cannot_work_is_refused_when_it_is_made(given, code):
         PostgresUrl(*given)
     assert "zq7" not in str(refused.value)
     assert refused.value.__context__ is None
-
-
-def test_another_database_may_have_the_same_source():
-    """As for a url that is given as an argument, together with the options of a command."""
-    assert with_source_of(PostgresUrl("host=a", "m:f"), "host=b") == PostgresUrl("host=b", "m:f")
-    assert with_source_of("host=a", "host=b") == "host=b"
 
 
 def test_a_login_says_who_logs_in_where_and_nothing_else():
