@@ -151,10 +151,6 @@ class OldLedgerError(LedgerError):
     """The ledger lacks a migration that this code needs."""
 
 
-class LockedLedgerError(LedgerError):
-    """A lock on the ledger did not become free in time. The same may succeed later."""
-
-
 class OffsetsError(PgonceError):
     """The stored offsets cannot answer the question."""
 

@@ -114,9 +114,9 @@ def goes_back(start: Offsets | None, end: Offsets | None) -> list[str]:
     """
     if start is None or end is None:
         return []
-    ends = {position[:3]: position[3] for position in kafka_positions(end)}
+    ends = places(end)
     found = []
-    for source_id, topic, partition, start_offset in sorted(kafka_positions(start)):
+    for (source_id, topic, partition), start_offset in sorted(places(start).items()):
         end_offset = ends.get((source_id, topic, partition))
         if end_offset is None:
             found.append(f"{topic}-{partition} was at {start_offset} and is gone")
@@ -150,8 +150,8 @@ def _source_order(source_id: str) -> tuple[bool, int, str]:
     return True, 0, source_id
 
 
-Place = tuple[str, str, str]
-"""A source's id, a topic and a partition."""
+Place = tuple[str, str, int]
+"""A source's id, a topic, and the number of one of its partitions."""
 TopicPartition = tuple[str, int]
 """A topic, and the number of one of its partitions."""
 
@@ -166,13 +166,12 @@ class Span:
 
 def places(positions: Offsets | None) -> dict[Place, int]:
     """The position of each place; other sources than Kafka are left out."""
-    found = kafka_positions(positions or {})
-    return {(source_id, topic, str(partition)): position for source_id, topic, partition, position in found}
+    return {found[:3]: found[3] for found in kafka_positions(positions or {})}
 
 
 def by_partition(positions: Offsets | None) -> dict[TopicPartition, int]:
     """The position of each topic and partition, for positions of one source."""
-    return {(topic, partition): position for _, topic, partition, position in kafka_positions(positions or {})}
+    return {found[1:3]: found[3] for found in kafka_positions(positions or {})}
 
 
 def furthest(*sets: Offsets | None) -> Offsets:
@@ -205,7 +204,7 @@ def only(positions: Offsets, wanted: Offsets) -> Offsets:
 def _as_offsets(positions: Mapping[Place, int]) -> Offsets:
     found: Offsets = {}
     for (source_id, topic, partition), position in positions.items():
-        found.setdefault(source_id, {}).setdefault(topic, {})[partition] = position
+        found.setdefault(source_id, {}).setdefault(topic, {})[str(partition)] = position
     return found
 
 

@@ -144,7 +144,7 @@ class StagedRows:
         return row[0] if row else 0
 
 
-def _key(topic: str, partition: str) -> str:
+def _key(topic: str, partition: int) -> str:
     """One text for a partition of a topic: digits, a space, and all that follows is the topic."""
     return f"{partition} {topic}"
 

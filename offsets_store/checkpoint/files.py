@@ -93,7 +93,7 @@ class CheckpointFiles(ABC):
     def _exists(self, path: str) -> bool: ...
 
 
-def open_location(location: str) -> CheckpointFiles:
+def open_location(location: str) -> LocalFiles | ArrowFiles:
     """
     Find the way to read ``location``, without any I/O yet.
 
@@ -132,7 +132,7 @@ def without_credentials(location: str) -> str:
     return _LOGIN.sub("//", shown, count=1)
 
 
-def open_recorded(location: str | None) -> CheckpointFiles:
+def open_recorded(location: str | None) -> LocalFiles | ArrowFiles:
     """
     As :func:`open_location`, for a location that the ledger has: streaming roles can write it.
 

@@ -11,7 +11,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..errors import CheckpointError, NoCheckpointError
 from ..offsets import Offsets, is_kafka, same_json
@@ -27,6 +27,8 @@ from .log_entries import (
     parse_offset_log,
     parse_query_id,
 )
+
+_T = TypeVar("_T")
 
 REAL_TIME_RUNS = "pgonce-real-time"
 """The folder in which each run in real time makes a checkpoint of its own."""
@@ -62,8 +64,8 @@ class Checkpoint:
 
         :raises CheckpointError: CHECKPOINT_NOT_FOUND.
         """
-        text = self._text("metadata")
-        if text is None:
+        query_id = self._parsed("metadata", parse_query_id)
+        if query_id is None:
             raise NoCheckpointError(
                 "CHECKPOINT_NOT_FOUND",
                 f"There is no checkpoint of a query at {self.location}: it has no file named metadata.",
@@ -72,7 +74,7 @@ class Checkpoint:
                 "default file system: where that is not this machine's disk, write the whole URI, such as "
                 "hdfs://host/path.",
             )
-        return parse_query_id(text, self._called("metadata"))
+        return query_id
 
     def offset_log(self, batch_id: int, *, wait_seconds: float = 0) -> OffsetLog:
         """
@@ -99,9 +101,7 @@ class Checkpoint:
 
     def find_offset_log(self, batch_id: int) -> OffsetLog | None:
         """Where batch ``batch_id`` ends; None if Spark has not planned it, or no longer keeps the file."""
-        name = f"offsets/{batch_id}"
-        text = self._text(name)
-        return None if text is None else parse_offset_log(text, self._called(name))
+        return self._parsed(f"offsets/{batch_id}", parse_offset_log)
 
     def newest_before(
         self, batch_id: int, counts: Callable[[OffsetLog], bool] = lambda _: True
@@ -115,9 +115,7 @@ class Checkpoint:
 
     def commit_log(self, batch_id: int) -> CommitLog | None:
         """Spark's note that the batch is done; None if it is not, or the note is no longer kept."""
-        name = f"commits/{batch_id}"
-        text = self._text(name)
-        return None if text is None else parse_commit_log(text, self._called(name))
+        return self._parsed(f"commits/{batch_id}", parse_commit_log)
 
     def is_committed(self, batch_id: int) -> bool:
         """Whether Spark has noted that the batch is done."""
@@ -170,9 +168,9 @@ class Checkpoint:
             return True
         return self._files.lists_late and any(self._files.read(name) is not None for name in _FIRST_OF_STATE)
 
-    def _text(self, name: str) -> str | None:
-        data = self._files.read(name)
-        return None if data is None else decode(data, self._called(name))
+    def _parsed(self, name: str, parse: Callable[[str, str], _T]) -> _T | None:
+        data, called = self._files.read(name), self._called(name)
+        return None if data is None else parse(decode(data, called), called)
 
     def _called(self, name: str) -> str:
         return f"The checkpoint's {self.location}/{name}"

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from ..errors import CheckpointError
-from .files import ArrowFiles, CheckpointFiles, LocalFiles, open_location
+from .files import ArrowFiles, LocalFiles, open_location
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class CheckpointWriter:
     :raises CheckpointError: CHECKPOINT_LOCATION. Every method that writes may raise CHECKPOINT_NOT_WRITTEN.
     """
 
-    def __init__(self, location: str | CheckpointFiles) -> None:
+    def __init__(self, location: str | LocalFiles | ArrowFiles) -> None:
         self.files = open_location(location) if isinstance(location, str) else location
         self.location = self.files.shown
 
@@ -53,7 +53,7 @@ class CheckpointWriter:
             beside = self.files.path(unfinished)
             done = self._ask(lambda path: _write_locally(path, beside, data, replace=replace), name)
         else:
-            done = self._write_by_arrow(name, unfinished, data)
+            done = self._write_by_arrow(self.files, name, unfinished, data)
         if not done:
             # A reader takes a folder that is a file for a missing one; here it is an error.
             raise _not_written(f"{self.location}/{name}", "its parent is not a folder")
@@ -63,7 +63,7 @@ class CheckpointWriter:
         if isinstance(self.files, LocalFiles):
             self._ask(os.unlink, name)
         else:
-            files = self._arrow()
+            files = self.files
             self._ask(lambda path: files.store.delete_file(path), name)  # noqa: PLW0108 (what connecting raises as well)
 
     def is_empty(self) -> bool:
@@ -76,12 +76,11 @@ class CheckpointWriter:
         if isinstance(self.files, LocalFiles):
             seconds = self._ask(lambda path: Path(path).stat().st_mtime, name)
             return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
-        files = self._arrow()
+        files = self.files
         info = self._ask(lambda path: files.store.get_file_info(path), name)  # noqa: PLW0108 (as above)
         return info.mtime if info is not None else None
 
-    def _write_by_arrow(self, name: str, unfinished: str, data: bytes) -> bool | None:
-        files = self._arrow()
+    def _write_by_arrow(self, files: ArrowFiles, name: str, unfinished: str, data: bytes) -> bool | None:
         done = None
         try:
             done = self._ask(lambda path: _write_and_move(files.store, path, files.path(unfinished), data), name)
@@ -93,12 +92,7 @@ class CheckpointWriter:
         return done
 
     def _ask(self, question: Callable[[str], T], name: str) -> T | None:
-        files = self.files if isinstance(self.files, LocalFiles) else self._arrow()
-        return files.ask(question, name, failed=_not_written)
-
-    def _arrow(self) -> ArrowFiles:
-        assert isinstance(self.files, ArrowFiles)  # noqa: S101 (narrows the type)
-        return self.files
+        return self.files.ask(question, name, failed=_not_written)
 
 
 def _not_written(path: str, said: str) -> CheckpointError:

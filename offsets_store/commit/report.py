@@ -80,8 +80,6 @@ _OWN = {
     "batch": "pgonce.batch_id",
     "batch_key": "pgonce.batch_key",
 }
-# In seconds; the conventions say which.
-_BOUNDARIES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10)
 
 
 @contextmanager
@@ -95,7 +93,9 @@ def _traced(what: Named, outcome: Outcome) -> Iterator[None]:
     began = time.monotonic()
     failure: BaseException | None = None
     try:
-        with _current(trace, span):
+        # It is the parent of spans that the block begins, such as those of psycopg's own instrumentation.
+        lasting = {"record_exception": False, "set_status_on_exception": False}
+        with nullcontext() if span is None else trace.use_span(span, **lasting):
             yield
     except BaseException as error:
         failure = error
@@ -122,13 +122,6 @@ def _from_environment(trace: Any) -> Any:
 
     names = {name: os.environ.get(name.upper(), "") for name in ("traceparent", "tracestate")}
     return TraceContextTextMapPropagator().extract(names)
-
-
-def _current(trace: Any, span: Any) -> Any:
-    """Makes it the parent of spans that the block begins, such as those of psycopg's own instrumentation."""
-    if span is None:
-        return nullcontext()
-    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def _where(outcome: Outcome) -> dict[str, str]:
@@ -179,7 +172,8 @@ def _durations(get_meter: Callable[[str], Any]) -> Any:
         "db.client.operation.duration",
         unit="s",
         description="Duration of database client operations.",
-        explicit_bucket_boundaries_advisory=list(_BOUNDARIES),
+        # The conventions say which.
+        explicit_bucket_boundaries_advisory=[0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10],
     )
 
 

@@ -42,12 +42,6 @@ from .work import Named, NameSink, NotNowError, Outcome, Work, named
 
 _log = logging.getLogger("pgonce")
 
-_LOCK_NOT_AVAILABLE = "55P03"
-_WITHIN = (
-    "The session is of this same run: if a function calls another writer for a table that it has locked itself, have "
-    "it write through tx. Otherwise: "
-)
-
 
 def commit_batch(
     settings: CommitSettings, planned: PlannedBatch, work: Work[Batch], *, outcome_unknown: bool = False
@@ -160,11 +154,12 @@ class CommitTries(Tries):
             passes(error) or (self.outcome.unknown and is_of_postgres) or _will_be_promoted(error, self._settings.url)
         )
 
-    def _final(self, error: Exception, is_time_up: bool) -> Exception:
+    def _final(self, error: Exception) -> Exception:
         if self.outcome.unknown:
             # This try failed before it could read the ledger, and only the ledger tells what an earlier try has done.
             final: Exception = _unknown(self.what, error)
-        elif is_time_up:
+        elif self.may_pass(error):
+            # But the time is up.
             final = _given_up(error, self.what, self._settings, self._watch, self.outcome)
         else:
             final = _translated(error, self._settings.url, self.what, in_ledger=self.outcome.in_ledger)
@@ -192,8 +187,7 @@ def _will_be_promoted(error: Exception, url: str) -> bool:
 
 
 def _is_lock_timeout(error: Exception) -> bool:
-    cause = driver_error(error)
-    return cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE
+    return isinstance(driver_error(error), psycopg.errors.LockNotAvailable)
 
 
 def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: LockWatch, outcome: Outcome) -> Exception:
@@ -201,12 +195,16 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
     if _is_lock_timeout(error):
         # The first try waits for lock_timeout, however short the time for others is.
         waited = max(seconds, settings.lock_timeout)
+        within = (
+            "The session is of this same run: if a function calls another writer for a table that it has locked "
+            "itself, have it write through tx. Otherwise: "
+        )
         held = f"{what.begins} waited {waited:g} s for a lock that is still held: {watch.holders}"
         locked = CommitError(
             "LOCKED",
             f"{held} (the last try: {reason}).",
             NOTHING,
-            f"{_WITHIN if watch.has_own else ''}End that session or wait for it, then {what.again}; lockTimeout and "
+            f"{within if watch.has_own else ''}End that session or wait for it, then {what.again}; lockTimeout and "
             "retryTimeout set how long a batch waits.",
         )
         locked.kept = f"{held}."

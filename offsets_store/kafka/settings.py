@@ -119,9 +119,8 @@ def client_settings(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     _refuse_other_words(given, "security.protocol", _PROTOCOLS)
     _refuse_other_words(given, "sasl.mechanism", _MECHANISMS)
     found = {_SAME[name]: value for name, value in given.items() if name in _SAME}
-    found.update(_login(given))
-    found.update(_truststore(given))
-    found.update(_keystore(given))
+    for told_otherwise in (_login, _truststore, _keystore):
+        found.update(told_otherwise(given))
     if (algorithm := given.get("ssl.endpoint.identification.algorithm")) is not None:
         # Kafka turns the check of host names off with an empty value.
         found["ssl.endpoint.identification.algorithm"] = algorithm.lower() or "none"

@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql
 from ..postgres.connect import driver_connection
 from ..postgres.one_trip import Asked
 from ..postgres.text import QUALIFIED_NAME
-from .compiled import Compiled, send_once
+from .compiled import Compiled, given, of_columns, send_once
 from .feeders import OF_TABLE
 from .migrations import refuse_too_new
 from .published import Published, Targets
@@ -90,15 +90,8 @@ _RECORD = Compiled(
     update(batch_jobs)
     .where(batch_jobs.c.sink_name == bindparam("sink"), batch_jobs.c.batch_key == bindparam("key"))
     .values(
-        {
-            "rows": bindparam("published_rows"),
-            "transport": bindparam("came"),
-            "content_hash": bindparam("hash"),
-            "targets": bindparam("tables"),
-            "counts": bindparam("outcomes"),
-            "application": bindparam("application_name"),
-            "committed_at": func.clock_timestamp(),
-        }
+        committed_at=func.clock_timestamp(),
+        **given("rows", "transport", "content_hash", "targets", "counts", "application"),
     )
 )
 
@@ -125,20 +118,15 @@ def claim_in_tx(connection: Connection, sink_name: str, table: str | None, job: 
 
 def record_job_in_tx(connection: Connection, sink_name: str, job: Job, published: Published) -> None:
     """Record what was published under the key that this transaction has claimed."""
-    Asked(
-        driver_connection(connection),
-        _RECORD,
-        {
-            "sink": sink_name,
-            "key": job.batch_key,
-            "published_rows": published.rows,
-            "came": published.transport,
-            "hash": job.content_hash,
-            "tables": published.targets,
-            "outcomes": published.counts,
-            "application_name": f"{socket.gethostname()} pid {os.getpid()}",
-        },
-    )
+    recorded = {
+        "rows": published.rows,
+        "transport": published.transport,
+        "content_hash": job.content_hash,
+        "targets": published.targets,
+        "counts": published.counts,
+        "application": f"{socket.gethostname()} pid {os.getpid()}",
+    }
+    Asked(driver_connection(connection), _RECORD, {"sink": sink_name, "key": job.batch_key, **of_columns(recorded)})
 
 
 def record_skip_in_tx(connection: Connection, sink_name: str, job: Job) -> None:

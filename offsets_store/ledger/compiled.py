@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import BindParameter, ClauseElement, Connection
+from sqlalchemy import BindParameter, ClauseElement, Connection, bindparam
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ..postgres.connect import driver_connection
@@ -53,6 +53,17 @@ class Compiled(Statement):
             # Such as a wrapper for JSON.
             found.append(process(value) if process else value)
         return found
+
+
+def given(*names: str) -> dict[str, BindParameter[Any]]:
+    """Parameters for the values of these columns: :func:`of_columns` gives them."""
+    # Under names of our own: those of columns are SQLAlchemy's.
+    return {name: bindparam(f"to_{name}") for name in names}
+
+
+def of_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of columns, for the parameters of :func:`given`."""
+    return {f"to_{name}": value for name, value in values.items()}
 
 
 def send_once(connection: Connection, statement: ClauseElement) -> None:

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import psycopg
@@ -124,15 +124,12 @@ def row_of(
 ) -> dict[str, object]:
     """What :func:`keep_in_tx` stores; the arguments are those of :func:`keep_failure`."""
     return {
-        "query_id": failed.query_id,
+        **asdict(failed),
         "query_name": _text(failed.query_name),
         "sink_name": _text(failed.sink_name or sink_name),
-        "run_id": failed.run_id,
-        "batch_id": failed.batch_id,
         "code": _text(code),
         "message": _text(scrub(message)),
         "remedy": remedy and _text(scrub(remedy)),
-        "seen_by": failed.seen_by,
         "is_ours": is_ours,
     }
 

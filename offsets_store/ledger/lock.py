@@ -32,14 +32,14 @@ from ..offsets import Offsets
 from ..postgres.connect import driver_connection
 from ..postgres.one_trip import Asked
 from ..postgres.text import QUALIFIED_NAME
-from ..verdict.facts import Batch, Ledger, PlannedBatch, Recorded, Remedies, rivals_of
+from ..verdict.facts import Batch, Ledger, PlannedBatch, Remedies, rivals_of
 from .compiled import Compiled, send_once
 from .migrations import refuse_too_new
 from .tables import LEAST_READER, batches, interventions, positions, replays, runs, writers
 from .writers import (
     RECORDED,
-    as_recorded,
     as_writer,
+    joined_record,
     neighbours_in_tx,
     replaced_query_in_tx,
     take_positions_in_tx,
@@ -212,7 +212,8 @@ def unknown_writer_in_tx(connection: Connection, batch: Batch, remedies: Remedie
 
     It proves nothing for the commit, which reads it again under the lock.
     """
-    if connection.execute(_LAST, _identity(batch)).scalar_one_or_none() is not None:
+    last = select(writers.c.last_batch_id).where(_IS_IT)
+    if connection.execute(last, _identity(batch)).scalar_one_or_none() is not None:
         return None
     if remedies.replaces is not None:
         remedies = replace(remedies, replaces=replaced_query_in_tx(connection, batch, remedies.replaces))
@@ -255,9 +256,6 @@ _IS_IT = and_(
     writers.c.sink_name == func.coalesce(bindparam("sink", type_=writers.c.sink_name.type), _TARGET),
 )
 _LOCK = Compiled(select(*_READ, LEAST_READER).where(_IS_IT).with_for_update(of=writers))
-_LAST = select(writers.c.last_batch_id).where(
-    writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink")
-)
 _ONE_FIRST_CONTACT = text(
     "SELECT pg_advisory_xact_lock(k.key), current_setting('transaction_isolation') AS isolation FROM "
     + PLACES_IN_ORDER.format(names=":names", oids=":oids")
@@ -319,16 +317,12 @@ def _asked_about(batch: PlannedBatch) -> dict[str, Any]:
 
 
 def _ledger(row: Mapping[str, Any], batch: Batch, facts: Mapping[str, Any], taken: Offsets | None) -> Ledger:
-    last = with_positions(_recorded(facts, "last"), taken)
+    last = with_positions(joined_record(facts, "last_"), taken)
     follows_last = batch.previous_batch_id == row["last_batch_id"]
     return Ledger(
         writer=as_writer(row, last),
-        same_id=_recorded(facts, "same_id"),
-        previous=last if follows_last else _recorded(facts, "previous"),
+        same_id=joined_record(facts, "same_id_"),
+        previous=last if follows_last else joined_record(facts, "previous_"),
         was_owner=facts["was_owner"],
         skipped_by=facts["skipped_by"],
     )
-
-
-def _recorded(facts: Mapping[str, Any], alias: str) -> Recorded | None:
-    return None if facts[f"{alias}_batch_id"] is None else as_recorded(facts, f"{alias}_")

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import (
-    BindParameter,
     Connection,
     Update,
     and_,
@@ -37,28 +36,21 @@ from ..postgres.one_trip import Asked
 from ..verdict.decide import without_gone
 from ..verdict.facts import Batch
 from ..verdict.reads import Reads, reads_of, together
-from .compiled import Compiled, send_once
+from .compiled import Compiled, given, of_columns, send_once
 from .lock import LockedWriter
 from .published import Published, WrittenAs, WrittenTables
 from .tables import batches, replays, runs, target_changes, writers
 
 # All but the times, which Postgres fills in.
 _RECORDED = tuple(column.name for column in batches.columns if column.name not in ("committed_at", "begun_at"))
-
-
-def _given(*names: str) -> dict[str, BindParameter[Any]]:
-    # Under names of our own: those of columns are SQLAlchemy's.
-    return {name: bindparam(f"to_{name}") for name in names}
-
-
-_RECORD = Compiled(insert(batches).values(_given(*_RECORDED)))
+_RECORD = Compiled(insert(batches).values(given(*_RECORDED)))
 _MOVE = Compiled(
     update(writers)
     .where(writers.c.writer_id == bindparam("writer"))
     .values(
         updated_at=func.clock_timestamp(),
-        **_given("query_name", "checkpoint_location", "run_id", "generation", "last_batch_id", "end_offsets"),
-        **_given("guarantee", "targets", "offsets_read_by"),
+        **given("query_name", "checkpoint_location", "run_id", "generation", "last_batch_id", "end_offsets"),
+        **given("guarantee", "targets", "offsets_read_by"),
     )
 )
 
@@ -113,8 +105,8 @@ def record_batch_in_tx(
         "topic_ids": {**known_ids, **(batch.topic_ids or {})} or None,
     }
     driver = driver_connection(connection)
-    Asked(driver, _RECORD, _of_columns(recorded))
-    Asked(driver, _MOVE, {"writer": locked.writer_id, **_of_columns(moved)})
+    Asked(driver, _RECORD, of_columns(recorded))
+    Asked(driver, _MOVE, {"writer": locked.writer_id, **of_columns(moved)})
     row = {"writer_id": locked.writer_id, "generation": generation, "batch_id": batch.batch_id}
     for name, change in tables.changes.items():
         both = " ".join(filter(None, [change, published.notes.get(name)]))
@@ -130,10 +122,6 @@ def record_batch_in_tx(
     if is_pruned_at(batch.batch_id):
         prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
     _fill_in_tx(connection, locked, batch)
-
-
-def _of_columns(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"to_{name}": value for name, value in values.items()}
 
 
 def _update(locked: LockedWriter) -> Update:

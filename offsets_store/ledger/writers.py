@@ -6,8 +6,8 @@ read into :class:`~pgonce.offsets_store.verdict.facts.Writer` here and nowhere e
 :class:`~pgonce.offsets_store.verdict.facts.Recorded`.
 
 ``writers_in_tx(connection, IS_LIVING, writers.c.query_id == query_id)`` reads the living writers of a query,
-``writers_in_tx(connection, IS_LIVING, feeds({"public.orders": oid}), lock=True)`` locks those that feed a table, and
-``records_in_tx(connection, writer, batches.c.batch_id >= 7)`` reads records of one of them.
+``writers_in_tx(connection, IS_LIVING, feeds({"public.orders": oid}))`` those that feed a table, and
+``records_in_tx(connection, writer, batches.c.batch_id >= 7)`` records of one of them.
 """
 
 from __future__ import annotations
@@ -77,31 +77,19 @@ _WRITERS = select(
     *(column for column in writers.c if column.name != "written_as"),
     *(last_batches.c[name].label(f"of_last_{name}") for name in RECORDED if name != "offset_log"),
     literal(None).label("of_last_offset_log"),
+    func.pgonce.real_time_positions(writers.c.writer_id, type_=JSONB).label("of_tasks"),
 ).select_from(writers_and_last_batches)
 
 
-def writers_in_tx(connection: Connection, *conditions: Condition, lock: bool = False) -> list[Writer]:
+def writers_in_tx(connection: Connection, *conditions: Condition) -> list[Writer]:
     """
     The writers that have published and meet all conditions, by sink and key, each with the record of its last batch.
 
     That record lacks the text of its entry of ``offsets/``; :func:`records_in_tx` reads it.
-
-    :param lock: whether to lock their rows first, in the order of their keys, as a commit locks its own.
     """
-    if lock:
-        # Two statements: one that waits for a lock has an older snapshot, and may miss the record of the last batch.
-        locked = select(writers.c.writer_id).where(HAS_PUBLISHED, *conditions).order_by(writers.c.writer_id)
-        ids = connection.execute(locked.with_for_update()).scalars().all()
-        conditions = (writers.c.writer_id.in_(ids),)
     found = _WRITERS.where(HAS_PUBLISHED, *conditions).order_by(writers.c.sink_name, writers.c.writer_id)
-    rows = connection.execute(found).mappings().all()
-    of_tasks = task_positions(connection, [row["writer_id"] for row in rows])
-
-    def last_of(row: RowMapping) -> Recorded | None:
-        last = None if row["of_last_batch_id"] is None else as_recorded(row, "of_last_")
-        return with_positions(last, of_tasks.get(row["writer_id"]))
-
-    return [as_writer(row, last_of(row)) for row in rows]
+    rows = connection.execute(found).mappings()
+    return [as_writer(row, with_positions(joined_record(row, "of_last_"), row["of_tasks"])) for row in rows]
 
 
 def task_positions(connection: Connection, writer_ids: Sequence[int]) -> dict[int, Offsets]:
@@ -176,6 +164,11 @@ def as_recorded(row: Mapping[str, Any] | RowMapping, prefix: str = "") -> Record
     values = checked({name: row[f"{prefix}{name}"] for name in RECORDED})
     start, end = values.pop("start_offsets"), values.pop("end_offsets")
     return Recorded(start=start, end=end, **values)
+
+
+def joined_record(row: Mapping[str, Any] | RowMapping, prefix: str) -> Recorded | None:
+    """As :func:`as_recorded`, for a record that an outer join may not have found."""
+    return None if row[f"{prefix}batch_id"] is None else as_recorded(row, prefix)
 
 
 # What pgonce writes as a JSON object, or not at all.

@@ -11,7 +11,6 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import TracebackType
 
 from ..errors import PgonceError
@@ -20,27 +19,6 @@ from .translate import driver_error, passes
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
-
-
-@dataclass
-class Backoff:
-    """Pauses for one piece of work that may be tried again for ``seconds``."""
-
-    seconds: float
-    _deadline: float | None = field(default=None, init=False)
-    _pause: float = field(default=_FIRST_PAUSE_SECONDS, init=False)
-
-    def next_pause(self) -> float | None:
-        """Seconds to wait before the next try, longer each time; None when no try may begin any more."""
-        now = time.monotonic()
-        if self._deadline is None:
-            self._deadline = now + self.seconds
-        if now + self._pause > self._deadline:
-            return None
-        # A random part, so that processes that failed at the same moment do not all return at the same moment.
-        pause = self._pause * random.uniform(0.5, 1.0)  # noqa: S311 (no secret hangs on it)
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
-        return pause
 
 
 class Tries:
@@ -56,22 +34,16 @@ class Tries:
 
     :param log: told of each error that is not the last one.
     :param trying: what is done again; the log puts this text before the time.
-    :param failed: makes the error that is raised, from the last one and whether the time was up: no error of psycopg
-        may get further, because it may show a row or a password.
+    :param failed: makes the error that is raised, from the last one: no error of psycopg may get further, because it
+        may show a row or a password.
     """
 
     def __init__(
-        self,
-        seconds: float,
-        *,
-        log: logging.Logger,
-        trying: str,
-        failed: Callable[[Exception, bool], Exception],
+        self, seconds: float, *, log: logging.Logger, trying: str, failed: Callable[[Exception], Exception]
     ) -> None:
-        self._backoff = Backoff(seconds)
-        self._log = log
-        self._trying = trying
-        self._failed = failed
+        self._seconds, self._log, self._trying, self._failed = seconds, log, trying, failed
+        self._deadline: float | None = None
+        self._longest = _FIRST_PAUSE_SECONDS
         self._pause = 0.0
 
     def __enter__(self) -> object:
@@ -83,10 +55,9 @@ class Tries:
         """After an error, whether another try follows; :raises: what ``failed`` makes of the last one."""
         if not isinstance(error, Exception) or (not isinstance(error, PgonceError) and driver_error(error) is None):
             return False
-        is_passing = self.may_pass(error)
-        pause = self._backoff.next_pause() if is_passing else None
+        pause = self._next_pause() if self.may_pass(error) else None
         if pause is None:
-            final = self._failed(error, is_passing)
+            final = self._failed(error)
             if final is error:
                 return False
             # Without its cause: a traceback would print the DETAIL, and there Postgres repeats a whole row.
@@ -94,6 +65,18 @@ class Tries:
         self._log.warning("%s in %.1f s: %s", self._trying, pause, in_one_line(error))
         self._pause = pause
         return True
+
+    def _next_pause(self) -> float | None:
+        """Seconds to wait before the next try, longer each time; None when no try may begin any more."""
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._seconds
+        if now + self._longest > self._deadline:
+            return None
+        # A random part, so that processes that failed at the same moment do not all return at the same moment.
+        pause = self._longest * random.uniform(0.5, 1.0)  # noqa: S311 (no secret hangs on it)
+        self._longest = min(self._longest * 2, _LONGEST_PAUSE_SECONDS)
+        return pause
 
     def may_pass(self, error: Exception) -> bool:
         """Whether this error, of Postgres or of ours, may be gone at the next try."""

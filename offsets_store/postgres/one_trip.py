@@ -77,15 +77,8 @@ def _session_of(connection: psycopg.Connection) -> _Session:
     return _sessions.get(connection) or _sessions.setdefault(connection, _Session())
 
 
-# The connection strings by which something was missing that had been prepared.
+# The connection strings by which something was missing that had been prepared: this process prepares no more by them.
 _never: set[str] = set()
-
-
-class NotPreparedError(psycopg.OperationalError):
-    """
-    The session lacks what it had prepared. Another try gets another session, and by the same url nothing is prepared
-    any more in this process.
-    """
 
 
 def keep_prepared(connection: psycopg.Connection, url: str, backend_pid: int) -> None:
@@ -205,9 +198,9 @@ def _send(connection: psycopg.Connection, session: _Session, asked: list[Asked])
         if not session.prepares:
             raise
         # SQL of the user may have deallocated all, in a function of the database. Or a pooler has told libpq the number
-        # of a process, and changed the session nevertheless.
+        # of a process, and changed the session nevertheless. Another try gets another session.
         _never.add(session.url)
-        raise NotPreparedError("A statement that was prepared in this session is gone.") from error
+        raise psycopg.OperationalError("A statement that was prepared in this session is gone.") from error
 
 
 def _begin(connection: psycopg.Connection) -> bytes:

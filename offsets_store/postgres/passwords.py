@@ -149,12 +149,6 @@ def _all_of(refusals: list[psycopg.Error]) -> psycopg.Error:
     return type(last)("; ".join(texts), pgconn=last.pgconn)
 
 
-_WHERE_IT_MUST_BE = (
-    "The module must be importable in every process that connects: on the driver, on executors that stage rows "
-    "(install it there, or send it with --py-files), and where the command line runs (PYTHONPATH)."
-)
-
-
 def ask_function(name: str, login: Login, *, was_let_in: bool) -> str:
     """
     The password that the function called ``name`` (``module:function``) gives.
@@ -206,7 +200,8 @@ def _found(name: str) -> Callable[[Login], Any]:
             "PASSWORD_SOURCE_MISSING",
             f"passwordFrom={name} cannot be used in this process: {missing}.",
             "Nothing was written.",
-            _WHERE_IT_MUST_BE,
+            "The module must be importable in every process that connects: on the driver, on executors that stage "
+            "rows (install it there, or send it with --py-files), and where the command line runs (PYTHONPATH).",
         )
     function: Callable[[Login], Any] = found
     return function

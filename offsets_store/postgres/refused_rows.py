@@ -13,8 +13,6 @@ from ..errors import NOTHING, PgonceError, TargetError
 from ..log_lines import scrub
 from .translate import PRIMARY_NEEDED, ledger_error, without_values
 
-_START_AGAIN = "start the query again"
-
 # SQLSTATE (or its class): code, and what to do.
 REMEDIES = {
     "42501": ("TARGET_NOT_PERMITTED", "Grant what the text names: USAGE on the schema (CREATE for createTable); INSERT "
@@ -82,7 +80,7 @@ _LONGEST_MESSAGE = 1000
 _UNKNOWN = ("TARGET_FAILED", "Look the SQLSTATE up in Postgres's manual and remove its cause.")
 
 
-def target_error(error: psycopg.Error, what: str = "the batch", again: str = _START_AGAIN) -> PgonceError:
+def target_error(error: psycopg.Error, what: str = "the batch", again: str = "start the query again") -> PgonceError:
     """
     The error for what Postgres refused while a batch was published, with Postgres's text but without passwords.
 

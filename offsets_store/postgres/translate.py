@@ -11,7 +11,7 @@ import re
 
 import psycopg
 
-from ..errors import ConnectError, LedgerError, LockedLedgerError, PgonceError
+from ..errors import ConnectError, LedgerError, PgonceError
 from ..log_lines import scrub
 
 # What passes by itself. Source: appendix A of Postgres's manual, "PostgreSQL Error Codes".
@@ -179,7 +179,7 @@ def _ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
             f"{GRANTS_NEEDED} A role that only reads needs less: page `security` of the documentation has its grants.",
         )
     if error.sqlstate == "55P03":
-        return LockedLedgerError(
+        return LedgerError(
             "LOCKED",
             f"While {doing}, a lock on the ledger did not become free: {text}.",
             "Nothing was written.",

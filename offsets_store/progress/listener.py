@@ -229,7 +229,7 @@ class OffsetsListener(StreamingQueryListener):
                 # Spark has logged its own lines before; this is what a person looks for.
                 name = failed.query_name or failed.query_id
                 _log.error("query %s has ended: [%s] %s Help: %s", name, said.code, said.sentences, said.remedy)
-            message, remedy = (_MESSAGE, said.remedy) if said else (_NOT_OURS, None)
+            message, remedy = (_OURS, said.remedy) if said else (_NOT_OURS, None)
             keep_failure(self._url, failed, code, message, remedy=remedy, is_ours=said is not None)
 
     def _drop(self, reason: str, count: int = 1) -> None:
@@ -247,13 +247,9 @@ class OffsetsListener(StreamingQueryListener):
         return not quiet
 
 
-_MESSAGE = f"Spark said that the query ended with this error. {NOT_KEPT}"
-_NOT_OURS = (
-    "The query ended with an error of Spark, or of its own code. The sentence is not kept here, because it may show "
-    "values of rows. The driver's log has it."
-)
+_OURS = f"Spark said that the query ended with this error. {NOT_KEPT}"
+_NOT_OURS = f"The query ended with an error of Spark, or of its own code. {NOT_KEPT}"
 _CLASS = re.compile(r"[A-Za-z_$][\w.$]*")
-_NO_CLASS = "UNKNOWN_ERROR"
 
 
 def code_of_end(exception: str | None, error_class: str | None) -> str | None:
@@ -268,7 +264,7 @@ def code_of_end(exception: str | None, error_class: str | None) -> str | None:
     if said is not None:
         return said.code
     named = _CLASS.match(exception)
-    return error_class or (named[0] if named else _NO_CLASS)
+    return error_class or (named[0] if named else "UNKNOWN_ERROR")
 
 
 def _reason(error: Exception) -> str:

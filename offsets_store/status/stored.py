@@ -94,9 +94,9 @@ class StoredBatch:
     number of rows that were dropped because their route is not in the list. ``tables`` has the number of rows of each
     table, if the sink writes to several.
 
-    ``commit_seconds`` is the time from the BEGIN of its transaction to its record, the COMMIT itself not counted; None
-    for batches of before that was recorded. ``batch_seconds`` is what Spark says of the batch (``addBatch``: reading,
-    computing and committing), if a listener heard it.
+    ``commit_seconds`` is the time from the BEGIN of its transaction to its record, the COMMIT itself not counted.
+    ``batch_seconds`` is what Spark says of the batch (``addBatch``: reading, computing and committing), if a listener
+    heard it.
     """
 
     query_id: str
@@ -111,9 +111,9 @@ class StoredBatch:
     transport: str
     replays: int
     committed_at: datetime
+    commit_seconds: float
     counts: dict[str, int] | None = None
     tables: dict[str, int] | None = None
-    commit_seconds: float | None = None
     batch_seconds: float | None = None
 
 

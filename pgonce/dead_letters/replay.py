@@ -31,7 +31,7 @@ from pgonce.offsets_store.commit.one_transaction import begin_in_tx, committing,
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.transaction_state import TransactionState, as_it_began_in_tx, refuse_lost_on_crash
 from pgonce.offsets_store.commit.work import Named, Outcome
-from pgonce.offsets_store.errors import UNCHANGED, LockedLedgerError, PgonceError, TargetError, UnknownOutcomeError
+from pgonce.offsets_store.errors import UNCHANGED, LedgerError, PgonceError, TargetError, UnknownOutcomeError
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error
@@ -311,7 +311,7 @@ def _raise_translated(error: Exception, outcome: Outcome, watch: LockWatch) -> N
             "Look with `pgonce dead-letters`: letters that are still there were not replayed.",
         ) from error
     if isinstance(cause, psycopg.errors.LockNotAvailable):
-        raise LockedLedgerError(
+        raise LedgerError(
             "LOCKED",
             f"A lock that the replay needs did not become free within {watch.lock_timeout:g} seconds: {watch.holders}.",
             UNCHANGED,

@@ -233,7 +233,7 @@ def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:
             return work()
 
 
-def _failed(error: Exception, _: bool) -> Exception:
+def _failed(error: Exception) -> Exception:
     cause = driver_error(error)
     if cause is not None:
         return ledger_error(cause, "recovering")

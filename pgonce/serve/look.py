@@ -53,7 +53,7 @@ class NewBatch:
     key: Key
     rows: int
     committed_at: datetime
-    commit_seconds: float | None
+    commit_seconds: float
 
 
 @dataclass(frozen=True)

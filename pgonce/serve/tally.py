@@ -95,9 +95,8 @@ class Tally:
         for batch in look.batches:
             self.batches[batch.key] += 1
             self.rows[batch.key] += batch.rows
-            if batch.commit_seconds is not None:
-                # A clock may have been set back meanwhile.
-                self.commit_seconds[batch.key].add(max(batch.commit_seconds, 0.0))
+            # A clock may have been set back meanwhile.
+            self.commit_seconds[batch.key].add(max(batch.commit_seconds, 0.0))
             minutes = self._minutes.setdefault(batch.key, {})
             minute = min(minute_of(batch.committed_at), now)
             minutes[minute] = minutes.get(minute, 0) + batch.rows

@@ -118,7 +118,7 @@ class Stager:
         stage_rows(self._url, self._table, encoded_columns(self._struct_type), bodies(), self._watch)
         return encoder.rows
 
-    def _failed(self, error: Exception, _: bool) -> Exception:
+    def _failed(self, error: Exception) -> Exception:
         if isinstance(error, ConnectError):
             return _without_a_way_to_postgres(error)
         if not isinstance(error, psycopg.Error):

@@ -1,7 +1,7 @@
 """
 What the tests of the commit have in common: committed rows, batch jobs, and settings.
 
-Runs in: pytest. Invariant: nothing here waits, and nothing writes.
+Runs in: pytest. Invariant: nothing here waits.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from sqlalchemy import Connection
 from support.typed_rows import struct_of, typed_rows
 from support.with_rooms import work_into, write_batch_in_tx
 
+from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.rows import Rows
 
@@ -67,6 +69,14 @@ def writing(
         return published
 
     return replace(work, publish=publish)
+
+
+def verdict_or_code(how: CommitSettings, batch: PlannedBatch, work: Work) -> str:
+    """Commit a batch: the name of the verdict, or the code of the error."""
+    try:
+        return commit_batch(how, batch, work).name
+    except PgonceError as error:
+        return error.code
 
 
 def ids(admin: psycopg.Connection, table: str = "events") -> list[int]:

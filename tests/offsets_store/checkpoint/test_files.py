@@ -172,16 +172,10 @@ class TestInitialOffsets:
 
 
 class TestWaiting:
-    def test_late_file_is_waited_for(self, folder):
-        """Asynchronous progress tracking may write the entry after the rows came."""
-        late = threading.Timer(0.2, write, [folder, {"offsets/11": FILES["offsets/10"]}])
-        late.start()
-        assert Checkpoint(str(folder)).offset_log(11, wait_seconds=20).text.encode() == FILES["offsets/10"]
-        late.join()
-
-    def test_half_written_file_is_waited_for(self, folder):
-        """A file seen half written (a rename that copies) is read again until it is whole."""
-        write(folder, {"offsets/11": FILES["offsets/10"][:20]})
+    @pytest.mark.parametrize("first", [{}, {"offsets/11": FILES["offsets/10"][:20]}], ids=["missing", "half written"])
+    def test_a_file_that_comes_late_is_waited_for(self, folder, first):
+        """Asynchronous progress tracking writes it after the rows came; a rename that copies shows a part of it."""
+        write(folder, first)
         late = threading.Timer(0.2, write, [folder, {"offsets/11": FILES["offsets/10"]}])
         late.start()
         assert Checkpoint(str(folder)).offset_log(11, wait_seconds=20).text.encode() == FILES["offsets/10"]

@@ -135,19 +135,15 @@ def test_batch_that_failed_is_planned_and_not_done(spark, checkpoint):
 
 
 def test_a_query_that_keeps_state_is_told_by_its_state_folder(spark, inbox, checkpoint):
-    """A query that keeps state is told by its state folder."""
-    query = run(writer(files(spark, inbox).groupBy("a").count(), checkpoint, "complete"))
+    """State format 2 writes its state's ids into the commit entry, which has version 2 then."""
+    counts = writer(files(spark, inbox).groupBy("a").count(), checkpoint, "complete")
+    rocks = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    with settings(spark, stateStore__checkpointFormatVersion="2", stateStore__providerClass=rocks):
+        query = run(counts)
     reader = Checkpoint(checkpoint)
     assert_says_what_the_query_said(reader, query)
     assert reader.is_stateful()
-
-
-def test_commit_log_version_2(spark, inbox, checkpoint):
-    """State format 2 writes its state's ids into the commit entry, which has version 2 then."""
-    rocks = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    with settings(spark, stateStore__checkpointFormatVersion="2", stateStore__providerClass=rocks):
-        run(writer(files(spark, inbox).groupBy("a").count(), checkpoint, "complete"))
-    commit = Checkpoint(checkpoint).commit_log(0)
+    commit = reader.commit_log(0)
     assert commit.version == 2
     assert list(commit.metadata["stateUniqueIds"]) == ["0"]
 

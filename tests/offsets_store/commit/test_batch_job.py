@@ -17,7 +17,7 @@ from support.audit import waiting_commits
 from support.batches import make_batch
 from support.committed_rows import appending, ids, job, settings, writing
 from support.fixtures.driver import wait_until
-from support.fixtures.postgres import url_with
+from support.fixtures.postgres import url_at
 from support.patience import PATIENCE_SECONDS
 
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
@@ -116,22 +116,15 @@ class TestTwoAtOnce:
         ensure_ledger(url)
         begun, go_on = threading.Event(), threading.Event()
         patient = settings(url, lock_timeout=60, retry_timeout=60)
-        verdicts = []
-
-        def run(work):
-            verdicts.append(commit_job(patient, job(), work).verdict)
-
-        first = threading.Thread(target=run, args=[writing(1, then=lambda: (begun.set(), go_on.wait(60)))])
-        first.start()
-        assert begun.wait(60)
-        others = [threading.Thread(target=run, args=[writing(1)]) for _ in range(3)]
-        for other in others:
-            other.start()
-        assert wait_until(lambda: waiting_commits(admin) == 3, PATIENCE_SECONDS)
-        go_on.set()
-        for thread in (first, *others):
-            thread.join(PATIENCE_SECONDS)
-        assert sorted(verdict.name for verdict in verdicts) == ["PUBLISHED", *["SKIPPED"] * 3]
+        slow = writing(1, then=lambda: (begun.set(), go_on.wait(60)))
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(commit_job, patient, job(), slow)
+            assert begun.wait(60)
+            others = [pool.submit(commit_job, patient, job(), writing(1)) for _ in range(3)]
+            assert wait_until(lambda: waiting_commits(admin) == 3, PATIENCE_SECONDS)
+            go_on.set()
+            verdicts = [each.result(PATIENCE_SECONDS).verdict for each in (first, *others)]
+        assert verdicts == [JobVerdict.PUBLISHED, *[JobVerdict.SKIPPED] * 3]
         assert ids(admin) == [1]
         assert skips(admin) == 3
 
@@ -178,27 +171,17 @@ class TestTwoAtOnce:
         """With two keys, too, and whatever the role's isolation level: the second one deletes the first one's rows."""
         commit_job(settings(url), job("before"), writing(*before))
         begun, go_on = threading.Event(), threading.Event()
-        patient = settings(
-            url_with(url, options=f"-cdefault_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"),
-            lock_timeout=60,
-            retry_timeout=60,
-        )
-
-        def run(key, work):
-            commit_job(patient, job(key), work)
-
+        patient = settings(url_at(url, isolation), lock_timeout=60, retry_timeout=60)
         slow = writing(3, mode="complete", then=lambda: (begun.set(), go_on.wait(60)))
-        first = threading.Thread(target=run, args=["one", slow])
-        first.start()
-        assert begun.wait(60)
-        second = threading.Thread(target=run, args=["two", writing(4, mode="complete")])
-        second.start()
-        assert wait_until(lambda: waiting_commits(admin), PATIENCE_SECONDS)
-        # A reader sees the old rows until one of them is done.
-        assert ids(admin) == list(before)
-        go_on.set()
-        first.join(PATIENCE_SECONDS)
-        second.join(PATIENCE_SECONDS)
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(commit_job, patient, job("one"), slow)
+            assert begun.wait(60)
+            second = pool.submit(commit_job, patient, job("two"), writing(4, mode="complete"))
+            assert wait_until(lambda: waiting_commits(admin), PATIENCE_SECONDS)
+            # A reader sees the old rows until one of them is done.
+            assert ids(admin) == list(before)
+            go_on.set()
+            assert first.result(PATIENCE_SECONDS).verdict is second.result(PATIENCE_SECONDS).verdict
         assert ids(admin) == [4]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -114,12 +114,10 @@ def test_a_table_that_was_renamed(admin, run):
 def test_a_table_that_is_exchanged_while_a_job_waits_for_it(admin, url, run, others):
     """The rows are in the table to which the job comes then, so it is skipped."""
     run(table="others")
-    verdicts = []
-    with psycopg.connect(url) as exchanging:
-        exchanging.execute(EXCHANGE)
-        waiting = threading.Thread(target=lambda: verdicts.append(run()))
-        waiting.start()
-        assert wait_until(lambda: waiting_commits(admin), PATIENCE_SECONDS)
-    waiting.join(PATIENCE_SECONDS)
-    assert verdicts == [JobVerdict.SKIPPED]
+    with ThreadPoolExecutor() as pool:
+        with psycopg.connect(url) as exchanging:
+            exchanging.execute(EXCHANGE)
+            waiting = pool.submit(run)
+            assert wait_until(lambda: waiting_commits(admin), PATIENCE_SECONDS)
+        assert waiting.result(PATIENCE_SECONDS) is JobVerdict.SKIPPED
     assert ids(admin) == [1]

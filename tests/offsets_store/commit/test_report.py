@@ -1,7 +1,8 @@
-"""The line that each committed batch and batch job leaves in the log, with keys that stay the same."""
+"""The line that each committed batch and batch job leaves in the log, and what those hear who listen."""
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 
@@ -9,11 +10,14 @@ import pytest
 from support.batches import make_batch, make_planned_batch
 from support.committed_rows import appending, settings
 
-from pgonce.offsets_store.commit.batch_job import commit_job
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
+from pgonce.offsets_store.commit.report import payload
 from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.verdict.decide import Verdict
 
 KEYS = ["query", "query_id", "batch", "batch_key", "sink", "verdict", "rows", "seconds", "transport"]
 
@@ -101,3 +105,87 @@ def test_a_name_forges_neither_a_line_nor_a_key(url, said):
     ((keys, text),) = said()
     assert keys["query"] == 'a verdict="x"\\nCRITICAL'
     assert text.startswith('published query="a verdict=\\"x\\"\\\\nCRITICAL" batch=0 sink="=" verdict=NEW ')
+
+
+@pytest.fixture
+def listener(admin, events):
+    """A session that listens to the channel "batches"."""
+    admin.execute("LISTEN batches")
+    return admin
+
+
+def heard(listener):
+    """The payloads that have been delivered by now."""
+    listener.execute("SELECT 1")
+    return [json.loads(notify.payload) for notify in listener.notifies(timeout=0.2)]
+
+
+def test_a_published_batch_is_told_once_and_a_replay_is_not(url, listener):
+    """The batch that is published is told, with its rows; a replay of it tells nobody."""
+    batch = make_planned_batch(query_name="orders")
+    assert commit_batch(settings(url, notify_channel="batches"), batch, appending(1, 2)) is Verdict.NEW
+    assert heard(listener) == [
+        {
+            "query_id": "q1",
+            "query_name": "orders",
+            "sink": "public.events",
+            "generation": 0,
+            "batch_id": 0,
+            "rows": 2,
+            "tables": None,
+        }
+    ]
+    again = make_planned_batch(run_id="run 2", query_name="orders")
+    assert commit_batch(settings(url, notify_channel="batches"), again, appending(1, 2)) is Verdict.REPLAY
+    assert heard(listener) == []
+
+
+def test_nobody_is_told_without_a_channel_or_without_a_commit(url, listener):
+    """Without the option there is no notification, nor for a batch that fails after it was written."""
+    assert commit_batch(settings(url), make_planned_batch(0), appending(1)) is Verdict.NEW
+
+    def fail(connection, batch, stored):
+        appending(2).publish(connection, batch, stored)
+        raise ValueError("after the rows")
+
+    work = Work(lambda _: "public.events", fail)
+    with pytest.raises(ValueError, match="after the rows"):
+        commit_batch(settings(url, notify_channel="batches"), make_planned_batch(1), work)
+    assert heard(listener) == []
+
+
+def test_it_comes_after_the_rows_can_be_seen(url, listener, observer):
+    """While the batch is open nobody is told; who is told finds the batch in the ledger."""
+    seen = []
+
+    def publish(connection, batch, stored):
+        published = appending(1).publish(connection, batch, stored)
+        seen.append(heard(listener))
+        return published
+
+    commit_batch(
+        settings(url, notify_channel="batches"), make_planned_batch(), Work(lambda _: "public.events", publish)
+    )
+    assert seen == [[]]
+    assert [told["batch_id"] for told in heard(listener)] == [0]
+    assert observer.execute("SELECT batch_id FROM pgonce.batches").fetchall() == [(0,)]
+
+
+def test_a_published_batch_job_is_told_and_a_skipped_one_is_not(url, listener):
+    """A batch job that is published is told by its key; one that is skipped is not."""
+    work = Work(lambda _: "public.events", lambda *_: Published(7, "inline", targets={"public.events": 1}))
+    told = settings(url, notify_channel="batches")
+    done = [commit_job(told, Job("monday", uuid.uuid4()), work) for _ in "ab"]
+    assert [each.verdict for each in done] == [JobVerdict.PUBLISHED, JobVerdict.SKIPPED]
+    assert heard(listener) == [
+        {"sink": "public.events", "batch_key": "monday", "rows": 7, "tables": {"public.events": 7}}
+    ]
+
+
+@pytest.mark.parametrize(("length", "missing"), [(100, []), (2700, ["tables"]), (9000, ["tables", "query_name"])])
+def test_what_is_too_long_is_left_out(length, missing):
+    """The names of tables go first, and then that of the query."""
+    what = {"query_name": "q" * length, "sink": "s", "tables": {"t" * length * 2: 1}, "batch_id": 3}
+    text = payload(what)
+    assert len(text.encode()) < 8000
+    assert [name for name, value in json.loads(text).items() if value is None] == sorted(missing)

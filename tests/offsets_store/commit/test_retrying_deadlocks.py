@@ -13,6 +13,7 @@ import pyspark.sql.types as t
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.batches import make_batch
+from support.committed_rows import verdict_or_code
 from support.fixtures.driver import wait_until
 from support.rows import given_rows
 from support.with_rooms import write_batch_in_tx
@@ -20,7 +21,6 @@ from support.with_rooms import write_batch_in_tx
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -253,10 +253,7 @@ def test_two_new_queries_of_one_checkpoint_location_see_each_other(isolation, ad
     def commit(sink, query):
         work = Work(meeting_once(meet, f"sink {sink}"), lambda *_: Published(0, "test"))
         one = batch(f"{sink}/{query}", 0, checkpoint_location="/checkpoints/shared")
-        try:
-            return commit_batch(settings(url, isolation), one, work).name
-        except PgonceError as error:
-            return error.code
+        return verdict_or_code(settings(url, isolation), one, work)
 
     with ThreadPoolExecutor(2) as pool:
         for sink in range(10):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 from support.batches import make_batch
-from support.committed_rows import TABLE, appending, ids, settings
+from support.committed_rows import appending, ids, settings
 
 from pgonce.offsets_store.commit.retrying import EarlyTry, commit_batch
 from pgonce.offsets_store.commit.work import NotNowError, Work
@@ -13,13 +12,10 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 
 
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything, with the target table made and batch 0 published."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        commit_batch(settings(url), make_batch(0), appending(1))
-        yield connection
+@pytest.fixture(autouse=True)
+def published(url, events):
+    """Batch 0."""
+    commit_batch(settings(url), make_batch(0), appending(1))
 
 
 def putting_off(work):

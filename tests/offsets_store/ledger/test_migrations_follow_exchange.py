@@ -6,7 +6,7 @@ Covers: offsets_store.ledger.migrations.
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -186,22 +186,17 @@ class TestExchanged:
 
 def test_batches_that_wait_meanwhile(admin, url, rebuilt):
     """They have looked their tables up before the exchange, and wait for their writers' rows: none of them writes."""
-    results = {}
 
     def late(query, table):
-        results[query] = code_of(url, query, 2, 99, table=table, run="a later run")
+        return code_of(url, query, 2, 99, table=table, run="a later run")
 
-    threads = [threading.Thread(target=late, args=of) for of in (("old", "sales"), ("new", "sales_new"))]
-    with psycopg.connect(url, autocommit=True) as connection:
+    with psycopg.connect(url, autocommit=True) as connection, ThreadPoolExecutor(2) as pool:
         connection.execute(RECIPE.replace("COMMIT;", "").encode())
-        for thread in threads:
-            thread.start()
+        codes = pool.map(late, ("old", "new"), ("sales", "sales_new"))
         assert wait_until(lambda: admin.execute(WAITING).fetchone() == (2,), PATIENCE_SECONDS)
         connection.execute("COMMIT")
-    for thread in threads:
-        thread.join()
-    # To a process that has not published under the old name itself, the second is UNKNOWN.
-    assert results == {"old": "FENCED", "new": "LEDGER_GONE"}
+        # To a process that has not published under the old name itself, the second is UNKNOWN.
+        assert list(codes) == ["FENCED", "LEDGER_GONE"]
     assert (in_table(admin, "sales"), in_table(admin, "sales_old")) == ([2, 12], [1, 11])
 
 
@@ -275,27 +270,23 @@ class TestRefused:
         forget_query("new", url, reason="r", quiet_seconds=0)
         refused(url, "No query of pgonce")
 
-    @pytest.mark.parametrize("query", ["old", "new"])
-    def test_a_batch_that_is_under_way(self, url, query):
-        """It has locked its writer's row, and waits for its table; the exchange gives way."""
+    @pytest.mark.parametrize(
+        "has_begun",
+        [
+            "SELECT FROM pgonce.writers WHERE query_id = 'old' FOR UPDATE",
+            "SELECT FROM pgonce.writers WHERE query_id = 'new' FOR UPDATE",
+            "SELECT pg_advisory_xact_lock(hashtextextended('public.sales', 0))",
+            "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('s', 'k', gen_random_uuid())",
+        ],
+        ids=["of the old query", "of the new query", "the first of a query", "a batch job"],
+    )
+    def test_a_batch_that_is_under_way(self, url, has_begun):
+        """Its writer's row is locked; of a first batch, or of a job, the row is not even to be seen yet."""
         with psycopg.connect(url) as busy:
-            busy.execute("SELECT FROM pgonce.writers WHERE query_id = %s FOR UPDATE", [query])
+            busy.execute(has_begun)
             refused(url, "writes to one of them")
+            busy.rollback()
         exchange(url)
-
-    def test_a_first_batch_that_is_under_way(self, url):
-        """Its row is not to be seen yet, and its rivals are judged already."""
-        with psycopg.connect(url) as busy:
-            busy.execute("SELECT pg_advisory_xact_lock(hashtextextended('public.sales', 0))")
-            refused(url, "writes to one of them")
-
-    def test_a_batch_job_that_is_under_way(self, url):
-        """Its key is not to be seen yet."""
-        with psycopg.connect(url) as busy:
-            busy.execute(
-                "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('s', 'k', gen_random_uuid())"
-            )
-            refused(url, "writes to one of them")
 
     @pytest.mark.parametrize("query", ["old", "new"])
     def test_a_query_that_a_listener_hears(self, admin, url, query):

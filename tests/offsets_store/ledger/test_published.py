@@ -22,6 +22,8 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
 
+pytestmark = pytest.mark.usefixtures("events")
+
 
 @pytest.mark.parametrize(
     ("before", "now", "is_one_table", "says"),
@@ -75,10 +77,7 @@ def function(*tables):
 
 CHANGES = {
     "created again": (b"DROP TABLE events; " + TABLE.encode(), "dropped and created again"),
-    "exchanged": (
-        b"ALTER TABLE events RENAME TO old; CREATE TABLE events (LIKE old)",
-        "exchanged for another",
-    ),
+    "exchanged": (b"ALTER TABLE events RENAME TO old; CREATE TABLE events (LIKE old)", "exchanged for another"),
 }
 
 
@@ -86,7 +85,6 @@ CHANGES = {
 def test_a_table_that_was_created_again_is_noted(change, admin, url, caplog):
     """The batch is published; log, status and ledger say what is different, once."""
     ddl, says = CHANGES[change]
-    admin.execute(TABLE.encode())
     commit_batch(settings(url), make_batch(0), appending(1))
     admin.execute(ddl)
     with caplog.at_level(logging.WARNING, "pgonce"):
@@ -106,7 +104,6 @@ def test_a_table_that_was_created_again_is_noted(change, admin, url, caplog):
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_pinned_table_is_refused_until_it_is_let_go_once(change, admin, url):
     """Nothing is written into the other table; after one batch without the option, that is the one that counts."""
-    admin.execute(TABLE.encode())
     pinned, free = settings(url, pin_table=True), settings(url)
     assert commit_batch(pinned, make_batch(0), appending(1)) is Verdict.NEW
     admin.execute(CHANGES[change][0])
@@ -120,7 +117,7 @@ def test_a_pinned_table_is_refused_until_it_is_let_go_once(change, admin, url):
 
 def test_tables_of_a_function_are_remembered_one_by_one(admin, url):
     """A function may write to a table for the first time, or leave one out; a changed one is met when it comes."""
-    admin.execute(TABLE.encode() + b"; CREATE TABLE others (LIKE events)")
+    admin.execute("CREATE TABLE others (LIKE events)")
     pinned = settings(url, pin_table=True)
     commit_batch(pinned, make_batch(0), function("events"))
     commit_batch(pinned, make_batch(1), function("others"))

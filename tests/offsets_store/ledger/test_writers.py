@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psycopg
 import pytest
 from support.batches import make_planned_batch
-from support.committed_rows import settings
+from support.committed_rows import settings, verdict_or_code
+from support.fixtures.postgres import url_at
 from support.routed_rows import TABLES, commit, routed, routes
 from support.with_rooms import work_into
 
@@ -116,25 +118,13 @@ def test_retired_writers_do_not_count(url, admin):
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
-def test_two_that_start_together_see_each_other(url, admin, isolation):
+def test_two_that_start_together_see_each_other(url, isolation):
     """Under a snapshot, too, one of them is refused, although their sinks have different names."""
-    role = admin.execute("SELECT current_user").fetchone()[0]
-    admin.execute(f"ALTER ROLE {role} SET default_transaction_isolation = '{isolation}'")
-    try:
-        found, together = [], threading.Barrier(2)
+    together = threading.Barrier(2)
 
-        def start(query, where):
-            together.wait()
-            try:
-                found.append(commit_batch(settings(url), first_of(query), work_into(None, where, routed())))
-            except RefusedBatch as error:
-                found.append(error.code)
+    def start(query, where):
+        together.wait()
+        return verdict_or_code(settings(url_at(url, isolation)), first_of(query), work_into(None, where, routed()))
 
-        threads = [threading.Thread(target=start, args=pair) for pair in (("one", BOTH), ("two", CLICKS))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        admin.execute(f"ALTER ROLE {role} RESET default_transaction_isolation")
-    assert sorted(map(str, found)) == ["FOREIGN", "Verdict.NEW"]
+    with ThreadPoolExecutor(2) as pool:
+        assert {*pool.map(start, ("one", "two"), (BOTH, CLICKS))} == {"NEW", "FOREIGN"}

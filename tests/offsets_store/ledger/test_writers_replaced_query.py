@@ -6,10 +6,9 @@ Covers: offsets_store.ledger.writers.
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 from support.batches import make_batch
-from support.committed_rows import TABLE, ids, rows, settings
+from support.committed_rows import ids, rows, settings
 from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -18,13 +17,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
 
-
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything, with a table."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        yield connection
+pytestmark = pytest.mark.usefixtures("events")
 
 
 def commit(url, query, *of, start=0, replaces=None, **facts):

@@ -2,46 +2,58 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from itertools import pairwise
 
+import psycopg
 import pytest
 
-from pgonce.offsets_store.postgres.backoff import Backoff
+from pgonce.offsets_store.postgres.backoff import Tries
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """A clock that stands still, until it is set forward."""
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    return now
+def pauses(monkeypatch):
+    """The pauses between tries of work that takes so many seconds and always fails, by a clock of their own."""
+    now = 1000.0
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+
+    def fail(tries, takes):
+        while True:
+            with tries:
+                sleep(takes)
+                raise psycopg.OperationalError(str(now))
+
+    def found(seconds, takes=0.0):
+        ended = []
+        tries = Tries(seconds, log=logging.getLogger("pgonce"), trying="", failed=lambda error: error)
+        monkeypatch.setattr(tries, "may_pass", lambda _: ended.append(now) or True)
+        with pytest.raises(psycopg.OperationalError):
+            fail(tries, takes)
+        return [after - before - takes for before, after in pairwise(ended)]
+
+    return found
 
 
-def pauses(backoff, clock):
-    """All pauses, each of them waited for."""
-    while (pause := backoff.next_pause()) is not None:
-        yield pause
-        clock[0] += pause
-
-
-def test_pauses_grow_and_end_in_time(clock):
+def test_pauses_grow_and_end_in_time(pauses):
     """From a tenth of a second to five, each shortened by chance to no less than half; none ends after the bound."""
-    began = clock[0]
-    found = list(pauses(Backoff(120), clock))
+    found = pauses(120)
     longest = [min(0.1 * 2**n, 5) for n in range(len(found))]
-    assert all(bound / 2 <= pause <= bound for pause, bound in zip(found, longest, strict=True))
-    assert began + 115 <= clock[0] <= began + 120
+    assert all(bound / 2 - 1e-6 <= pause <= bound + 1e-6 for pause, bound in zip(found, longest, strict=True))
+    assert 115 <= sum(found) <= 120
 
 
-def test_work_that_takes_long_uses_nothing_up(clock):
+def test_work_that_takes_long_uses_nothing_up(pauses):
     """The time counts from the first error, not from the beginning of the work."""
-    backoff = Backoff(1)
-    clock[0] += 3600
-    assert backoff.next_pause() is not None
-    clock[0] += 1
-    assert backoff.next_pause() is None
+    assert len(pauses(1, takes=3600)) == 1
 
 
-def test_without_any_time_nothing_is_tried_again():
+def test_without_any_time_nothing_is_tried_again(pauses):
     """A bound of 0 is one try."""
-    assert Backoff(0).next_pause() is None
+    assert pauses(0) == []

@@ -22,7 +22,6 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger import migrations, session
-from pgonce.offsets_store.ledger.failures import kept_words
 from pgonce.offsets_store.ledger.migrations import LOCK_KEY, ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
@@ -87,15 +86,6 @@ class TestTheLedger:
             commit_batch(settings(url, retry_timeout=1), make_batch(0), WORK)
         assert error.value.code == "LOCKED"
         assert holder in str(error.value)
-
-    def test_who_lacks_the_drivers_log_finds_the_holder_too(self, url, admin):
-        """What is kept of the error names the session."""
-        admin.execute(TABLE)
-        ensure_ledger(url)
-        with held(url, "LOCK TABLE events") as holder, pytest.raises(PgonceError) as error:
-            commit_batch(settings(url, lock_timeout=1, retry_timeout=3), make_batch(0), WORK)
-        assert error.value.code == "LOCKED"
-        assert holder in kept_words(error.value)
 
     def test_what_is_missing_to_see_the_holder(self, url, admin, login):
         """A role that may not see other roles' sessions is told which role could."""

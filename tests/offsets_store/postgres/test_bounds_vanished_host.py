@@ -93,22 +93,11 @@ def sessions(observer, name):
     return observer.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", [name]).fetchall()
 
 
-class Said:
-    """What the log has said of tries."""
-
-    def __init__(self, caplog):
-        self._caplog = caplog
-
-    def is_tried_again(self):
-        """Whether some work is tried again."""
-        return any("again in" in record.getMessage() for record in self._caplog.records)
-
-
 @pytest.fixture
-def said(caplog):
-    """Listen to the log."""
+def is_tried_again(caplog):
+    """Whether the log has said by now that some work is tried again."""
     caplog.set_level(logging.INFO, "pgonce")
-    return Said(caplog)
+    return lambda: any("again in" in record.getMessage() for record in caplog.records)
 
 
 def publishing(*new, then=lambda: None):
@@ -133,18 +122,18 @@ class TestTheServersHost:
 
     @pytest.mark.parametrize("lost", _DIRECTIONS)
     @pytest.mark.parametrize("moment", ["between batches", "in COPY", "at COMMIT"])
-    def test_a_commit_notices_and_goes_on(self, moment, lost, vanishing, observer, said, monkeypatch):
+    def test_a_commit_notices_and_goes_on(self, moment, lost, vanishing, observer, is_tried_again, monkeypatch):
         """The try is given up within the bound, whatever it was at, and the next one finds what became of it."""
         given = settings(vanishing.url(), retry_timeout=PATIENCE_SECONDS)
         commit_batch(given, make_batch(0), publishing(0))
-        with Gone(vanishing.black_hole(lost), said.is_tried_again) as gone:
+        with Gone(vanishing.black_hole(lost), is_tried_again) as gone:
             steps = [gone.now]
             if moment == "between batches":
                 gone.now()
             elif moment == "at COMMIT":
                 # The last step before COMMIT, in the same round trip.
-                notify = one_try._notify_in_tx
-                monkeypatch.setattr(one_try, "_notify_in_tx", lambda *of: (steps and steps.pop()(), notify(*of)))
+                recorded = one_try._record_in_tx
+                monkeypatch.setattr(one_try, "_record_in_tx", lambda *of: (recorded(*of), steps and steps.pop()()))
             verdict = commit_batch(
                 given, make_batch(1), publishing(1, then=gone.now) if moment == "in COPY" else publishing(1)
             )
@@ -152,10 +141,10 @@ class TestTheServersHost:
         assert ids(observer) == [0, 1]
 
     @pytest.mark.parametrize("lost", _DIRECTIONS)
-    def test_a_task_that_stages_notices_and_goes_on(self, lost, vanishing, observer, said):
+    def test_a_task_that_stages_notices_and_goes_on(self, lost, vanishing, observer, is_tried_again):
         """A COPY into the staging table is begun again under another mark."""
         table = StagingTable("query", "events", "run", 7)
-        with Gone(vanishing.black_hole(lost), said.is_tried_again) as gone:
+        with Gone(vanishing.black_hole(lost), is_tried_again) as gone:
 
             def source():
                 yield arrow(1)

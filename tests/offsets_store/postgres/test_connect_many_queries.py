@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from psycopg.conninfo import make_conninfo
 from support.batches import make_batch
 from support.committed_rows import ids, rows, settings
+from support.fixtures.postgres import url_at
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -62,9 +62,7 @@ def commit_all(url, count):
 def test_a_commit_needs_one_connection(admin, url, at_most, isolation):
     """With one connection for the whole process, the first contacts of several queries follow one another."""
     at_most(1)
-    escaped = isolation.replace(" ", "\\ ")
-    role = make_conninfo(url, options=f"-cdefault_transaction_isolation={escaped}")
-    assert commit_all(role, 8) == ["NEW"] * 8
+    assert commit_all(url_at(url, isolation), 8) == ["NEW"] * 8
     assert ids(admin) == list(range(8))
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import psycopg
 import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from support.batches import make_batch
-from support.committed_rows import STRUCT, appending, ids, settings
+from support.committed_rows import STRUCT, appending, ids, settings, verdict_or_code
 
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -85,7 +84,7 @@ def test_first_contacts_under_a_snapshot_leave_no_lock(admin, pgbouncer, databas
     url = pgbouncer(default_pool_size="1").url(database)
     queries = [replace(make_batch(0, checkpoint_location="/checkpoints/shared"), query_id=f"q{n}") for n in range(4)]
     with ThreadPoolExecutor(len(queries)) as pool:
-        said = list(pool.map(partial(_said, settings(url, retry_timeout=60)), queries))
+        said = pool.map(lambda of: verdict_or_code(settings(url, retry_timeout=60), of, appending(1)), queries)
     assert sorted(said) == ["FOREIGN", "FOREIGN", "FOREIGN", "NEW"]
     assert admin.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
 
@@ -104,13 +103,6 @@ def test_statement_pooling_is_refused_at_once(admin, pgbouncer, database):
         with pytest.raises(PgonceError, match="STATEMENT_POOLING.*pool_mode"):
             refused()
         assert time.monotonic() - began < 20
-
-
-def _said(asked, planned):
-    try:
-        return commit_batch(asked, planned, appending(1)).name
-    except PgonceError as error:
-        return error.code
 
 
 def test_a_lost_line_before_commit_is_not_unknown(admin, proxy):

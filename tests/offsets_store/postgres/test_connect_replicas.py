@@ -188,7 +188,10 @@ def test_a_commit_whose_answer_is_lost_in_a_failover(is_received, verdict):
 
 
 def test_remote_apply_waits_until_the_standby_is_back(caplog, monkeypatch):
-    """The log says what COMMIT waits for; once the standby is back, the batch can be read there when COMMIT returns."""
+    """
+    The log says what COMMIT waits for, again and again; once the standby is back, the batch can be read there when
+    COMMIT returns.
+    """
     monkeypatch.setattr("pgonce.offsets_store.commit.commit_watch.WAIT_LOGGED_EVERY_SECONDS", 0.2)
     with changing() as (one, two), caplog.at_level(logging.WARNING, logger="pgonce"):
         one.configure(synchronous_standby_names="two", synchronous_commit="remote_apply")
@@ -201,6 +204,9 @@ def test_remote_apply_waits_until_the_standby_is_back(caplog, monkeypatch):
             committing = pool.submit(commit_batch, settings(one.uri()), make_batch(1), appending(2))
             try:
                 wait_for_line(caplog, "too few synchronous standbys have confirmed it", committing)
+                caplog.clear()
+                wait_for_line(caplog, "IPC/SyncRep; synchronous_standby_names = 'two'", committing)
+                assert "batch 1 of query q1: COMMIT has been waiting for" in caplog.text
                 assert rows_of(one, "postgres") == [1]
                 two.start()
                 assert committing.result() is Verdict.NEW

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from support.ledger_history import QUERY, RUN
 
@@ -11,26 +13,16 @@ from pgonce.offsets_store.progress import heartbeats
 from pgonce.offsets_store.progress.heartbeats import BEAT_SECONDS, Heartbeats
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    """A clock at 100 seconds."""
-    return Clock()
+    """A clock that a test sets."""
+    return SimpleNamespace(now=100.0)
 
 
 @pytest.fixture
 def beats(clock):
     """What a listener says, by that clock."""
-    return Heartbeats(clock)
+    return Heartbeats(lambda: clock.now)
 
 
 @pytest.fixture

@@ -54,32 +54,28 @@ def test_queries_that_read_nothing_in_common_may_feed_one_sink(name):
     assert what_speaks_against(*APART[name]) == ""
 
 
+SAME_FILES = {
+    "a folder in the other's": ([f"{IN_A}/b"], [IN_A]),
+    "the folder around it": (["file:/data"], [IN_A]),
+    "the root": (["file:/"], [IN_A]),
+    "a pattern that may mean it": (["file:/data/*"], [IN_A]),
+    "a choice that may mean it": (["file:/data/{a,b}"], [IN_B]),
+    "a link to it": (["file:/link", IN_A], [IN_A]),
+    "a link that both were given": (["file:/link", IN_B], ["file:/link", IN_A]),
+    "letters that some file systems take for the same": (["file:/Data/A"], [IN_A]),
+    "an accent that some file systems take for the same": (
+        ["file:/data/Bu\u0308cher/\u00c9t\u00e9"],
+        ["file:/data/b\u00fccher/e\u0301te\u0301"],
+    ),
+    "one bucket by two schemes": (["s3://b/a"], ["s3a://b/a"]),
+    "one path on two hosts": (["hdfs://one/a"], ["hdfs://two/a"]),
+}
 AGAINST = {
+    name: (first(FILES, *ours), feeding(FILES, *theirs), "perhaps the same files")
+    for name, (ours, theirs) in SAME_FILES.items()
+} | {
     "a common partition": (first(kafka(0, 1)), feeding(kafka(1, 2)), "same Kafka partitions of orders"),
     "the same folder": (first(FILES, IN_A), feeding(FILES, IN_A), "perhaps the same files in file:/data/a"),
-    "a folder in the other's": (first(FILES, f"{IN_A}/b"), feeding(FILES, IN_A), "perhaps the same files"),
-    "the folder around it": (first(FILES, "file:/data"), feeding(FILES, IN_A), "perhaps the same files"),
-    "the root": (first(FILES, "file:/"), feeding(FILES, IN_A), "perhaps the same files"),
-    "a pattern that may mean it": (first(FILES, "file:/data/*"), feeding(FILES, IN_A), "perhaps the same files"),
-    "a choice that may mean it": (first(FILES, "file:/data/{a,b}"), feeding(FILES, IN_B), "perhaps the same files"),
-    "a link to it": (first(FILES, "file:/link", IN_A), feeding(FILES, IN_A), "perhaps the same files"),
-    "a link that both were given": (
-        first(FILES, "file:/link", IN_B),
-        feeding(FILES, "file:/link", IN_A),
-        "perhaps the same files",
-    ),
-    "letters that some file systems take for the same": (
-        first(FILES, "file:/Data/A"),
-        feeding(FILES, IN_A),
-        "perhaps the same files",
-    ),
-    "an accent that some file systems take for the same": (
-        first(FILES, "file:/data/Bu\u0308cher/\u00c9t\u00e9"),
-        feeding(FILES, "file:/data/b\u00fccher/e\u0301te\u0301"),
-        "perhaps the same files",
-    ),
-    "one bucket by two schemes": (first(FILES, "s3://b/a"), feeding(FILES, "s3a://b/a"), "perhaps the same files"),
-    "one path on two hosts": (first(FILES, "hdfs://one/a"), feeding(FILES, "hdfs://two/a"), "perhaps the same files"),
     "files that nobody describes": (first(FILES), feeding(FILES), "nothing proves"),
     "only ours described": (first(FILES, IN_A), feeding(FILES), "nothing proves"),
     "only theirs described": (first(FILES), feeding(FILES, IN_A), "nothing proves"),
