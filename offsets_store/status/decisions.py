@@ -101,16 +101,15 @@ def _decision(row: Any) -> Decision:
 
 def begun_again_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> dict[Key, str]:
     """The writers of these letters whose rows were to be read again, each with the text for what has happened."""
-    keys = {(letter.query_id, letter.sink_name) for letter in letters}
-    return {key: words for key in sorted(keys) if (words := _said(connection, key)) is not None}
-
-
-def _said(connection: Connection, key: Key) -> str | None:
-    found = connection.execute(_FATE, {"query_id": key[0], "sink_name": key[1]}).first()
-    if found is None:
-        return None
-    at = f"{found.made_at:%Y-%m-%d %H:%M:%S %Z}"
-    return f"query {found.query_id} was forgotten at {at} (pgonce forget), so that a new query reads all rows again"
+    found = {}
+    for key in sorted({(letter.query_id, letter.sink_name) for letter in letters}):
+        fate = connection.execute(_FATE, {"query_id": key[0], "sink_name": key[1]}).first()
+        if fate is not None:
+            found[key] = (
+                f"query {fate.query_id} was forgotten at {fate.made_at:%Y-%m-%d %H:%M:%S %Z} (pgonce forget), so that "
+                "a new query reads all rows again"
+            )
+    return found
 
 
 _FATE = text("""

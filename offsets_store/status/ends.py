@@ -110,17 +110,9 @@ RecordOffsets = Mapping[str, Mapping[str | int, int]]
 """Offsets of Kafka records, as a producer returns them: topic to partition to offset."""
 
 
-def held_by_all(writers: Sequence[StoredWriter]) -> dict[TopicPartition, int]:
-    """For each partition, the end up to which all ``writers`` have its rows in Postgres."""
-    ends = [_ends(writer) for writer in writers]
-    known = set(ends[0]).intersection(*ends[1:]) if ends else set()
-    return {place: min(end[place] for end in ends) for place in known}
-
-
 def has_reached(writers: Sequence[StoredWriter], records: Mapping[TopicPartition, int]) -> bool:
     """Whether the rows of all these records are in, in every sink. An end is the offset after the last row's."""
-    held = held_by_all(writers)
-    return all(held.get(place, 0) > offset for place, offset in records.items())
+    return all(end.get(place, 0) > offset for end in map(_ends, writers) for place, offset in records.items())
 
 
 def living_writers(found: Sequence[StoredWriter], query: str) -> list[StoredWriter]:
@@ -183,9 +175,16 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
     :raises OffsetsError: OFFSETS_UNKNOWN, NO_STARTING_OFFSETS.
     """
     end: Offsets | None = writer.end_offsets
-    if end is None:
-        raise _end_unknown(writer)
     called = f"Query {writer.query_id} into sink {writer.sink_name!r}"
+    if end is None:
+        raise OffsetsError(
+            "OFFSETS_UNKNOWN",
+            f"{called} has no known end of batch {writer.batch_id}: with offsetsFrom=listener only an OffsetsListener "
+            "records it, and none has done so.",
+            UNCHANGED,
+            "Add OffsetsListener(url) to spark.streams before the query starts, or read the newest file in the "
+            "checkpoint's offsets folder.",
+        )
     offset, *others = end.values() or [None]
     if not all(same_json(offset, other) for other in others):
         raise OffsetsError(
@@ -203,17 +202,6 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
             "the checkpoint again. For others, bring it back, or load the table again after `pgonce forget`.",
         )
     return {(topic, int(partition)): at for topic, parts in offset.items() for partition, at in parts.items()}
-
-
-def _end_unknown(writer: StoredWriter) -> OffsetsError:
-    return OffsetsError(
-        "OFFSETS_UNKNOWN",
-        f"Query {writer.query_id} into sink {writer.sink_name!r} has no known end of batch {writer.batch_id}: with "
-        "offsetsFrom=listener only an OffsetsListener records it, and none has done so.",
-        UNCHANGED,
-        "Add OffsetsListener(url) to spark.streams before the query starts, or read the newest file in the "
-        "checkpoint's offsets folder.",
-    )
 
 
 def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterable[TopicPartition] | None = None) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import Connection, Select, desc, func, or_, select, true
+from sqlalchemy import Connection, desc, func, or_, select, true
 
 from ..ledger.tables import failures, writers
 from ..ledger.writers import meant_by
@@ -73,10 +72,11 @@ def stored_failures(
     return [StoredFailure(**row) for row in connection.execute(found).mappings()]
 
 
-def failures_of(query_id: str, sink_name: str | None, limit: int) -> Select[Any]:
-    """What asks for the newest failures of a query and this sink, of the whole query, or of all sinks if it is None."""
+def failures_of(connection: Connection, query_id: str, sink_name: str | None, limit: int) -> list[StoredFailure]:
+    """The newest failures of a query and this sink, and of the whole query; those of all sinks if it is None."""
     of_sink = or_(failures.c.sink_name == sink_name, failures.c.sink_name.is_(None)) if sink_name else true()
-    return FAILURES.where(failures.c.query_id == query_id, of_sink).limit(limit)
+    found = FAILURES.where(failures.c.query_id == query_id, of_sink).limit(limit)
+    return [StoredFailure(**row) for row in connection.execute(found).mappings()]
 
 
 def _ids_meant_by(connection: Connection, query: str) -> list[str]:

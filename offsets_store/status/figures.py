@@ -1,5 +1,5 @@
 """
-Show numbers and times in few characters, and read times as people write them.
+Show numbers and times in few characters or in JSON, and read times as people write them.
 
 Pure: runs in the commands of ``pgonce``, among them ``pgonce serve``. Invariants: what is unknown reads ``?``, and
 never 0. A time that is read (``3h``, ``03:00``, ``2026-11-26``) has a zone, that of this machine unless the text says
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, time, timedelta
+from uuid import UUID
 
-from .states import seconds_of
+from ..errors import bad_option
 
 UNKNOWN = "?"
 _THOUSAND = 1000
@@ -52,6 +53,33 @@ def rate_text(rows_per_second: float | None) -> str:
 
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", re.ASCII)
+_SECONDS = {"s": 1, "m": _MINUTE, "h": _HOUR, "d": _DAY}
+
+
+def seconds_of(text: str) -> float | None:
+    """
+    A time span in seconds; None if it has another form.
+
+    >>> seconds_of("5m"), seconds_of("1.5h"), seconds_of("soon")
+    (300.0, 5400.0, None)
+    """
+    found = _SPAN.fullmatch(text.strip())
+    return float(found[1]) * _SECONDS[found[2]] if found else None
+
+
+def parse_span(text: str) -> float:
+    """
+    A time span in seconds.
+
+    :raises ConfigurationError: BAD_OPTION, for another form.
+    """
+    seconds = seconds_of(text)
+    if seconds is None:
+        raise bad_option("BAD_OPTION", f"{text[:50]!r} is not a time span.", "Write 90s, 5m, 2h or 1d.")
+    return seconds
+
+
 # Below this many seconds, tenths are shown.
 _TENTHS_OF_SECONDS = 9.95
 _OF_THE_DAY = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
@@ -149,3 +177,12 @@ def time_text(when: datetime | None, now: datetime) -> str:
     local, today = when.astimezone(), now.astimezone()
     clock = f"{local:%H:%M:%S}" if local.date() == today.date() else f"{local:%Y-%m-%d %H:%M:%S}"
     return f"{clock} ({age_text(when, now)} ago)"
+
+
+def encoded(value: object) -> str:
+    """What JSON has no form for, as text; for ``json.dumps(default=...)``."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(type(value).__name__)

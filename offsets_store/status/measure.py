@@ -40,7 +40,6 @@ class Measured:
 
     total: MeasuredLag
     partitions: Sequence[PartitionLag]
-    ages: Ages
 
 
 @dataclass(frozen=True)
@@ -140,19 +139,15 @@ def measure_partitions(url: str, kafka: Brokers, query_ids: Sequence[str] | None
         times |= {(place, asked[place]): when for place, when in found.items()}
         unread -= set(asked.items())
     kept = retention_seconds({place[0] for place, _ in times}, kafka)
-    return [_measured(key, rows, _ages(rows, times, now), kept, ends, now) for key, rows in behind.items()]
-
-
-def _measured(
-    key: tuple[str, str],
-    rows: Sequence[PartitionLag],
-    ages: Ages,
-    kept: Mapping[str, float],
-    ends: Ends,
-    now: datetime,
-) -> Measured:
-    total = MeasuredLag(*key, total_lag(rows), _oldest(ages), _retention_used(rows, ages, kept, ends), now)
-    return Measured(total, rows, ages)
+    measured = []
+    for key, rows in behind.items():
+        ages = _ages(rows, times, now)
+        total = MeasuredLag(*key, total_lag(rows), _oldest(ages), _retention_used(rows, ages, kept, ends), now)
+        # Each lag is known, so each row is of Kafka.
+        places = ((row.topic or "", row.partition or 0) for row in rows)
+        aged = [replace(row, lag_seconds=ages.get(place, 0.0)) for row, place in zip(rows, places, strict=True)]
+        measured.append(Measured(total, aged))
+    return measured
 
 
 def _unread(rows: Iterable[PartitionLag]) -> Iterable[tuple[TopicPartition, int]]:

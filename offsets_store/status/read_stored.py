@@ -71,12 +71,12 @@ WRITERS = (
     .select_from(writers_and_last_batches)
     .order_by(writers.c.query_name.nulls_last(), writers.c.query_id, writers.c.sink_name)
 )
-"""Every writer, by name and sink, with what :func:`stored_writer` needs."""
+"""Every writer, by name and sink, with what :func:`as_stored` needs."""
 
 
 def stored_writers(connection: Connection) -> list[StoredWriter]:
     """Every writer of the ledger, replaced ones included, by name and sink."""
-    return _as_stored(connection, WRITERS)
+    return as_stored(connection, WRITERS)
 
 
 def writers_of(connection: Connection, query: str, sink: str | None) -> list[StoredWriter]:
@@ -87,23 +87,19 @@ def writers_of(connection: Connection, query: str, sink: str | None) -> list[Sto
     """
     # First only the query's own writers, because replays and events are counted for each writer that is read.
     ids = select(_named.c.query_id).where(meant_by(query, _named.c.query_id, _named.c.query_name))
-    own = _as_stored(connection, WRITERS.where(writers.c.query_id.in_(ids)))
+    own = as_stored(connection, WRITERS.where(writers.c.query_id.in_(ids)))
     return find_writers(own or stored_writers(connection), query, sink)
 
 
-def _as_stored(connection: Connection, wanted: Select[Any]) -> list[StoredWriter]:
+def as_stored(connection: Connection, wanted: Select[Any]) -> list[StoredWriter]:
+    """The rows of :data:`WRITERS`, or of a part of it, each with how far its tasks have stored rows."""
     rows = connection.execute(wanted).mappings().all()
     # In real-time and continuous mode, tasks go on between two records.
     of_tasks = task_positions(connection, [row["writer_id"] for row in rows])
-    return [stored_writer(row, of_tasks.get(row["writer_id"])) for row in rows]
+    return [_stored_writer(row, of_tasks.get(row["writer_id"])) for row in rows]
 
 
-def stored_writer(row: Mapping[str, Any] | RowMapping, of_tasks: Offsets | None = None) -> StoredWriter:
-    """
-    A row of :data:`WRITERS`.
-
-    :param of_tasks: how far its tasks have stored rows, if they write for themselves.
-    """
+def _stored_writer(row: RowMapping, of_tasks: Offsets | None) -> StoredWriter:
     values = checked(row)
     del values["writer_id"]
     positions = furthest(values.pop("stored_positions"), of_tasks)
@@ -116,12 +112,6 @@ def newest_batches(
     connection: Connection, chosen: Sequence[StoredWriter], limit: int, since: datetime | None = None
 ) -> list[StoredBatch]:
     """The newest ``limit`` batches that the chosen writers of one query have published (``since``), newest first."""
-    found = batches_of(chosen[0].query_id, [writer.sink_name for writer in chosen], limit, since)
-    return [stored_batch(row) for row in connection.execute(found).mappings()]
-
-
-def batches_of(query_id: str, sinks: Sequence[str], limit: int, since: datetime | None = None) -> Select[Any]:
-    """What asks for them."""
     # Each writer's batches by their key: that is quick however many there are. There is no index on the time.
     newest = (
         select(batches)
@@ -161,26 +151,20 @@ def batches_of(query_id: str, sinks: Sequence[str], limit: int, since: datetime 
             case((func.jsonb_typeof(took) == "number", took.astext.cast(Double) / 1000)).label("batch_seconds"),
         )
         .select_from(writers.join(newest, true()).outerjoin(progress, heard))
-        .where(writers.c.query_id == query_id, writers.c.sink_name.in_(sinks))
+        .where(
+            writers.c.query_id == chosen[0].query_id,
+            writers.c.sink_name.in_([writer.sink_name for writer in chosen]),
+        )
         .order_by(desc(newest.c.committed_at), desc(newest.c.batch_id))
         .limit(limit)
     )
-    return found if since is None else found.where(newest.c.committed_at >= since)
-
-
-def stored_batch(row: Mapping[str, Any] | RowMapping) -> StoredBatch:
-    """A row of :func:`batches_of`."""
-    return StoredBatch(**checked(row))
+    if since is not None:
+        found = found.where(newest.c.committed_at >= since)
+    return [StoredBatch(**checked(row)) for row in connection.execute(found).mappings()]
 
 
 def newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, Newest]:
     """The newest offsets that a progress event told of each query, by its id; none if no event told any."""
-    found = connection.execute(progress_of(query_ids)).mappings()
-    return {row["query_id"]: newest for row in found if (newest := as_newest(row))}
-
-
-def progress_of(query_ids: list[str]) -> Select[Any]:
-    """What asks for the newest progress event of each of these queries."""
     # Not DISTINCT ON or row_number(): both would read all events of all queries, to keep one of each query.
     newest = (
         select(progress.c.latest_offsets, progress.c.progress_at)
@@ -190,13 +174,12 @@ def progress_of(query_ids: list[str]) -> Select[Any]:
         .lateral("newest")
     )
     heard = select(writers.c.query_id, newest).join_from(writers, newest, true())
-    return heard.where(writers.c.query_id.in_(query_ids))
-
-
-def as_newest(row: Mapping[str, Any] | RowMapping) -> Newest | None:
-    """A row of :func:`progress_of`; None if the event told no offsets."""
-    latest = checked(row)["latest_offsets"]
-    return None if latest is None else newest_of_progress(latest, row["progress_at"])
+    rows = map(checked, connection.execute(heard.where(writers.c.query_id.in_(query_ids))).mappings())
+    return {
+        row["query_id"]: newest_of_progress(row["latest_offsets"], row["progress_at"])
+        for row in rows
+        if row["latest_offsets"] is not None
+    }
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from sqlalchemy import Boolean, Connection, column, func, literal_column, select, table, text
 
-from ..errors import bad_option
 from ..ledger import SCHEMA
 from ..ledger.session import reading
+from .figures import UNKNOWN, age_text
 
 _Row = TypeVar("_Row")
 
@@ -123,43 +122,49 @@ def name_of(one: OfQuery) -> str:
     return one.query_name or one.query_id[:8]
 
 
-_SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", re.ASCII)
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+def line_of(query: QueryState, now: datetime) -> str:
+    """What it does, and where it stands, for one line."""
+    batch = (
+        "no batch" if query.batch_id is None else f"batch {query.batch_id:,} {age_text(query.published_at, now)} ago"
+    )
+    lag = UNKNOWN if query.lag is None else f"{query.lag:,}"
+    return f"{name_of(query)} into {query.sink_name or UNKNOWN} is {query.state}, {batch}, lag {lag}"
 
 
-def seconds_of(text: str) -> float | None:
+def beyond(query: QueryState, max_age: float | None, max_lag: int | None, now: datetime) -> Iterator[str]:
     """
-    A time span in seconds; None if it has another form.
+    Which of these bounds it exceeds, as clauses. An idle query may rest; an unknown lag is too much, because it may be.
 
-    >>> seconds_of("5m"), seconds_of("1.5h"), seconds_of("soon")
-    (300.0, 5400.0, None)
+    :param max_age: seconds since its last batch.
+    :param max_lag: records that are not published yet.
     """
-    found = _SPAN.fullmatch(text.strip())
-    return float(found[1]) * _SECONDS[found[2]] if found else None
+    if max_age is not None and query.state != "idle":
+        if query.published_at is None:
+            yield "nothing was published"
+        elif (now - query.published_at).total_seconds() > max_age:
+            yield f"its last batch is {age_text(query.published_at, now)} old"
+    if max_lag is not None and (query.lag is None or query.lag > max_lag):
+        yield "its lag is unknown" if query.lag is None else f"its lag is {query.lag:,} records"
 
 
-def parse_span(text: str) -> float:
-    """
-    A time span in seconds.
-
-    :raises ConfigurationError: BAD_OPTION, for another form.
-    """
-    seconds = seconds_of(text)
-    if seconds is None:
-        raise bad_option("BAD_OPTION", f"{text[:50]!r} is not a time span.", "Write 90s, 5m, 2h or 1d.")
-    return seconds
-
-
-def is_too_old(query: QueryState, most_seconds: float, now: datetime) -> bool:
-    """Whether its last batch is older than that, or there is none; an idle query may rest."""
-    if query.state == "idle":
-        return False
-    return query.published_at is None or (now - query.published_at).total_seconds() > most_seconds
+Sort = Literal["name", "sink", "state", "batch", "age", "rate", "lag"]
+SORTS: Mapping[str, Callable[[QueryState], Any]] = {
+    "name": lambda state: name_of(state).casefold(),
+    "sink": lambda state: (state.sink_name or "").casefold(),
+    "state": lambda state: place_of(state.state),
+    "batch": lambda state: None if state.batch_id is None else -state.batch_id,
+    "age": lambda state: None if state.published_at is None else state.published_at.timestamp(),
+    "rate": lambda state: None if state.rows_per_second is None else -state.rows_per_second,
+    "lag": lambda state: None if state.lag is None else -state.lag,
+}
+"""By what queries can be sorted, so that those that a person looks for stand first: the oldest, the greatest."""
 
 
-def is_too_far_behind(query: QueryState, most_records: int) -> bool:
-    """Whether more records than that are not published yet. An unknown lag is too much, because it may be."""
-    return query.lag is None or query.lag > most_records
+def in_order(states: Iterable[QueryState], by: str, *, reverse: bool = False) -> list[QueryState]:
+    """The states by one of :data:`SORTS`, then by name; what is unknown stands at the end, also in reverse."""
+    key, found = SORTS[by], sorted(states, key=lambda state: (state.query_name is None, name_of(state).casefold()))
+    known = sorted((state for state in found if key(state) is not None), key=key, reverse=reverse)
+    return [*known, *(state for state in found if key(state) is None)]
 
 
 @dataclass(frozen=True)
@@ -240,21 +245,11 @@ def findings(connection: Connection, states: Iterable[QueryState]) -> list[Findi
     """
     view, names = _view(Finding, "health")
     others = select(*names).select_from(view).where(~literal_column("is_state", Boolean))
-    return urgent_first([*of_states(states), *(Finding(**row) for row in connection.execute(others).mappings())])
-
-
-def of_states(states: Iterable[QueryState]) -> Iterator[Finding]:
-    """The states that need attention, as findings."""
+    found = [Finding(**row) for row in connection.execute(others).mappings()]
     for one in states:
         if one.severity is not None:
-            yield Finding(
-                one.severity, one.state, one.query_id, one.query_name, one.sink_name, one.because, one.state_since,
-                one.help or "",
-            )  # fmt: skip
-
-
-def urgent_first(found: Iterable[Finding]) -> list[Finding]:
-    """What is critical first, then the oldest first."""
+            whose = one.query_id, one.query_name, one.sink_name
+            found.append(Finding(one.severity, one.state, *whose, one.because, one.state_since, one.help or ""))
     return sorted(found, key=_by_urgency)
 
 

@@ -148,7 +148,7 @@ class PartitionLag:
 
     ``lag`` counts Kafka offsets, including transaction markers. It is None if either side is unknown, if the newest
     known offset is before the stored end, or if that was read more than ten minutes ago. ``measured_at`` is when
-    ``latest_offset`` was read.
+    ``latest_offset`` was read. ``lag_seconds`` is the age of the first unread record, which only a broker tells.
     """
 
     query_id: str
@@ -160,6 +160,7 @@ class PartitionLag:
     latest_offset: Any
     lag: int | None
     measured_at: datetime | None
+    lag_seconds: float | None = None
 
 
 def find_writers(writers: Sequence[StoredWriter], query: str, sink: str | None = None) -> list[StoredWriter]:

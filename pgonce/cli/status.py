@@ -24,16 +24,17 @@ from pgonce.offsets_store.kafka.settings import brokers
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.ends import Status
-from pgonce.offsets_store.status.figures import age_text, count_text, duration_text
+from pgonce.offsets_store.status.figures import parse_span
 from pgonce.offsets_store.status.measure import Measured, measure_partitions
 from pgonce.offsets_store.status.states import (
     ENDED,
     Finding,
     QueryState,
-    is_too_far_behind,
-    is_too_old,
+    Sort,
+    beyond,
+    in_order,
+    line_of,
     name_of,
-    parse_span,
     read_states,
 )
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -65,7 +66,7 @@ def status(
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
     measure: Measure = False,
-    sort: Annotated[tables.Sort, typer.Option(help="The order of the lines.")] = tables.Sort.STATE,
+    sort: Annotated[Sort, typer.Option(help="The order of the lines.")] = "state",
     wide: Wide = False,
     everything: Annotated[bool, typer.Option("--all", help="Show queries that were retired or replaced too.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until this is stopped.")] = False,
@@ -80,10 +81,11 @@ def status(
         states, findings = read_states(url, [one.total for one in measured])
         if query is None:
             shown = states if everything else [one for one in states if one.state not in ENDED]
-            _show_all(store, tables.in_order(shown, sort), findings, wide=wide, as_json=as_json)
+            _show_all(store, in_order(shown, sort), findings, wide=wide, as_json=as_json)
         else:
             found = with_measured(_statuses(store, states, query, sink), measured)
-            _show_one(url, states, found, query, findings, as_json=as_json)
+            chosen = _chosen(states, found, query, sink)
+            _show_one(url, chosen, found, _own(findings, chosen), as_json=as_json)
 
     _again_and_again(show, every if watch else None)
 
@@ -152,19 +154,24 @@ def _statuses(store: OffsetsStore, states: Sequence[QueryState], query: str, sin
         raise
 
 
+def _chosen(states: Iterable[QueryState], found: Iterable[Status], query: str, sink: str | None) -> list[QueryState]:
+    """The states of the query that is meant, of which this was ``found`` in the ledger."""
+    stored = {(writer.query_id, writer.sink_name) for writer, _ in found}
+    return [one for one in states if (one.query_id, one.sink_name) in stored or _is_new(one, query, sink)]
+
+
+def _own(findings: Iterable[Finding], chosen: Iterable[QueryState]) -> list[Finding]:
+    """Those of these sinks, and of their whole queries."""
+    keys = {key for one in chosen for key in ((one.query_id, one.sink_name), (one.query_id, None))}
+    return [one for one in findings if (one.query_id, one.sink_name) in keys]
+
+
 def _show_one(
-    url: str,
-    states: Sequence[QueryState],
-    found: Sequence[Status],
-    query: str,
-    findings: Sequence[Finding],
-    *,
-    as_json: bool,
+    url: str, chosen: Sequence[QueryState], found: Sequence[Status], findings: Sequence[Finding], *, as_json: bool
 ) -> None:
     stored: dict[tuple[str, str | None], list[PartitionLag]] = {
         (writer.query_id, writer.sink_name): lag for writer, lag in found
     }
-    chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _is_new(one, query, None)]
     if as_json:
         print_json(
             [
@@ -182,13 +189,7 @@ def _show_one(
             typer.echo()
             print_table(found_table)
         typer.echo()
-    keys = {(each.query_id, each.sink_name) for each in chosen}
-    print_lines(
-        line
-        for one in findings
-        if (one.query_id, one.sink_name) in keys or (one.sink_name is None and one.query_id in {key for key, _ in keys})
-        for line in tables.findings_lines([one], now, 1)
-    )
+    print_lines(tables.findings_lines(findings, now, len(findings)))
 
 
 def _tables_of(details: QueryDetails, lag: Sequence[PartitionLag], now: datetime) -> Iterable[Table]:
@@ -236,14 +237,12 @@ def health(
     measured = [one.total for one in _measured(url, bootstrap_servers, kafka_config, own=measure)]
     (states, found), now = read_states(url, measured), datetime.now(timezone.utc)
     if query is not None:
-        stored = {(one.query_id, one.sink_name) for one, _ in _statuses(store, states, query, sink)}
-        chosen = [one for one in states if (one.query_id, one.sink_name) in stored or _is_new(one, query, sink)]
-        chosen = [one for one in chosen if one.state not in ENDED] or chosen
-        ids, sinks = {one.query_id for one in chosen}, {None, *(one.sink_name for one in chosen)}
-        found = [one for one in found if one.query_id in ids and (sink is None or one.sink_name in sinks)]
+        meant = _chosen(states, _statuses(store, states, query, sink), query, sink)
+        chosen = [one for one in meant if one.state not in ENDED] or meant
+        found = _own(found, meant)
     else:
         chosen = [one for one in states if one.state not in ENDED]
-    late = [(one, why) for one in chosen for why in _beyond(one, oldest, max_lag, now)]
+    late = [(one, why) for one in chosen for why in beyond(one, oldest, max_lag, now)]
     is_ill = bool(late) or any(one.severity == "critical" for one in found)
     if as_json:
         print_json(
@@ -257,7 +256,7 @@ def health(
         )
     else:
         if query is not None:
-            print_lines(_one_line(one, [why for each, why in late if each is one], now) for one in chosen)
+            print_lines("; ".join([line_of(one, now), *(why for each, why in late if each is one)]) for one in chosen)
         elif late:
             print_lines(f"{name_of(one)} into {text_of(one.sink_name)}: {why}" for one, why in late)
         if found:
@@ -272,23 +271,3 @@ def _is_new(one: QueryState, query: str, sink: str | None) -> bool:
     """Whether it is the query that is meant, and has published nothing yet."""
     is_chosen = sink in (None, one.sink_name) and is_meant(query, one.query_id, one.query_name)
     return one.batch_id is None and is_chosen
-
-
-def _one_line(one: QueryState, beyond: Sequence[str], now: datetime) -> str:
-    batch = "no batch" if one.batch_id is None else f"batch {one.batch_id} {age_text(one.published_at, now)} ago"
-    said = f"{name_of(one)} into {text_of(one.sink_name)}: {one.state}, {batch}, lag {count_text(one.lag)}"
-    return "; ".join([said, *beyond])
-
-
-def _beyond(one: QueryState, oldest: float | None, max_lag: int | None, now: datetime) -> Iterable[str]:
-    """Which bounds a query exceeds."""
-    if oldest is not None and is_too_old(one, oldest, now):
-        is_there = one.published_at is not None
-        yield f"the last batch is older than {duration_text(oldest)}" if is_there else "nothing was published"
-    if max_lag is not None and is_too_far_behind(one, max_lag):
-        is_known = one.lag is not None
-        yield (
-            f"more than {max_lag} records behind"
-            if is_known
-            else "the lag is unknown (--bootstrap-servers asks the brokers)"
-        )

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.status.details import QueryDetails
-from pgonce.offsets_store.status.in_json import encoded
+from pgonce.offsets_store.status.figures import encoded
 from pgonce.offsets_store.status.states import QueryState
 
 from .look import SeenFailure

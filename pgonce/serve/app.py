@@ -36,8 +36,8 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.details import QueryDetails
-from pgonce.offsets_store.status.figures import age_text, duration_text, rate_text
-from pgonce.offsets_store.status.states import QueryState, name_of, parse_span, tone_of
+from pgonce.offsets_store.status.figures import age_text, duration_text, parse_span, rate_text
+from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
 
 from . import api, health, metrics, pages
 from .charts import charts_of, number

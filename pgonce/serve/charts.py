@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from pgonce.offsets_store.status.figures import UNKNOWN
+from pgonce.offsets_store.status.figures import UNKNOWN, took_text
 from pgonce.offsets_store.status.stored import StoredBatch
 
 _SPARK_HEIGHT = 18
@@ -134,9 +134,9 @@ def charts_of(newest: Sequence[StoredBatch], lag: Sequence[int | None]) -> list[
 
 
 def _seconds_chart(title: str, what: str, batches: Sequence[StoredBatch], took: Sequence[float | None]) -> Chart:
-    titles = [f"batch {batch.batch_id} {what} {seconds_text(each)}" for batch, each in zip(batches, took, strict=True)]
+    titles = [f"batch {batch.batch_id} {what} {took_text(each)}" for batch, each in zip(batches, took, strict=True)]
     most = max((seconds for seconds in took if seconds is not None), default=0.0)
-    return Chart(title, seconds_text(most), _ticks(batches), bars(took, titles, kind="seconds"))
+    return Chart(title, took_text(most), _ticks(batches), bars(took, titles, kind="seconds"))
 
 
 # The bars are as wide as each other, however far apart the batches were: so each of these times is that of its batch.
@@ -154,16 +154,3 @@ def _ticks(batches: Sequence[StoredBatch]) -> list[Markup]:
 
 
 _DAY = 86_400
-
-
-def seconds_text(seconds: float | None) -> str:
-    """
-    Seconds with as many digits as say something.
-
-    >>> seconds_text(0.0341), seconds_text(2.34), seconds_text(75.2), seconds_text(None)
-    ('0.034 s', '2.3 s', '75 s', '?')
-    """
-    if seconds is None:
-        return UNKNOWN
-    digits = 3 if seconds < 1 else 1 if seconds < 10 else 0  # noqa: PLR2004
-    return f"{seconds:,.{digits}f} s"

@@ -15,9 +15,8 @@ from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.status.figures import duration_text
-from pgonce.offsets_store.status.states import ENDED, Finding, QueryState, is_too_far_behind, is_too_old
+from pgonce.offsets_store.status.states import ENDED, Finding, QueryState, beyond, line_of
 
-from .charts import number
 from .reader import Snapshot
 
 _OLDEST_LOOK_SECONDS = 30.0
@@ -88,21 +87,12 @@ def of_query(
 def _judge(
     state: QueryState, findings: Sequence[Finding], now: datetime, max_age: float | None, max_lag: int | None
 ) -> Health:
-    called = f"{state.query_name or state.query_id} into {state.sink_name or '?'} is {state.state}"
     own = [one for one in findings if one.query_id == state.query_id and one.sink_name in (None, state.sink_name)]
-    for one in own:
-        if one.severity == "critical":
-            return _not_well(f"{called}: {one.what}")
-    age = None if state.published_at is None else (now - state.published_at).total_seconds()
-    if max_age is not None and is_too_old(state, max_age, now):
-        return _not_well(f"{called}, and its last batch is {duration_text(age)} old")
-    if max_lag is not None and is_too_far_behind(state, max_lag):
-        lag = "unknown" if state.lag is None else f"{number(state.lag)} records"
-        return _not_well(f"{called}, and its lag is {lag}")
-    lag = "" if state.lag is None else f", lag {number(state.lag)}"
-    said = f"{called}, batch {number(state.batch_id)} {duration_text(age)} ago{lag}"
-    warned = "; ".join(f"{one.finding}: {one.what}" for one in own)
-    return Health(True, one_line(f"warning: {said}; {warned}" if own else f"ok: {said}"))
+    critical = [f"{one.finding}: {one.what}" for one in own if one.severity == "critical"]
+    if ill := [*critical, *beyond(state, max_age, max_lag, now)]:
+        return _not_well(f"{line_of(state, now)}; {ill[0]}")
+    warned = [f"{one.finding}: {one.what}" for one in own]
+    return Health(True, one_line("; ".join([f"{'warning' if own else 'ok'}: {line_of(state, now)}", *warned])))
 
 
 def _not_well(line: str) -> Health:

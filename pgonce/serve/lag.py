@@ -11,8 +11,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, func, or_
 from sqlalchemy.dialects.postgresql import insert
@@ -36,16 +35,6 @@ _NOT_STORED = "the measured lag is shown here, and not stored for others"
 _WANTED_SECONDS = 300.0
 
 
-@dataclass(frozen=True)
-class PartitionBehind:
-    """How far one partition is behind; ``lag_seconds`` is None unless a broker told it."""
-
-    topic: str
-    partition: int
-    lag: int
-    lag_seconds: float | None
-
-
 class PartitionLags:
     """
     Reads the lag from :meth:`start` to :meth:`stop`.
@@ -58,8 +47,8 @@ class PartitionLags:
         self._url = url
         self._brokers = brokers
         self._own_settings = own_settings
+        self._asks = brokers is not None or own_settings is not None
         self._measured: Sequence[MeasuredLag] = ()
-        self._partitions: Mapping[Key, Sequence[PartitionBehind]] = {}
         self._rows: Mapping[Key, Sequence[PartitionLag]] = {}
         self._wanted_at: float | None = None
         self._stores = True
@@ -71,14 +60,14 @@ class PartitionLags:
         """What the brokers told last; the views leave out what is older than ten minutes."""
         return self._measured
 
-    def partitions(self) -> Mapping[Key, Sequence[PartitionBehind]]:
-        """The partitions of each query and sink whose lag is known."""
+    def partitions(self) -> Mapping[Key, Sequence[PartitionLag]]:
+        """The partitions of each query and sink."""
         self._wanted_at = time.monotonic()
-        return self._partitions
+        return self._rows
 
     def rows_of(self, query_id: str, sink_name: str | None) -> Sequence[PartitionLag]:
         """What the brokers told of each partition of a query and sink; empty if they were not asked."""
-        return self._rows.get((query_id, sink_name or ""), ())
+        return self._rows.get((query_id, sink_name or ""), ()) if self._asks else ()
 
     def start(self) -> None:
         """Begin to read."""
@@ -93,10 +82,10 @@ class PartitionLags:
             try:
                 self.refresh()
             except PgonceError as error:
-                self._partitions, self._rows = {}, {}
+                self._rows = {}
                 self._say(_NOT_MEASURED, str(error))
             except Exception as error:  # noqa: BLE001 (nothing that happens here may end the thread)
-                self._partitions, self._rows = {}, {}
+                self._rows = {}
                 self._say(_NOT_MEASURED, without_its_words(error).splitlines()[0])
             self._stopping.wait(_EVERY_SECONDS)
 
@@ -106,20 +95,14 @@ class PartitionLags:
 
         :raises PgonceError: if the brokers or the ledger cannot be asked.
         """
-        if self._brokers is not None or self._own_settings is not None:
+        if self._asks:
             found = self._measure()
             self._measured = [one.total for one in found]
-            self._partitions = {(one.total.query_id, one.total.sink_name): tuple(_behind(one)) for one in found}
             self._rows = {(one.total.query_id, one.total.sink_name): one.partitions for one in found}
             self._store()
         elif self._wanted_at is not None and time.monotonic() - self._wanted_at < _WANTED_SECONDS:
-            self._partitions = {
-                (writer.query_id, writer.sink_name): tuple(
-                    PartitionBehind(row.topic, row.partition, row.lag, None)
-                    for row in rows
-                    if row.topic is not None and row.partition is not None and row.lag is not None
-                )
-                for writer, rows in OffsetsStore(self._url).status()
+            self._rows = {
+                (writer.query_id, writer.sink_name): rows for writer, rows in OffsetsStore(self._url).status()
             }
 
     def _measure(self) -> list[Measured]:
@@ -148,13 +131,6 @@ class PartitionLags:
         if why and why != self._said.get(what):
             _log.warning("%s: %s", what, why)
         self._said[what] = why
-
-
-def _behind(one: Measured) -> Iterable[PartitionBehind]:
-    for row in one.partitions:
-        if row.topic is not None and row.partition is not None and row.lag is not None:
-            age = one.ages.get((row.topic, row.partition)) if row.lag else 0.0
-            yield PartitionBehind(row.topic, row.partition, row.lag, age)
 
 
 def store_in_tx(connection: Connection, measured: Sequence[MeasuredLag]) -> None:

@@ -1,8 +1,8 @@
 """
 Look at the ledger once: what all queries are doing, and what has happened since the look before.
 
-Runs in ``pgonce serve``. Invariant: two statements in one snapshot, however many queries there are. The second one
-reads only what is new: each writer's batches by their key, each query's progress events by their index.
+Runs in ``pgonce serve``. Invariant: a few statements in one snapshot, as many however many queries there are. Only
+what is new is read: each writer's batches by their key, each query's progress events by their index.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select, text
 
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.status.failures import StoredFailure
-from pgonce.offsets_store.status.in_json import from_json, time_of
+from pgonce.offsets_store.ledger.tables import failures as stored
+from pgonce.offsets_store.status.failures import FAILURES, StoredFailure
 from pgonce.offsets_store.status.states import (
     Activity,
     Finding,
     MeasuredLag,
     QueryState,
     activity,
-    of_states,
-    urgent_first,
+    findings,
+    query_states,
     use_measured,
 )
 
@@ -66,20 +65,15 @@ class NewEvent:
 
 
 @dataclass(frozen=True)
-class Place:
-    """How far a writer's batches have been read."""
-
-    writer_id: int
-    generation: int
-    batch_id: int
-
-
-@dataclass(frozen=True)
 class Known:
-    """What was read up to now, so that the next look reads what came after it."""
+    """
+    What was read up to now, so that the next look reads what came after it.
+
+    ``places`` has, for each writer, its key, and the generation and the number of the last batch that was read.
+    """
 
     began_at: datetime
-    places: Mapping[Key, Place]
+    places: Sequence[tuple[int, int, int]]
     heard: Mapping[str, datetime]
     failed_at: datetime
 
@@ -98,29 +92,18 @@ class Look:
     activity: Sequence[Activity] = field(default=())
 
 
-_NOW = text("""
-SELECT 'at' AS kind, to_jsonb(statement_timestamp()) AS found
-UNION ALL SELECT 'state', to_jsonb(q) FROM pgonce.queries AS q
-UNION ALL SELECT 'finding', to_jsonb(h) FROM pgonce.health AS h WHERE NOT h.is_state
+_PLACES = text("""
+SELECT writer_id, generation, coalesce(last_batch_id, -1) FROM pgonce.writers
 """)
-
 # OFFSET 0 has each writer's rows read by their index; without it, Postgres 18 read all batches of all writers.
-# A writer that was not known at the look before has all its batches read. The first look reads none: counting begins.
-_SINCE = text("""
+# A writer that was not known at the look before has all its batches read.
+_BATCHES = text("""
 WITH known AS (
     SELECT * FROM unnest(CAST(:writer_ids AS bigint[]), CAST(:generations AS integer[]), CAST(:batch_ids AS bigint[]))
         AS k (writer_id, generation, batch_id)
-), heard AS (
-    SELECT * FROM unnest(CAST(:query_ids AS text[]), CAST(:heard AS timestamptz[])) AS h (query_id, progress_at)
 )
-SELECT 'place' AS kind, jsonb_build_object(
-    'query_id', w.query_id, 'sink_name', w.sink_name, 'writer_id', w.writer_id, 'generation', w.generation,
-    'batch_id', coalesce(w.last_batch_id, -1)) AS found
-FROM pgonce.writers AS w
-UNION ALL
-SELECT 'batch', jsonb_build_object(
-    'query_id', w.query_id, 'sink_name', w.sink_name, 'rows', b.rows, 'committed_at', b.committed_at,
-    'commit_seconds', extract(epoch FROM b.committed_at - b.begun_at)::double precision)
+SELECT w.query_id, w.sink_name, b.rows, b.committed_at,
+    extract(epoch FROM b.committed_at - b.begun_at)::double precision AS commit_seconds
 FROM pgonce.writers AS w
 LEFT JOIN known AS k USING (writer_id)
 CROSS JOIN LATERAL (
@@ -129,11 +112,15 @@ CROSS JOIN LATERAL (
         AND (b.generation, b.batch_id) > (coalesce(k.generation, -1), coalesce(k.batch_id, -1))
     OFFSET 0
 ) AS b
-WHERE CAST(:counts AS boolean) AND (w.generation, w.last_batch_id) IS DISTINCT FROM (k.generation, k.batch_id)
-UNION ALL
-SELECT 'event', jsonb_build_object(
-    'query_id', w.query_id, 'progress_at', p.progress_at,
-    'batch_ms', p.durations_ms -> 'addBatch')
+WHERE (w.generation, w.last_batch_id) IS DISTINCT FROM (k.generation, k.batch_id)
+""")
+_EVENTS = text("""
+WITH heard AS (
+    SELECT * FROM unnest(CAST(:query_ids AS text[]), CAST(:heard AS timestamptz[])) AS h (query_id, progress_at)
+)
+SELECT w.query_id, p.progress_at,
+    CASE jsonb_typeof(p.durations_ms -> 'addBatch')
+        WHEN 'number' THEN (p.durations_ms -> 'addBatch')::double precision / 1000 END AS batch_seconds
 FROM (SELECT DISTINCT query_id FROM pgonce.writers) AS w
 LEFT JOIN heard AS h USING (query_id)
 CROSS JOIN LATERAL (
@@ -141,10 +128,6 @@ CROSS JOIN LATERAL (
     WHERE p.query_id = w.query_id AND p.progress_at > coalesce(h.progress_at, CAST(:began_at AS timestamptz))
     OFFSET 0
 ) AS p
-WHERE CAST(:counts AS boolean)
-UNION ALL
-(SELECT 'failure', to_jsonb(f) FROM pgonce.failures AS f
-WHERE f.last_at > :failed_at ORDER BY f.last_at DESC LIMIT :most_failures)
 """)
 
 
@@ -152,73 +135,51 @@ def look(url: str, known: Known | None, measured: Sequence[MeasuredLag] = ()) ->
     """
     Look at the ledger.
 
-    :param known: what the look before has left; None for the first one.
+    :param known: what the look before has left; None for the first one, at which counting begins.
     :param measured: the lag that was measured at the brokers.
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
     with reading(url) as connection:
         if measured:
             use_measured(connection, measured)
-        now = _found(connection, _NOW, {})
-        at = time_of(now["at"][0])
-        began = known or Known(at, {}, {}, at - _FAILURES_SINCE)
-        since = _found(connection, _SINCE, _parameters(began, counts=known is not None))
-        lately = activity(connection, HISTORY_MINUTES) if known is None else []
-    states = sorted((from_json(QueryState, row) for row in now["state"]), key=_by_name)
-    failures = sorted((from_json(SeenFailure, row) for row in since["failure"]), key=lambda one: one.failure_id)
-    events = [_event(row) for row in since["event"]]
-    return Look(
-        at,
-        states,
-        urgent_first([*of_states(states), *(from_json(Finding, row) for row in now["finding"])]),
-        [
-            NewBatch(_key(row), row["rows"], time_of(row["committed_at"]), row["commit_seconds"])
-            for row in since["batch"]
-        ],
-        events,
-        failures,
-        Known(
-            began.began_at,
-            {_key(row): Place(row["writer_id"], row["generation"], row["batch_id"]) for row in since["place"]},
-            {**began.heard, **_newest(events)},
-            max((began.failed_at, *(one.last_at - _OVERLAP for one in failures))),
-        ),
-        lately,
-    )
+        at = connection.execute(select(func.statement_timestamp())).scalar_one()
+        states = query_states(connection)
+        began = known or Known(at, [], {}, at - _FAILURES_SINCE)
+        failures = _failures(connection, began.failed_at)
+        events = _events(connection, known) if known else []
+        return Look(
+            at,
+            states,
+            findings(connection, states),
+            _batches(connection, known) if known else [],
+            events,
+            failures,
+            Known(
+                began.began_at,
+                [(writer_id, generation, number) for writer_id, generation, number in connection.execute(_PLACES)],
+                {**began.heard, **_newest(events)},
+                max((began.failed_at, *(one.last_at - _OVERLAP for one in failures))),
+            ),
+            [] if known else activity(connection, HISTORY_MINUTES),
+        )
 
 
-def _parameters(known: Known, *, counts: bool) -> dict[str, Any]:
-    places = list(known.places.values())
-    return {
-        "writer_ids": [place.writer_id for place in places],
-        "generations": [place.generation for place in places],
-        "batch_ids": [place.batch_id for place in places],
-        "query_ids": list(known.heard),
-        "heard": list(known.heard.values()),
-        "began_at": known.began_at,
-        "failed_at": known.failed_at,
-        "most_failures": _MOST_FAILURES,
-        "counts": counts,
-    }
+def _batches(connection: Connection, known: Known) -> list[NewBatch]:
+    names = "writer_ids", "generations", "batch_ids"
+    places = {name: [place[number] for place in known.places] for number, name in enumerate(names)}
+    return [NewBatch((query_id, sink), *new) for query_id, sink, *new in connection.execute(_BATCHES, places)]
 
 
-def _found(connection: Connection, statement: Any, parameters: Mapping[str, Any]) -> dict[str, list[Any]]:
-    kinds: dict[str, list[Any]] = {
-        kind: [] for kind in ("at", "state", "finding", "place", "batch", "event", "failure")
-    }
-    for kind, found in connection.execute(statement, parameters):
-        kinds[kind].append(found)
-    return kinds
+def _events(connection: Connection, known: Known) -> list[NewEvent]:
+    heard = {"query_ids": list(known.heard), "heard": list(known.heard.values()), "began_at": known.began_at}
+    return [NewEvent(*event) for event in connection.execute(_EVENTS, heard)]
 
 
-def _key(row: Mapping[str, Any]) -> Key:
-    return row["query_id"], row["sink_name"]
-
-
-def _event(row: Mapping[str, Any]) -> NewEvent:
-    took = row["batch_ms"]
-    seconds = took / 1000 if isinstance(took, (int, float)) and not isinstance(took, bool) else None
-    return NewEvent(row["query_id"], time_of(row["progress_at"]), seconds)
+def _failures(connection: Connection, since: datetime) -> list[SeenFailure]:
+    """In the order in which they were first seen."""
+    found = FAILURES.add_columns(stored.c.failure_id).where(stored.c.last_at > since).limit(_MOST_FAILURES)
+    seen = (SeenFailure(**row) for row in connection.execute(found).mappings())
+    return sorted(seen, key=lambda one: one.failure_id)
 
 
 def _newest(events: Sequence[NewEvent]) -> dict[str, datetime]:
@@ -226,7 +187,3 @@ def _newest(events: Sequence[NewEvent]) -> dict[str, datetime]:
     for event in events:
         newest[event.query_id] = max(event.progress_at, newest.get(event.query_id, event.progress_at))
     return newest
-
-
-def _by_name(state: QueryState) -> tuple[bool, str, str, str]:
-    return state.query_name is None, state.query_name or "", state.query_id, state.sink_name or ""

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pgonce.offsets_store.status.states import ENDED, STATES, QueryState
+from pgonce.offsets_store.status.stored import PartitionLag
 
-from .lag import PartitionBehind
 from .look import Key
 from .reader import Snapshot
 
-Partitions = Mapping[Key, Sequence[PartitionBehind]]
+Partitions = Mapping[Key, Sequence[PartitionLag]]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SERIES = ("query_id", "query", "sink")
@@ -36,9 +36,7 @@ def text(snapshot: Snapshot, partitions: Partitions, gone_after: float) -> bytes
     :param partitions: the lag of each partition of each query and sink, where it is known.
     :param gone_after: seconds after which a query that has ended, or may have, is left out.
     """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Seen(snapshot, partitions, gone_after, datetime.now(timezone.utc)))
-    return generate_latest(registry)
+    return generate_latest(_Seen(snapshot, partitions, gone_after, datetime.now(timezone.utc)))
 
 
 class _Seen(Collector):
@@ -146,6 +144,8 @@ class _Seen(Collector):
             if state.state in ENDED:
                 continue
             for row in self._partitions.get((state.query_id, state.sink_name or ""), ()):
+                if row.topic is None or row.lag is None:
+                    continue
                 place = (state.query_name or state.query_id, row.topic, str(row.partition), state.query_id)
                 records[place] = max(row.lag, records.get(place, 0))
                 if row.lag_seconds is not None:

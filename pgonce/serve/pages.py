@@ -8,7 +8,7 @@ it can be sent to others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from pgonce.offsets_store.status.details import QueryDetails
 from pgonce.offsets_store.status.figures import age_text
-from pgonce.offsets_store.status.states import ENDED, STATES, TONES, Finding, QueryState, name_of, place_of
+from pgonce.offsets_store.status.states import ENDED, SORTS, STATES, TONES, Finding, QueryState, in_order
 
 from .charts import number, sparkline
 from .reader import Snapshot
@@ -86,7 +86,7 @@ def view_of(text: str, states: Iterable[str], sort: str) -> View:
     """The view that a query string asks for; what it misspells is left out."""
     known = (*STATES, ATTENTION)
     chosen = tuple(dict.fromkeys(state for state in states if state in known))
-    return View(text.strip()[:200], chosen, sort if sort.removeprefix("-") in _SORTS else "")
+    return View(text.strip()[:200], chosen, sort if sort.removeprefix("-") in SORTS else "")
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,7 @@ def queries_of(snapshot: Snapshot, view: View) -> list[QueryState]:
         if (state.state in wanted if wanted else state.state not in ENDED)
         if _has_text(view.text, state.query_name, state.sink_name, state.failure_code, query_id=state.query_id)
     ]
-    key, is_reverse = _SORTS.get(view.sort.removeprefix("-"), _by_attention), view.sort.startswith("-")
-    found.sort(key=name_of)
-    known = [state for state in found if key(state) is not None]
-    known.sort(key=key, reverse=is_reverse)
-    # What is unknown stands at the end, in either order.
-    return [*known, *(state for state in found if key(state) is None)]
+    return in_order(found, view.sort.removeprefix("-") or "state", reverse=view.sort.startswith("-"))
 
 
 def course(state: QueryState, snapshot: Snapshot) -> Markup:
@@ -131,22 +126,6 @@ def course(state: QueryState, snapshot: Snapshot) -> Markup:
 def _has_text(text: str, *values: str | None, query_id: str) -> bool:
     wanted = text.casefold()
     return query_id.startswith(text) or any(wanted in value.casefold() for value in values if value)
-
-
-def _by_attention(state: QueryState) -> Any:
-    return place_of(state.state)
-
-
-# Ascending first where that shows the least, descending first where a person looks for the most.
-_SORTS: dict[str, Callable[[QueryState], Any]] = {
-    "name": lambda state: name_of(state).casefold(),
-    "sink": lambda state: (state.sink_name or "").casefold(),
-    "state": _by_attention,
-    "batch": lambda state: None if state.batch_id is None else -state.batch_id,
-    "age": lambda state: None if state.published_at is None else -state.published_at.timestamp(),
-    "rate": lambda state: None if state.rows_per_second is None else -state.rows_per_second,
-    "lag": lambda state: None if state.lag is None else -state.lag,
-}
 
 
 def chips_of(snapshot: Snapshot, view: View) -> list[Chip]:

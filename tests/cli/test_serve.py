@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 from free_ports import free_port
+from support.fixtures.driver import wait_until
 from support.ledger_history import KAFKA, publish
 
 from pgonce.cli import serve
@@ -22,15 +24,52 @@ from pgonce.cli.serve import database_of, listening
 from pgonce.offsets_store.errors import ConfigurationError
 
 
+@contextmanager
+def running(url, *arguments):
+    """The command as a process, which is killed at the end if it has not ended."""
+    command = [sys.executable, "-m", "pgonce", "serve", *arguments]
+    process = subprocess.Popen(command, env={**os.environ, "PGONCE_URL": url}, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def asked(place, path, host="localhost"):
+    """Status and text of an answer at this port or socket; None before it listens."""
+    line = http.client.HTTPConnection("127.0.0.1", place if isinstance(place, int) else None, timeout=10)
+    try:
+        if not isinstance(place, int):
+            line.sock = socket.socket(socket.AF_UNIX)
+            line.sock.connect(str(place))
+        line.request("GET", path, headers={"Host": host})
+        answer = line.getresponse()
+        return answer.status, answer.read().decode()
+    except OSError:
+        return None
+    finally:
+        line.close()
+
+
+def page_of(place):
+    """The list, once the ledger has been read."""
+
+    def shown():
+        found = asked(place, "/")
+        return found if found and ">orders<" in found[1] else None
+
+    assert wait_until(shown, 30)
+    return shown()
+
+
 def test_from_its_start_to_its_end(url, store):
     """It says where it listens, answers under a proxy's path too, and ends at a signal although a page listens."""
     publish(url, 3, KAFKA)
     port = free_port()
-    command = [sys.executable, "-m", "pgonce", "serve", "--listen", f"127.0.0.1:{port}", "--root-path", "seen/"]
-    process = subprocess.Popen(command, env={**os.environ, "PGONCE_URL": url}, stderr=subprocess.PIPE, text=True)
-    try:
+    with running(url, "--listen", f"127.0.0.1:{port}", "--root-path", "seen/") as process:
         assert process.stderr.readline() == f"pgonce serve: http://127.0.0.1:{port}/seen/ (Ctrl-C ends it)\n"
-        text = asked(f"http://127.0.0.1:{port}/")
+        _, text = page_of(port)
         assert 'href="/seen/page/pgonce.css' in text
         assert 'href="/seen/queries/' in text
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=10) as events:
@@ -40,92 +79,30 @@ def test_from_its_start_to_its_end(url, store):
             process.wait(timeout=10)
         assert time.monotonic() - began < 5
         assert process.stderr.read() == ""
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def asked(address: str) -> str:
-    """The page, once it has been read."""
-    until = time.monotonic() + 30
-    while True:
-        try:
-            with urllib.request.urlopen(address, timeout=10) as answer:
-                text = answer.read().decode()
-            if ">orders<" in text:
-                return text
-        except OSError:
-            pass
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def over(place, path):
-    """Status and text of an answer through a Unix socket; None before it listens."""
-    line = http.client.HTTPConnection("localhost", timeout=10)
-    line.sock = socket.socket(socket.AF_UNIX)
-    try:
-        line.sock.connect(str(place))
-    except OSError:
-        return None
-    line.request("GET", path)
-    answer = line.getresponse()
-    found = answer.status, answer.read().decode()
-    line.close()
-    return found
 
 
 def test_through_a_unix_socket(url, store, tmp_path):
     """A proxy on this host reaches it where nobody else of the host may enter."""
     publish(url, 3, KAFKA)
     place = tmp_path / "serve.sock"
-    command = [sys.executable, "-m", "pgonce", "serve", "--listen", f"unix:{place}"]
-    process = subprocess.Popen(command, env={**os.environ, "PGONCE_URL": url}, stderr=subprocess.PIPE, text=True)
-    try:
+    with running(url, "--listen", f"unix:{place}") as process:
         assert process.stderr.readline() == f"pgonce serve: unix:{place} (Ctrl-C ends it)\n"
-        until = time.monotonic() + 30
-        while (found := over(place, "/")) is None or ">orders<" not in found[1]:
-            assert time.monotonic() < until, found
-            time.sleep(0.05)
-        assert found[0] == 200
+        assert page_of(place)[0] == 200
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=10)
         assert process.stderr.read() == ""
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_on_an_address_that_others_reach(url, ledger):
     """It says that there is no login, and a probe by the address of the host is answered."""
     port = free_port()
-    command = [sys.executable, "-m", "pgonce", "serve", "--listen", f"0.0.0.0:{port}"]
-    process = subprocess.Popen(command, env={**os.environ, "PGONCE_URL": url}, stderr=subprocess.PIPE, text=True)
-    try:
+    with running(url, "--listen", f"0.0.0.0:{port}") as process:
         assert process.stderr.readline().startswith(f"pgonce serve: http://0.0.0.0:{port}/")
         assert process.stderr.readline() == (
             "pgonce serve: everyone who can connect to 0.0.0.0 can read it, because there is no login.\n"
         )
-        until = time.monotonic() + 30
-        while status(port, "/healthz", "10.1.2.3:9847") != 200:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        assert status(port, "/healthz", "evil.example") == 421
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def status(port: int, path: str, host: str) -> int | None:
-    """The status of an answer to a request for this host; None before it listens."""
-    line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        line.request("GET", path, headers={"Host": host})
-        return line.getresponse().status
-    except OSError:
-        return None
-    finally:
-        line.close()
+        assert wait_until(lambda: (asked(port, "/healthz", "10.1.2.3:9847") or (0, ""))[0] == 200, 30)
+        assert asked(port, "/healthz", "evil.example")[0] == 421
 
 
 def test_without_the_extra_the_package_to_install_is_named(pgonce, monkeypatch):

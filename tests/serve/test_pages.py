@@ -5,20 +5,13 @@ from __future__ import annotations
 import doctest
 from urllib.parse import parse_qs
 
-from pgonce.offsets_store.status.states import STATES
 from pgonce.serve import pages
-from pgonce.serve.pages import TONES, query_link, view_of
+from pgonce.serve.pages import query_link, view_of
 
 
 def test_the_examples_in_its_docstrings_hold():
     """What the docstrings show is so."""
     assert doctest.testmod(pages).failed == 0
-
-
-def test_every_state_has_its_tone():
-    """A state that the view may say is shown with its colour."""
-    assert list(TONES)
-    assert set(TONES) == set(STATES)
 
 
 def test_a_link_holds_the_whole_view():

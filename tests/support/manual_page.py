@@ -10,7 +10,6 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
@@ -153,8 +152,9 @@ class Parameter:
     @property
     def _value(self) -> str:
         (kind, *_) = [one for one in (get_args(self.kind) or [self.kind]) if one is not type(None)]
-        if isinstance(kind, type) and issubclass(kind, Enum):
-            return "|".join(str(one.value) for one in kind)
+        if isinstance(kind, str):
+            # The first one of a Literal.
+            return "|".join(get_args(self.kind))
         (kind, *_) = get_args(kind) or [kind]
         return {str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "FILE"}[kind]
 

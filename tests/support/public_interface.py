@@ -27,7 +27,7 @@ import pgonce
 from pgonce.cli.main import app
 from pgonce.cli.terms import EXIT_CODES
 from pgonce.offsets_store.status.states import STATES, QueryState
-from pgonce.serve.lag import PartitionBehind
+from pgonce.offsets_store.status.stored import PartitionLag
 from pgonce.serve.metrics import text as metrics_text
 from pgonce.serve.reader import Snapshot
 from pgonce.serve.tally import Counts
@@ -171,7 +171,9 @@ def _metrics() -> Iterator[str]:
     counts = Counts({("q", "s"): 1}, {("q", "s"): 1}, {("q", "s"): 1}, {("q", "s", "CODE"): 1}, {("q", "s"): seen},
                     {"q": seen})  # fmt: skip
     scraped = metrics_text(
-        Snapshot(at=now, states=[state], counts=counts), {("q", "s"): [PartitionBehind("t", 0, 1, 1.0)]}, 60.0
+        Snapshot(at=now, states=[state], counts=counts),
+        {("q", "s"): [PartitionLag("q", "s", "0", "t", 0, 1, 2, 1, now, 1.0)]},
+        60.0,
     ).decode()
     for family in text_string_to_metric_families(scraped):
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})

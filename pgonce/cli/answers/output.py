@@ -20,7 +20,7 @@ from rich.text import Text
 
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.offsets import Offsets, is_kafka
-from pgonce.offsets_store.status.in_json import encoded
+from pgonce.offsets_store.status.figures import encoded
 
 
 def print_lines(lines: Iterable[str]) -> None:

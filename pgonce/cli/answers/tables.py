@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from enum import Enum
 
 from rich.table import Table
 
@@ -25,43 +24,13 @@ from pgonce.offsets_store.status.figures import (
     times_text,
     took_text,
 )
-from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, place_of, tone_of
+from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, tone_of
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, outcomes
 
 from .output import add_row, columns, facts, json_text, offsets_text, text_of
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "calm": "green"}
 _SHORT_ID = 8
-
-
-class Sort(str, Enum):
-    """By what queries can be sorted."""
-
-    NAME = "name"
-    SINK = "sink"
-    STATE = "state"
-    AGE = "age"
-    RATE = "rate"
-    LAG = "lag"
-
-
-def in_order(queries: Iterable[QueryState], by: Sort) -> list[QueryState]:
-    """The queries, those first that need attention most (names and sinks from A to Z), then by name."""
-    return sorted(queries, key=lambda query: (_rank(query, by), query.query_name or "~", query.query_id))
-
-
-def _rank(query: QueryState, by: Sort) -> tuple[str, float]:
-    if by is Sort.SINK:
-        return query.sink_name or "", 0
-    if by is Sort.STATE:
-        return "", place_of(query.state)
-    if by is Sort.AGE:
-        return "", query.published_at.timestamp() if query.published_at else 0
-    if by is Sort.RATE:
-        return "", -(query.rows_per_second or 0)
-    if by is Sort.LAG:
-        return "", -(query.lag if query.lag is not None else -1)
-    return "", 0
 
 
 def states_table(queries: Sequence[QueryState], now: datetime, *, wide: bool = False) -> Table:

@@ -1,12 +1,7 @@
-"""
-All that the ledger has of one query and sink, in one statement.
-
-Covers: offsets_store.status.in_json.
-"""
+"""All that the ledger has of one query and sink."""
 
 from __future__ import annotations
 
-import doctest
 from contextlib import closing
 
 import psycopg
@@ -14,7 +9,6 @@ from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, hear, publish, replay
 
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.status import in_json
 from pgonce.offsets_store.status.details import query_details
 
 
@@ -106,8 +100,3 @@ def test_a_query_that_the_ledger_does_not_know(url, store):
             "INSERT INTO pgonce.failures (query_id, code, message, seen_by) VALUES ('new', 'NO_KEYS', 'x', 'planner')"
         )
     assert [one.code for one in known(url, "new", None).failures] == ["NO_KEYS"]
-
-
-def test_the_examples_in_its_docstrings_hold():
-    """A time in JSON is read with its zone."""
-    assert doctest.testmod(in_json).failed == 0

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.status import figures
-from pgonce.offsets_store.status.figures import count_text, parse_since
+from pgonce.offsets_store.status.figures import count_text, parse_since, parse_span
 
 NOW = datetime(2026, 11, 26, 12, 0, tzinfo=timezone.utc)
 
@@ -94,3 +95,10 @@ def test_a_time_in_the_future_is_refused(in_berlin):
     """Nothing has been seen since then."""
     with pytest.raises(ValueError, match="future"):
         parse_since("2026-10-26", in_berlin)
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "-5m", "5 minutes", "٣m"])
+def test_a_span_of_time_needs_a_number_and_a_unit(text):
+    """A number alone has no unit."""
+    with pytest.raises(ConfigurationError, match="BAD_OPTION.*90s, 5m, 2h or 1d"):
+        parse_span(text)

@@ -137,7 +137,7 @@ def test_status_shows_lag_its_age_and_retention_that_runs_out(url, pgonce, kafka
     assert (one["lag"], [(at["latest_offset"], at["lag"]) for at in one["positions"]]) == (4, [(5, 4)])
     late = pgonce("health", "orders", "--max-lag", 3, "--json", *asked)
     assert late.exit_code == ExitCode.UNHEALTHY
-    assert json.loads(late.stdout)["beyond_bounds"][0]["what"] == "more than 3 records behind"
+    assert json.loads(late.stdout)["beyond_bounds"][0]["what"] == "its lag is 4 records"
 
 
 class TestTheirOwnBrokers:

@@ -6,7 +6,6 @@ Covers: offsets_store.status.states, and the views on which it stands.
 
 from __future__ import annotations
 
-import doctest
 import threading
 import uuid
 
@@ -16,17 +15,14 @@ from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay, take_over
 
 from pgonce.offsets_store.commit.one_transaction import application_name
-from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.status import states
 from pgonce.offsets_store.status.ends import total_lag
 from pgonce.offsets_store.status.states import (
     STATES,
     TONES,
     MeasuredLag,
     QueryState,
-    parse_span,
     place_of,
     query_states,
     tone_of,
@@ -382,7 +378,6 @@ class TestFailures:
 
 class TestEnded:
     def test_retired_and_replaced_queries_are_neither_healthy_nor_ill(self, url, store, admin):
-        """Queries that publish no more are neither healthy nor ill."""
         publish(url, 7, KAFKA)
         take_over(url, publish(url, 0, KAFKA, query_id=OTHER), QUERY)
         admin.execute("UPDATE pgonce.writers SET retired_at = now() WHERE query_id = %s", [OTHER])
@@ -452,11 +447,3 @@ def test_a_state_of_a_newer_ledger_is_shown():
     assert set(TONES) == set(STATES)
     assert tone_of("dreaming") == "still"
     assert place_of("dreaming") == len(STATES) > max(map(place_of, STATES))
-
-
-def test_a_span_of_time_needs_a_number_and_a_unit():
-    """The docstrings say which forms there are; another one is refused, and a number alone has no unit."""
-    assert doctest.testmod(states).failed == 0
-    for text in ("", "5", "m", "-5m", "5 minutes", "٣m"):
-        with pytest.raises(ConfigurationError, match="BAD_OPTION.*90s, 5m, 2h or 1d"):
-            parse_span(text)
