@@ -250,6 +250,12 @@ def _refused(found: Diagnosis, table: str, error: PgonceError) -> Diagnosis:
     return replace(found, finding=finding, advice=f"{found.advice} {advice}")
 
 
+_NOT_CHECKED = (
+    "Not checked: the privileges of the query's role (`pgonce check --query` checks them), and the SQL of functions "
+    "and triggers."
+)
+
+
 def _lines(found: Diagnosis, tables: Sequence[Looked]) -> list[str]:
     again = "which is planned already" if found.runs_again else "which is not planned yet"
     begins, ends = (offsets_text(at).replace("\n", ", ") for at in (found.begins, found.ends))
@@ -263,26 +269,15 @@ def _lines(found: Diagnosis, tables: Sequence[Looked]) -> list[str]:
             if sink.last_batch_id is not None
         ),
         f"Next start: batch {found.next_batch_id}, {again}, from {begins} to {ends}.",
-        *(f"  {_sink_called(sink.sink_name)}: {sink.verdict.name}, {sink.says}" for sink in found.sinks),
+        *(
+            f"  {'any other sink' if sink.sink_name == ANY_SINK else sink.sink_name}: {sink.verdict.name}, {sink.says}"
+            for sink in found.sinks
+        ),
         *(
             f"  table {table.table}: {table.code + ', ' if table.code else ''}{table.says.rstrip('.')}."
             for table in tables
         ),
         *found.remarks,
         found.advice,
-        *_not_looked_at(tables),
+        *([_NOT_CHECKED] if tables else []),
     ]
-
-
-def _not_looked_at(tables: Sequence[Looked]) -> list[str]:
-    """What the answer leaves open."""
-    if not tables:
-        return []
-    return [
-        "Not checked: the privileges of the query's role (`pgonce check --query` checks them), and the SQL of "
-        "functions and triggers."
-    ]
-
-
-def _sink_called(name: str) -> str:
-    return "any other sink" if name == ANY_SINK else name

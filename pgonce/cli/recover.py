@@ -85,7 +85,8 @@ def new_checkpoint(
     with at_work("Writing the checkpoint" if yes else "Reading the ledger"):
         plan = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
     lines = [
-        f"Query {plan.query_id}: {plan.does}, at {without_credentials(path)}.",
+        f"A new checkpoint {without_credentials(path)} of query {plan.query_id}.",
+        f"This {plan.does}.",
         *(f"  write      {name}" for name, _ in plan.files),
     ]
     lines.append("Done. Start the query with this checkpointLocation." if yes else NOT_DONE)
@@ -152,26 +153,21 @@ def forget(
         quiet_seconds=quiet_for,
         wait_seconds=wait,
     )
-    done = "Forgotten. If a new query is to load the tables again, start it on a new checkpoint."
-    lines = _emptying_lines(found) if truncate else _forget_lines(found)
-    print_lines([*_head_lines(found), *lines, done if yes else NOT_DONE])
-
-
-def _head_lines(found: Forgetting) -> list[str]:
-    sinks = [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}{_retired(sink)}" for sink in found.sinks]
-    return [
+    lines = [
         f"Query {found.query_id} ({found.query_name or 'no name'}):",
-        *sinks,
+        *(f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}{_retired(sink)}" for sink in found.sinks),
         "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
         "beginning of its source.",
     ]
-
-
-def _emptying_lines(found: Forgetting) -> list[str]:
-    return [
-        "In the same transaction, all rows of these tables are removed (TRUNCATE), also those from outside pgonce, and "
-        f"deletes that onlyNewer remembers of them are forgotten: {', '.join(found.emptied)}."
-    ]
+    if truncate:
+        lines.append(
+            "In the same transaction, all rows of these tables are removed (TRUNCATE), also those from outside pgonce, "
+            f"and deletes that onlyNewer remembers of them are forgotten: {', '.join(found.emptied)}."
+        )
+    else:
+        lines += _forget_lines(found)
+    done = "Forgotten. If a new query is to load the tables again, start it on a new checkpoint."
+    print_lines([*lines, done if yes else NOT_DONE])
 
 
 def _forget_lines(found: Forgetting) -> list[str]:

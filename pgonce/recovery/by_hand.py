@@ -1,7 +1,7 @@
 """
 Record what a person decides about a query: one batch may follow, or a sink publishes no more.
 
-Runs in the commands ``pgonce accept``, ``retire`` and ``serve``. Invariant: only the batch that Spark runs
+Runs in the commands ``pgonce accept`` and ``retire``. Invariant: only the batch that Spark runs
 next can be accepted, and only where it would be refused otherwise: an acceptance that was left unused would let a later
 batch through. No row of the target is touched, no record of the ledger is deleted, and the ledger keeps who said what,
 and why.

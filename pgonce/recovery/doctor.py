@@ -21,8 +21,8 @@ from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import Writer
 
 from .next_start import (
-    FirstContact,
     NextStart,
+    SinkStanding,
     begins_at,
     first_contacts,
     goes_on,
@@ -42,22 +42,6 @@ class Finding(Enum):
     RECOVERABLE = "`pgonce recover` repairs it"
     NEEDS_PERSON = "a person must decide"
     UNCERTAIN = "it depends on facts that neither the checkpoint nor the ledger has"
-
-
-@dataclass(frozen=True)
-class SinkStanding:
-    """
-    One sink: where it stands, and what it will say to the next batch.
-
-    ``says`` is the text for the verdict. ``last_batch_id`` is None for a sink that has nothing of the query yet. The
-    name ``*`` stands for every sink that is not named.
-    """
-
-    sink_name: str
-    last_batch_id: int | None
-    end_offsets: Offsets | None
-    verdict: Verdict
-    says: str
 
 
 @dataclass(frozen=True)
@@ -98,7 +82,7 @@ class Diagnosis:
 
 
 def diagnose(
-    checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], contacts: Sequence[FirstContact] = ()
+    checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], contacts: Sequence[SinkStanding] = ()
 ) -> Diagnosis:
     """The diagnosis for these facts; ``contacts`` are those of a query that the ledger does not know."""
     if checkpoint.is_empty:
@@ -179,12 +163,9 @@ def _diagnosis(
     )
 
 
-def _met(found: Diagnosis, contacts: Sequence[FirstContact]) -> Diagnosis:
+def _met(found: Diagnosis, contacts: Sequence[SinkStanding]) -> Diagnosis:
     """The same, with what those sinks will say that have nothing of the query yet."""
-    standings = tuple(
-        SinkStanding(contact.sink_name, None, None, contact.verdict, contact.says) for contact in contacts
-    )
-    found = replace(found, sinks=(*found.sinks, *standings))
+    found = replace(found, sinks=(*found.sinks, *contacts))
     refused = [contact for contact in contacts if contact.verdict not in PUBLISH]
     if found.next_batch_id > 0 or (not refused and all(contact.is_certain for contact in contacts)):
         # The plan itself says what to do about a past that the ledger did not see.
@@ -205,18 +186,17 @@ def _met(found: Diagnosis, contacts: Sequence[FirstContact]) -> Diagnosis:
 
 def _standing(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> SinkStanding:
     if not sink.is_living:
-        says = f"it was {sink.fate}"
-        return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, Verdict.FENCED, says)
-    if checkpoint.is_real_time:
-        says = "a start in real time goes on at its positions"
-        return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, Verdict.NEW, says)
-    verdict = verdict_on(checkpoint, sink, start)
-    says = verdict.value
-    if not start.runs_again and not sink.drops_by_position and verdict is not Verdict.ACCEPTED:
-        says += f" (it must be batch {sink.last_batch_id + 1}, and begin where the recorded batch before it ends)"
-    if verdict is Verdict.REPLAY and not goes_on(checkpoint, sink, start):
-        says += f", but batch {start.batch_id + 1}, which was published too, is then planned again and refused"
-    return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, verdict, says)
+        verdict, says = Verdict.FENCED, f"it was {sink.fate}"
+    elif checkpoint.is_real_time:
+        verdict, says = Verdict.NEW, "a start in real time goes on at its positions"
+    else:
+        verdict = verdict_on(checkpoint, sink, start)
+        says = verdict.value
+        if not start.runs_again and not sink.drops_by_position and verdict is not Verdict.ACCEPTED:
+            says += f" (it must be batch {sink.last_batch_id + 1}, and begin where the recorded batch before it ends)"
+        if verdict is Verdict.REPLAY and not goes_on(checkpoint, sink, start):
+            says += f", but batch {start.batch_id + 1}, which was published too, is then planned again and refused"
+    return SinkStanding(sink.sink_name, verdict, says, sink.last_batch_id, sink.end_offsets)
 
 
 def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> list[str]:

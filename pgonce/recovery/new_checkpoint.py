@@ -1,8 +1,8 @@
 """
 Write a checkpoint from the ledger for a query that has lost its own: the same query id, at the batch of the ledger.
 
-Runs in the command ``pgonce new-checkpoint``. Invariant: as with a recovery, the checkpoint is judged before it is
-written, and every sink goes on from it. It is written only to a place that is empty, or has a part of it.
+Runs in the command ``pgonce new-checkpoint``. Invariant: it is planned as a recovery of a checkpoint without
+any entry is, so it is judged before it is written. It is written only to a place that is empty, or has a part of it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import RecoveryError
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.log_lines import in_command
-from pgonce.offsets_store.offsets import Offsets, same, tells_which_rows
+from pgonce.offsets_store.offsets import same
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import stored_end
 from pgonce.offsets_store.verdict.refused_batch import EMPTY_STATE
 
 from .fence import QUIET_SECONDS, StoppedQuery, take_over
-from .next_start import goes_on, next_start
+from .plan import plan_to_the_ledger
 from .read_stopped_query import read_sinks
 from .recover import recovered
 from .stopped_query import (
@@ -37,7 +37,7 @@ from .stopped_query import (
     refuse_ids_alone,
     unproven,
 )
-from .target import FIRST_COMMIT, METADATA_LINE
+from .target import METADATA_LINE
 
 # Where a writer's rows carry positions, the newest recorded text may be some batches old.
 _LOOK_BACK = 1000
@@ -134,23 +134,12 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpo
         raise _perhaps_stateful(query_id)
     newest, ahead, behind = newest_of(living)
     text = common_text(ahead, newest)
-    entry, made_up = (text, None) if text is not None else (_entry_at_the_end(ahead, newest),) * 2
-    _refuse_opaque(parse_offset_log(entry).offsets)
-    before = proven_text(behind, newest - 1) if behind else common_text(ahead, newest - 1)
-    files = [metadata]
-    if newest:
-        # Of a batch that is done Spark reads only the end, but the entry before it must be there.
-        files.append(Change(f"offsets/{newest - 1}", before or entry))
-    files.append(Change(f"offsets/{newest}", entry))
-    if not behind:
-        files.append(Change(f"commits/{newest}", FIRST_COMMIT))
-    checkpoint = empty.after(files)
-    start = next_start(checkpoint)
-    recorded = [_with_text(sink, made_up) for sink in living]
-    if not all(goes_on(checkpoint, sink, start) for sink in recorded):
-        raise unproven(f"After a checkpoint made from the ledger, batch {start.batch_id} would be refused.")
-    how = "to be run again by the sinks that lack it" if behind else "done"
-    return NewCheckpoint(query_id, tuple(files), newest, made_up, f"a checkpoint with batch {newest} {how}")
+    made_up = _entry_at_the_end(ahead, newest) if text is None else None
+    offsets = parse_offset_log(text or made_up or "").offsets
+    if lacking := [source_id for source_id, offset in offsets.items() if offset is None]:
+        raise unproven(f"Source {lacking[0]} has no offset yet, and would begin again, perhaps elsewhere.")
+    plan = plan_to_the_ledger(empty, [*behind, *(_with_text(sink, made_up) for sink in ahead)])
+    return NewCheckpoint(query_id, (metadata, *plan.changes), newest, made_up, plan.does)
 
 
 def _entry_at_the_end(sinks: Sequence[SinkFacts], newest: int) -> str:
@@ -167,15 +156,6 @@ def _entry_at_the_end(sinks: Sequence[SinkFacts], newest: int) -> str:
     metadata = json.dumps(form.metadata, separators=(",", ":")) if form else METADATA_LINE
     line = json.dumps(offset, separators=(",", ":"))
     return f"v{version}\n{metadata}\n{line if version == 1 else f'{source_id}:{line}'}"
-
-
-def _refuse_opaque(offsets: Offsets) -> None:
-    for source_id, offset in offsets.items():
-        if not tells_which_rows(offset):
-            kind = "no offset yet" if offset is None else f"the offset {offset!r}"
-            raise unproven(
-                f"Source {source_id} has {kind}, which does not say which rows come next without the lost checkpoint."
-            )
 
 
 def _with_text(sink: SinkFacts, text: str | None) -> SinkFacts:

@@ -114,17 +114,21 @@ ANY_SINK = "*"
 
 
 @dataclass(frozen=True)
-class FirstContact:
+class SinkStanding:
     """
-    What one sink will say to the first batch: ``says`` is the text for that, and ``remedy`` what to do about a refusal.
+    One sink: where it stands, and what it will say to the next batch.
 
-    ``is_certain`` is False where it depends on what no checkpoint says: the query's name, or the folders that it reads.
-    ``knows_the_place`` is True where a query with its checkpoint at the same location has fed this sink.
+    ``says`` is the text for the verdict. ``last_batch_id`` is None for a sink that has nothing of the query yet; the
+    rest is about such a one. ``remedy`` is what to do about a refusal, ``is_certain`` is False where it depends on what
+    no checkpoint says (the query's name, or the folders that it reads), and ``knows_the_place`` is True where a query
+    with its checkpoint at the same location has fed this sink.
     """
 
     sink_name: str
     verdict: Verdict
     says: str
+    last_batch_id: int | None = None
+    end_offsets: Offsets | None = None
     remedy: str = ""
     is_certain: bool = True
     knows_the_place: bool = False
@@ -136,7 +140,7 @@ def first_contacts(
     start: NextStart,
     sink_name: str | None,
     query_name: str | None,
-) -> list[FirstContact]:
+) -> list[SinkStanding]:
     """
     What each sink that the query may write to will say.
 
@@ -170,7 +174,7 @@ def _batch(checkpoint: CheckpointFacts, start: NextStart, sink_name: str, query_
     )
 
 
-def _contact(batch: Batch, neighbours: tuple[Writer, ...], *, is_named: bool) -> FirstContact:
+def _contact(batch: Batch, neighbours: tuple[Writer, ...], *, is_named: bool) -> SinkStanding:
     ledger = Ledger(rivals=rivals_of(batch, neighbours, None))
     verdict = decide(ledger, batch, Remedies())
     if verdict not in PUBLISH:
@@ -178,12 +182,14 @@ def _contact(batch: Batch, neighbours: tuple[Writer, ...], *, is_named: bool) ->
         knows = any(other.checkpoint_location == batch.checkpoint_location for other in neighbours)
         may_prove = bool(neighbours) and all(_may_be_apart(batch, other) for other in neighbours)
         says = error.what + (" But it is NEW if the query is proven to read something else." if may_prove else "")
-        return FirstContact(batch.sink_name, verdict, says, error.remedy, not may_prove, knows)
+        return SinkStanding(
+            batch.sink_name, verdict, says, remedy=error.remedy, is_certain=not may_prove, knows_the_place=knows
+        )
     names = sorted({other.query_name for other in neighbours if other.query_name})
     if names and not is_named:
         says = f"{verdict.value}; but FOREIGN if the query has the name of one that feeds it: {', '.join(names)}"
-        return FirstContact(batch.sink_name, verdict, says, is_certain=False)
-    return FirstContact(batch.sink_name, verdict, verdict.value)
+        return SinkStanding(batch.sink_name, verdict, says, is_certain=False)
+    return SinkStanding(batch.sink_name, verdict, verdict.value)
 
 
 def _may_be_apart(batch: Batch, other: Writer) -> bool:

@@ -92,6 +92,15 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
         return plan
 
 
+def plan_to_the_ledger(checkpoint: CheckpointFacts, living: Sequence[SinkFacts]) -> Plan:
+    """
+    The plan to stand at the newest batch that any sink has, whatever the checkpoint has now.
+
+    :raises RecoveryError: if nothing proves what to write, or a sink would not go on from there.
+    """
+    return _proven(checkpoint, living, _at_the_ledger(checkpoint, living))
+
+
 def _as_before_its_commit(checkpoint: CheckpointFacts, living: Sequence[SinkFacts]) -> Plan | None:
     """
     The plan for a database that lacks the last batch, for sources and states that can be moved nowhere else.
@@ -202,7 +211,7 @@ def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> T
     newest, ahead, behind = newest_of(sinks)
     refuse_ids_alone(sinks)
     entry = proven_text(ahead, newest)
-    refuse_unreachable(checkpoint, sinks, newest, entry)
+    _refuse_unreachable(checkpoint, sinks, newest, entry)
     if behind:
         before = {newest - 1: proven_text(behind, newest - 1)}
         missing = ", ".join(sink.sink_name for sink in behind)
@@ -265,7 +274,7 @@ def _entry_before(
     return {newest - 1: recorded or proven_text(sinks, newest - 1)}
 
 
-def refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], newest: int, entry: str) -> None:
+def _refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], newest: int, entry: str) -> None:
     """
     Refuse if a source needs more than the entry to go on from it: a list of files, or something unknown.
 

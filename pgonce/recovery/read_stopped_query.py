@@ -84,8 +84,9 @@ def _entries(
 
 def with_state(files: CheckpointFiles, checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> CheckpointFacts:
     """The same with the files in ``state/``, if a plan may depend on them: they are in many folders."""
-    may_depend = checkpoint.is_stateful and (bool(checkpoint.damaged) or lacking_batch(checkpoint, sinks) is not None)
-    if checkpoint.newest_commit is None or not (may_depend or last_batch(checkpoint, sinks) is not None):
+    living = [sink for sink in sinks if sink.is_living]
+    may_depend = checkpoint.is_stateful and (bool(checkpoint.damaged) or lacking_batch(checkpoint, living) is not None)
+    if checkpoint.newest_commit is None or not (may_depend or last_batch(checkpoint, living) is not None):
         return checkpoint
     return replace(checkpoint, state_since=state_files(files, above=checkpoint.newest_commit + 1))
 

@@ -13,7 +13,7 @@ last statement, the fence, may be run twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -21,22 +21,17 @@ from pgonce.offsets_store.checkpoint.files import without_credentials
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.commit.settings import RETRY_SECONDS
-from pgonce.offsets_store.errors import (
-    OldLedgerError,
-    PgonceError,
-    RunningQueryError,
-    UnknownQueryError,
-)
+from pgonce.offsets_store.errors import OldLedgerError, PgonceError, RunningQueryError, UnknownQueryError
 from pgonce.offsets_store.ledger.failures import Failed, keep_failure, kept_words
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.backoff import Tries
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
 
-from .backup import Kept, has_run_since, keep_aside, kept_folder, mark_undone, newest_kept, undoing
+from .backup import has_run_since, keep_aside, kept_folder, mark_undone, newest_kept, undoing
 from .fence import QUIET_SECONDS, RECOVERY, StoppedQuery, take_over
 from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, with_state
-from .stopped_query import SinkFacts, query_id_of
+from .stopped_query import query_id_of
 
 _log = logging.getLogger("pgonce")
 
@@ -190,7 +185,9 @@ def undo_recovery(
         files = undoing(writer, kept, (checkpoint.newest, checkpoint.newest_commit))
         sinks = known_sinks(url, checkpoint)
         checkpoint = with_state(writer.files, checkpoint, sinks)
-        _refuse_published_since(kept, writer, sinks)
+        for sink in sinks:
+            if sink.is_living and not sink.run_id.startswith(RECOVERY):
+                raise has_run_since(writer, kept, f"run {sink.run_id} has published into {sink.sink_name}")
         undo = Recovery(
             writer.location,
             checkpoint.query_id,
@@ -210,12 +207,6 @@ def undo_recovery(
         return replace(undo, kept_in=kept.folder, is_done=True)
 
     return recovered(once, without_credentials(checkpoint_location), retry_timeout)
-
-
-def _refuse_published_since(kept: Kept, writer: CheckpointWriter, sinks: Sequence[SinkFacts]) -> None:
-    for sink in sinks:
-        if sink.is_living and not sink.run_id.startswith(RECOVERY):
-            raise has_run_since(writer, kept, f"run {sink.run_id} has published into {sink.sink_name}")
 
 
 def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:

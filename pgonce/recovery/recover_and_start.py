@@ -7,8 +7,7 @@ Spark would run without delivering rows does not stay started.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -53,7 +52,8 @@ def recover_and_start(
     """
     _refuse_old_spark(writer)
     _refuse_update_mode(writer)
-    with _unknown_to_the_ledger():
+    # A query that wrote elsewhere before: the sink judges adoptCheckpoint, at the first batch.
+    with suppress(UnknownQueryError):
         recover_checkpoint(
             checkpoint_location,
             url,
@@ -122,13 +122,6 @@ def _asked_of(writer: DataStreamWriter) -> tuple[str, str]:
     except Py4JError:
         # A version of Spark that keeps them elsewhere still refuses update mode by itself.
         return "", ""
-
-
-@contextmanager
-def _unknown_to_the_ledger() -> Iterator[None]:
-    # A query that wrote elsewhere before: the sink judges adoptCheckpoint, at the first batch.
-    with suppress(UnknownQueryError):
-        yield
 
 
 def _stop_if_continuous(query: StreamingQuery) -> None:

@@ -30,27 +30,27 @@ from .stopped_query import (
 )
 
 
-def last_batch(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> int | None:
+def last_batch(checkpoint: CheckpointFacts, living: Sequence[SinkFacts]) -> int | None:
     """
     The batch that all living sinks have published last, if only its entry and its commit are wrong; else None.
 
     ``commits/`` must end with the batch before it, and the entry of that batch must be the recorded one, byte for byte.
     Then the state after it is that of the published rows.
     """
-    number = _published_by_all(sinks)
+    number = _published_by_all(living)
     if not number or not checkpoint.is_stateful or checkpoint.newest_commit != number - 1:
         return None
     planned_last = checkpoint.newest in (number - 1, number)
-    return number if planned_last and _is_recorded(checkpoint, sinks, number - 1) else None
+    return number if planned_last and _is_recorded(checkpoint, living, number - 1) else None
 
 
-def lacking_batch(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> int | None:
+def lacking_batch(checkpoint: CheckpointFacts, living: Sequence[SinkFacts]) -> int | None:
     """
     The last batch that Spark has done, if only that is missing in the ledger, of some sink; else None.
 
     The batch after it may have been planned, and refused. Of a sink that is judged by ids alone, nothing is proven.
     """
-    number, living = checkpoint.newest_commit, [sink for sink in sinks if sink.is_living]
+    number = checkpoint.newest_commit
     lasts = {sink.last_batch_id for sink in living}
     if not number or number - 1 not in lasts or not lasts <= {number - 1, number}:
         return None
@@ -60,14 +60,13 @@ def lacking_batch(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> in
     return number if is_last and number - 1 in checkpoint.commits else None
 
 
-def entry_to_put_back(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> dict[int, str]:
+def entry_to_put_back(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> dict[int, str]:
     """
     The last batch's number and its recorded entry.
 
     :raises RecoveryError: if anything else is wrong, or nothing proves the entry.
     """
-    living = [sink for sink in sinks if sink.is_living]
-    number = last_batch(checkpoint, sinks)
+    number = last_batch(checkpoint, living)
     if number is None:
         again = _runs_again_first(checkpoint, living, start)
         raise _stateful(checkpoint) if again is None else _once_more(checkpoint, again)
@@ -109,14 +108,14 @@ def without_whole_state(checkpoint: CheckpointFacts) -> list[Change]:
     return [Change(name, None) for name in files]
 
 
-def _published_by_all(sinks: Sequence[SinkFacts]) -> int | None:
-    lasts = {sink.last_batch_id for sink in sinks if sink.is_living}
+def _published_by_all(living: Sequence[SinkFacts]) -> int | None:
+    lasts = {sink.last_batch_id for sink in living}
     return lasts.pop() if len(lasts) == 1 else None
 
 
-def _is_recorded(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], batch_id: int) -> bool:
+def _is_recorded(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], batch_id: int) -> bool:
     entry = checkpoint.offsets.get(batch_id)
-    return entry is not None and all(sink.text_of(batch_id) == entry.text for sink in sinks if sink.is_living)
+    return entry is not None and all(sink.text_of(batch_id) == entry.text for sink in living)
 
 
 def _runs_again_first(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> int | None:

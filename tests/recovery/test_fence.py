@@ -95,7 +95,6 @@ class TestRunning:
         assert "offsets/" not in said
 
     def test_a_file_written_a_moment_ago_shows_that_the_query_runs(self, url, behind):
-        """A file written a moment ago is a sign."""
         with psycopg.connect(url) as connection:
             connection.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 day'")
         said = self.refused(behind, url, quiet_seconds=3600, wait_seconds=0)

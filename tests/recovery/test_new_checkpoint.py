@@ -130,7 +130,6 @@ class TestNewCheckpoint:
         assert set(files_of(tmp_path / "new")) == {"metadata", "offsets/1", "offsets/2", "commits/2"}
 
     def test_a_path_where_something_lies_is_refused(self, url, tmp_path):
-        """A path where something lies is refused, whatever it is."""
         history(url, 2)
         (tmp_path / "new").mkdir()
         (tmp_path / "new/file").touch()

@@ -219,7 +219,6 @@ class TestDoctor:
         assert pgonce("doctor", tmp_path / "two", "--sink", "public.others").exit_code == ExitCode.OK
 
     def test_other_partitions_are_enough_unless_the_name_may_be_the_same(self, url, target, tmp_path):
-        """Partitions that are apart are enough, unless the name may be the same."""
         fed(url, tmp_path / "one", kafka(10), name="orders")
         begun(tmp_path / "two", {"more": {"0": 5}})
         unnamed = examine(str(tmp_path / "two"), url, sink=SINK)

@@ -453,7 +453,6 @@ class TestSeveralSinks:
         assert "audit at batch 3" in error.what
 
     def test_sinks_that_recorded_different_texts_have_no_common_place(self):
-        """Two sinks that recorded different texts for one batch have no common place."""
         other = published_to(4, {4: entry(4, planned=1)}, writer_id=2, sink_name="audit")
         refused("RECOVERY_UNPROVEN", checkpoint(entries(1), (1,)), [published_to(4), other])
 
@@ -566,7 +565,6 @@ def plan_recovery_is_over(facts):
 
 class TestRefused:
     def test_a_checkpoint_with_a_past_that_the_ledger_lacks_is_left_alone(self):
-        """A checkpoint with a past of which the ledger knows nothing is left alone."""
         unknown = refused("UNKNOWN", checkpoint(entries(0, 1), (0, 1)), [])
         # One that is to be adopted starts all the same.
         assert isinstance(unknown, UnknownQueryError)
@@ -580,7 +578,6 @@ class TestRefused:
         refused("RECOVERY_STATEFUL", facts, [published_to(3, stateful=in_ledger)])
 
     def test_a_batch_that_is_known_by_its_number_alone_proves_nothing(self):
-        """Numbers prove nothing."""
         refused("RECOVERY_UNPROVEN", checkpoint(entries(4, 5), (4, 5)), [published_to(3, guarantee="ids")])
 
     def test_ids_alone_beside_an_entry_that_lacks(self):

@@ -38,7 +38,6 @@ class TestRecover:
         assert not recover_at_once(behind, url).is_needed
 
     def test_what_the_ledger_does_not_know_is_removed_and_kept_aside(self, url, ahead):
-        """What the ledger does not know is gone, with its checksums, and lies kept aside."""
         before = files_of(ahead)
         done = recover_at_once(ahead, url)
         gone = {f"{folder}/{name}" for folder in ("offsets", "commits") for n in (6, 7, 8) for name in (n, f".{n}.crc")}
@@ -123,15 +122,6 @@ class TestRecover:
         assert verdict(url, checkpoint, 5, "new") is Verdict.REPLAY
         undo_recovery(str(checkpoint), url, quiet_seconds=0)
         assert files_of(checkpoint) == before
-
-    def test_state_that_went_on(self, url, tmp_path):
-        """Versions of state that only later batches can have made are found, and stop it."""
-        history(url, 5, stateful=True)
-        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(3, 4), (3, 4))
-        (checkpoint / "state/0/3/right-keyToNumValues").mkdir(parents=True)
-        (checkpoint / "state/0/3/right-keyToNumValues/7.delta").touch()
-        with pytest.raises(RecoveryError, match="RECOVERY_STATEFUL.* 5 "):
-            recover_at_once(checkpoint, url)
 
     def test_a_refusal_is_kept(self, url, tmp_path):
         """A recovery that a person must decide is a failure of the query; a look, and a query that runs, are not."""
