@@ -8,7 +8,7 @@ only shows what it would do; only ``--replay`` imports pyspark, because only tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
@@ -22,8 +22,8 @@ from pgonce.dead_letters.chosen_letters import (
     chosen_letters,
     discard_letters,
     found_letters,
+    shown_ids,
 )
-from pgonce.dead_letters.report import discard_says, replay_says
 from pgonce.offsets_store.errors import (
     UNCHANGED,
     NotFoundError,
@@ -34,6 +34,7 @@ from pgonce.offsets_store.errors import (
 from pgonce.offsets_store.log_lines import in_command, one_line
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.status.stored import outcomes
 
 from .answers.output import json_text, print_error, print_found, print_lines
 from .answers.waiting import at_work
@@ -84,7 +85,7 @@ def dead_letters(
     choice = chosen_letters(url, query, sink, table=table, ids=ids or (), code=code)
     if discard:
         found = discard_letters(choice, url, reason=reason or "", dry_run=not yes)
-        print_lines([*discard_says(found), _done("Discarded.", found, yes=yes)])
+        print_lines([*_discard_says(found), _done("Discarded.", found, yes=yes)])
     elif each:
         _replay_each(choice, url, reason, yes=yes)
     else:
@@ -94,7 +95,7 @@ def dead_letters(
         kept = [one for group in groups for one in group.kept]
         done = f"Replayed {len(letters) - len(kept)} of {len(letters)}." if kept else "Replayed."
         done = _REFUSED if any(one.is_refused for one in kept) else _done(done, letters, yes=yes)
-        print_lines([*replay_says(groups, is_done=yes), done])
+        print_lines([*_replay_says(groups, is_done=yes), done])
         if kept:
             raise typer.Exit(ExitCode.FAILED)
 
@@ -145,24 +146,64 @@ def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> 
     letters = found_letters(url, choice)
     replayed = 0
     try:
-        with at_work("Replaying dead letters" if yes else "Trying to replay dead letters", len(letters)) as work:
-            for letter in letters:
-                one = dataclasses.replace(choice, ids=frozenset({letter.dead_letter_id}))
-                try:
-                    groups = _replay(one, url, reason, yes=yes)
-                except (TargetError, RecoveryError, NotFoundError) as error:
-                    with work.aside():
-                        print_error(f"Dead letter {letter.dead_letter_id}: {error}")
-                else:
-                    replayed += sum(len(group.replayed) for group in groups)
-                    with work.aside():
-                        print_lines(replay_says(groups, is_done=yes))
-                work.advance()
+        for letter in letters:
+            one = dataclasses.replace(choice, ids=frozenset({letter.dead_letter_id}))
+            try:
+                groups = _replay(one, url, reason, yes=yes)
+            except (TargetError, RecoveryError, NotFoundError) as error:
+                print_error(f"Dead letter {letter.dead_letter_id}: {error}")
+            else:
+                replayed += sum(len(group.replayed) for group in groups)
+                print_lines(_replay_says(groups, is_done=yes))
     finally:
         # An error of the ledger ends the loop, but the letters before it were replayed.
         print_lines([_done(f"Replayed {replayed} of {len(letters)}.", letters, yes=yes)])
     if replayed < len(letters):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _replay_says(groups: Sequence[Group], *, is_done: bool) -> list[str]:
+    """What is written, by table, and which letters stay, by the reason why."""
+    return [*_replayed(groups), *_kept(groups, is_done=is_done)]
+
+
+def _replayed(groups: Sequence[Group]) -> Iterator[str]:
+    for group in groups:
+        if group.letters and not group.replayed:
+            continue
+        became = ", ".join(outcomes(group.counts))
+        yield (
+            f"{len(group.replayed)} into {group.destination.table} (mode {group.destination.mode}): "
+            f"{_ids(group.replayed)}{f'; {became}' if became else ''}."
+        )
+
+
+def _kept(groups: Sequence[Group], *, is_done: bool) -> Iterator[str]:
+    by_reason: dict[tuple[str, bool], list[StoredLetter]] = {}
+    for group in groups:
+        for one in group.kept:
+            by_reason.setdefault((one.why, one.is_refused), []).append(one.letter)
+    for (why, is_refused), letters in by_reason.items():
+        changes_nothing = "changes nothing, so its letter stays" if is_done else "would change nothing"
+        what = "is refused" if is_refused else changes_nothing
+        yield f"{_ids(letters)}: the row {what}: {why}{'' if why.endswith('.') else '.'}"
+
+
+def _discard_says(letters: Sequence[StoredLetter]) -> list[str]:
+    """What is deleted, by table and code."""
+    by_reason: dict[tuple[str, str], list[StoredLetter]] = {}
+    for letter in letters:
+        by_reason.setdefault((letter.target, letter.code), []).append(letter)
+    said = [
+        f"{len(own)} for {target}, refused as {code}: {_ids(own)}." for (target, code), own in sorted(by_reason.items())
+    ]
+    if letters:
+        said.append("A discarded row is deleted for good: no restart of the query brings it back.")
+    return said
+
+
+def _ids(letters: Sequence[StoredLetter]) -> str:
+    return f"id {shown_ids([letter.dead_letter_id for letter in letters])}"
 
 
 _LONGEST_ROW = 400

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import metadata
@@ -31,20 +31,21 @@ _LINK = re.compile(r"\[([^\]^]+)\]\(([a-z-]+\.md)?(#[^)]*)?\)")
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of docs/errors.md, and the heading above its table."""
+    """A row of docs/errors.md, and the heading above its table; or a state, of the table in docs/watching.md."""
 
-    code: str
+    name: str
     section: str
     meaning: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.code} ({self.section})\n\n{self.meaning}\n\nWhat to do: {self.remedy}"
+        remedy = f"\n\nWhat to do: {self.remedy}" if self.remedy else ""
+        return f"{self.name} ({self.section})\n\n{self.meaning}{remedy}"
 
 
 def error_entries() -> dict[str, Entry]:
     """The rows of docs/errors.md, by their codes, in the order of the page."""
-    return {entry.code: entry for entry in _entries((_DOCS / "errors.md").read_text(encoding="utf-8"))}
+    return {entry.name: entry for entry in _entries((_DOCS / "errors.md").read_text(encoding="utf-8"))}
 
 
 def _entries(errors: str) -> Iterator[Entry]:
@@ -58,37 +59,24 @@ def _entries(errors: str) -> Iterator[Entry]:
 
 def explanation(name: str) -> str | None:
     """What the documents say about an error's code, a query's state, or an SQLSTATE; None if it is none of these."""
-    found = {code: str(entry) for code, entry in error_entries().items()}
-    states = {state: str(entry) for state, entry in state_entries().items()}
     code = name.upper().strip("[]")
-    return found.get(code) or states.get(name.lower()) or _sqlstate(code, found)
+    found = error_entries().get(code) or state_entries().get(name.lower())
+    return str(found) if found else _sqlstate(code)
 
 
-@dataclass(frozen=True)
-class StateEntry:
-    """A row of the table of states in docs/watching.md."""
-
-    state: str
-    said_if: str
-    remedy: str
-
-    def __str__(self) -> str:
-        remedy = f"\n\nWhat to do: {self.remedy}" if self.remedy else ""
-        said = f"{self.state} (a state of a query)\n\nIt is said if {self.said_if}.{remedy}"
-        return f"{said}\n\nAll states: {_address('watching.md', '#states')}"
-
-
-def state_entries() -> dict[str, StateEntry]:
+def state_entries() -> dict[str, Entry]:
     """The states that a query can be in, by their words."""
     table = (_DOCS / "watching.md").read_text(encoding="utf-8").partition("\n## States\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([a-z]+)` \| (.+?) \| (.*?) ?\|$", table, re.MULTILINE)
+    all_states = f"All states: {_address('watching.md', '#states')}"
+    found = ((state, *(_with_addresses(cell, "watching.md") for cell in cells)) for state, *cells in rows)
     return {
-        state: StateEntry(state, _with_addresses(said, "watching.md"), _with_addresses(remedy, "watching.md"))
-        for state, said, remedy in rows
+        state: Entry(state, "a state of a query", f"It is said if {said}. {all_states}", remedy)
+        for state, said, remedy in found
     }
 
 
-def _sqlstate(sqlstate: str, found: Mapping[str, str]) -> str | None:
+def _sqlstate(sqlstate: str) -> str | None:
     try:
         condition = psycopg.errors.lookup(sqlstate).__name__
     except KeyError:
@@ -98,7 +86,7 @@ def _sqlstate(sqlstate: str, found: Mapping[str, str]) -> str | None:
         f"{sqlstate} is Postgres's SQLSTATE for {condition}. If Postgres gives it for a batch's rows, the "
         "batch fails with"
     )
-    return f"{begins} {code}.\n\n{found[code]}"
+    return f"{begins} {code}.\n\n{error_entries()[code]}"
 
 
 def nearest(name: str) -> list[str]:

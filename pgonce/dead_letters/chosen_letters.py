@@ -1,7 +1,7 @@
 """
 Take dead letters away: choose, lock and delete them, and note that.
 
-Runs in the commands ``pgonce`` and ``pgonce serve``, and in a replay. Invariant: letters are deleted in the transaction
+Runs in the command ``pgonce``, and in a replay. Invariant: letters are deleted in the transaction
 that notes it, for each sink that they came from; between the choice and the end of that transaction no other session
 can take them, or change their rows.
 """

@@ -72,7 +72,6 @@ def ranked_in_tx(
     """
     if not by:
         return [(one, number) for number, one in enumerate(ids)]
-    data = sql.SQL(", ").join(sql.SQL("{} {}").format(sql.Identifier(c.name), _read_as(c)) for c in by)
     order = [
         sql.SQL("{} DESC" if column.postgres_type == "bool" else "{} NULLS FIRST").format(
             sql.Identifier("data", column.name)
@@ -80,26 +79,31 @@ def ranked_in_tx(
         for column in by
     ]
     ordered = sql.SQL(", ").join(order)
-    query = sql.SQL(
-        "SELECT letter.dead_letter_id, pg_catalog.dense_rank() OVER (ORDER BY {}) FROM {} AS letter, "
-        "LATERAL pg_catalog.jsonb_to_record(letter.row_data) AS data ({}) WHERE letter.dead_letter_id = ANY ({}) "
-        "ORDER BY {}, letter.dead_letter_id"
-    ).format(ordered, table, data, _literal(ids), ordered)
+    rank = sql.SQL("letter.dead_letter_id, pg_catalog.dense_rank() OVER (ORDER BY {})").format(ordered)
+    query = sql.SQL("{} ORDER BY {}, letter.dead_letter_id").format(_read(table, ids, by, rank), ordered)
     return connection.execute(query, prepare=False).fetchall()
 
 
-def _selected(table: sql.Identifier, ids: Sequence[int], columns: Sequence[EncodedColumn]) -> sql.Composed:
+def _read(
+    table: sql.Identifier, ids: Sequence[int], columns: Sequence[EncodedColumn], what: sql.Composable
+) -> sql.Composed:
+    """Select something of these letters, each of which has its row's values, read as these columns, as ``data``."""
     return sql.SQL(
         "SELECT {} FROM {} AS letter, LATERAL pg_catalog.jsonb_to_record(letter.row_data) AS data ({}) "
-        "WHERE letter.dead_letter_id = ANY ({}) ORDER BY letter.dead_letter_id"
+        "WHERE letter.dead_letter_id = ANY ({})"
     ).format(
-        sql.SQL(", ").join(map(_value, columns)),
+        what,
         table,
         sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(column.name), _read_as(column)) for column in columns
         ),
         _literal(ids),
     )
+
+
+def _selected(table: sql.Identifier, ids: Sequence[int], columns: Sequence[EncodedColumn]) -> sql.Composed:
+    values = sql.SQL(", ").join(map(_value, columns))
+    return sql.SQL("{} ORDER BY letter.dead_letter_id").format(_read(table, ids, columns, values))
 
 
 def _read_as(column: EncodedColumn) -> sql.SQL:

@@ -90,7 +90,6 @@ def test_a_setting_that_takes_a_promise_away_is_named(setting, name, holds, says
 
 class TestRole:
     def test_a_role_that_may_create_no_schema_is_told_what_to_run(self, login, admin):
-        """A role that may create no schema is told what an administrator has to run."""
         admin.execute(f"REVOKE TEMPORARY ON DATABASE {admin.info.dbname} FROM public")
         found = answers(login.url)
         assert {name for name, finding in found.items() if finding.holds is Holds.NO} - _OF_TESTS >= {

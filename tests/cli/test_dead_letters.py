@@ -1,7 +1,7 @@
 """
 The command ``pgonce dead-letters``: what it shows, what it asks for first, and its exit codes.
 
-Covers: pgonce.cli.terms, pgonce.dead_letters.report.
+Covers: pgonce.cli.terms.
 """
 
 from __future__ import annotations

@@ -171,7 +171,6 @@ class TestRefusedAgain:
         assert (in_table(admin), len(letters(admin))) == ([], 2)
 
     def test_no_letter_is_deleted_for_rows_that_a_crash_could_lose(self, url, admin):
-        """Letters are not deleted for rows that a crash could lose."""
         put_aside(admin, {"id": 1, "name": "n1"})
         refused("SYNCHRONOUS_COMMIT_OFF", url_with(url, options="-csynchronous_commit=off"))
         assert len(letters(admin)) == 1

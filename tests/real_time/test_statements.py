@@ -48,6 +48,20 @@ def orders(admin):
     return lambda: [row[0] for row in admin.execute("SELECT id FROM orders ORDER BY n").fetchall()]
 
 
+@pytest.fixture
+def run(url, orders):
+    """A run that has begun."""
+    return begun(url)
+
+
+@pytest.fixture
+def task(url, run):
+    """A task of the run, which has claimed partition 0."""
+    task = Task(url, run)
+    task.claims()
+    return task
+
+
 def position(url):
     """Where partition 0 stands, for everybody who asks the ledger."""
     return OffsetsStore(url).latest(QUERY).end_offsets["0"]["orders"]["0"]
@@ -89,10 +103,8 @@ def test_nothing_is_written_without_the_claim(url, orders):
     assert orders() == []
 
 
-def test_a_flush_is_done_once(url, orders):
+def test_a_flush_is_done_once(orders, task):
     """A flush that is sent again, because its answer was lost, writes nothing; the position tells that it landed."""
-    task = Task(url, begun(url))
-    task.claims()
     assert task.flushes(0, 1)
     assert not task.flushes(0, 1, next_known=0)
     is_owner, is_ours, at, *_ = task.looks()
@@ -100,10 +112,8 @@ def test_a_flush_is_done_once(url, orders):
     assert orders() == [0, 1]
 
 
-def test_another_table_of_the_same_name(url, admin, orders):
+def test_another_table_of_the_same_name(admin, orders, task):
     """If the table was exchanged while the query runs, nothing goes into the new one."""
-    task = Task(url, begun(url))
-    task.claims()
     task.flushes(0)
     admin.execute("ALTER TABLE orders RENAME TO old; CREATE TABLE orders (LIKE old)")
     assert not task.flushes(1)
@@ -111,75 +121,61 @@ def test_another_table_of_the_same_name(url, admin, orders):
     assert (is_owner, is_ours, at) == (True, True, 1)
 
 
-def test_a_table_that_is_made_unlogged(url, admin, orders):
-    """A crash would empty the table and leave the positions, so nothing goes into it until it is logged again."""
+PARTED = "DROP TABLE orders; CREATE TABLE orders (id bigint, name text, n serial) PARTITION BY RANGE (id); "
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "undo", "offset"),
+    [
+        pytest.param("SELECT", "ALTER TABLE orders SET UNLOGGED", "ALTER TABLE orders SET LOGGED", 1, id="unlogged"),
+        pytest.param(
+            "CREATE TABLE archive (LIKE orders)",
+            "CREATE RULE aside AS ON INSERT TO orders DO INSTEAD INSERT INTO archive VALUES (NEW.*)",
+            # The constraint fails if a row has gone there.
+            "DROP RULE aside ON orders; ALTER TABLE archive ADD CHECK (false)",
+            1,
+            id="a-rule",
+        ),
+        pytest.param(
+            f"{PARTED}CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id); "
+            "CREATE TABLE first PARTITION OF few FOR VALUES FROM (0) TO (5); "
+            "CREATE TABLE others PARTITION OF orders DEFAULT",
+            "ALTER TABLE first SET UNLOGGED",
+            "ALTER TABLE first SET LOGGED",
+            100,
+            id="a-partition-unlogged",
+        ),
+        pytest.param(
+            f"{PARTED}CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (10); "
+            "CREATE FOREIGN DATA WRAPPER elsewhere; CREATE SERVER elsewhere FOREIGN DATA WRAPPER elsewhere; "
+            "CREATE FOREIGN TABLE many (id bigint, name text, n integer NOT NULL) SERVER elsewhere",
+            "ALTER TABLE orders ATTACH PARTITION many FOR VALUES FROM (10) TO (20)",
+            "ALTER TABLE orders DETACH PARTITION many",
+            1,
+            id="a-foreign-partition",
+        ),
+    ],
+)
+def test_nothing_goes_into_a_table_that_may_not_keep_it(url, admin, orders, make, change, undo, offset):
+    """
+    A crash would empty it, or rows would go elsewhere, while the position moves: as a start does, a flush refuses it.
+
+    That holds for a partition even if no row of the flush goes into it, and ends when the change is undone.
+    """
+    admin.execute(make)
     task = Task(url, begun(url))
     task.claims()
     task.flushes(0)
-    admin.execute("ALTER TABLE orders SET UNLOGGED")
-    assert not task.flushes(1)
-    is_owner, is_ours, at, *_ = task.looks()
-    assert (is_owner, is_ours, at) == (True, True, 1)
-    admin.execute("ALTER TABLE orders SET LOGGED")
-    assert task.flushes(1)
-    assert orders() == [0, 1]
+    admin.execute(change)
+    assert not task.flushes(offset)
+    assert task.looks()[:3] == (True, True, 1)
+    admin.execute(undo)
+    assert task.flushes(offset)
+    assert orders() == [0, offset]
 
 
-def test_a_table_that_gets_a_rule(url, admin, orders):
-    """Rows would go elsewhere while the position moves: a start refuses such a table, and so does a flush."""
-    task = Task(url, begun(url))
-    task.claims()
-    task.flushes(0)
-    admin.execute("CREATE TABLE archive (LIKE orders)")
-    admin.execute("CREATE RULE aside AS ON INSERT TO orders DO INSTEAD INSERT INTO archive VALUES (NEW.*)")
-    assert not task.flushes(1)
-    assert task.looks()[2] == 1
-    assert admin.execute("SELECT count(*) FROM archive").fetchone() == (0,)
-    admin.execute("DROP RULE aside ON orders")
-    assert task.flushes(1)
-    assert orders() == [0, 1]
-
-
-def test_a_partition_that_is_made_unlogged(url, admin, orders):
-    """As for a whole table, even if no row of the flush goes into that partition."""
-    admin.execute(
-        "DROP TABLE orders; CREATE TABLE orders (id bigint, name text, n serial) PARTITION BY RANGE (id); "
-        "CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id); "
-        "CREATE TABLE first PARTITION OF few FOR VALUES FROM (0) TO (5); "
-        "CREATE TABLE others PARTITION OF orders DEFAULT"
-    )
-    task = Task(url, begun(url))
-    task.claims()
-    task.flushes(0)
-    admin.execute("ALTER TABLE first SET UNLOGGED")
-    assert not task.flushes(100)
-    admin.execute("ALTER TABLE first SET LOGGED")
-    assert task.flushes(100)
-    assert orders() == [0, 100]
-
-
-def test_a_foreign_table_that_becomes_a_partition(url, admin, orders):
-    """Its rows are not as durable as the position, so nothing goes into the table until it is taken away."""
-    admin.execute(
-        "DROP TABLE orders; CREATE TABLE orders (id bigint, name text, n serial) PARTITION BY RANGE (id); "
-        "CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (10); "
-        "CREATE FOREIGN DATA WRAPPER elsewhere; CREATE SERVER elsewhere FOREIGN DATA WRAPPER elsewhere; "
-        "CREATE FOREIGN TABLE many (id bigint, name text, n integer NOT NULL) SERVER elsewhere"
-    )
-    task = Task(url, begun(url))
-    task.claims()
-    task.flushes(0)
-    admin.execute("ALTER TABLE orders ATTACH PARTITION many FOR VALUES FROM (10) TO (20)")
-    assert not task.flushes(1)
-    admin.execute("ALTER TABLE orders DETACH PARTITION many")
-    assert task.flushes(1)
-    assert orders() == [0, 1]
-
-
-def test_a_column_that_gives_its_name_to_another(url, admin, orders):
+def test_a_column_that_gives_its_name_to_another(admin, orders, task):
     """As online migrations do it: values that were compared with the old one's type would be rounded."""
-    task = Task(url, begun(url))
-    task.claims()
     assert task.flushes(0)
     admin.execute("ALTER TABLE orders RENAME id TO id_old; ALTER TABLE orders ADD id real")
     assert not task.flushes(16777217)
@@ -235,11 +231,8 @@ def stored_for_a_micro_batch(url, query_id):
 class TestRecovery:
     """Commands that fence a query keep what its tasks have stored."""
 
-    def test_a_new_checkpoint_reads_nothing_that_is_stored(self, url, orders, tmp_path):
+    def test_a_new_checkpoint_reads_nothing_that_is_stored(self, url, orders, tmp_path, task):
         """A start from there reads nothing that is stored, though no batch has recorded it yet."""
-        old = begun(url)
-        task = Task(url, old)
-        task.claims()
         task.flushes(0, 1, 2)
         write_new_checkpoint("orders", str(tmp_path / "new"), url, quiet_seconds=0)
         assert not task.flushes(3)
@@ -308,11 +301,8 @@ class TestRecovery:
             recorder.look_at_tasks(second)
         assert caplog.text.count("no core left for 2 of its tasks") == said
 
-    def test_a_record_whose_answer_is_lost(self, url, orders, monkeypatch):
+    def test_a_record_whose_answer_is_lost(self, url, monkeypatch, run, task):
         """It was committed, so the next one goes on behind it, and the query with it."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         task.flushes(0, 1)
 
         def lose_the_answer(*given):
@@ -340,9 +330,8 @@ class TestRecovery:
         assert not old.flushes(4)
         assert new.positions == start(p0=4)
 
-    def test_a_person_is_told_the_partition_of_the_query_itself(self, url, admin, orders):
+    def test_a_person_is_told_the_partition_of_the_query_itself(self, url, admin, run):
         """Another query's mark of the same partition is left alone."""
-        run = begun(url)
         Task(url, run).claims()
         admin.execute("UPDATE pgonce.positions SET disputed_from = 0")
         with pytest.raises(RefusedBatch, match=f"WHERE writer_id = {run.writer_id} AND topic"):
@@ -366,11 +355,8 @@ class TestTakeover:
         assert task.flushes(2)
         assert orders() == [0, 1, 2]
 
-    def test_a_flush_under_way_is_waited_for(self, url, orders):
+    def test_a_flush_under_way_is_waited_for(self, url, orders, task):
         """A new run begins after a flush that is under way, and behind its rows."""
-        old = begun(url)
-        task = Task(url, old)
-        task.claims()
         task.connection.autocommit = False
         assert task.flushes(0, 1, 2)
         begins = []
@@ -384,10 +370,8 @@ class TestTakeover:
         assert orders() == [0, 1, 2]
 
     @pytest.mark.parametrize("successor", [QUERY, "22222222-0000-0000-0000-000000000000"])
-    def test_a_micro_batch_that_takes_over_knows_every_row(self, successor, url, admin, orders):
+    def test_a_micro_batch_that_takes_over_knows_every_row(self, successor, url, orders, task):
         """A batch of the same query, or of one that replaces it, waits for flushes and drops what they have stored."""
-        task = Task(url, begun(url))
-        task.claims()
         task.flushes(0)
         task.connection.autocommit = False
         assert task.flushes(1, 2)
@@ -404,13 +388,12 @@ class TestTakeover:
         assert orders() == [0, 1, 2]
 
     @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-    def test_a_transaction_that_does_not_see_a_new_partition(self, url, admin, orders, isolation):
+    def test_a_transaction_that_does_not_see_a_new_partition(self, url, admin, isolation, run):
         """
         It has waited for the writer's row while a task has claimed another partition: it takes nothing over.
 
         Otherwise that task would write on, and the batch would write the same rows.
         """
-        run = begun(url)
         known, new = Task(url, run), Task(url, run, partition=1)
         known.claims()
         refused = []
@@ -435,11 +418,8 @@ class TestTakeover:
         retire_sink(QUERY, url, reason="it is over")
         assert not new.flushes(1)
 
-    def test_a_retired_query_writes_nothing_more(self, url, orders):
+    def test_a_retired_query_writes_nothing_more(self, url, orders, run, task):
         """`pgonce retire` ends the claims of running tasks, and no task claims afterwards."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         task.flushes(0)
         retire_sink(QUERY, url, reason="it is over")
         assert not task.flushes(1)
@@ -454,15 +434,12 @@ class TestTakeover:
             old.record({}, start(p0=9))
         assert position(url) == 0
 
-    def test_the_old_driver_is_fenced_by_a_micro_batch(self, url, orders):
+    def test_the_old_driver_is_fenced_by_a_micro_batch(self, url, orders, run, task):
         """A batch of another mode takes the positions away, which is no database that went back."""
-        old = begun(url)
-        task = Task(url, old)
-        task.claims()
         task.flushes(0, 1, 2)
         stored_for_a_micro_batch(url, QUERY)
         with pytest.raises(RefusedBatch, match="FENCED"):
-            old.record({("orders", 0): 3}, start(p0=3))
+            run.record({("orders", 0): 3}, start(p0=3))
 
     def test_a_login_that_becomes_the_role_of_the_stream(self, url, admin, orders, login):
         """What counts is the role that it has become, and not that it inherits nothing."""
@@ -482,9 +459,8 @@ class TestTakeover:
 
 
 class TestTasksOfOneBatch:
-    def test_a_later_attempt_takes_over(self, url, orders):
+    def test_a_later_attempt_takes_over(self, url, orders, run):
         """An attempt that Spark starts again goes on where the first one ended, which writes nothing more."""
-        run = begun(url)
         first, second = Task(url, run), Task(url, run)
         first.claims()
         first.flushes(0, 1)
@@ -495,9 +471,8 @@ class TestTasksOfOneBatch:
         assert second.flushes(2)
         assert orders() == [0, 1, 2]
 
-    def test_two_tasks_with_rows_of_one_partition(self, url, admin, orders):
+    def test_two_tasks_with_rows_of_one_partition(self, url, admin, orders, run):
         """The second is refused, and no run begins until a person has looked at what may be missing."""
-        run = begun(url)
         first, second = Task(url, run, spark_partition=0), Task(url, run, spark_partition=1)
         first.claims(3)
         first.flushes(3)
@@ -515,9 +490,8 @@ class TestTasksOfOneBatch:
         assert begun(url, last=0).positions == start(p0=4)
         assert orders() == [3]
 
-    def test_the_next_batch_claims_again(self, url, orders):
+    def test_the_next_batch_claims_again(self, url, run):
         """Another task may have the partition in the next batch; one of an earlier batch comes too late."""
-        run = begun(url)
         late = Task(url, run, epoch=0, spark_partition=0)
         first, second = Task(url, run, epoch=1, spark_partition=0), Task(url, run, epoch=2, spark_partition=1)
         first.claims()
@@ -526,9 +500,8 @@ class TestTasksOfOneBatch:
         assert second.flushes(1)
         assert not late.claims(1)
 
-    def test_tasks_that_are_planned_again_within_an_epoch(self, url, orders):
+    def test_tasks_that_are_planned_again_within_an_epoch(self, url, run):
         """A continuous query that finds new partitions plans its tasks again: those of the later stage take over."""
-        run = begun(url)
         before = Task(url, run, epoch=5, stage=0, spark_partition=0)
         again = Task(url, run, epoch=4, stage=1, spark_partition=1, before=before.claim)
         before.claims()
@@ -538,9 +511,8 @@ class TestTasksOfOneBatch:
         assert not Task(url, run, epoch=6, stage=0).claims(1)
         assert again.flushes(1)
 
-    def test_a_partition_that_appears_while_the_query_runs(self, url, orders):
+    def test_a_partition_that_appears_while_the_query_runs(self, url, run):
         """Its first task makes its row, at the first record that comes."""
-        run = begun(url)
         task = Task(url, run, partition=3)
         assert task.claims(0)
         assert task.flushes(0)
@@ -548,21 +520,15 @@ class TestTasksOfOneBatch:
 
 
 class TestDatabaseThatWentBack:
-    def test_a_task_whose_last_flush_is_gone_writes_nothing_more(self, url, admin, orders):
+    def test_a_task_whose_last_flush_is_gone_writes_nothing_more(self, admin, orders, task):
         """A task whose last flush is gone writes nothing more: rows between would be missing."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         task.flushes(0, 1, 2)
         admin.execute("UPDATE pgonce.positions SET next_offset = 1; DELETE FROM orders WHERE id > 0")
         assert not task.flushes(3)
         assert orders() == [0]
 
-    def test_a_task_does_not_claim_behind_what_the_one_before_stored(self, url, admin, orders):
+    def test_a_task_does_not_claim_behind_what_the_one_before_stored(self, url, admin, orders, run, task):
         """The next task knows how far the one before it had come, and does not claim."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         task.flushes(0, 1, 2)
         admin.execute("UPDATE pgonce.positions SET next_offset = 1; DELETE FROM orders WHERE id > 0")
         assert not Task(url, run, epoch=1, floor=3).claims(3)
@@ -570,9 +536,8 @@ class TestDatabaseThatWentBack:
         assert not Task(url, run, epoch=1, floor=3).claims(3)
         assert orders() == [0]
 
-    def test_a_stage_claims_only_behind_the_claim_that_it_knows(self, url, admin, orders):
+    def test_a_stage_claims_only_behind_the_claim_that_it_knows(self, url, admin, orders, run):
         """A continuous query that is planned again claims behind the claim that it knows, and behind no other."""
-        run = begun(url)
         task = Task(url, run, epoch=5)
         task.claims()
         task.flushes(0, 1, 2)
@@ -582,9 +547,8 @@ class TestDatabaseThatWentBack:
         assert not Task(url, run, stage=2, before=task.claim, floor=3).claims(3)
         assert orders() == [0]
 
-    def test_between_two_stages_without_a_claim(self, url, admin, orders):
+    def test_between_two_stages_without_a_claim(self, url, run):
         """The failover may have lost the claim too, or the row of a partition that has appeared during the run."""
-        run = begun(url)
         assert not Task(url, run, stage=1, before=uuid.uuid4()).claims(100)
         assert not Task(url, run, stage=1, before=uuid.uuid4(), partition=1).claims(50)
         assert Task(url, run, stage=1, before=uuid.uuid4()).claims(0)
@@ -600,11 +564,8 @@ class TestDatabaseThatWentBack:
         with pytest.raises(RefusedBatch, match="POSITION_WENT_BACK"):
             run.record({}, start(p0=3))
 
-    def test_rows_that_are_missing_below_the_position(self, url, admin, orders):
+    def test_rows_that_are_missing_below_the_position(self, admin, run, task):
         """Tasks have gone on from where the database went back to, and the position is further than before by now."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         task.flushes(0, 1, 2)
         run.record({}, None)
         admin.execute("UPDATE pgonce.positions SET next_offset = 10, rows = 1")
@@ -612,11 +573,8 @@ class TestDatabaseThatWentBack:
             run.record({}, None)
 
     @pytest.mark.parametrize("reports", [{("orders", 0): 3}, {}], ids=["reported", "continuous"])
-    def test_the_driver_records_nothing(self, url, admin, orders, reports):
+    def test_the_driver_records_nothing(self, url, admin, orders, reports, run, task):
         """What is recorded counts as stored, so the driver is refused, and the next run reads what is missing."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         task.flushes(0, 1, 2)
         if not reports:
             run.record({}, start(p0=3))
@@ -627,11 +585,8 @@ class TestDatabaseThatWentBack:
             again = begun(url, last=0)
             assert again.positions == start(p0=1)
 
-    def test_as_far_as_rows_are_stored(self, url, admin, orders):
+    def test_as_far_as_rows_are_stored(self, url, run, task):
         """In continuous mode Spark does not say where a batch has ended; where no row has come, nothing is recorded."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         run.record({}, None)
         assert run.batch_id == 0
         task.flushes(0, 1, 2)
@@ -645,11 +600,8 @@ class TestDatabaseThatWentBack:
         run.record({}, None)
         assert (run.batch_id, run.ends) == (2, start(p0=3, p1=1))
 
-    def test_nothing_beyond_what_is_stored_is_recorded(self, url, admin, orders):
+    def test_nothing_beyond_what_is_stored_is_recorded(self, url, run, task):
         """Without reports of tasks, the end of a batch is recorded only as far as rows are stored."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         task.flushes(0, 1, 2)
         run.record({}, start(p0=9))
         assert position(url) == 3
@@ -665,9 +617,8 @@ class TestBegin:
         run.record({("orders", 0): 5}, start(p0=6))
         assert OffsetsStore(url).latest(QUERY).end_offsets == {"0": {"orders": {"0": 6}, "old": {"0": 7}}}
 
-    def test_records_that_may_be_lost(self, url, orders):
+    def test_records_that_may_be_lost(self, url, run):
         """Where the user accepts that Kafka has deleted records, the run begins behind them."""
-        run = begun(url)
         Task(url, run)
         again = begun(url, last=0)
         again.begin(1, start(p0=0), start(p0=40), None)
@@ -675,29 +626,22 @@ class TestBegin:
 
 
 class TestRecords:
-    def test_filtered_records_are_passed_over(self, url, orders):
+    def test_filtered_records_are_passed_over(self, orders, run, task):
         """At the end of a batch, the position moves to where the batch has ended, and tasks go on from there."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         task.flushes(0, 1)
         run.record({("orders", 0): 2}, start(p0=9))
         assert run.positions == start(p0=9)
         assert task.flushes(9, 10)
         assert orders() == [0, 1, 9, 10]
 
-    def test_a_position_that_no_task_has_reported_is_not_moved(self, url, orders):
+    def test_a_position_that_no_task_has_reported_is_not_moved(self, orders, run, task):
         """Otherwise a database that went back in that moment would lose the rows between."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         task.flushes(0, 1, 2)
         run.record({("orders", 0): 2}, start(p0=9))
         assert run.positions == start(p0=3)
 
-    def test_an_added_partition_of_which_all_records_were_filtered(self, url, orders):
+    def test_an_added_partition_of_which_all_records_were_filtered(self, url, orders, run):
         """It gets a position too, so that it is not read again from its beginning, and that no record is needed."""
-        run = begun(url)
         run.record({}, start(p0=0, p3=4))
         assert run.positions == run.ends == start(p0=0, p3=4)
         task = Task(url, run, partition=3)
@@ -707,11 +651,8 @@ class TestRecords:
         assert run.positions == start(p0=0, p3=5)
         assert orders() == [4]
 
-    def test_each_record_counts_the_rows_since_the_one_before(self, url, orders):
+    def test_each_record_counts_the_rows_since_the_one_before(self, url, orders, run, task):
         """`pgonce history` shows how many rows came, batch by batch."""
-        run = begun(url)
-        task = Task(url, run)
-        task.claims()
         task.flushes(0, 1)
         run.record({("orders", 0): 2}, start(p0=2))
         task.flushes(2)
