@@ -14,7 +14,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 from change_feed_debezium import Decimals, Record, flat_row, records_of
@@ -71,22 +70,6 @@ class ChangeFeed:
         """The same without envelope or tombstones: ``op``, the columns, and ``seq``, which grows with each change."""
         return map(flat_row, self.arrivals())
 
-    def change_rows(self, *, updates: bool = True) -> Iterator[dict[str, Any]]:
-        """
-        The change feed of a Delta table, or that of Spark, which has the same changes: a version for each transaction.
-
-        What a transaction did to a key in several steps is one change here, and every change has all its values. A
-        version's rows come in no order. Nothing is sent again, because tables are read by version.
-
-        :param updates: False gives a delete and an insert of one version for each update, as Spark does unless
-            ``computeUpdates`` is set.
-        """
-        shuffle = random.Random(self.seed).shuffle
-        for version, (_, changes) in enumerate(groupby(self.history(), key=lambda change: change.transaction)):
-            rows = [row for net in _net(changes) for row in _change_rows(*net, version, updates=updates)]
-            shuffle(rows)
-            yield from rows
-
     def final_state(self) -> dict[int, Row]:
         """The source's rows by key, after everything."""
         return dict(self._final_state)
@@ -130,26 +113,3 @@ def _outdated_stretch(sent: list[Change], length: int, chosen: random.Random) ->
         raise ValueError("No stretch of this feed has a newer change after it: more events or fewer keys would help.")
     start = chosen.choice(starts)
     return sent[start : start + length]
-
-
-def _net(changes: Iterator[Change]) -> list[tuple[Row | None, Row | None, Change]]:
-    """For each key of a transaction: its row before and after, and the last change of it."""
-    first: dict[int, Change] = {}
-    last: dict[int, Change] = {}
-    for change in changes:
-        first.setdefault(change.key, change)
-        last[change.key] = change
-    return [(first[key].before, change.after, change) for key, change in last.items()]
-
-
-def _change_rows(
-    before: Row | None, after: Row | None, change: Change, version: int, *, updates: bool
-) -> Iterator[dict[str, Any]]:
-    paired = updates and before is not None and after is not None
-    for row, kind in (
-        (before, "update_preimage" if paired else "delete"),
-        (after, "update_postimage" if paired else "insert"),
-    ):
-        if row is not None:
-            about = {"_change_type": kind, "_commit_version": version, "_commit_timestamp": change.committed_at}
-            yield {**row._asdict(), **about}
