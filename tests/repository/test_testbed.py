@@ -1,14 +1,10 @@
-"""The testbed does what the other tests rely on."""
+"""The proxy does what the other tests rely on: most of them would also pass if it cut no line."""
 
 import re
 import threading
 
 import psycopg
 import pytest
-from safety_net import is_alive
-from support.fixtures.driver import Driver
-from support.fixtures.postgres import WITHOUT_LEDGER
-from support.named_tests import ROOT
 
 
 @pytest.fixture
@@ -121,41 +117,3 @@ class TestProxy:
         hold.cut()
         thread.join(30)
         assert (rows(), len(outcome)) == (after_cut, 1)
-
-
-_DRIVER = """
-import sys, time
-from pathlib import Path
-from pyspark.sql import SparkSession
-
-def sleep(batches):
-    Path(sys.argv[1]).write_text("a task runs")
-    time.sleep(600)
-    yield from batches
-
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-spark.range(1).mapInArrow(sleep, "id long").collect()
-"""
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("workers", [True, False])
-def test_sigkilled_driver_leaves_nothing(start_driver, tmp_path, workers):
-    """A driver killed in the middle of a task takes its JVM and its Python workers with it."""
-    script, sign = tmp_path / "driver.py", tmp_path / "sign"
-    script.write_text(_DRIVER.replace("sys.argv[1]", repr(str(sign))))
-    driver: Driver = start_driver(script)
-    driver.wait_for(sign.exists, "a task ran")
-    lived = driver.processes()
-    names = [process.name() for process in lived]
-    assert "java" in names
-    assert sum(name.startswith("python") for name in names) >= 3, names
-    driver.sigkill(workers=workers)
-    assert not driver.processes()
-    assert not any(is_alive(process.pid) for process in lived)
-
-
-def test_some_databases_have_no_ledger(admin):
-    """The places whose tests create it themselves exist, and this is one of them."""
-    assert admin.execute("SELECT FROM pg_namespace WHERE nspname = 'pgonce'").fetchall() == []
-    assert [place for place in WITHOUT_LEDGER if not (ROOT / place).exists()] == []

@@ -1,7 +1,8 @@
-"""What `make test` leaves out is what somebody meant to leave out."""
+"""What `make test` leaves out, and which tests begin without a ledger, is what somebody meant."""
 
 from __future__ import annotations
 
+from support.fixtures.postgres import WITHOUT_LEDGER
 from support.fixtures.thorough import IN_MANY_WAYS, LONG, THOROUGH, names_of
 from support.named_tests import ROOT, is_there
 
@@ -15,3 +16,4 @@ def test_what_is_left_out_exists():
     """A test that was renamed is not silently part of `make test` again, and neither is one of many ways."""
     assert [name for name in [*THOROUGH, *LONG, *IN_MANY_WAYS] if not is_test(name)] == []
     assert [name for name in IN_MANY_WAYS if set(THOROUGH).isdisjoint(names_of(name))] == []
+    assert [name for name in WITHOUT_LEDGER if not is_test(name)] == []
