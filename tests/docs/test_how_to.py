@@ -11,9 +11,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_broker import spark_connector_jars
-from maven import ROOT, MissingTool, jar_of_artifact
+from maven import ROOT, jar_of_artifact
 from schema_registry import SchemaRegistry
-from support.fixtures.skips import available, unavailable
 from support.page_reader import blocks_of
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
@@ -64,10 +63,7 @@ def produce(kafka):
 @pytest.fixture
 def jars():
     """What the pages name with ``--packages``."""
-    try:
-        return {CONNECTOR: spark_connector_jars(), AVRO: [jar_of_artifact(AVRO)]}
-    except MissingTool as missing:
-        unavailable(str(missing))
+    return {CONNECTOR: spark_connector_jars(), AVRO: [jar_of_artifact(AVRO)]}
 
 
 def test_every_recipe_has_its_test():
@@ -169,7 +165,7 @@ def record_schema(*fields: Mapping[str, str]) -> str:
 @pytest.fixture
 def registry() -> Iterator[SchemaRegistry]:
     """A registry in which no schema is registered yet."""
-    with available(SchemaRegistry) as found:
+    with SchemaRegistry() as found:
         yield found
 
 

