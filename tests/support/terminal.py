@@ -1,5 +1,5 @@
 """
-A real terminal with a program in it, which a test reads and types into.
+A real terminal with a program in it, which a test reads.
 
 Runs in: pytest; the program is a process of its own. Invariant: the environment says nothing of the terminal or the
 locale of those who run the tests.
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -25,13 +24,11 @@ _SAYS = ("LC_", "LANG", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM", "
 
 
 class Terminal:
-    """Python with these arguments, in a terminal of this size; ``stdout`` may lead elsewhere."""
+    """Python with these arguments, in a terminal of 80 columns; ``stdout`` may lead elsewhere."""
 
-    def __init__(
-        self, *arguments: str, width: int = 80, height: int = 24, stdout: Any = None, **environment: str
-    ) -> None:
+    def __init__(self, *arguments: str, stdout: Any = None) -> None:
         self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_SAYS)}
         self.process = subprocess.Popen(
             [sys.executable, *arguments],
@@ -39,19 +36,11 @@ class Terminal:
             stdout=slave if stdout is None else stdout,
             stderr=slave,
             start_new_session=True,
-            env={**inherited, "TERM": "xterm-256color", "LANG": "C.UTF-8", **environment},
+            env={**inherited, "TERM": "xterm-256color", "LANG": "C.UTF-8"},
         )
         os.close(slave)
         os.set_blocking(self._master, False)
         self.written = b""
-
-    def read_until(self, holds: Callable[[bytes], bool]) -> bytes:
-        """Read what the program writes until this holds of all of it."""
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not holds(self.written):
-            assert time.monotonic() < end, self.written[-4000:]
-            self._read()
-        return self.written
 
     def wait(self) -> int:
         """Read until the program ends, and return its exit code."""
@@ -68,10 +57,6 @@ class Terminal:
             while True:
                 self.written += os.read(self._master, 1 << 16)
         time.sleep(0.02)
-
-    def press(self, keys: str) -> None:
-        """Type."""
-        os.write(self._master, keys.encode())
 
     def close(self) -> None:
         """End the program, whatever it does."""
