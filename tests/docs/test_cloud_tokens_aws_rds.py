@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from support.cloud_tokens import example_module, logged_token, token_of
-from support.token_server import serving
+from support.http_server import serving
 
 from pgonce import Login
 from pgonce.offsets_store.errors import ConnectError

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from support.cloud_tokens import example_module, logged_token, token_of
-from support.token_server import serving
+from support.http_server import serving
 
 from pgonce import Login
 

@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from support.cloud_tokens import example_module, logged_token, token_of
-from support.token_server import serving
+from support.http_server import serving
 
 from pgonce import Login
 

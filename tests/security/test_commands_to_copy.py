@@ -7,10 +7,9 @@ Covers: pgonce.cli.doctor, offsets_store.log_lines.
 from __future__ import annotations
 
 import re
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
+from support.http_server import serving
 from support.ledger_history import KAFKA, QUERY, publish
 from support.served import served
 from typer.testing import CliRunner
@@ -57,26 +56,13 @@ def test_no_command_has_another_one_in_it(url, planted):
 def test_doctor_asks_no_server_that_a_role_has_named(url, store, admin, monkeypatch):
     """The location in the ledger may name a server, to which the credentials of who asks would be shown."""
     publish(url, 3, KAFKA)
-    seen = []
-
-    class Server(BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            seen.append(self.path)
-            self.send_error(404)
-
-        do_GET = do_HEAD  # noqa: N815 (the name that http.server calls)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "mine")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        location = f"s3://bucket/c?scheme=http&region=us-east-1&endpoint_override=127.0.0.1:{server.server_port}"
+    with serving({}) as server:
+        endpoint = server.url.removeprefix("http://")
+        location = f"s3://bucket/c?scheme=http&region=us-east-1&endpoint_override={endpoint}"
         admin.execute("UPDATE pgonce.writers SET checkpoint_location = %s", [location])
         said = pgonce("doctor", QUERY, "--url", url)
-        server.shutdown()
-    assert not seen
+    assert not server.requests
     assert "[CHECKPOINT_LOCATION]" in said
     assert "endpoint_override" not in said

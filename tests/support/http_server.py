@@ -1,5 +1,5 @@
 """
-A server that gives tokens, as a cloud does: it checks what it is asked, and refuses what the documentation forbids.
+A server that answers as a test says, such as that of a cloud which gives tokens.
 
 Runs in: pytest, in a thread, over real HTTP. What a request must be is what a test says; what came is kept.
 """
@@ -18,13 +18,19 @@ from urllib.parse import parse_qs, urlsplit
 
 @dataclass(frozen=True)
 class Request:
-    """One request: its body is parsed as JSON or as a form, whichever it says that it is."""
+    """One request."""
 
     method: str
     path: str
     query: dict[str, str]
     headers: dict[str, str]
-    body: dict[str, Any]
+    raw: bytes
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Parsed as JSON or as a form, whichever it says that it is."""
+        is_json = "json" in self.headers.get("content-type", "")
+        return json.loads(self.raw) if is_json else _first_of_each(self.raw.decode())
 
 
 # Status, and what is answered: as JSON, or a text as it is.
@@ -32,7 +38,7 @@ Answer = tuple[int, "dict[str, Any] | str"]
 
 
 @dataclass
-class TokenServer:
+class HttpServer:
     """Where it listens, what it has been asked, and who answers each path."""
 
     url: str
@@ -44,20 +50,20 @@ class TokenServer:
         return [request for request in self.requests if request.path == path]
 
 
+def _first_of_each(text: str) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(text).items()}
+
+
 @contextmanager
-def serving(routes: dict[tuple[str, str], Callable[[Request], Answer]]) -> Iterator[TokenServer]:
+def serving(routes: dict[tuple[str, str], Callable[[Request], Answer]]) -> Iterator[HttpServer]:
     """Serve ``routes`` (method and path) while the block runs; any other path is not found."""
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             where = urlsplit(self.path)
-            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            is_json = "json" in self.headers.get("Content-Type", "")
-            form = {name: values[0] for name, values in parse_qs(raw).items()}
-            body = json.loads(raw) if is_json and raw else form
-            query = {name: values[0] for name, values in parse_qs(where.query).items()}
+            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Request(self.command, where.path, query, headers, body)
+            request = Request(self.command, where.path, _first_of_each(where.query), headers, raw)
             server.requests.append(request)
             answer = routes.get((self.command, where.path), lambda _: (404, {"error": "not_found"}))
             status, said = answer(request)
@@ -66,17 +72,17 @@ def serving(routes: dict[tuple[str, str], Callable[[Request], Answer]]) -> Itera
             self.send_header("Content-Type", "text/plain" if isinstance(said, str) else "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            self.wfile.write(text)
+            if self.command != "HEAD":
+                self.wfile.write(text)
 
-        do_GET = _answer  # noqa: N815 (the name that http.server calls)
-        do_POST = _answer  # noqa: N815
-        do_PUT = _answer  # noqa: N815
+        do_GET = do_HEAD = _answer  # noqa: N815 (the names that http.server calls)
+        do_POST = do_PUT = _answer  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
     listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server = TokenServer(f"http://127.0.0.1:{listening.server_port}", routes)
+    server = HttpServer(f"http://127.0.0.1:{listening.server_port}", routes)
     thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
