@@ -44,9 +44,7 @@ class _Locked(Fault):
 class HoldLock(_Locked):
     """Another session holds a lock on the table, for less or more than ``lockTimeout``."""
 
-    @property
-    def name(self) -> str:
-        return "table locked for a while"
+    shown = "table locked for a while"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         with _transaction(site, f"LOCK TABLE {WORKLOADS[workload].table} IN ACCESS EXCLUSIVE MODE") as locking:
@@ -71,9 +69,7 @@ class Alter(_Locked):
     workloads: tuple[str, ...]
     may_publish: bool = True
 
-    @property
-    def name(self) -> str:
-        return f"table altered: {self.what}"
+    shown = "table altered: {what}"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         table = WORKLOADS[workload].table
@@ -151,9 +147,7 @@ class Maintain(_Locked):
 
     command: str
 
-    @property
-    def name(self) -> str:
-        return f"table maintained: {self.command}"
+    shown = "table maintained: {command}"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         table = WORKLOADS[workload].table
@@ -181,9 +175,7 @@ class Maintain(_Locked):
 class EndSessions(Fault):
     """All sessions of the driver's are ended at once, by order."""
 
-    @property
-    def name(self) -> str:
-        return "all sessions terminated"
+    shown = "all sessions terminated"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         hit = Hit(wait_for_flight(site), time.monotonic())
@@ -198,9 +190,7 @@ class EndSessions(Fault):
 class Reload(Fault):
     """The server reads its configuration again, while batches run."""
 
-    @property
-    def name(self) -> str:
-        return "server's configuration reloaded"
+    shown = "server's configuration reloaded"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         hit = Hit(wait_for_flight(site), time.monotonic())

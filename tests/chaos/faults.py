@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import psutil
 import psycopg
@@ -48,12 +48,14 @@ MISSED = Hit([])
 
 
 class Fault(ABC):
-    """One thing that goes wrong."""
+    """One thing that goes wrong; ``shown`` is its name, with its fields."""
+
+    shown: ClassVar[str]
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """As it stands in the report."""
+        return self.shown.format(**vars(self))
 
     def fits_workload(self, workload: str) -> bool:
         """Whether it can strike this workload."""
@@ -112,9 +114,7 @@ class Wire(Fault):
     moment: Moment
     action: Literal["cut", "delay", "black_hole"]
 
-    @property
-    def name(self) -> str:
-        return f"line: {self.action} {self.moment}"
+    shown = "line: {action} {moment}"
 
     def fits_workload(self, workload: str) -> bool:
         return comes(self.moment, in_real_time=WORKLOADS[workload].in_real_time)
@@ -144,9 +144,7 @@ class KillWorker(Fault):
 
     moment: Moment
 
-    @property
-    def name(self) -> str:
-        return f"worker SIGKILL {self.moment}"
+    shown = "worker SIGKILL {moment}"
 
     def fits_workload(self, workload: str) -> bool:
         return WORKLOADS[workload].commits_in == "worker"
@@ -179,9 +177,7 @@ def kill_named_in(waiting: Path) -> bool:
 class KillTaskWorker(Fault):
     """SIGKILL of a Python worker in the middle of a task, with rows in its hands."""
 
-    @property
-    def name(self) -> str:
-        return "task's worker SIGKILL"
+    shown = "task's worker SIGKILL"
 
     def fits_workload(self, workload: str) -> bool:
         return workload in CAN_WAIT
@@ -262,9 +258,7 @@ def _is_executor(process: psutil.Process) -> bool:
 class KillExecutor(Fault):
     """SIGKILL of one executor's JVM while batches run."""
 
-    @property
-    def name(self) -> str:
-        return "executor SIGKILL"
+    shown = "executor SIGKILL"
 
     def fits_setting(self, setting: Setting) -> bool:
         return setting.cluster
@@ -333,9 +327,7 @@ class CrashServer(Fault):
 class KillBroker(Fault):
     """SIGKILL of the Kafka broker while batches run; it comes back."""
 
-    @property
-    def name(self) -> str:
-        return "broker SIGKILL"
+    shown = "broker SIGKILL"
 
     def fits_setting(self, setting: Setting) -> bool:
         return setting.source == "kafka"
@@ -355,9 +347,7 @@ class Freeze(Fault):
 
     moment: Moment
 
-    @property
-    def name(self) -> str:
-        return f"driver frozen {self.moment}, woken beside its successor"
+    shown = "driver frozen {moment}, woken beside its successor"
 
     def fits_setting(self, setting: Setting) -> bool:
         return not setting.cluster and comes(self.moment, in_real_time=setting.in_real_time)
@@ -394,9 +384,7 @@ class Freeze(Fault):
 class SecondDriver(Fault):
     """Another driver starts on the same checkpoints while the first one runs: the newest start of a query wins."""
 
-    @property
-    def name(self) -> str:
-        return "second driver started"
+    shown = "second driver started"
 
     def fits_setting(self, setting: Setting) -> bool:
         # In micro-batches Spark may stop both (tests/chaos/test_two_drivers.py).

@@ -21,9 +21,7 @@ class KillPooler(Fault):
 
     moment: Moment
 
-    @property
-    def name(self) -> str:
-        return f"PgBouncer SIGKILL {self.moment}"
+    shown = "PgBouncer SIGKILL {moment}"
 
     def fits_query(self, setting: Setting, workload: str) -> bool:
         return workload in setting.pooled
@@ -45,9 +43,7 @@ class KillPooler(Fault):
 class WireBehindPooler(Wire):
     """The line between PgBouncer and Postgres fails at a moment: the client hears of it by PgBouncer only."""
 
-    @property
-    def name(self) -> str:
-        return f"line behind PgBouncer: {self.action} {self.moment}"
+    shown = "line behind PgBouncer: {action} {moment}"
 
     def fits_query(self, setting: Setting, workload: str) -> bool:
         return workload in setting.pooled

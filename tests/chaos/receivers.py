@@ -38,9 +38,7 @@ class KillReceiver(_ReceiverFault):
 
     moment: Moment
 
-    @property
-    def name(self) -> str:
-        return f"receiver SIGKILL {self.moment}"
+    shown = "receiver SIGKILL {moment}"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         hold = held(site, workload, self.moment)
@@ -92,9 +90,7 @@ class FreezeReceiver(_ReceiverFault):
 class FillDisk(_ReceiverFault):
     """The receiver has no room for more rows, for two batches: the kernel says so as it does of a full disk."""
 
-    @property
-    def name(self) -> str:
-        return "receiver without room"
+    shown = "receiver without room"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         hold = held(site, workload, "in_copy")

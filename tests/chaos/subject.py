@@ -17,14 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.another_driver import another_driver
-from chaos.driver_job import waiting_when_told
 from chaos.seams import lower_thresholds
 from chaos.sources import Stream
 from chaos.workloads import WORKLOADS, Place
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from support.queries_job import waiting_when_told
 from support.spark_session import started_session
 
 from pgonce import PgonceError
@@ -32,6 +31,15 @@ from pgonce import PgonceError
 _TRIGGER = "100 milliseconds"
 _PAUSE_SECONDS = 0.05
 _AFTER_REFUSAL_SECONDS = 0.5
+# With these a query ends that has met another driver on its checkpoint: by pgonce's word, from the ledger or from the
+# checkpoint's files, or by Spark's.
+_OUR_WORDS = ("[FENCED]", "[CHECKPOINT_IN_USE]", "[NOT_MICRO_BATCH]")
+SPARKS_WORDS = (
+    "CONCURRENT_STREAM_LOG_UPDATE",
+    "STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY",
+    "Multiple streaming jobs detected",
+    "Multiple streaming queries",
+)
 _CODE = re.compile(r"\[([A-Z_]{4,})[.A-Z_]*]")
 
 
@@ -64,6 +72,11 @@ class Subject:
     def to_json(self) -> str:
         """As the driver's argument."""
         return json.dumps(asdict(self))
+
+
+def another_driver(ending: str) -> str | None:
+    """The words that tell of another driver; None where there are none."""
+    return next((word for word in (*_OUR_WORDS, *SPARKS_WORDS) if word in ending), None)
 
 
 def checkpoint_of(directory: str | Path, workload: str) -> Path:

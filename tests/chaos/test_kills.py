@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from chaos import driver_job
-from chaos.driver_job import Job, signs, sink_of
 from pyspark.sql import SparkSession
+from support import queries_job
 from support.audit import recorded, replays, what_is_wrong, wrong_rows
 from support.fixtures.driver import Driver, with_tests_on_path
 from support.fixtures.proxy import Proxy
@@ -25,6 +24,7 @@ from support.fixtures.spark import spark_settings
 from support.gate import gate
 from support.inbox import Inbox, create_events, events
 from support.patience import PATIENCE_SECONDS
+from support.queries_job import Job, sink_of, sinks_of
 from support.ways_in import WAYS, Sink, WayIn
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -42,13 +42,19 @@ class Bench:
     observer: psycopg.Connection
     start_driver: Callable[..., Driver]
 
-    def start(self, tasks: str) -> Driver:
-        """Start the driver with a query for each of the ways, on as many slots, with three retries for a task."""
+    @property
+    def job(self) -> Job:
+        """A query for each of the ways, on as many slots, with three retries for a task."""
         settings = spark_settings(self.directory, kafka=False) | {"spark.master": f"local[{len(self.ways)},4]"}
-        names = [way.name for way in self.ways]
-        job = Job(self.proxy.url, str(self.inbox.folder), str(self.directory), settings, names, tasks)
-        here = Path(driver_job.__file__)
-        return self.start_driver(here, job.to_json(), env=with_tests_on_path())
+        sinks = sinks_of(self.ways, self.proxy.url, self.directory)
+        trigger, signs = {"processingTime": "500 milliseconds"}, str(self.directory / "signs")
+        return Job(signs, str(self.inbox.folder), sinks, settings, trigger, tasks_wait=True)
+
+    def start(self) -> Driver:
+        """Start the driver."""
+        here, told = Path(queries_job.__file__), self.job.to_json()
+        self.job.sign("go").touch()
+        return self.start_driver(here, told, env=with_tests_on_path())
 
     def sink(self, way: WayIn) -> Sink:
         """The way's table and checkpoint, without the proxy."""
@@ -74,7 +80,6 @@ def bench_of(tmp_path, url, proxy, observer, start_driver):
         inbox.add(10)
         for way in ways:
             create_events(url, sink_of(way, url, tmp_path).table, keyed=way.upserts)
-            signs(way, tmp_path).mkdir(parents=True)
         return Bench(tmp_path, ways, inbox, url, proxy, observer, start_driver)
 
     return make
@@ -84,8 +89,8 @@ def bench_of(tmp_path, url, proxy, observer, start_driver):
 def before_the_tasks(bench: Bench) -> Iterator[Callable[[], bool]]:
     """The batch is planned, and no task has given a row away."""
     for way in bench.ways:
-        (signs(way, bench.directory) / "wait").touch()
-    yield lambda: all((signs(way, bench.directory) / "waiting").exists() for way in bench.ways)
+        bench.job.sign(f"{way.name}/wait").touch()
+    yield lambda: all(bench.job.sign(f"{way.name}/waiting").exists() for way in bench.ways)
 
 
 @contextmanager
@@ -186,7 +191,7 @@ def test_killed_driver_is_succeeded_in_short(hold, bench_of, spark):
 def kill_and_take_over(moment: Moment, bench: Bench, spark: SparkSession) -> None:
     """Kill a driver at the moment, and let the tests' own driver take over."""
     observer, ways = bench.observer, bench.ways
-    driver = bench.start("wait_when_told")
+    driver = bench.start()
     driver.wait_for(lambda: all((bench.checkpoint(way) / "commits/0").exists() for way in ways), "the first batch")
     first = list(bench.inbox.rows)
     with moment.hold(bench) as is_reached:
@@ -213,15 +218,3 @@ def assert_was_at(moment: Moment, bench: Bench, way: WayIn, before: list[tuple])
     assert [batch.batch_id for batch in recorded(bench.observer, sink.checkpoint)] == [0, 1][: 1 + moment.in_ledger]
     visible = bench.inbox.rows if moment.in_ledger else before
     assert wrong_rows(bench.observer, sink.table, visible) == [], way.name
-
-
-def test_task_that_fails_twice(bench_of, observer):
-    """A task whose first two attempts fail after they gave their rows away adds each row once, over every way in."""
-    bench = bench_of(WAYS)
-    bench.inbox.add(20)
-    assert bench.start("fail_twice").wait() == 0
-    for way in WAYS:
-        sink = bench.sink(way)
-        attempts = sorted(file.name for file in signs(way, bench.directory).iterdir())
-        assert attempts == ["attempt-0", "attempt-1", "attempt-2"]
-        assert what_is_wrong(observer, sink.table, sink.checkpoint, bench.inbox.rows) == [], way.name

@@ -15,15 +15,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from chaos import contest_job
-from chaos.another_driver import SPARKS_WORDS, another_driver
-from chaos.contest_job import Contest
-from chaos.driver_job import sink_of
+from chaos.subject import SPARKS_WORDS, another_driver
+from support import queries_job
 from support.audit import left_behind, what_is_wrong, wrong_rows
 from support.fixtures.driver import Driver, wait_until, with_tests_on_path
 from support.fixtures.spark import spark_settings
 from support.inbox import Inbox, create_events
 from support.patience import PATIENCE_SECONDS
+from support.queries_job import Job, sink_of, sinks_of
 from support.ways_in import WAYS, Sink, WayIn
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -35,25 +34,25 @@ LOCK_TIMEOUT = 2
 class Rival:
     """One of the two drivers."""
 
-    contest: Contest
+    job: Job
     driver: Driver
 
     @property
     def endings(self) -> dict[str, str]:
         """Way to how its query ended, of those that have."""
-        return {way.name: text for way in WAYS if (text := self.contest.ending(way)) is not None}
+        return {way.name: text for way in WAYS if (text := self.job.ending(way.name)) is not None}
 
     def go(self) -> None:
         """Let it start its queries."""
-        (self.contest.signs / "go").touch()
+        self.job.sign("go").touch()
 
     def wait_until_ready(self) -> None:
         """Wait until it would start its queries."""
-        self.driver.wait_for((self.contest.signs / "ready").exists, f"{self.contest.name} was ready")
+        self.driver.wait_for(self.job.sign("ready").exists, "it was ready")
 
     def stop(self) -> None:
         """Stop its queries in good order, and wait for its end."""
-        (self.contest.signs / "stop").touch()
+        self.job.sign("stop").touch()
         assert self.driver.wait() == 0
         assert set(self.endings) == {way.name for way in WAYS}
 
@@ -72,10 +71,11 @@ class Bench:
     def start(self, name: str) -> Rival:
         """Start a driver, with a slot for each query and three retries for a task; it waits for its ``go``."""
         settings = spark_settings(self.directory / name, kafka=False) | {"spark.master": f"local[{len(WAYS)},4]"}
-        contest = Contest(name, self.url, str(self.inbox.folder), str(self.directory), settings, LOCK_TIMEOUT)
-        contest.signs.mkdir(parents=True)
-        here = Path(contest_job.__file__)
-        rival = Rival(contest, self.start_driver(here, contest.to_json(), env=with_tests_on_path()))
+        sinks = sinks_of(WAYS, self.url, self.directory, lock_timeout=LOCK_TIMEOUT)
+        signs, trigger = str(self.directory / "signs" / name), {"processingTime": "200 milliseconds"}
+        job = Job(signs, str(self.inbox.folder), sinks, settings, trigger)
+        here = Path(queries_job.__file__)
+        rival = Rival(job, self.start_driver(here, job.to_json(), env=with_tests_on_path()))
         self.rivals.append(rival)
         return rival
 

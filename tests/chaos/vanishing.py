@@ -31,9 +31,7 @@ class Vanish(Fault):
     moment: Moment
     lost: Lost
 
-    @property
-    def name(self) -> str:
-        return f"host vanished {self.moment}, {self.lost} lost"
+    shown = "host vanished {moment}, {lost} lost"
 
     def fits_workload(self, workload: str) -> bool:
         return comes(self.moment, in_real_time=WORKLOADS[workload].in_real_time)

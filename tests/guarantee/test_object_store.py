@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import psycopg
@@ -52,9 +53,12 @@ class Job:
                 settings[f"spark.hadoop.fs.s3a.{name}.key"] = env.pop(variable)
             # pyarrow looks there too.
             env |= {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": str(self._home)}
-        sinks = {name: Sink(self._url, f"events_{name}", self.checkpoint(name)) for name in WAYS}
-        job = queries_job.arguments(self.inbox.folder, sinks, settings)
-        return self._start_driver(queries_job.__file__, job, env={**env, **with_tests_on_path()})
+        sinks = {name: asdict(Sink(self._url, f"events_{name}", self.checkpoint(name))) for name in WAYS}
+        signs = str(self._home / f"signs-{secrets.token_hex(4)}")
+        self.told = queries_job.Job(signs, str(self.inbox.folder), sinks, settings, {"availableNow": True})
+        told = self.told.to_json()
+        self.told.sign("go").touch()
+        return self._start_driver(queries_job.__file__, told, env={**env, **with_tests_on_path()})
 
     def checkpoint(self, name: str) -> str:
         """Where a query has its checkpoint."""
@@ -67,11 +71,11 @@ def job(tmp_path, url, object_store, start_driver) -> Job:
     return Job(tmp_path, url, object_store, start_driver)
 
 
-def ran_to_its_end(driver: Driver) -> str:
-    """Wait until the driver has ended; no query has failed. What it has printed."""
+def run_to_the_end(job: Job) -> None:
+    """Run the queries over all there is; none may fail."""
+    driver = job.start()
     assert driver.wait() == 0, driver.output()[-6000:]
-    assert "failed " not in driver.output(), driver.output()[-6000:]
-    return driver.output()
+    assert {name: job.told.ending(name) for name in WAYS} == dict.fromkeys(WAYS, "")
 
 
 def published(observer: psycopg.Connection) -> dict[str, list[int]]:
@@ -103,12 +107,12 @@ def test_killed_and_started_again(job, weak_store, url, observer):
     assert published(observer) == {name: [0] for name in WAYS}
     for name in WAYS:
         assert examine(job.checkpoint(name), url).next_batch_id == 1
-    ran_to_its_end(job.start())
+    run_to_the_end(job)
     assert_all_is_there(job, observer, 2)
     # As if it had been killed after COMMIT, and before Spark's own note of it.
     for name in WAYS:
         CheckpointWriter(job.checkpoint(name)).remove("commits/1")
-    ran_to_its_end(job.start())
+    run_to_the_end(job)
     assert_all_is_there(job, observer, 2)
     assert observer.execute("SELECT array_agg(batch_id) FROM pgonce.replays").fetchone() == ([1] * len(WAYS),)
     for name in WAYS:
@@ -122,10 +126,10 @@ def test_only_spark_has_credentials(job, weak_store, observer):
     job.inbox.add(10)
     driver = job.start(spark_alone=True)
     assert driver.wait() == 0
-    assert "ended writer_append" in driver.output(), driver.output()[-6000:]
+    assert job.told.ending("writer_append") == ""
     assert wrong_rows(observer, "events_writer_append", job.inbox.rows) == []
-    refused = driver.output().partition("failed staged:")[2]
-    assert "[CHECKPOINT_UNREADABLE]" in refused, driver.output()[-6000:]
+    refused = job.told.ending("staged")
+    assert "[CHECKPOINT_UNREADABLE]" in refused
     assert "AWS_*" in refused
     assert "PostgresBatchWriter" in refused
     assert observer.execute("SELECT count(*) FROM events_staged").fetchone() == (0,)
