@@ -51,22 +51,11 @@ TROUBLES = {
         ("ALTER TABLE events ALTER id TYPE bigint USING 0",),
         says="'id'",
     ),
-    "a generated column": Trouble(
-        "COLUMN_GENERATED",
-        ("CREATE TABLE events (id bigint GENERATED ALWAYS AS IDENTITY, name text, amount numeric(10,2))",),
-        ("ALTER TABLE events ALTER id DROP IDENTITY",),
-    ),
     "a text too long": Trouble(
         "VALUE_NOT_STORABLE",
         ("CREATE TABLE events (id bigint, name varchar(4), amount numeric(10,2))",),
         ("ALTER TABLE events ALTER name TYPE text",),
         says="column name",
-    ),
-    "a UNIQUE violation": Trouble(
-        "UNIQUE_VIOLATION",
-        (TABLE, "INSERT INTO events VALUES (3, 'there already', 0)", "ALTER TABLE events ADD UNIQUE (id)"),
-        ("DELETE FROM events",),
-        says="(id)=(3)",
     ),
     "a deferred foreign key violation": Trouble(
         "FOREIGN_KEY_VIOLATION",
@@ -82,11 +71,6 @@ TROUBLES = {
         "SYNCHRONOUS_COMMIT_OFF",
         (TABLE, "ALTER DATABASE {database} SET synchronous_commit = off"),
         ("ALTER DATABASE {database} SET synchronous_commit = on",),
-    ),
-    "a read-only server": Trouble(
-        "READ_ONLY",
-        (TABLE, "ALTER DATABASE {database} SET default_transaction_read_only = on"),
-        ("SET default_transaction_read_only = off", "ALTER DATABASE {database} RESET default_transaction_read_only"),
     ),
     "a ledger newer than the code": Trouble(
         "PGONCE_TOO_OLD",
@@ -246,29 +230,6 @@ def test_recover_and_start_refuses_update_mode_with_a_way_out(spark, url, events
     with pytest.raises(PgonceError, match=r"\[UPDATE_MODE\].*Help: .*PostgresBatchWriter"):
         recover_and_start(writer, checkpoint, url)
     assert not Path(checkpoint).exists()
-
-
-FORCED_ASYNC = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
-
-
-@pytest.mark.parametrize(
-    ("options", "trigger", "code"),
-    [
-        (FORCED_ASYNC, {"processingTime": "0 seconds"}, "ASYNC_PROGRESS"),
-        ({}, {"continuous": "1 second"}, "NOT_MICRO_BATCH"),
-    ],
-    ids=["a sparse log without positions", "a continuous query"],
-)
-def test_what_spark_would_not_do_batch_by_batch_is_refused(options, trigger, code, spark, admin, url, checkpoint):
-    """It would lose rows, or could not tell them apart, and stops before one is written."""
-    admin.execute("CREATE TABLE events (value bigint, timestamp timestamptz)")
-    source = spark.readStream.format("rate" if "continuous" in trigger else "rate-micro-batch")
-    frame = source.options(rowsPerSecond=10, rowsPerBatch=5).load()
-    options = {"url": url, "table": "events", "checkpointLocation": checkpoint, **options}
-    query = frame.writeStream.format("pgonce").options(**options).trigger(**trigger).start()
-    with pytest.raises(PySparkException, match=code):
-        query.awaitTermination(PATIENCE_SECONDS)
-    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
 
 def test_foreach_batch_without_a_checkpoint_location_is_refused(spark, admin, url, events):
