@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from support.named_tests import is_there
+from support.public_interface import error_codes
 
 import pgonce
 from pgonce.cli.main import app
@@ -100,11 +101,6 @@ def names_in(nodes: list[ast.expr]) -> set[str]:
     return {name.id for node in nodes for name in ast.walk(node) if isinstance(name, ast.Name)}
 
 
-def described_codes() -> list[str]:
-    """The codes that have a row in a table of docs/errors.md."""
-    return re.findall(r"^\| `([A-Z0-9_]+)` \|", (ROOT / "docs/errors.md").read_text(), re.MULTILINE)
-
-
 def test_every_error_code_is_described_once_and_every_description_has_its_error():
     """docs/errors.md and the source know the same codes."""
     raised = RaisedCodes({name_of(path): path.read_text() for path in SOURCES})
@@ -112,7 +108,7 @@ def test_every_error_code_is_described_once_and_every_description_has_its_error(
     # What tasks in real time raise is Java.
     in_java = (path.read_text() for path in sorted((ROOT / "pgonce").rglob("*.java")))
     of_java = {code for text in in_java for code in re.findall(r'Refusal\.of\(\s*"([A-Z_]+)"', text)}
-    described = described_codes()
+    described = error_codes()
     assert sorted(described) == sorted({*raised.codes, *of_java})
 
 

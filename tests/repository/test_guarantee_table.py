@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 
 from support.guarantee_table import PROGRESS, QUERIES, SOURCES, TRIGGERS, WAYS, every_combination, rows_of
+from support.public_interface import error_codes
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "guarantees.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guarantees.md").read_text()
 
 
 def test_every_query_has_one_row():
@@ -23,10 +22,9 @@ def test_every_query_has_one_row():
 
 def test_every_code_is_described():
     """Where pgonce refuses, docs/errors.md says more."""
-    described = re.findall(r"^\| `([A-Z0-9_]+)` \|", (DOCS / "errors.md").read_text(), re.MULTILINE)
     refusals = {row.says for row in rows_of(PAGE) if row.by == "pgonce"}
     assert refusals
-    assert refusals - set(described) == set()
+    assert refusals - set(error_codes()) == set()
 
 
 def test_a_user_who_is_refused_is_told_what_to_do_instead():
