@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 from uuid import UUID
@@ -24,6 +24,7 @@ from support.real_time.exploring import Label, Violation, explore
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict, decide
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies
 
+Decider = Callable[[Ledger, Batch, Remedies], Verdict]
 NOBODY = -1
 
 
@@ -153,10 +154,11 @@ def ledger_for(state: State, run: int, batch_id: int) -> Ledger:
 
 
 class Enumeration:
-    """Visits every state of a world, and counts what it saw."""
+    """Visits every state of a world under one decider, and counts what it saw."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, decider: Decider) -> None:
         self.world = world
+        self.decider = decider
         self.verdicts: set[Verdict] = set()
         self.states = 0
         self._ends: dict[State, bool] = {}
@@ -281,7 +283,7 @@ class Enumeration:
 
     def _judge(self, state: State, run: int, driver: Driver, token: UUID) -> Verdict:
         ledger = ledger_for(state, run, driver.batch_id)
-        verdict = decide(ledger, described(driver, run, token), Remedies())
+        verdict = self.decider(ledger, described(driver, run, token), Remedies())
         self.verdicts.add(verdict)
         return verdict
 
@@ -461,10 +463,87 @@ def test_no_order_of_events_breaks_a_promise(
     """
     Whatever comes in whatever order, rows are neither lost nor doubled, skips are just, and nobody is stuck.
 
-    About 75,000 states; ``PGONCE_LONG=1`` adds 380,000 more, in about a minute. That it fails where the decision is
-    broken, ``make mutants`` shows.
+    About 75,000 states; ``PGONCE_LONG=1`` adds 380,000 more, in about a minute.
     """
-    enumeration = Enumeration(world)
+    enumeration = Enumeration(world, decide)
     record_property("states", enumeration.run())
     assert enumeration.states >= least_states
     assert enumeration.verdicts == verdicts
+
+
+def by_id_alone(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    """Takes any batch with a published number for done."""
+    done = ledger.writer and batch.batch_id <= ledger.writer.last_batch_id
+    return Verdict.REPLAY if done else decide(ledger, batch, remedies)
+
+
+def by_offsets_alone(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    """Takes equal offsets for proof, whatever the source."""
+    verdict = decide(ledger, batch, remedies)
+    equal = ledger.same_id and ledger.same_id.end == batch.end
+    return Verdict.REPLAY if verdict is Verdict.CHANGED and equal else verdict
+
+
+def never_fences(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    """Lets a run go on whose writer another one took."""
+    return decide(replace(ledger, was_owner=False), batch, remedies)
+
+
+def fences_newcomers(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    """Takes every run but the owner for one that was the owner."""
+    return decide(replace(ledger, was_owner=True), batch, remedies)
+
+
+def ignores_the_batch_before(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    """Does not compare the text of ``offsets/N-1``."""
+    return decide(ledger, replace(batch, previous_offset_log=None), remedies)
+
+
+def forgets_its_token(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    """Does not know its own attempt again when the answer to COMMIT was lost."""
+    return decide(ledger, replace(batch, attempt=UUID(int=2**64)), remedies)
+
+
+def knows_runs_for_tokens(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    """Takes whatever this run recorded for this attempt."""
+    mine = ledger.same_id and ledger.same_id.run_id == batch.run_id
+    return Verdict.LANDED if mine else decide(ledger, batch, remedies)
+
+
+def says_instead(verdict: Verdict, wrong: Verdict) -> Decider:
+    """Gives a wrong verdict in the place of a right one."""
+
+    def decider(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+        """Decides rightly otherwise."""
+        right = decide(ledger, batch, remedies)
+        return wrong if right is verdict else right
+
+    return decider
+
+
+BROKEN: dict[str, tuple[Decider, World]] = {
+    "goes by the number alone": (by_id_alone, World(2, overwrites=1)),
+    "goes by offsets alone": (by_offsets_alone, World(2, overwrites=1)),
+    "never fences": (never_fences, World(2)),
+    "fences newcomers": (fences_newcomers, World(2)),
+    "does not compare the batch before": (ignores_the_batch_before, World(2, overwrites=1)),
+    "publishes whatever comes after the last batch": (
+        says_instead(Verdict.GAP, Verdict.NEW),
+        World(1, lost_records=2),
+    ),
+    "publishes batches of a query that it does not know": (
+        says_instead(Verdict.UNKNOWN, Verdict.NEW),
+        World(1, lost_records=2),
+    ),
+    "forgets its token": (forgets_its_token, World(1)),
+    "takes runs for tokens": (knows_runs_for_tokens, World(1)),
+    "lets a run hand in a batch twice": (says_instead(Verdict.DUPLICATE, Verdict.REPLAY), World(1)),
+    "lets no restart past a batch that is done": (says_instead(Verdict.REPLAY, Verdict.CHANGED), World(1)),
+}
+
+
+@pytest.mark.parametrize(("decider", "world"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_decision_is_found(decider: Decider, world: World) -> None:
+    """The enumeration can fail: each rule that is taken away leads some order of events astray."""
+    with pytest.raises(Violation):
+        Enumeration(world, decider).run()
