@@ -212,11 +212,12 @@ class SearchBound:
         """The error for a search that has lasted too long."""
         return TargetError(
             "SEARCH_TOO_LONG",
-            f"The rows of the batch for {self.table} are written in their turn, and {self.most_seconds:g} seconds were "
-            f"not enough for it.{self.why}",
+            f"The rows of the batch for {self.table} could not be written one by one in {self.most_seconds:g} "
+            f"seconds.{self.why}",
             NOTHING,
-            "Make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger). Or find the rows that Postgres refuses "
-            "in the source or in the table, and repair them or filter them out: many at once often have one cause.",
+            "Make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger). Or find the rows that Postgres "
+            "refuses in the source or in the table, and repair them or filter them out: many at once often have one "
+            "cause.",
         )
 
 
