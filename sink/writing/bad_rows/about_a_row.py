@@ -17,7 +17,7 @@ from enum import Enum
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, NullKeyError, NullOrderError, TargetError
+from pgonce.offsets_store.errors import NullKeyError, NullOrderError, TargetError, bad_target
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import shortened
 
@@ -210,11 +210,10 @@ class SearchBound:
 
     def too_long(self) -> TargetError:
         """The error for a search that has lasted too long."""
-        return TargetError(
+        return bad_target(
             "SEARCH_TOO_LONG",
             f"The rows of the batch for {self.table} could not be written one by one in {self.most_seconds:g} "
             f"seconds.{self.why}",
-            NOTHING,
             "Make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger). Or find the rows that Postgres "
             "refuses in the source or in the table, and repair them or filter them out: many at once often have one "
             "cause.",
@@ -229,10 +228,9 @@ def of_one(row: BadRow | UnfitRow) -> str:
 def not_encoded(row: UnfitRow) -> TargetError:
     """The error for a row that could not be encoded, and may not be put aside."""
     code = row.code
-    return TargetError(
+    return bad_target(
         code,
         row.message,
-        NOTHING,
         "Repair the value in Spark, or filter the row out, before it is written. Or set deadLetters for this row as "
         "well: in the table's entry, or for the whole stream if the row's route is not in tables.",
     )
@@ -240,21 +238,19 @@ def not_encoded(row: UnfitRow) -> TargetError:
 
 def none_fits(table: str, why: str = "") -> TargetError:
     """The error for a batch without a row that can be written; ``why`` is the reason for one of its rows."""
-    return TargetError(
+    return bad_target(
         "ALL_ROWS_REFUSED",
         f"No row of the batch can be written to {table}. So the cause is not in single rows, and none of them is "
         f"put aside as a dead letter.{why}",
-        NOTHING,
         "Remove the cause, in the source or in the table, and start the query, or the batch job, again.",
     )
 
 
 def too_many(table: str, most: int, why: str = "") -> TargetError:
     """The error for a batch with more bad rows than are allowed; ``why`` says of one of them why it is one."""
-    return TargetError(
+    return bad_target(
         "TOO_MANY_DEAD_LETTERS",
         f"More than {most} rows of the batch cannot be written to {table}, and maxDeadLetters allows no more.{why}",
-        NOTHING,
         "So many bad rows at once often have one cause, in the source or in the table: remove it. Or raise "
         "maxDeadLetters, and repair the rows later (`pgonce dead-letters`).",
     )

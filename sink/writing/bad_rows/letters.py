@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import TargetError, bad_target
 from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.postgres import search_path
@@ -147,10 +147,9 @@ def checked_letters_table(found: ResolvedName, table: TargetTable | None) -> Tar
     :raises TargetError: DEAD_LETTERS_MISSING, and as :func:`check_table`.
     """
     if table is None:
-        raise TargetError(
+        raise bad_target(
             "DEAD_LETTERS_MISSING",
             f"The table {found.qualified_name}, which deadLetters names, does not exist.",
-            NOTHING,
             f"CREATE TABLE {found.qualified_name} (LIKE {SCHEMA}.dead_letters INCLUDING ALL). Or set deadLetters to "
             "true, to use the table of the ledger.",
         )
@@ -162,11 +161,10 @@ def checked_letters_table(found: ResolvedName, table: TargetTable | None) -> Tar
 
 
 def _left_out(table: TargetTable, inserted: int, count: int) -> TargetError:
-    return TargetError(
+    return bad_target(
         "TRIGGER_CHANGED_ROWS",
         f"{table.qualified_name} took {inserted} of {count} dead letters: a BEFORE trigger left the others out, and "
         "their rows would be lost.",
-        NOTHING,
         "Drop the trigger, or let it return every row, so that the table keeps all dead letters.",
     )
 
@@ -177,11 +175,10 @@ def _in_parts(rows: Sequence[UnfitRow]) -> Iterator[list[UnfitRow]]:
     size = 0
     for row in rows:
         if len(row.row_data) > _LARGEST_JSONB:
-            raise TargetError(
+            raise bad_target(
                 "ROW_TOO_LARGE",
                 f"A row that cannot be written, because of {row.column_name!r} ({row.code}), is too large to be put "
                 f"aside: its {len(row.row_data):,} characters of JSON are more than jsonb can store.",
-                NOTHING,
                 "Repair the row in the source or in Spark, or store large values elsewhere and write a reference to "
                 "them.",
             )

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError
+from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError, bad_target
 
 from ...options.destination import Changes
 from ..rows import RELEASE, GatheredRows
@@ -207,12 +207,11 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, written
             "Filter these rows out, or give them a value, before they are written.",
         )
     if not upsert.has_index:
-        raise TargetError(
+        raise bad_target(
             "NO_UNIQUE_KEY",
             f"{table.qualified_name} has no unique index by which rows could be found: on exactly "
             f"{', '.join(key.target for key in upsert.keys)}, without WHERE or WITHOUT OVERLAPS, not on expressions, "
             "and not deferrable.",
-            NOTHING,
             "Create a unique constraint or index on exactly the key columns.",
         )
     refuse_moved(written, moved, unclear)
@@ -221,11 +220,10 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, written
 
 def doubled_keys(upsert: Upsert, one: str) -> TargetError:
     """The error for rows with one key and without an order; ``one`` is a sentence about such a key, or empty."""
-    return TargetError(
+    return bad_target(
         "DOUBLED_KEYS",
         f"Rows of the batch have the same key ({', '.join(k.source for k in upsert.keys)}), and without orderBy it is "
         f"unknown which of them is the last.{f' {one}.' if one else ''}",
-        NOTHING,
         "Set orderBy to a column that grows with every change of a key.",
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import TargetError, bad_target
 from pgonce.offsets_store.postgres.search_path import LocalSettings
 
 from ...encoding.encoded_types import EncodedColumn
@@ -112,10 +112,9 @@ def _refuse_nested(keys: Sequence[ColumnPlan], table: TargetTable, encoded: Sequ
 def _primary_key(table: TargetTable) -> tuple[str, ...]:
     places = {c.column_name: c.primary_key for c in table.columns if c.primary_key is not None}
     if not places:
-        raise TargetError(
+        raise bad_target(
             "NO_KEYS",
             f"No keys are given, and {table.qualified_name} has no primary key.",
-            NOTHING,
             'Set keys, for example "id" or "region,day", or give the table a primary key.',
         )
     return tuple(sorted(places, key=lambda name: places[name] or 0))
@@ -207,10 +206,9 @@ def refuse_actions_between(tables: Sequence[tuple[TargetTable, Changes | None]])
 
 def delete_action(what: str, remedy: str) -> TargetError:
     """The error; ``remedy`` is how the way out begins."""
-    return TargetError(
+    return bad_target(
         "DELETE_ACTION",
         what,
-        NOTHING,
         f"{remedy} the foreign key have no action here (ON DELETE NO ACTION DEFERRABLE INITIALLY DEFERRED): when a "
         "foreign key of the source deletes or changes rows, the change feed sends these changes as well.",
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import bad_target
 
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import BEFORE_COLUMN
@@ -97,12 +97,11 @@ def refuse_moved(written: Written, moved: int, unclear: int) -> None:
     """:raises TargetError: KEY_CHANGED for changes that are unclear, DELETE_ACTION where deletes change other rows."""
     of = f"the keys of {written.table.qualified_name} ({', '.join(key.source for key in written.by_key.keys)})"
     if unclear:
-        raise TargetError(
+        raise bad_target(
             "KEY_CHANGED",
             f"{unclear} updates of the batch changed {of}, or may have, and it is not sure which row of the table has "
             "to go: the row before such an update lacks keys, or is null though the key of its record lacks some; or "
             "the old key may be another row's by now.",
-            NOTHING,
             "Let the frame have the key of Kafka's record as a struct (from_json(...) AS key), which shows whether the "
             "old key is the row's own: the table's keys must include it. Where rows before updates lack keys, let the "
             "source send whole rows (ALTER TABLE ... REPLICA IDENTITY FULL), and write its rows again. If these "

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import bad_target
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
 
@@ -82,12 +82,11 @@ def tombstones_in_tx(connection: psycopg.Connection, changes: ChangeTable, *, tr
         else:
             others.append((set_id, theirs, until))
     if others:
-        raise TargetError(
+        raise bad_target(
             "TOMBSTONES_DIFFER",
             f"Earlier deletes from {changes.target.qualified_name} are remembered "
             f"{', and '.join(str(theirs) for _, theirs, _ in others)}, but the rows of this batch are identified "
             f"{own}. So it is unknown which of them are older than such a delete.",
-            NOTHING,
             "Use the same keys and orderBy as before. If a column was only renamed, write its new name into "
             "key_columns or order_column of pgonce.tombstone_sets. If no change that is older than these deletes "
             "can still arrive, delete what is remembered: DELETE FROM pgonce.tombstone_sets WHERE tombstone_set_id "

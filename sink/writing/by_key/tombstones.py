@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import bad_target
 from pgonce.offsets_store.postgres.search_path import LocalSettings
 
 from ...options.destination import COMMIT_VERSION
@@ -48,11 +48,10 @@ def refuse_unordered(changes: ChangeTable) -> None:
     name = changes.upsert.newer_by
     found = _base_type(changes, name) if name else ""
     if found not in _ORDERED:
-        raise TargetError(
+        raise bad_target(
             "ORDER_TYPE",
             f"onlyNewer is set, and orderBy names column {name!r} of type {found}, whose values have no order that "
             "shows which row is newer.",
-            NOTHING,
             "Use a number, a date, a timestamp, a text or a uuid.",
         )
 
@@ -70,12 +69,11 @@ def is_traceable(changes: ChangeTable) -> bool:
 def refuse_untraceable(changes: ChangeTable) -> None:
     """:raises TargetError: KEY_UNTRACEABLE."""
     if not is_traceable(changes):
-        raise TargetError(
+        raise bad_target(
             "KEY_UNTRACEABLE",
             f"onlyNewer is set, and rows of {changes.target.qualified_name} are deleted; but its keys "
             f"({', '.join(key.target for key in changes.upsert.keys)}) have a type or a collation by which different "
             "values are equal, so that a delete cannot be remembered.",
-            NOTHING,
             "Use keys of integers, numeric, text, varchar, uuid, dates or timestamps, with a deterministic collation; "
             "or set deletes=ignore.",
         )
@@ -172,11 +170,10 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
     try:
         remembered = ALL_DIGITS.execute_in_tx(connection, remember_statement(changes, absent, own_set)).rowcount
     except psycopg.errors.ProgramLimitExceeded as error:
-        raise TargetError(
+        raise bad_target(
             "KEY_UNTRACEABLE",
             f"onlyNewer is set, and a row of {changes.target.qualified_name} is deleted whose key is too long to be "
             f"remembered (Postgres says: {error.diag.message_primary}).",
-            NOTHING,
             "Leave this delete out in Spark; or use shorter keys, or set deletes=ignore.",
         ) from error
     keep_in_tx(connection, changes, own_set, remembered)

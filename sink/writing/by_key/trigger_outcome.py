@@ -10,7 +10,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import TargetError, bad_target
 
 from .change_table import DELETED, ChangeTable
 from .keys import execute_joined
@@ -92,18 +92,16 @@ class TriggerOutcome:
         table = self._batch.target
         if self._has_triggers:
             or_policies = ", or row-level security," if table.row_security else ""
-            return TargetError(
+            return bad_target(
                 "TRIGGER_CHANGED_ROWS",
                 f"A BEFORE trigger{or_policies} of {table.qualified_name} changed the result of {what} of the batch: "
                 "it left rows out, or gave them another key or another value in the orderBy column.",
-                NOTHING,
                 "Let triggers leave keys and the orderBy column alone, or do in Spark what they do.",
             )
-        return TargetError(
+        return bad_target(
             "ROWS_NOT_WRITTEN",
             f"Row-level security of {table.qualified_name} prevented {what} of the batch: this role may not see the "
             "rows, or may not change them.",
-            NOTHING,
             "Give the role policies by which it may see and change all rows that have these keys.",
         )
 

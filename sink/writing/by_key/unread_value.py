@@ -16,7 +16,7 @@ import uuid
 
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import TargetError, bad_target
 
 from ...encoding.encoded_types import EncodedColumn
 from ..table.catalogue import TargetTable
@@ -49,12 +49,11 @@ def refuse_unknown_forms(table: TargetTable, column: EncodedColumn, target: str)
     found = next(c for c in table.columns if c.column_name == target)
     is_shape = found.base_type.rpartition(".")[2] in ("geometry", "geography")
     if is_shape or (column.postgres_type.endswith("[]") and column.postgres_type not in _ARRAYS):
-        raise TargetError(
+        raise bad_target(
             VALUE_NOT_READ,
             f"keepWhere is set, and in column {target!r} of {table.qualified_name}, which has the type "
             f"{found.full_type}, the text that stands for a value which the source could not read cannot be told from "
             "a value: it would overwrite the stored one.",
-            NOTHING,
             "Let the source send every value (ALTER TABLE ... REPLICA IDENTITY FULL), and set no keepWhere. Or leave "
             f"{column.name!r} out of the frame.",
         )
@@ -82,12 +81,11 @@ def _forms(text: str, postgres_type: str) -> list[object]:
 
 def unread_error(table: TargetTable, name: str) -> TargetError:
     """The error for a change that lacks the value of the column of this name."""
-    return TargetError(
+    return bad_target(
         VALUE_NOT_READ,
         f"A change of the batch lacks a value that the source could not read ({name}), and {table.qualified_name} has "
         "no row with it: the change that has the value has not arrived yet, or was put aside. If this change were "
         "written now, the value would be lost.",
-        NOTHING,
         "Write the rows of the source into the table first. Or set deadLetters, so that such changes are put aside "
         "until their row is there. Or let the source send every value: run ALTER TABLE ... REPLICA IDENTITY FULL "
         "there.",

@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, NullKeyError, TargetError
+from pgonce.offsets_store.errors import NOTHING, NullKeyError, TargetError, bad_target
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import UPDATES_A_ROW_TWICE, add_note
 
@@ -143,12 +143,11 @@ def write_by_key_in_tx(
 
 
 def _doubled_by_table(table: TargetTable, upsert: Upsert) -> TargetError:
-    return TargetError(
+    return bad_target(
         "DOUBLED_KEYS",
         f"Two rows of the batch have the same key in {table.qualified_name}, though they differ in "
         f"{', '.join(key.target for key in upsert.keys)}: a BEFORE trigger of the table changes keys, or the table "
         "has several unique indexes on these columns that compare keys differently.",
-        NOTHING,
         "Change the keys in Spark as the trigger does, so that orderBy can choose between the rows; or keep only "
         "one of the indexes.",
     )

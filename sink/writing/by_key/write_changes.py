@@ -17,7 +17,7 @@ from collections.abc import MutableMapping, Sequence
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import bad_target
 
 from ...options.destination import Changes
 from ..rows import RELEASE, GatheredRows
@@ -47,11 +47,10 @@ def refuse_soft_column(table: TargetTable, changes: Changes | None, upsert: Upse
     if changes is None or changes.soft_column is None:
         return
     if changes.soft_column in {column.target for column in (*upsert.keys, upsert.order_by) if column}:
-        raise TargetError(
+        raise bad_target(
             "SOFT_COLUMN",
             f"deletes=soft:{changes.soft_column} names a column of keys or orderBy: each delete would give the row "
             "another key, or another place in the order.",
-            NOTHING,
             "Name a column that says only whether, or when, the row was deleted.",
         )
     found = next((c for c in table.columns if c.column_name == changes.soft_column), None)
@@ -65,10 +64,9 @@ def refuse_soft_column(table: TargetTable, changes: Changes | None, upsert: Upse
         what = "a column that is NOT NULL, but a row that is not deleted has no time of deletion"
     else:
         return
-    raise TargetError(
+    raise bad_target(
         "SOFT_COLUMN",
         f"deletes=soft:{changes.soft_column} names {what} ({table.qualified_name}).",
-        NOTHING,
         "Name a column of type boolean, or one of type timestamp or timestamptz that may be null.",
     )
 
