@@ -227,8 +227,9 @@ def of_one(row: BadRow | UnfitRow) -> str:
 
 def not_encoded(row: UnfitRow) -> TargetError:
     """The error for a row that could not be encoded, and may not be put aside."""
+    code = row.code
     return bad_target(
-        row.code,
+        code,
         row.message,
         "Repair the value in Spark, or filter the row out, before it is written. Or set deadLetters for this row as "
         "well: in the table's entry, or for the whole stream if the row's route is not in tables.",

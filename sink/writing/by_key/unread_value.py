@@ -50,7 +50,7 @@ def refuse_unknown_forms(table: TargetTable, column: EncodedColumn, target: str)
     is_shape = found.base_type.rpartition(".")[2] in ("geometry", "geography")
     if is_shape or (column.postgres_type.endswith("[]") and column.postgres_type not in _ARRAYS):
         raise bad_target(
-            VALUE_NOT_READ,
+            "VALUE_NOT_READ",
             f"keepWhere is set, and in column {target!r} of {table.qualified_name}, which has the type "
             f"{found.full_type}, the text that stands for a value which the source could not read cannot be told from "
             "a value: it would overwrite the stored one.",
@@ -82,7 +82,7 @@ def _forms(text: str, postgres_type: str) -> list[object]:
 def unread_error(table: TargetTable, name: str) -> TargetError:
     """The error for a change that lacks the value of the column of this name."""
     return bad_target(
-        VALUE_NOT_READ,
+        "VALUE_NOT_READ",
         f"A change of the batch lacks a value that the source could not read ({name}), and {table.qualified_name} has "
         "no row with it: the change that has the value has not arrived yet, or was put aside. If this change were "
         "written now, the value would be lost.",

@@ -143,7 +143,6 @@ WAY_OF_A_ROW = [
     "write_rows_in_tx",
     "write_batch_in_tx",
     "write_table_in_tx",
-    "_written_in_tx",
     "_write_all_in_tx",
     "copy_in_tx",
     "copy_rows",
