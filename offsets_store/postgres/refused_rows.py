@@ -145,8 +145,8 @@ def _sentence(error: psycopg.Error, what: str) -> str:
     parts.extend(notes)
     # The context of malformed JSON is the JSON itself.
     where = diag.context.splitlines()[0] if diag.context and diag.source_file != "jsonfuncs.c" else ""
-    # Notes, if there are any, tell better than the context of COPY which value it was.
-    if where and not (notes and where.startswith("COPY ")):
+    # Notes, if there are any, tell better than the context of our COPY or INSERT which value it was.
+    if where and not (notes and where.startswith(("COPY ", 'SQL statement "INSERT INTO '))):
         parts.append(f"Where: {shortened(where)}")
     return scrub(". ".join(" ".join(part.split()).rstrip(".") for part in parts)) + "."
 

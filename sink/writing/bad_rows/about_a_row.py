@@ -222,7 +222,7 @@ class SearchBound:
 
 def of_one(row: BadRow | UnfitRow) -> str:
     """Why one of several bad rows cannot be written, as a sentence."""
-    return f" One of them was refused with {row.code}: {row.message}"
+    return f" One of them was refused with {row.code}: {row.message.removesuffix('.')}."
 
 
 def not_encoded(row: UnfitRow) -> TargetError:

@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 
 from psycopg import sql
 
+from ..by_key.deciding_changes import wanted_changes
 from ..by_key.one_by_one import COUNTED, NUMBER
 from ..by_key.statements import insert_in_turn
 from ..rows import GatheredRows
+from ..table.fit import qualified
 from ..written import BadRow, Counts, Written
 from .about_a_row import of_one, too_many
 from .one_round import Refused, Rounds
@@ -52,9 +54,11 @@ class InTurn:
         :raises psycopg.Error: what Postgres says that is not about a row.
         """
         self.rounds.begin_in_tx(instead)
-        self.refused, rows = lacking_rows(self.rounds.connection, gathered, self.written)
-        rows = self._that_can_be_ordered_in_tx(rows)
+        self.refused, complete = lacking_rows(self.rounds.connection, gathered, self.written)
+        rows = self._that_can_be_ordered_in_tx(complete)
         self._refuse_too_many()
+        if rows is None:
+            return None
         turns = turns_in_tx(self.rounds.connection, rows, self.written, self.rounds.named("turns"), self.rounds.hint)
         probe = made_in_tx(self.rounds.connection, self.written, self.rounds.named("probe"), turns.table, _AT)
         counts, refused = self._written_in_rounds(turns, probe)
@@ -109,26 +113,31 @@ class InTurn:
             begin, end, size = end + 1, end + len(again), len(again)
         return turns.counts(counts, superseded), bad
 
-    def _that_can_be_ordered_in_tx(self, rows: GatheredRows) -> GatheredRows:
-        """Those of the rows whose keys, and what they are ordered by, can be cast; the others are refused."""
+    def _that_can_be_ordered_in_tx(self, rows: GatheredRows) -> GatheredRows | None:
+        """Those of the rows whose keys, and what they are ordered by, can be cast; None if enough are not."""
         upsert = self.written.upsert
         compared = (*upsert.keys, upsert.order_by) if upsert else ()
         cast = [column for column in compared if column is not None and is_cast(column)]
         if not cast:
             return rows
         table, into = self.rounds.named("rows"), self.rounds.named("cast")
+        types = {c.column_name: qualified(c.base_type, c.full_type) for c in self.written.table.columns}
         columns = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(column.target), sql.SQL(column.full_type)) for column in cast
+            sql.SQL("{} {}").format(sql.Identifier(column.target), sql.SQL(types[column.target])) for column in cast
         )
         self.rounds.connection.execute(sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP").format(into, columns))
-        count = numbered_in_tx(self.rounds.connection, rows, table)
+        # A delete that is left out needs no key.
+        count = numbered_in_tx(self.rounds.connection, wanted_changes(self.written.changes, rows), table)
         insert = insert_in_turn(GatheredRows(table, BETWEEN, count), NUMBER, self.rounds.hint, into, cast, None)
         probe = ValueProbe(into, self.written, table, _AT, cast)
         turns = Turns(self.rounds.connection, table, count, insert)
-        refused = self.rounds.run_in_tx(turns, probe, range(1, count + 1), _FIRST_PART, _NOTHING).refused
+        done = self.rounds.run_in_tx(turns, probe, range(1, count + 1), _FIRST_PART, _NOTHING)
+        refused = done.refused
         if not refused:
             return rows
         self.refused += [one.row for one in refused]
+        if done.is_enough:
+            return None
         bad = sql.Literal([one.row.place for one in refused])
         return rows.only(sql.SQL("ctid OPERATOR(pg_catalog.<>) ALL ({}::pg_catalog.tid[])").format(bad))
 

@@ -35,6 +35,8 @@ from .turns import PLACE, TURN, Turns
 from .value_probe import ValueProbe
 
 _counter = itertools.count()
+_BAD = sql.Identifier("pgonce: bad")
+"""The variable with the number of a row that was refused; no column of a user has its name."""
 _TWICE = psycopg.errors.CardinalityViolation.sqlstate
 _MOST_PENDING = 1_000
 """So many more rows than may be put aside wait for others at most: a table that lacks them would refuse each again."""
@@ -147,7 +149,8 @@ class Rounds:
             twice=_TWICE,
             has_no_probe=probe is None,
             statements=sql.Literal([one.as_string(self.connection) for one in statements]),
-            is_delete=turns.is_delete(sql.SQL("bad")),
+            is_delete=turns.is_delete(_BAD),
+            bad=_BAD,
             refused=self.named("refused"),
             may_be_enough=not turns.may_be_superseded,
             hopeless=sql.Literal([NOT_NULL, CHECK, *((UNIQUE, EXCLUSION) if is_append else ())]),
@@ -250,7 +253,7 @@ DECLARE
     since pg_catalog.int8 := {begin};
     fails_by pg_catalog.int8 := 0;
     behind pg_catalog.int8;
-    bad pg_catalog.int8;
+    {bad} pg_catalog.int8;
     hopeless pg_catalog.int8 := 0;
     pending pg_catalog.int8 := 0;
     fits pg_catalog.bool;
@@ -286,7 +289,7 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
     END IF;
     {last} := LEAST({first} OPERATOR(pg_catalog.+) size OPERATOR(pg_catalog.-) 1, total);
     {at} := NULL;
-    bad := NULL;
+    {bad} := NULL;
     kept := counts;
     BEGIN
         IF {draws} THEN
@@ -319,12 +322,12 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
         {first} := {last} OPERATOR(pg_catalog.+) 1;
         size := size OPERATOR(pg_catalog.*) 2;
         IF behind OPERATOR(pg_catalog.=) {first} THEN
-            bad := behind;
+            {bad} := behind;
             why := why_behind;
         END IF;
         behind := NULL;
     ELSIF {first} OPERATOR(pg_catalog.=) COALESCE({at}, {last}) THEN
-        bad := {first};
+        {bad} := {first};
         behind := NULL;
     ELSIF {at} IS NOT NULL THEN
         size := {at} OPERATOR(pg_catalog.-) {first};
@@ -334,14 +337,14 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
         fails_by := {last};
         behind := NULL;
     END IF;
-    IF bad IS NOT NULL THEN
+    IF {bad} IS NOT NULL THEN
         is_final := why[5] OPERATOR(pg_catalog.=) '' AND why[1] OPERATOR(pg_catalog.<>) ALL ({no_value});
         suspect := NULL;
         IF is_final THEN
             -- Postgres does not say whose type or domain refuses a value: it may be a trigger's.
             other := '';
             BEGIN
-                EXECUTE statements[CASE WHEN {is_delete} THEN 2 ELSE 1 END] USING bad;
+                EXECUTE statements[CASE WHEN {is_delete} THEN 2 ELSE 1 END] USING {bad};
             EXCEPTION WHEN OTHERS THEN
                 GET STACKED DIAGNOSTICS other = RETURNED_SQLSTATE;
             END;
@@ -352,7 +355,7 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
             FOR candidate IN SELECT n FROM pg_catalog.generate_series(1, pg_catalog.cardinality(statements)
                              OPERATOR(pg_catalog.-) 2) AS n ORDER BY n OPERATOR(pg_catalog.<>) last_suspect, n LOOP
                 BEGIN
-                    EXECUTE statements[candidate OPERATOR(pg_catalog.+) 2] USING bad;
+                    EXECUTE statements[candidate OPERATOR(pg_catalog.+) 2] USING {bad};
                 EXCEPTION WHEN OTHERS THEN
                     GET STACKED DIAGNOSTICS other = RETURNED_SQLSTATE;
                     IF other OPERATOR(pg_catalog.=) why[1] THEN
@@ -363,14 +366,14 @@ WHILE {first} OPERATOR(pg_catalog.<=) total AND NOT is_enough
                 END;
             END LOOP;
         END IF;
-        INSERT INTO {refused} VALUES (bad, why[1], why[2], why[3], why[4], suspect, is_final);
+        INSERT INTO {refused} VALUES ({bad}, why[1], why[2], why[3], why[4], suspect, is_final);
         IF {may_be_enough} AND (is_final OR why[1] OPERATOR(pg_catalog.=) ANY ({hopeless})) THEN
             hopeless := hopeless OPERATOR(pg_catalog.+) 1;
         END IF;
         pending := pending OPERATOR(pg_catalog.+) 1;
         is_enough := hopeless OPERATOR(pg_catalog.>) {most} OR pending OPERATOR(pg_catalog.>) {pending}
             OR why[1] OPERATOR(pg_catalog.=) {until};
-        {first} := bad OPERATOR(pg_catalog.+) 1;
+        {first} := {bad} OPERATOR(pg_catalog.+) 1;
         -- The next bad row may be as far away as this one was. Rows that are tried again may need each other.
         size := GREATEST({first} OPERATOR(pg_catalog.-) since OPERATOR(pg_catalog.+) 1, {least});
         since := {first};

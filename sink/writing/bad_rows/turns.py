@@ -132,22 +132,22 @@ class Turns:
         """
         Give the rows of these turns new numbers, ``behind`` a number.
 
-        :param backwards: whether the last one comes first, unless changes have an order: so a child of a child comes
-            after its parent.
+        :param backwards: whether the last key comes first, with its changes in their order: so a child of a child comes
+            after its parent, and a row that takes a unique value after the row that had it. Not where keys depend on
+            each other's order, because a delete may change other rows or a change has two keys.
         """
-        is_ordered = self.batch is not None and self.batch.upsert.order_by is not None
-        again = sql.SQL(
-            "UPDATE {table} AS given SET {number} = again.number FROM (SELECT turn, {behind} OPERATOR(pg_catalog.+) "
-            "pg_catalog.row_number() OVER (ORDER BY turn {direction}) AS number "
-            "FROM pg_catalog.unnest({turns}::pg_catalog.int8[]) AS turn) AS again "
-            "WHERE given.{turn} OPERATOR(pg_catalog.=) again.turn"
-        ).format(
-            table=self.table,
-            number=NUMBER,
-            turn=TURN,
-            behind=behind,
-            turns=sql.Literal(list(turns)),
-            direction=sql.SQL("DESC" if backwards and not is_ordered else "ASC"),
+        batch = self.batch
+        wanted = sql.SQL("{} OPERATOR(pg_catalog.=) ANY ({}::pg_catalog.int8[])").format(TURN, list(turns))
+        chosen = sql.SQL("SELECT {} AS turn FROM {} WHERE {}").format(TURN, self.table, wanted)
+        order = "turn DESC" if backwards else "turn"
+        if batch is not None and batch.upsert.order_by is not None:
+            order = "turn"
+            if backwards and not (batch.moves or deletes_act_on_itself(batch.target, batch.changes)):
+                changes = all_changes(batch, GatheredRows(self.table, wanted, len(turns)))
+                newest = "SELECT {0} AS turn, pg_catalog.max({0}) OVER (PARTITION BY {1}) AS newest FROM {2} AS change"
+                chosen, order = sql.SQL(newest).format(PLACE, _keys(batch), changes), "newest DESC, turn"
+        again = sql.SQL(_AGAIN).format(
+            table=self.table, number=NUMBER, turn=TURN, behind=behind, chosen=chosen, order=sql.SQL(order)
         )
         self.connection.execute(again, prepare=False)
 
@@ -164,7 +164,7 @@ class Turns:
             place=PLACE,
             unwritten=sql.Literal(list(unwritten)),
             turns=sql.Literal(list(turns)),
-            keys=sql.SQL(", ").join(sql.Identifier(key.target) for key in batch.upsert.keys),
+            keys=_keys(batch),
             changes=all_changes(batch, GatheredRows(self.table, sql.SQL("true"), self.count)),
         )
         found = self.connection.execute(query, prepare=False).fetchall()
@@ -192,6 +192,16 @@ class Turns:
         return counts | {name: number for name, number in more.items() if number}
 
 
+def _keys(batch: ChangeTable) -> sql.Composable:
+    return sql.SQL(", ").join(sql.Identifier(key.target) for key in batch.upsert.keys)
+
+
+_AGAIN = """
+UPDATE {table} AS given SET {number} = again.number FROM (
+    SELECT turn, {behind} OPERATOR(pg_catalog.+) pg_catalog.row_number() OVER (ORDER BY {order}) AS number
+    FROM ({chosen}) AS chosen) AS again
+WHERE given.{turn} OPERATOR(pg_catalog.=) again.turn
+"""
 _FOLLOWED = """
 SELECT turn, pg_catalog.bool_and(is_followed) FROM (
     SELECT {place} AS turn, COALESCE((pg_catalog.max({place}) FILTER (
@@ -224,7 +234,7 @@ def turns_in_tx(
     if needs_changes(upsert, written.changes):
         begun = begin_in_tx(connection, rows, written)
         batch = begun.batch
-        rows = wanted_changes(batch, rows)
+        rows = wanted_changes(written.changes, rows)
         if begun.traced and begun.has_deletes:
             own_set = own_set_in_tx(connection, batch)
     else:

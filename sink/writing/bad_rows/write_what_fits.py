@@ -26,7 +26,7 @@ from ..by_key.unread_value import VALUE_NOT_READ
 from ..by_key.write_changes import StillReferredToError
 from ..recorded_destination import recorded
 from ..rooms import Rooms
-from ..rows import BACK, RELEASE, GatheredRows, whole_or_failed
+from ..rows import BACK, RELEASE, SAVEPOINT, GatheredRows, whole_or_failed
 from ..table.catalogue import TargetTable
 from ..write_table import copy_in_tx, goes_straight, outcome_of, write_gathered_in_tx
 from ..written import PUT_ASIDE, UNROUTED, BadRow, Counts, MustTakeTurnsError, RowsForTable, TableOutcome, Written
@@ -209,7 +209,14 @@ def write_in_turn_in_tx(
     if gathered.staged is not None:
         check_staged_rows(connection, gathered.staged)
     rounds = Rounds(connection, names_of(connection, written.table), SearchBound(written.table.qualified_name))
-    return InTurn(written, rounds).write_all_in_tx(replace(gathered, staged=None), instead=error)
+    connection.execute(SAVEPOINT)
+    try:
+        counts = InTurn(written, rounds).write_all_in_tx(replace(gathered, staged=None), instead=error)
+    except psycopg.Error as refused:
+        note_gathered(connection, refused, written, gathered)
+        raise
+    connection.execute(RELEASE)
+    return counts
 
 
 def _go_back(connection: psycopg.Connection) -> None:

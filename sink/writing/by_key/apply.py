@@ -161,7 +161,7 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     kept = connection.execute(create_deciding(batch, rows, deletes_matter=has_deletes), prepare=False).rowcount
     counts["superseded"] = count - counts["ignored"] - kept
     if counts["superseded"] and compared.order_by is None:
-        raise doubled_keys(compared, doubled_key(connection, wanted_changes(batch, rows), compared))
+        raise doubled_keys(compared, doubled_key(connection, wanted_changes(written.changes, rows), compared))
     if counts["superseded"] and batch.frozen:
         _leave_to_turns(connection)
     left = kept - pass_over_in_tx(connection, batch, tombstones, kept)

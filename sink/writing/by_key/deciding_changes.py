@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from psycopg import sql
 
+from ...options.destination import Changes
 from ..rows import GatheredRows
 from .change_table import DELETED, ChangeTable
 
@@ -36,12 +37,12 @@ def _created(table: ChangeTable, query: sql.Composable) -> sql.Composed:
     return sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS {}").format(table.name, query)
 
 
-def wanted_changes(table: ChangeTable, rows: GatheredRows) -> GatheredRows:
-    """The changes among which one can decide."""
-    if table.changes is None or table.changes.deletes != "ignore":
+def wanted_changes(changes: Changes | None, rows: GatheredRows) -> GatheredRows:
+    """The changes among which one can decide: not the deletes that are left out."""
+    if changes is None or changes.deletes != "ignore":
         return rows
     # Before the last change of a key is looked for: the row stays as the last write before the delete left it.
-    return rows.only(sql.SQL("NOT {}").format(table.is_delete))
+    return rows.only(sql.SQL("NOT {}").format(sql.Identifier(changes.deleted)))
 
 
 def _last_of_each(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
@@ -49,7 +50,7 @@ def _last_of_each(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
         _keys(table),
         sql.SQL(", ").join(table.values()),
         rows.source,
-        wanted_changes(table, rows).wanted,
+        wanted_changes(table.changes, rows).wanted,
         table.keys_in_order(),
         _latest_first(table),
     )
@@ -57,7 +58,7 @@ def _last_of_each(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
 
 def _all(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
     unread = [sql.SQL("{} AS {}").format(is_unread, table.unread[name]) for name, is_unread in table.is_unread.items()]
-    values, rows = sql.SQL(", ").join([*table.values(), *unread]), wanted_changes(table, rows)
+    values, rows = sql.SQL(", ").join([*table.values(), *unread]), wanted_changes(table.changes, rows)
     each = sql.SQL('SELECT {}, {} AS "pgonce: place" FROM {} WHERE {}')
     every = each.format(values, table.place, rows.source, rows.wanted)
     if not table.moves or table.changes is None:

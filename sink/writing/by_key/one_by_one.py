@@ -25,6 +25,8 @@ from .write_changes import delete_statement
 
 FIRST, LAST, AT, NUMBER = (sql.Identifier(f"pgonce: {name}") for name in ("first", "last", "at", "number"))
 """The variables that say which rows are written, and which one was being written; and the column with their numbers."""
+DUE_DELETES, DUE_WRITES = sql.Identifier("pgonce: due deletes"), sql.Identifier("pgonce: due writes")
+"""Variables: how many deletes and writes the change at hand is. A user's column may be called as any other name is."""
 IS_DELETE, IS_WRITE = sql.Identifier("pgonce: deletes"), sql.Identifier("pgonce: writes")
 """Columns of the numbered rows; both are true for a change that moves a row."""
 COUNTED = ("written", "deleted", "not_found", "passed_over", "not_read", "remembered", "moved")
@@ -34,8 +36,8 @@ OUTCOME = "PGOOT"
 NOT_READ = "PGONR"
 """What is raised in the server for a row without a value that the source could not read."""
 VARIABLES = sql.SQL("""
-    due_deletes pg_catalog.int8;
-    due_writes pg_catalog.int8;
+    "pgonce: due deletes" pg_catalog.int8;
+    "pgonce: due writes" pg_catalog.int8;
     done pg_catalog.int8;
     absent pg_catalog.int8;
     lacking pg_catalog.text[];
@@ -64,20 +66,13 @@ def part_of_changes(
         older = sql.SQL(" AND ").join(sql.SQL("{} IS NOT TRUE").format(precedes_delete(batch, of)) for of in tombstones)
         change = sql.SQL("(SELECT * FROM {} AS change WHERE {})").format(change, older)
     one = replace(batch, name=change)
-    steps: list[sql.Composable] = [
-        sql.SQL("SELECT {}::pg_catalog.int4, {}::pg_catalog.int4 INTO due_deletes, due_writes FROM {} WHERE {}").format(
-            IS_DELETE, IS_WRITE, row.source, row.wanted
-        )
-    ]
-    # Operators that are named with their schema have no precedence.
-    steps.append(
-        sql.SQL("counts[7] := counts[7] OPERATOR(pg_catalog.+) (due_deletes OPERATOR(pg_catalog.*) due_writes)")
-    )
+    due = sql.SQL(_THAT_IS_DUE).format(deletes=IS_DELETE, writes=IS_WRITE, row=row.source, wanted=row.wanted)
+    steps: list[sql.Composable] = [due]
     if tombstones:
         steps += [sql.SQL(_THAT_ARE_DUE).format(change=change, deleted=DELETED), sql.SQL(_PASSED_OVER)]
     if batch.changes is not None and batch.changes.deletes != "ignore":
-        steps += [sql.SQL("IF due_deletes OPERATOR(pg_catalog.>) 0 THEN {} END IF").format(_delete(one, own_set))]
-    steps += [sql.SQL("IF due_writes OPERATOR(pg_catalog.>) 0 THEN {} END IF").format(_write(one, row, outcome))]
+        steps += [sql.SQL(_IF_DUE).format(DUE_DELETES, _delete(one, own_set))]
+    steps += [sql.SQL(_IF_DUE).format(DUE_WRITES, _write(one, row, outcome))]
     if outcome.is_checked:
         steps.append(_raised(outcome.others(one)))
     return sql.SQL("FOR n IN {} .. {} LOOP {} := n; {}; END LOOP; {} := NULL").format(
@@ -85,10 +80,17 @@ def part_of_changes(
     )
 
 
+# Operators that are named with their schema have no precedence.
+_THAT_IS_DUE = """
+SELECT {deletes}::pg_catalog.int4, {writes}::pg_catalog.int4 INTO "pgonce: due deletes", "pgonce: due writes"
+FROM {row} WHERE {wanted};
+counts[7] := counts[7] OPERATOR(pg_catalog.+) ("pgonce: due deletes" OPERATOR(pg_catalog.*) "pgonce: due writes")
+"""
+_IF_DUE = "IF {} OPERATOR(pg_catalog.>) 0 THEN {} END IF"
 _THAT_ARE_DUE = """
-SELECT due_deletes OPERATOR(pg_catalog.+) due_writes OPERATOR(pg_catalog.-) pg_catalog.count(*),
+SELECT "pgonce: due deletes" OPERATOR(pg_catalog.+) "pgonce: due writes" OPERATOR(pg_catalog.-) pg_catalog.count(*),
     pg_catalog.count(*) FILTER (WHERE {deleted}), pg_catalog.count(*) FILTER (WHERE NOT {deleted})
-INTO done, due_deletes, due_writes FROM {change} AS change
+INTO done, "pgonce: due deletes", "pgonce: due writes" FROM {change} AS change
 """
 _PASSED_OVER = "counts[4] := counts[4] OPERATOR(pg_catalog.+) done"
 
@@ -147,7 +149,7 @@ def _write(one: ChangeTable, row: GatheredRows, outcome: TriggerOutcome) -> sql.
 
 _COUNTED = (
     "counts[1] := counts[1] OPERATOR(pg_catalog.+) done; "
-    "counts[4] := counts[4] OPERATOR(pg_catalog.+) due_writes OPERATOR(pg_catalog.-) done"
+    'counts[4] := counts[4] OPERATOR(pg_catalog.+) "pgonce: due writes" OPERATOR(pg_catalog.-) done'
 )
 
 

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError, bad_target
 
+from ..table.fit import qualified
 from .change_table import DELETED, ChangeTable
 from .keys import execute_joined
 
@@ -143,8 +144,8 @@ def left_out(batch: ChangeTable, noted: sql.Composable) -> sql.Composed:
 
 def _same(batch: ChangeTable, name: str) -> sql.Composable:
     """Whether ``target`` holds the value of ``change``, as text, because a type need not have an equality."""
-    full_type = next(column.full_type for column in batch.written if column.target == name)
-    # Operators are qualified, because the user's search_path is in force.
+    full_type = next(qualified(c.base_type, c.full_type) for c in batch.target.columns if c.column_name == name)
+    # Types and operators are qualified, because the user's search_path is in force.
     return sql.SQL(
         "COALESCE(target.{0}::pg_catalog.text OPERATOR(pg_catalog.=) change.{0}::{1}::pg_catalog.text, "
         "target.{0} IS NULL AND change.{0} IS NULL)"
