@@ -32,7 +32,7 @@ from ..options.reading import Given
 from ..options.routes import where_of
 from ..options.sink_options import commit_settings_of
 from ..read_rows import reader_of
-from ..writing.first_look import look_once, look_when_made, refuse_first_batch
+from ..writing.first_look import look_once, refuse_first_batch
 from ..writing.rooms import Rooms
 from ..writing.write_batch import work_into
 from .frame_rows import arriving_rows
@@ -133,7 +133,9 @@ class BatchWriter:
         self._sink_name = given["sink_name"]
         # A client of a Connect server may have another database by this url, or none.
         if "checkpoint_location" not in given and not is_remote():
-            look_when_made(self._settings.commit.url, self._destination, rooms=rooms)
+            # A server that is not there, or a login that is refused, is left to the first batch.
+            url = self._settings.commit.url
+            look_once(object(), url, self._destination, None, rooms=rooms, at_the_door=False)
 
     @called_by_spark
     def __call__(self, frame: DataFrame, batch_id: int) -> None:

@@ -69,14 +69,14 @@ def looking(url: str) -> Iterator[psycopg.Connection]:
 
 
 # What this process has already seen to fit. A look proves nothing for later, so one is enough.
-_seen_to_fit: set[tuple[Hashable, Destination | Routes, tuple[EncodedColumn, ...]]] = set()
+_seen_to_fit: set[tuple[Hashable, Destination | Routes, tuple[EncodedColumn, ...] | None]] = set()
 
 
 def look_once(
     query: Hashable,
     url: str,
     where: Destination | Routes,
-    columns: tuple[EncodedColumn, ...],
+    columns: tuple[EncodedColumn, ...] | None,
     *,
     rooms: Rooms,
     at_the_door: bool = True,
@@ -84,6 +84,7 @@ def look_once(
     """
     Refuse a table that is missing or unfit; once for each ``query``, table (or list of tables) and frame.
 
+    :param columns: None as long as there is no frame: then each table alone is looked at.
     :param at_the_door: whether an error at login is raised here, and not left to the commit.
     :raises ConfigurationError: BAD_URL.
     :raises ConnectError: CONNECT_REFUSED.
@@ -107,21 +108,6 @@ def look_once(
         _seen_to_fit.add((query, where, columns))
 
 
-def look_when_made(url: str, where: Destination | Routes, *, rooms: Rooms) -> None:
-    """
-    Refuse a table that is missing or cannot be written into, before there is a frame, and so before a query starts.
-
-    A server that does not answer soon, or a login that is refused, is left to the first batch.
-
-    :raises TargetError: as the commit would, for the table alone.
-    """
-    try:
-        with looking(url) as connection:
-            _look(connection, where, None, rooms)
-    except (ConnectError, psycopg.Error) as error:
-        _log.info("the first batch will check the target: %s", type(error).__name__)
-
-
 def _found(
     connection: psycopg.Connection, destination: Destination, rooms: Rooms
 ) -> tuple[ResolvedName, TargetTable | None]:
@@ -136,12 +122,8 @@ def _found(
 
 
 def _look(
-    connection: psycopg.Connection,
-    where: Destination | Routes,
-    columns: tuple[EncodedColumn, ...] | None,
-    rooms: Rooms,
+    connection: psycopg.Connection, where: Destination | Routes, columns: Sequence[EncodedColumn] | None, rooms: Rooms
 ) -> None:
-    """:param columns: None as long as there is no frame: then each table alone is looked at."""
     connection.execute(_BOUNDS)
     each = where.each if isinstance(where, Routes) else (Route("", where),)
     if isinstance(where, Routes):

@@ -327,23 +327,15 @@ def test_what_spark_sends_reads_back_as_what_spark_holds(
 ) -> None:
     """The Arrow that this Spark makes of each type, and of its null, encodes to the value that Spark holds."""
     whole = ", ".join(f"{expression} AS c{i}" for i, (expression, _) in enumerate(HELD))
-    settings_of_this_test = {
-        "spark.sql.execution.arrow.useLargeVarTypes": large,
-        "spark.sql.session.timeZone": "America/New_York",
-        # Spark 4.3 has the type TIME only where this is said.
-        "spark.sql.timeType.enabled": "true",
-    }
-    before = {name: spark.conf.get(name, None) for name in settings_of_this_test}
-    for name, value in settings_of_this_test.items():
-        spark.conf.set(name, value)
-    try:
-        values = spark.sql(f"SELECT {whole}")
-        nulls = spark.range(1).join(values.where("1 = 0"), how="left").drop("id")
-        # Not toArrow for the nulls: it fails on a null struct whose fields cannot be null (PySpark 4.3).
-        batches = [*values.toArrow().to_batches(), *sent_to_tasks(values), *sent_to_tasks(nulls)]
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value) if value is not None else spark.conf.unset(name)
+    session = spark.newSession()
+    session.conf.set("spark.sql.execution.arrow.useLargeVarTypes", large)
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    # Spark 4.3 has the type TIME only where this is said.
+    session.conf.set("spark.sql.timeType.enabled", "true")
+    values = session.sql(f"SELECT {whole}")
+    nulls = session.range(1).join(values.where("1 = 0"), how="left").drop("id")
+    # Not toArrow for the nulls: it fails on a null struct whose fields cannot be null (PySpark 4.3).
+    batches = [*values.toArrow().to_batches(), *sent_to_tasks(values), *sent_to_tasks(nulls)]
     encoder = CopyEncoder(values.schema)
     connection.execute("SET LOCAL timezone = 'UTC'")
     columns = ", ".join(f"c{i} {column.ddl_type}" for i, column in enumerate(encoder.columns))

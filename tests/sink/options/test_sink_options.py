@@ -107,7 +107,6 @@ def test_sparks_own_option_keys_pass(key):
     ("options", "code"),
     [
         ({"table": " "}, "OPTION_MISSING"),
-        ({"mode": "apend"}, "BAD_OPTION"),
         ({"mode": "upsert", "createTable": "true"}, "NO_KEYS"),
         ({"keys": "id"}, "CLASHING_OPTIONS"),
         ({"orderBy": "at"}, "CLASHING_OPTIONS"),
@@ -115,9 +114,6 @@ def test_sparks_own_option_keys_pass(key):
         ({"mode": "complete"}, "CLASHING_OPTIONS"),
         ({"overwrite": True, "mode": "upsert", "keys": "id"}, "CLASHING_OPTIONS"),
         ({"inlineBytes": "8MB"}, "BAD_OPTION"),
-        ({"createTable": "yes"}, "BAD_OPTION"),
-        ({"offsetsFrom": "kafka"}, "BAD_OPTION"),
-        ({"adoptCheckpoint": "last"}, "BAD_OPTION"),
         ({"adoptCheckpoint": "1", "replaces": "q0"}, "CLASHING_OPTIONS"),
         ({"adoptCheckpoint": "0", "independent": "true"}, "CLASHING_OPTIONS"),
         ({"lockTimeout": "0"}, "BAD_OPTION"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from pyspark.sql import types as t
 
-from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.checked_table import left_out, plan_columns, without_extra
@@ -53,21 +51,6 @@ def test_columns_are_added_as_create_table_makes_them(admin):
     assert columns_to_add(altered, COLUMNS, ADD) == ()
     fits = [[plan.fitting for plan in plan_columns(found, COLUMNS, ADD)] for found in (altered, imagined)]
     assert fits[0] == fits[1]
-
-
-def test_a_key_is_not_added(admin):
-    """A table without the key has no unique index on it."""
-    to = destination("events", "upsert", ("id", "NAME"), schema_evolution="addColumns")
-    with pytest.raises(TargetError, match=r'TARGET_NOT_ALTERED.* keys.*ADD COLUMN "name" text'):
-        columns_to_add(table_of(admin, "id bigint"), COLUMNS[:2], to)
-
-
-def test_an_order_that_the_table_lacks_is_not_added(admin):
-    """In whatever case it is written, as it is found in any case."""
-    to = destination("events", "upsert", ("id",), "PRICE", schema_evolution="addColumns")
-    added = [column.name for column in columns_to_add(table_of(admin, "id bigint"), COLUMNS, to)]
-    assert "price" not in added
-    assert "name" in added
 
 
 def test_columns_that_the_table_lacks_are_left_out(admin):

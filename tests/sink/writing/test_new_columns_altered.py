@@ -65,12 +65,12 @@ def test_new_columns_come_with_the_rows_that_bring_them(admin, url, to, staged):
 
 
 def test_columns_that_only_say_what_to_do_are_not_added(admin, url):
-    """What makes a row a delete, and what orders the changes, if the table lacks it."""
+    """What makes a row a delete, and what orders the changes, if the table lacks it, in any case."""
     admin.execute(TABLE)
     columns = {"id": t.LongType(), "name": t.StringType(), "gone": t.BooleanType(), "seq": t.LongType()}
     how = {"delete_when": "gone", "schema_evolution": "addColumns"}
     rows = [(1, "one", False, 1), (2, "two", False, 1), (2, "two", True, 2), (1, "uno", False, 2)]
-    commit_typed(url, 0, destination("events", "apply", ("id",), "seq", **how), columns, rows)
+    commit_typed(url, 0, destination("events", "apply", ("id",), "SEQ", **how), columns, rows)
     assert columns_of(admin) == ["id", "name"]
     assert rows_in(admin, "events") == [(1, "uno")]
 
