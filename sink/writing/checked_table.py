@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import psycopg
 from psycopg import sql
@@ -233,10 +234,10 @@ def left_out(encoded: Sequence[EncodedColumn], kept: Sequence[EncodedColumn], ta
     """A sentence on the columns that are not written; empty if all are."""
     kept_names = {column.name for column in kept}
     names = [column.name for column in encoded if column.name not in kept_names]
-    columns = f"columns {', '.join(names)}" if len(names) > 1 else f"column {', '.join(names)}"
-    return (
-        f"{table.qualified_name} lacks {columns} of the rows, left out by schemaEvolution=ignoreExtra." if names else ""
-    )
+    if not names:
+        return ""
+    columns = f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    return f"{table.qualified_name} lacks {columns} of the rows, left out by schemaEvolution=ignoreExtra."
 
 
 def is_key(name: str, table: TargetTable, destination: Destination) -> bool:
@@ -247,14 +248,9 @@ def is_key(name: str, table: TargetTable, destination: Destination) -> bool:
     return name.lower() in {key.lower() for key in destination.keys or primary}
 
 
-# The tables of this process, and what it has said of them.
-_said: set[tuple[int, str]] = set()
-
-
-def _say_once(table: TargetTable, sentence: str) -> None:
-    if (table.oid, sentence) not in _said:
-        _said.add((table.oid, sentence))
-        _log.warning("%s", sentence)
+@lru_cache(maxsize=1024)
+def _say_once(oid: int, sentence: str) -> None:  # noqa: ARG001 (of two tables with one name, both are warned of)
+    _log.warning("%s", sentence)
 
 
 def target_for(
@@ -287,6 +283,6 @@ def target_for(
     written = without_extra(table, encoded, destination)
     plan = plan_columns(table, written, destination)
     if extra := left_out(encoded, written, table):
-        _say_once(table, extra)
+        _say_once(table.oid, extra)
         table = replace(table, note=extra)
     return table, plan
