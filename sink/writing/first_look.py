@@ -205,9 +205,11 @@ def refuse_missing_privileges(
     if destination.changes is None or not destination.changes.all_delete:
         missing += _lacking("INSERT", [column.target for column in plan], insertable, there)
     if upsert is not None:
-        missing += _lacking("SELECT", [key.target for key in upsert.keys], readable, there)
-        if destination.mode == "upsert" and not upsert.existing.stored_stays:
-            missing += _lacking("UPDATE", upsert.changed(plan), updatable, there)
+        updates = destination.mode == "upsert" and not upsert.existing.stored_stays
+        changed = upsert.changed(plan) if updates else []
+        # Postgres asks for SELECT on a column that is set to the value of EXCLUDED.
+        missing += _lacking("SELECT", [*(key.target for key in upsert.keys), *changed], readable, there)
+        missing += _lacking("UPDATE", changed, updatable, there)
     if destination.mode == "complete" and not may_delete:
         missing.append("DELETE")
     if missing:
