@@ -22,7 +22,6 @@ _WORDS = {
     "accept": "accepted",
     "retire": "retired",
     "forget": "forgotten",
-    "swap": "exchanged",
     "replay-dead-letters": "replayed",
     "discard-dead-letters": "discarded",
 }
@@ -54,7 +53,7 @@ class Decision:
         """
         why = f": {one_line(self.reason.strip().rstrip('.'))}" if self.reason and self.reason.strip() else ""
         who, when = one_line(self.made_by), f"{self.made_at:%Y-%m-%d %H:%M:%S %Z}"
-        return f"{_WORDS.get(self.kind, self.kind)} by role {who} at {when}{why}"
+        return f"{_WORDS[self.kind]} by role {who} at {when}{why}"
 
 
 _READ = """

@@ -91,15 +91,15 @@ def parse_since(text: str, now: datetime | None = None) -> datetime:
     The time that ``text`` means.
 
     :param now: the present, with a zone.
-    :raises ValueError: if it has none of :data:`FORMS`, or is in the future; the text of the error is a sentence.
+    :raises ConfigurationError: BAD_OPTION, if it has none of :data:`FORMS`, or is in the future.
     """
     text, now = text.strip(), (now or datetime.now().astimezone()).astimezone()
     try:
         found = _ago(text, now) or _of_the_day(text, now) or _dated(text)
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is not a time. Write {FORMS}.") from None
+        raise bad_option("BAD_OPTION", f"{text[:50]!r} is not a time.", f"Write {FORMS}.") from None
     if found > now:
-        raise ValueError(f"{text!r} is in the future.")
+        raise bad_option("BAD_OPTION", f"{text!r} is in the future.", f"Write {FORMS}.")
     return found
 
 

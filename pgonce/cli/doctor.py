@@ -230,7 +230,6 @@ def look_again(url: str, sinks: Sequence[LastWritten], *, of_this_role: bool) ->
 
 
 def _tables(url: str, query_id: str | None) -> list[Looked]:
-    """Each table of the query."""
     sinks = last_written(url, query_id) if query_id else []
     try:
         return look_again(url, sinks, of_this_role=False) if sinks else []

@@ -31,18 +31,6 @@ _AGE_WIDTH = 9
 _MOST_SILENT = 10
 
 
-def since_of(text: str | None) -> datetime | None:
-    """
-    The time that ``--since`` means.
-
-    :raises typer.BadParameter: if it cannot be read.
-    """
-    try:
-        return None if text is None else parse_since(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--since") from None
-
-
 Since = Annotated[str | None, typer.Option("--since", help=f"Only what was seen since then: {FORMS}.")]
 
 
@@ -55,7 +43,7 @@ def errors(
     as_json: Json = False,
 ) -> None:
     """Show what went wrong, the newest first: refused batches, failed plans and recoveries, and queries that ended."""
-    found = OffsetsStore(url).failures(since_of(since), query)
+    found = OffsetsStore(url).failures(None if since is None else parse_since(since), query)
     if as_json:
         output.print_json([dataclasses.asdict(failure) for failure in found])
         return

@@ -13,13 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from pgonce.offsets_store.status.ends import Status
-from pgonce.offsets_store.status.figures import FORMS, age_text
+from pgonce.offsets_store.status.figures import FORMS, age_text, parse_since
 from pgonce.offsets_store.status.states import name_of
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import tables
 from .answers.output import print_found, print_json, print_lines, print_table, text_of
-from .errors import since_of
 from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_measured
 from .status import position_records
 from .terms import Json, Query, Sink, Url, Wide
@@ -80,6 +79,6 @@ def history(
     as_json: Json = False,
 ) -> None:
     """Show the newest published batches of a query, one line each: rows, time, run, and what became of the rows."""
-    batches = OffsetsStore(url).history(query, sink, limit, since_of(since))
+    batches = OffsetsStore(url).history(query, sink, limit, None if since is None else parse_since(since))
     now = datetime.now(timezone.utc)
     print_found(batches, lambda found: tables.history_table(found, now, wide=wide), as_json=as_json)

@@ -24,12 +24,7 @@ from pgonce.offsets_store.postgres.postgres_url import source_of
 
 # libpq's parameter: the JDBC driver's, which takes the same values.
 _SAME = {
-    "user": "user",
-    "sslmode": "sslmode",
-    "sslrootcert": "sslrootcert",
-    "sslcert": "sslcert",
-    "sslpassword": "sslpassword",
-    "options": "options",
+    **{name: name for name in ("user", "sslmode", "sslrootcert", "sslcert", "sslpassword", "options")},
     "channel_binding": "channelBinding",
     "gssencmode": "gssEncMode",
     "sslnegotiation": "sslNegotiation",

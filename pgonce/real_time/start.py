@@ -187,8 +187,9 @@ def _refuse_too_few_cores(spark: SparkSession, start: Offsets) -> None:
         return
     context: Any = spark.sparkContext._jsc.sc()
     partitions = sum(1 for _ in kafka_positions(start))
+    profile = context.resourceProfileManager().defaultResourceProfile()
     until = time.monotonic() + (0 if context.isLocal() else _EXECUTORS_SECONDS)
-    while (cores := _cores(context)) < partitions and time.monotonic() < until:
+    while (cores := context.maxNumConcurrentTasks(profile)) < partitions and time.monotonic() < until:
         time.sleep(0.2)
     if cores < partitions:
         raise SparkError(
@@ -198,13 +199,6 @@ def _refuse_too_few_cores(spark: SparkSession, start: Offsets) -> None:
             NOTHING,
             "Give the application cores for a task of each partition, or read fewer topics in this query.",
         )
-
-
-def _cores(context: Any) -> int:
-    """How many tasks can run at a time."""
-    profile = context.resourceProfileManager().defaultResourceProfile()
-    found: int = context.maxNumConcurrentTasks(profile)
-    return found
 
 
 # The newest of the older ones stays, for people who want to look at it.

@@ -162,6 +162,5 @@ def flush_statement(table: TargetTable, columns: Sequence[EncodedColumn], plan: 
 
 
 def _constant(kind: str, numbers: Iterable[int]) -> sql.Composed:
-    """An array of numbers."""
     text = "{" + ",".join(map(str, numbers)) + "}"
     return sql.SQL("CAST({} AS pg_catalog.{}[])").format(sql.Literal(text), sql.SQL(kind))

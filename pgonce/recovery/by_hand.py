@@ -23,12 +23,12 @@ from pgonce.offsets_store.ledger.tables import failures, heartbeats, writers
 from pgonce.offsets_store.ledger.writers import COUNTS_AS_FEEDER, is_meant, writers_in_tx
 from pgonce.offsets_store.status.decisions import decisions_on
 from pgonce.offsets_store.status.states import query_states
-from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.status.stored import the_writer
 from pgonce.offsets_store.verdict.decide import ACCEPTABLE, Verdict
 
 from .fence import holding, note
 from .next_start import next_start, verdict_on
-from .read_stopped_query import read_checkpoint, read_sinks
+from .read_stopped_query import named_sinks, read_checkpoint
 from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts, no_checkpoint
 
 # Records of this many batches are read besides the newest ones: as many as Spark keeps in a checkpoint.
@@ -267,11 +267,10 @@ def refuse_gone(connection: Connection, sink: SinkFacts) -> None:
 
 def _chosen_sink(url: str, query: str, sink: str | None) -> tuple[str, str | None, SinkFacts]:
     """The query's id, where the ledger says that its checkpoint is, and the one sink that is meant."""
-    writer = OffsetsStore(url).latest(query, sink)
-    newest = writer.batch_id or 0
     with reading(url) as connection:
-        sinks = read_sinks(connection, writer.query_id, range(max(0, newest - _LOOK_BACK), newest))
-    return writer.query_id, writer.checkpoint_location, next(s for s in sinks if s.sink_name == writer.sink_name)
+        found, sinks = named_sinks(connection, query, sink, _LOOK_BACK)
+    writer = the_writer(found, query)
+    return writer.query_id, writer.checkpoint_location, sinks[0]
 
 
 def _read_if_possible(given: str | None, recorded: str | None) -> CheckpointFacts | None:

@@ -183,7 +183,6 @@ def _is_locked(error: sqlalchemy.exc.DBAPIError) -> bool:
 
 
 def _moved(what: str, data: str = NOTHING_CHANGED) -> RunningQueryError:
-    """Something has changed between the reading and the writing."""
     return RunningQueryError(
         "QUERY_RUNNING",
         f"The query seems to run, or another session is recovering it: {what} has moved since it was read.",

@@ -26,13 +26,12 @@ from pgonce.offsets_store.ledger.writers import COUNTS_AS_FEEDER, feeds, writers
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
-from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import last_to_publish
 from pgonce.offsets_store.verdict.facts import Writer
 
 from .by_hand import counts_as_feeder, put_out_of_the_way_in_tx, refuse_gone, refuse_no_reason
 from .fence import QUIET_SECONDS, StoppedQuery, holding, refuse_running
-from .read_stopped_query import read_checkpoint, read_sinks
+from .read_stopped_query import named_sinks, read_checkpoint
 from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
 
 
@@ -80,10 +79,8 @@ def forget_query(
     :raises OffsetsError: if no query, or several, have that name, or it has no such sink.
     """
     refuse_no_reason(reason)
-    found = [writer for writer, _ in OffsetsStore(url).status_of(query, sink)]
     with reading(url) as connection:
-        named = {writer.sink_name for writer in found}
-        sinks = [known for known in read_sinks(connection, found[0].query_id) if known.sink_name in named]
+        found, sinks = named_sinks(connection, query, sink)
         living = tuple(known for known in sinks if known.is_living)
         chosen = living or tuple(known for known in sinks if counts_as_feeder(connection, known))
         tables = {known.sink_name: _tables(connection, known) for known in chosen}

@@ -17,7 +17,7 @@ from pgonce.offsets_store.errors import RecoveryError
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.offsets import same
-from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.status.read_stored import writers_of
 from pgonce.offsets_store.verdict.decide import stored_end
 from pgonce.offsets_store.verdict.refused_batch import EMPTY_STATE
 
@@ -77,8 +77,8 @@ def write_new_checkpoint(
     """
 
     def once() -> NewCheckpoint:
-        query_id = OffsetsStore(url).status_of(query)[0][0].query_id
         with reading(url) as connection:
+            query_id = writers_of(connection, query, None)[0].query_id
             last = max((sink.last_batch_id for sink in read_sinks(connection, query_id)), default=0)
             sinks = read_sinks(connection, query_id, range(max(0, last - _LOOK_BACK), last))
         writer = CheckpointWriter(path)

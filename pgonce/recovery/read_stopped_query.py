@@ -25,6 +25,8 @@ from pgonce.offsets_store.ledger.tables import batches, interventions, writers
 from pgonce.offsets_store.ledger.writers import IS_LIVING, records_in_tx, task_positions, writers_in_tx
 from pgonce.offsets_store.offsets import furthest
 from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
+from pgonce.offsets_store.status.read_stored import writers_of
+from pgonce.offsets_store.status.stored import StoredWriter
 from pgonce.offsets_store.verdict.facts import Writer
 
 from .stateful_query import lacking_batch, last_batch
@@ -133,6 +135,21 @@ def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int]
     """
     found = writers_in_tx(connection, writers.c.query_id == query_id)
     return [_sink(connection, writer, batch_ids) for writer in found]
+
+
+def named_sinks(
+    connection: Connection, query: str, sink: str | None = None, look_back: int = 0
+) -> tuple[list[StoredWriter], list[SinkFacts]]:
+    """
+    The writers of a query that a person names, or the one of ``sink``, and what is known of each.
+
+    :param look_back: how many batches before the newest one the records are read of.
+    :raises OffsetsError: if no query or sink, or several, have that name.
+    """
+    found = writers_of(connection, query, sink)
+    newest = max(writer.batch_id or 0 for writer in found)
+    known = read_sinks(connection, found[0].query_id, range(max(0, newest - look_back), newest))
+    return found, [one for one in known if one.sink_name in {writer.sink_name for writer in found}]
 
 
 def _with_task_positions(connection: Connection, sink: SinkFacts) -> SinkFacts:

@@ -135,7 +135,6 @@ def _runs_again_first(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], 
 
 
 def _stateful(checkpoint: CheckpointFacts) -> RecoveryError:
-    """State belongs to the batches that the checkpoint has done."""
     return RecoveryError(
         "RECOVERY_STATEFUL",
         f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} does not agree with "
@@ -148,7 +147,6 @@ def _stateful(checkpoint: CheckpointFacts) -> RecoveryError:
 
 
 def _once_more(checkpoint: CheckpointFacts, batch_id: int) -> RecoveryError:
-    """Spark runs a batch again first, and so makes its state and its commit."""
     return RecoveryError(
         "RECOVERY_STATEFUL",
         f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} lacks the commits of "

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.details import QueryDetails
-from pgonce.offsets_store.status.figures import age_text, duration_text, parse_span, rate_text
+from pgonce.offsets_store.status.figures import age_text, duration_text, parse_since, parse_span, rate_text
 from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
 
 from . import api, health, metrics, pages
@@ -242,11 +242,7 @@ class _Site:
     async def api_failures(self, request: Request) -> Response:
         """What went wrong."""
         asked = request.query_params
-        since = None
-        if asked.get("since"):
-            # No older ones are kept than those of a day.
-            seconds = min(parse_span(asked["since"]), 2 * 86_400.0)
-            since = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+        since = parse_since(asked["since"]) if asked.get("since") else None
         return api.answer(api.failures(self._reader.snapshot, asked.get("query") or None, since))
 
     def not_found(self, request: Request, _: Exception) -> Response:

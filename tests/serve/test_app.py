@@ -15,21 +15,13 @@ from html.parser import HTMLParser
 import pytest
 from psycopg.types.json import Jsonb
 from support.dead_letters import put_aside
-from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay
+from support.ledger_history import KAFKA, OTHER, QUERY, fail, hear, publish, replay
 from support.served import served
 
 from pgonce.serve import charts
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 AHEAD = {"0": {"t": {"0": 15, "1": 25}}}
-
-
-def fail(admin, code="NOT_NULL_VIOLATION", message="Postgres refused the batch.", **fields) -> None:
-    """A failure, as the commit notes it."""
-    known = {"query_id": QUERY, "sink_name": "public.orders", "run_id": RUN, "batch_id": 4, **fields}
-    names, places = ", ".join(known), ", ".join(f"%({name})s" for name in known)
-    insert = f"INSERT INTO pgonce.failures ({names}, code, message, seen_by) VALUES ({places}, %(c)s, %(m)s, 'commit')"
-    admin.execute(insert.encode(), {**known, "c": code, "m": message})
 
 
 class Markup(HTMLParser):
@@ -69,7 +61,7 @@ class TestList:
         """A refused query is a finding, with what says more; the list begins with it."""
         publish(url, 3, KAFKA)
         publish(url, 3, KAFKA, query_id=OTHER, sink_name="public.customers", query_name="a customer")
-        fail(admin)
+        fail(url)
         with served(url) as site:
             text = site.get("/").text
         finding = re.search(r'<article class="finding critical">.*?</article>', text, re.DOTALL)[0]
@@ -82,7 +74,7 @@ class TestList:
         """A link holds the whole view; what it misspells is left out."""
         for number, name in enumerate(("orders", "clicks", "returns")):
             publish(url, number, KAFKA, query_id=f"{number}1111111", query_name=name, sink_name=f"public.{name}")
-        fail(admin, query_id="21111111", sink_name="public.returns")
+        fail(url, query_id="21111111", sink_name="public.returns")
         with served(url) as site:
 
             def shown(query_string: str) -> list[str]:
@@ -117,7 +109,7 @@ class TestQuery:
         replay(url, publish(url, 2, KAFKA, rows=7))
         publish(url, 3, KAFKA, rows=12345)
         hear(url, AHEAD, batch_id=3)
-        fail(admin)
+        fail(url)
         put_aside(admin, {"id": 7, "name": "too long"})
         with served(
             url, explained={"NOT_NULL_VIOLATION": ("A column lacks its value.", "`pgonce <x>` says which.")}.get
@@ -186,7 +178,7 @@ class TestHostileText:
         publish(url, 3, {"0": {EVIL: {"0": 10}}}, query_name=EVIL, sink_name=EVIL, checkpoint_location=EVIL)
         admin.execute("UPDATE pgonce.writers SET run_id = %s", [EVIL])
         hear(url, {"0": {EVIL: {"0": 15}}}, batch_id=3, disagreement=EVIL)
-        fail(admin, code=EVIL, message=EVIL, sink_name=EVIL, query_name=EVIL)
+        fail(url, code=EVIL, message=EVIL, sink_name=EVIL, query_name=EVIL)
         put_aside(
             admin, {EVIL: EVIL}, sink_name=EVIL, code=EVIL, message=EVIL, column_name=EVIL, target=EVIL,
             position=Jsonb({EVIL: EVIL}),
@@ -222,7 +214,7 @@ class TestJson:
     def test_programs_read_stable_keys_and_null_for_the_unknown(self, url, store, admin):
         """What programs read has these keys; what is unknown is null."""
         publish(url, 3, KAFKA)
-        fail(admin)
+        fail(url)
         put_aside(admin, {"id": 1})
         with served(url) as site:
             queries, health = site.get("/api/queries"), site.get("/api/health").json

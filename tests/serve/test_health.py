@@ -6,23 +6,19 @@ import doctest
 
 import pytest
 from support.dead_letters import put_aside
-from support.ledger_history import KAFKA, OTHER, QUERY, hear, publish
+from support.ledger_history import KAFKA, OTHER, QUERY, fail, hear, publish
 from support.served import served
 
 from pgonce.serve import health
 
 
 @pytest.fixture
-def site(url, store, admin):
+def site(url, store):
     """A query that runs, 10 records behind, and one that fails."""
     publish(url, 3, KAFKA)
     hear(url, {"0": {"t": {"0": 15, "1": 25}}}, batch_id=3)
     publish(url, 7, KAFKA, query_id=OTHER, query_name="payments", sink_name="public.payments")
-    admin.execute(
-        "INSERT INTO pgonce.failures (query_id, sink_name, batch_id, code, message, seen_by) "
-        "VALUES (%s, 'public.payments', 8, 'GAP', 'a gap', 'commit')",
-        [OTHER],
-    )
+    fail(url, "GAP", query_id=OTHER, sink_name="public.payments", batch_id=8)
     with served(url) as site:
         yield site
 

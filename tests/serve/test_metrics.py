@@ -9,7 +9,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay
+from support.ledger_history import KAFKA, OTHER, QUERY, RUN, fail, hear, publish, replay
 from support.served import Served, served
 
 from pgonce.offsets_store.status.states import STATES
@@ -96,11 +96,7 @@ class TestCounters:
     def test_counters_begin_at_zero_and_count_what_is_seen_since(self, url, store, admin):
         """Those of before are not counted; a failure that is seen again is, by its code."""
         replay(url, publish(url, 3, KAFKA))
-        insert = (
-            "INSERT INTO pgonce.failures (query_id, sink_name, run_id, code, message, seen_by, attempts) "
-            "VALUES (%s, 'public.orders', %s, %s, '', 'commit', 5)"
-        )
-        admin.execute(insert, [QUERY, RUN, "GAP"])
+        fail(url, "GAP", attempts=5)
         with served(url) as site:
             found = scrape(site)
             assert value(found, "pgonce_replays_total", **OURS) == 0
@@ -108,9 +104,7 @@ class TestCounters:
             replay(url, publish(url, 4, KAFKA))
             admin.execute("UPDATE pgonce.failures SET attempts = 7, last_at = clock_timestamp()")
             for number in range(30):
-                admin.execute(
-                    insert, [QUERY, RUN, f"{EVIL}{number}" if number % 2 else f"CODE_{number}" * (1 + number)]
-                )
+                fail(url, f"{EVIL}{number}" if number % 2 else f"CODE_{number}" * (1 + number), attempts=5)
             found = scrape(site)
         assert value(found, "pgonce_replays_total", **OURS) == 1
         assert value(found, "pgonce_failures_total", **OURS, code="GAP") == 2
@@ -198,11 +192,7 @@ class TestGauges:
         with psycopg.connect(url) as connection:
             connection.execute("UPDATE pgonce.batches SET committed_at = now() - interval '2 hours'")
             connection.execute("UPDATE pgonce.writers SET updated_at = now() - interval '2 hours'")
-            connection.execute(
-                "INSERT INTO pgonce.failures (query_id, sink_name, code, message, seen_by) "
-                "VALUES (%s, 'public.others', 'GAP', '', 'commit')",
-                [OTHER],
-            )
+        fail(url, "GAP", query_id=OTHER, sink_name="public.others")
         for gone_after, names in ((3600.0, {"failing"}), (86_400.0, {"failing", "orders"})):
             with served(url, gone_after=gone_after) as site:
                 assert {one.labels["query"] for one in scrape(site)["pgonce_state"]} == names

@@ -18,7 +18,7 @@ from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published, WrittenTables
 from pgonce.offsets_store.ledger.session import writing
-from pgonce.offsets_store.ledger.tables import progress
+from pgonce.offsets_store.ledger.tables import failures, progress
 from pgonce.offsets_store.verdict.facts import Batch
 
 QUERY = "11111111-1111-4111-8111-111111111111"
@@ -103,6 +103,22 @@ def hear(
     }
     with writing(url) as connection:
         connection.execute(insert(progress).values(row))
+
+
+def fail(
+    url: str,
+    code: str = "NOT_NULL_VIOLATION",
+    message: str = "Postgres refused the batch.",
+    *,
+    seconds: float = 0,
+    **fields: Any,
+) -> None:
+    """A failure of ``seconds`` ago, as the commit of batch 4 notes it; ``fields`` overrides its fields."""
+    at = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+    known = {"query_id": QUERY, "sink_name": "public.orders", "run_id": RUN, "batch_id": 4, "seen_by": "commit"}
+    row = {**known, "code": code, "message": message, "first_at": at, "last_at": at, **fields}
+    with writing(url) as connection:
+        connection.execute(insert(failures).values(row))
 
 
 def publish_job(url: str, key: str) -> Job:

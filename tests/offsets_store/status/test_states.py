@@ -12,7 +12,7 @@ import uuid
 import psycopg
 import pytest
 from support.dead_letters import put_aside
-from support.ledger_history import KAFKA, OTHER, QUERY, RUN, hear, publish, replay, take_over
+from support.ledger_history import KAFKA, OTHER, QUERY, RUN, fail, hear, publish, replay, take_over
 
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS
@@ -55,17 +55,6 @@ def beat(admin, *, heard: float = 0, run_id: str = RUN, idle: float | None = Non
         "%s, %s, 'driver pid 1', now() - make_interval(secs => 1000), now() - make_interval(secs => %s), "
         "now() - make_interval(secs => %s), now() - make_interval(secs => %s)",
         [QUERY, run_id, heard, idle, ended],
-    )
-
-
-def fail(admin, code: str = "NOT_NULL_VIOLATION", *, run_id: str | None = RUN, query_id: str = QUERY, **at) -> None:
-    """A failure, as the commit notes it; ``seconds`` ago."""
-    admin.execute(
-        "INSERT INTO pgonce.failures "
-        "(query_id, sink_name, run_id, batch_id, code, message, seen_by, attempts, first_at, last_at) "
-        "SELECT %s, 'public.orders', %s, 4, %s, 'Postgres refused the batch.', 'commit', %s, t, t "
-        "FROM (SELECT now() - make_interval(secs => %s)) AS t (t)",
-        [query_id, run_id, code, at.get("attempts", 1), at.get("seconds", 0)],
     )
 
 
@@ -181,7 +170,7 @@ class TestWithListener:
         admin.execute("UPDATE pgonce.heartbeats SET heard_at = now() - interval '2 min'")
         (finding,) = store.health()
         assert (finding.query_id, finding.finding) == (QUERY, "gone")
-        fail(admin, "TARGET_MISSING")
+        fail(url, "TARGET_MISSING")
         assert [one.state for one in store.states() if one.query_id == QUERY] == ["refused"]
         admin.execute("DELETE FROM pgonce.failures")
         hear(url, MORE)
@@ -201,7 +190,7 @@ class TestWithListener:
         admin.execute("UPDATE pgonce.heartbeats SET ended_by = 'LOCKED'")
         publish(url, 3, KAFKA, sink_name="public.others")
         age(admin, 3600)
-        fail(admin, "LOCKED", seconds=120)
+        fail(url, "LOCKED", seconds=120)
         by_sink = {state.sink_name: state.state for state in store.states()}
         assert by_sink == {"public.orders": "refused", "public.others": "stopped"}, "only one of the sinks failed"
 
@@ -289,8 +278,8 @@ class TestFailures:
         """The query is refused, since the first failure, with the number of failures; a published batch ends it."""
         publish(url, 3, KAFKA)
         age(admin, 3600)
-        fail(admin, attempts=2, seconds=100)
-        fail(admin, run_id=LATER_RUN, attempts=3)
+        fail(url, attempts=2, seconds=100)
+        fail(url, run_id=LATER_RUN, attempts=3)
         state = only(store)
         assert (state.state, state.because) == ("refused", "NOT_NULL_VIOLATION at batch 4")
         assert (state.failure_code, state.failed_batch_id, state.failures) == ("NOT_NULL_VIOLATION", 4, 5)
@@ -302,7 +291,7 @@ class TestFailures:
         """A restart that finds its batch published has got past the failure."""
         batch = publish(url, 3, KAFKA)
         age(admin, 3600)
-        fail(admin, seconds=10)
+        fail(url, seconds=10)
         replay(url, batch)
         assert only(store).state == "quiet"
 
@@ -310,25 +299,25 @@ class TestFailures:
         """If the listener hears a run that began after the failure, the failure is over."""
         publish(url, 3, KAFKA)
         age(admin, 3600)
-        fail(admin, seconds=2000)
+        fail(url, seconds=2000)
         beat(admin, run_id=LATER_RUN)
         assert only(store).state == "running"
-        fail(admin, run_id=LATER_RUN)
+        fail(url, run_id=LATER_RUN)
         assert only(store).state == "refused"
 
-    def test_an_old_run_never_marks_its_successor(self, url, store, admin):
+    def test_an_old_run_never_marks_its_successor(self, url, store):
         """What a run meets after another has published in its place says nothing of the other."""
         publish(url, 3, KAFKA)
         publish(url, 4, MORE, run_id=LATER_RUN)
-        fail(admin, "FENCED", run_id=str(uuid.uuid4()))
-        fail(admin, "LOCKED", run_id=RUN)
+        fail(url, "FENCED", run_id=str(uuid.uuid4()))
+        fail(url, "LOCKED", run_id=RUN)
         assert only(store).state == "running"
-        fail(admin, "LOCKED", run_id=LATER_RUN)
+        fail(url, "LOCKED", run_id=LATER_RUN)
         assert only(store).state == "refused"
 
-    def test_a_query_that_never_published_anything(self, store, admin):
+    def test_a_query_that_never_published_anything(self, url, store):
         """A query that fails at its first batch is listed, without a batch."""
-        fail(admin, "TARGET_MISSING", query_id=OTHER)
+        fail(url, "TARGET_MISSING", query_id=OTHER)
         state = only(store)
         assert (state.query_id, state.state, state.batch_id) == (OTHER, "refused", None)
         (finding,) = store.health()
@@ -338,39 +327,39 @@ class TestFailures:
             "pgonce explain TARGET_MISSING",
         )
 
-    def test_a_file_not_found_leads_to_the_page_about_lost_checkpoints(self, store, admin):
+    def test_a_file_not_found_leads_to_the_page_about_lost_checkpoints(self, url, store):
         """Spark knows only that a file is not found; the alert says what that may mean, and what to do."""
-        fail(admin, "java.io.FileNotFoundException", query_id=OTHER)
+        fail(url, "java.io.FileNotFoundException", query_id=OTHER)
         (finding,) = store.health()
         assert "recovering" in finding.help
 
-    def test_what_to_do_is_what_the_error_said(self, store, admin):
+    def test_what_to_do_is_what_the_error_said(self, url, store, admin):
         """An alert tells the GRANT or the ALTER that the driver's log has; without it, a command that works."""
-        fail(admin, "TARGET_MISSING", query_id=OTHER)
+        fail(url, "TARGET_MISSING", query_id=OTHER)
         admin.execute("UPDATE pgonce.failures SET remedy = 'CREATE TABLE public.orders (...).'")
         assert [one.help for one in store.health()] == ["Help: CREATE TABLE public.orders (...)."]
         admin.execute("UPDATE pgonce.failures SET remedy = NULL, code = 'java.lang.Error'")
         assert [one.help for one in store.health()] == [f"pgonce errors --query {OTHER}"]
 
-    def test_a_query_that_never_published_is_forgotten_after_a_day(self, store, admin):
+    def test_a_query_that_never_published_is_forgotten_after_a_day(self, url, store):
         """No command takes it away: somebody has mistyped an option, and started another query since."""
-        fail(admin, "TARGET_MISSING", query_id=OTHER, seconds=90_000)
+        fail(url, "TARGET_MISSING", query_id=OTHER, seconds=90_000)
         assert store.states() == []
         assert store.health() == []
 
     def test_another_query_of_its_name_has_taken_its_place(self, url, store, admin):
         """It was started again on a new checkpoint, as it was told to, and goes on under another id."""
-        fail(admin, "FOREIGN", query_id=OTHER, seconds=10)
+        fail(url, "FOREIGN", query_id=OTHER, seconds=10)
         admin.execute("UPDATE pgonce.failures SET query_name = 'orders'")
         assert only(store).state == "refused"
         publish(url, 3, KAFKA)
         assert (only(store).query_id, only(store).state) == (QUERY, "running")
 
-    def test_failures_before_and_after_the_sink_was_known_are_of_one_query(self, store, admin):
+    def test_failures_before_and_after_the_sink_was_known_are_of_one_query(self, url, store, admin):
         """The newest code is shown, with how often just that came and since when."""
-        fail(admin, "TARGET_MISSING", query_id=OTHER, seconds=60, attempts=3)
+        fail(url, "TARGET_MISSING", query_id=OTHER, seconds=60, attempts=3)
         admin.execute("UPDATE pgonce.failures SET sink_name = NULL")
-        fail(admin, "TOO_MANY_DEAD_LETTERS", query_id=OTHER, seconds=5)
+        fail(url, "TOO_MANY_DEAD_LETTERS", query_id=OTHER, seconds=5)
         state = only(store)
         assert (state.sink_name, state.failure_code, state.failures) == ("public.orders", "TOO_MANY_DEAD_LETTERS", 1)
         assert 0 < (state.failing_since.now(state.failing_since.tzinfo) - state.failing_since).total_seconds() < 50
@@ -381,17 +370,12 @@ class TestEnded:
         publish(url, 7, KAFKA)
         take_over(url, publish(url, 0, KAFKA, query_id=OTHER), QUERY)
         admin.execute("UPDATE pgonce.writers SET retired_at = now() WHERE query_id = %s", [OTHER])
-        fail(admin)
+        fail(url)
         assert {one.query_id: one.state for one in store.states()} == {QUERY: "replaced", OTHER: "retired"}
         assert store.health() == []
 
 
 class TestHealth:
-    def test_nothing_is_found_where_all_is_well(self, url, store):
-        """Health is empty then."""
-        publish(url, 3, KAFKA)
-        assert store.health() == []
-
     def test_finds_what_the_states_do_not_show(self, url, store, admin):
         """Dead letters, restarts, disagreements and old staging tables are findings with their own command."""
         publish(url, 3, KAFKA)
