@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -68,19 +67,6 @@ def _opened(url: str, doing: str, lock_seconds: float, options: dict[str, Any]) 
         raise ledger_error(cause, doing) from error
 
 
-@dataclass(frozen=True)
-class RecordedAttempt:
-    """
-    What the ledger has of an attempt at a batch: that it published (or adopted) the batch, or that it skipped it.
-
-    ``may_sweep`` tells that there are staging tables of this sink up to this batch.
-    """
-
-    published: bool
-    skipped: bool
-    may_sweep: bool
-
-
 # If another writer has published since, the record that is meant may be of the generation before.
 _IS_IN = """
   EXISTS (
@@ -91,25 +77,18 @@ _IS_IN = """
     WHERE w.query_id OPERATOR(pg_catalog.=) %(query_id)s AND b.attempt OPERATOR(pg_catalog.=) %(attempt)s)
 """
 # One statement by itself, so one round trip; every name in it has its schema.
-_ASK = f"""
-SELECT {_IS_IN.format("batches")}, {_IS_IN.format("replays")},
-  EXISTS (
-    SELECT FROM pgonce.staged_tables AS s
-    WHERE s.query_id OPERATOR(pg_catalog.=) %(query_id)s AND s.sink_name OPERATOR(pg_catalog.=) %(label)s
-      AND s.batch_id OPERATOR(pg_catalog.<=) %(batch_id)s)
-"""
+_ASK = f"SELECT {_IS_IN.format('batches')} OR {_IS_IN.format('replays')}"
 
 
-def recorded_attempt(url: str, query_id: str, label: str, batch_id: int, attempt: UUID) -> RecordedAttempt:
+def is_recorded(url: str, query_id: str, batch_id: int, attempt: UUID) -> bool:
     """
-    What the ledger has of ``attempt`` at this batch.
+    Whether the ledger says that ``attempt`` has published (or adopted) this batch, or skipped it.
 
-    :param label: the sink's name for its staging tables.
     :raises ConnectError: if Postgres cannot be reached.
     :raises psycopg.Error: what Postgres says.
     """
-    asked = {"query_id": query_id, "label": label, "batch_id": batch_id, "attempt": attempt}
+    asked = {"query_id": query_id, "batch_id": batch_id, "attempt": attempt}
     with checked_out(url) as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
-        (row,) = driver_connection(connection).execute(_ASK, asked)
-    return RecordedAttempt(*row)
+        ((is_there,),) = driver_connection(connection).execute(_ASK, asked)
+    return bool(is_there)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 import psycopg
@@ -78,29 +77,22 @@ def commit_parcels(
         rows = promised_rows(columns, options.positions, promised, received, table)
         return work_into(options.sink_name, options.destination, rows, rooms=rooms)
 
-    may_be_left = bool(promised.staged)
     # The error of a commit ends here once, in the driver or in a receiver. (That of an early try does not.)
     with failures_kept(options.commit.url, failed):
         if receiver and promised.received:
-            verdict, may_sweep = receiver.commit(options, origin, promised, identified, work_with)
-            # Attempts that Spark did not choose may have staged rows because they could not reach the receiver.
-            may_be_left = may_be_left or may_sweep
+            verdict = receiver.commit(options, origin, promised, identified, work_with)
         else:
             if receiver and (promised.staged or receiver.has_kept_rows()):
                 # An attempt that Spark did not choose may have begun a transaction in the receiver, and this one would
                 # have to wait for it.
                 receiver.give_up()
             verdict = commit_batch(options.commit, identified(), work_with(tuple))
-    _sweep_if_due(options, origin, may_be_left=may_be_left)
-    return verdict
-
-
-def _sweep_if_due(options: SinkOptions, origin: Origin, *, may_be_left: bool) -> None:
-    # Now and then in any case, because no message tells of what failed tries have staged.
+    # Now and then in any case, because no message tells of what tries have staged that failed, or were not chosen.
     run = origin.run_id, options.sink_label
-    if may_be_left or time.monotonic() >= _swept.get(run, -SWEEP_SECONDS) + SWEEP_SECONDS:
+    if promised.staged or time.monotonic() >= _swept.get(run, -SWEEP_SECONDS) + SWEEP_SECONDS:
         _sweep(options, lambda c: sweep(c, origin.query_id, options.sink_label, origin.run_id, origin.batch_id))
         _swept[run] = time.monotonic()
+    return verdict
 
 
 def note_unreached(messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -145,10 +137,14 @@ def give_up_parcels(options: SinkOptions, messages: Sequence[WriterCommitMessage
     parcels = [message for message in messages if isinstance(message, Parcel)]
     for offer in {parcel.offer for parcel in parcels if parcel.offer}:
         offer.receiver().give_up()
-    with _left_for_the_next_sweep():
-        for origin in {parcel.origin for parcel in parcels if parcel.staged}:
-            with connect(options.commit.url, autocommit=True) as connection:
-                drop_staging_table(connection, staging_table(options, origin).name)
+    tables = {staging_table(options, parcel.origin).name for parcel in parcels if parcel.staged}
+
+    def drop(connection: psycopg.Connection) -> None:
+        for name in tables:
+            drop_staging_table(connection, name)
+
+    if tables:
+        _sweep(options, drop)
 
 
 def give_up_job_parcels(options: JobOptions, run: Origin, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -162,19 +158,13 @@ def give_up_job_parcels(options: JobOptions, run: Origin, messages: Sequence[Wri
     is_complete = 0 < len(parcels) == len(messages)
     if is_complete and not any(parcel.staged for parcel in parcels):
         return
-    url = options.commit.url
-    with _left_for_the_next_sweep(), connect(url, autocommit=True) as connection:
+
+    def drop(connection: psycopg.Connection) -> None:
         # A task that Spark is still killing may be about to create it, and to stage its rows.
-        ensure_ledger(url, connection)
+        ensure_ledger(options.commit.url, connection)
         give_up_job(connection, staging_table(options, run))
 
-
-@contextmanager
-def _left_for_the_next_sweep() -> Iterator[None]:
-    try:
-        yield
-    except (psycopg.Error, PgonceError) as error:
-        _log.warning("a staging table is left for the next sweep: %s", error)
+    _sweep(options, drop)
 
 
 def promise(parcels: Sequence[Parcel]) -> Promise:
@@ -198,5 +188,5 @@ def _sweep(options: SinkOptions | JobOptions, drop: Callable[[psycopg.Connection
         with connect(options.commit.url, autocommit=True) as connection:
             drop(connection)
     except (psycopg.Error, PgonceError) as error:
-        # The batch is published, and the next sweep finds what is left over.
+        # The batch is decided, and the next sweep finds what is left over.
         _log.warning("staging tables are left for the next sweep: %s", error)

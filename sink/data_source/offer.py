@@ -82,8 +82,8 @@ class Receiver(Protocol):
         promise: Promise,
         identified: Callable[[], PlannedBatch],
         work_with: WorkWith,
-    ) -> tuple[Verdict, bool]:
-        """In the commit worker: have the batch committed; the verdict, and whether staging tables may be left."""
+    ) -> Verdict:
+        """In the commit worker: have the batch committed."""
 
     def give_up(self) -> None:
         """In the commit worker: its rows are not needed."""

@@ -138,9 +138,6 @@ class TaskWriter:
         first = iter(held.batches)
         encoded = itertools.chain(zip(held.rows, first, strict=False), map(held.encoded, batches))
         taken = call.send_rows(task.origin, task.partition_id, task.attempt_id, encoded)
-        if not taken.rows and not taken.left:
-            # It wants none, and has seen none.
-            return taken, held
         left = replace(held, batches=[], rows=[], size=0)
         for batch in itertools.chain(taken.left, first):
             left.take(batch)

@@ -379,7 +379,7 @@ def test_no_secret_stands_where_a_log_would_show_it(receiver):
     """Neither in what the plan carries nor in what the receiver is told, as Python shows them."""
     identity = new_identity()
     process = host_process(os.getpid())
-    start = Start(identity, receiver.doors.secret, receiver.folder, process, process, "0.0.9")
+    start = Start(identity, receiver.doors.secret, receiver.folder, process, "0.0.9")
     shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, offer=offered(receiver)))
     for hidden in (identity.key, identity.password, receiver.doors.secret):
         assert repr(hidden)[2:-1] not in shown

@@ -32,7 +32,7 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql, ledgers_seen
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.ledger.session import recorded_attempt
+from pgonce.offsets_store.ledger.session import is_recorded
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
 from pgonce.offsets_store.progress.heard import Heard
 from pgonce.offsets_store.progress.stored_progress import store_progress_in_tx
@@ -168,8 +168,8 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
             first, again = make_planned_batch(**batch), make_planned_batch(**batch, run_id="run 2")
             assert commit(evil_url, first, where, staged=staged, independent=True) is Verdict.NEW
             assert commit(evil_url, again, where) is Verdict.REPLAY
-            assert recorded_attempt(evil_url, first.query_id, where.table, 0, first.attempt).published
-            assert recorded_attempt(evil_url, first.query_id, where.table, 0, again.attempt).skipped
+            assert is_recorded(evil_url, first.query_id, 0, first.attempt)
+            assert is_recorded(evil_url, first.query_id, 0, again.attempt)
             with connect(evil_url, autocommit=True) as connection:
                 sweep(connection, batch["query_id"], where.table, "run 1", 0)
     commit(

@@ -1,30 +1,21 @@
 """
 Call a receiver at the addresses at which it may be.
 
-Runs in tasks and in the commit worker. Invariant: a receiver that cannot be reached costs a process two seconds, once;
-one that is there and does not answer costs it twenty, once a minute. A line is handed on only if the other side has the
-certificate that the plan names or, on this host, is of the same user.
+Runs in tasks and in the commit worker. Invariant: a line is handed on only if the other side has the certificate that
+the plan names or, on this host, is of the same user.
 """
 
 from __future__ import annotations
 
-import logging
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from .line import BROKEN, SILENCE_SECONDS, SILENT, Line, OtherUserError, context_for
-
-_log = logging.getLogger("pgonce")
+from .line import BROKEN, SILENT, Line, OtherUserError, context_for
 
 CONNECT_SECONDS = 2.0
-# A receiver that is starting, which the first call has it do, answers after a second; on a busy host after many.
-ANSWER_SECONDS = float(SILENCE_SECONDS)
-# One that did not answer may have been busy.
-_SILENT_SECONDS = 60.0
 
 Address = str | tuple[str, int]
 """The name of a Unix socket on this host, or a host and a port."""
@@ -90,10 +81,10 @@ class Doors:
             raise
         return line
 
-    def note_broken(self, error: BaseException) -> None:
-        """Tasks of this process no longer wait for a receiver that was silent for too long, in the middle of a call."""
-        if isinstance(error, SILENT):
-            _remember(silent, self.secret, (False, time.monotonic()))
+    def note_silence(self, error: BaseException, *, is_unreached: bool = False) -> None:
+        """Tasks of this process no longer wait for a receiver if ``error`` says that one has waited in vain."""
+        if isinstance(error, SILENT) or isinstance(error.__cause__, SILENT):
+            _remember(silent, self.secret, (is_unreached, time.monotonic()))
 
     def _first_answer(self, patience: float) -> tuple[Address, Line]:
         # On this host a process is there or not. The other addresses share the time.
@@ -158,67 +149,3 @@ def _not_there(errors: Sequence[BaseException]) -> OSError:
 
 def _shown(address: Address) -> str:
     return "this host" if isinstance(address, str) else f"{address[0]} port {address[1]}"
-
-
-class Call:
-    """
-    A task's call, which goes on while the task makes more rows.
-
-    ``is_unreached`` says whether there is no line because no process was at any of the addresses; ``driver`` is the
-    address or the name at which Spark's driver listens, if Spark has said so.
-    """
-
-    def __init__(self, doors: Doors, driver: str | None = None) -> None:
-        self._doors, self.driver = doors, driver
-        self._line: Line | None = None
-        self._is_unwanted = False
-        self._lock = threading.Lock()
-        self._calling: threading.Thread | None = None
-        # An earlier call of this process may have found it out.
-        self.is_unreached, at = silent.get(doors.secret, (False, -_SILENT_SECONDS))
-        if self.is_unreached or time.monotonic() < at + _SILENT_SECONDS:
-            return
-        if doors.secret in reached:
-            # A few milliseconds.
-            self._dial()
-        else:
-            self._calling = threading.Thread(target=self._dial, name="pgonce-calling", daemon=True)
-            self._calling.start()
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether there is a line already."""
-        return self._line is not None
-
-    def line(self) -> Line | None:
-        """Wait for the line, which belongs to the caller then; None if there is none."""
-        if self._calling:
-            self._calling.join()
-        with self._lock:
-            line, self._line = self._line, None
-        return line
-
-    def drop(self) -> None:
-        """It is not needed any more."""
-        with self._lock:
-            self._is_unwanted = True
-            line, self._line = self._line, None
-        if line:
-            line.close()
-
-    def _dial(self) -> None:
-        try:
-            line = self._doors.dial(ANSWER_SECONDS)
-        except BaseException as error:  # noqa: BLE001 (a task that has no line stages its rows)
-            self.is_unreached = isinstance(error, NotThereError)
-            if isinstance(error, SILENT) or isinstance(error.__cause__, SILENT):
-                _remember(silent, self._doors.secret, (self.is_unreached, time.monotonic()))
-            # That no executor has reached one, the commit says once.
-            level = logging.INFO if self.is_unreached else logging.WARNING
-            _log.log(level, "no rows of a task are received, because no receiver answers: %s", error)
-            return
-        with self._lock:
-            if not self._is_unwanted:
-                self._line = line
-                return
-        line.close()

@@ -1,10 +1,9 @@
 """
 The receiver as tasks and the commit reach it.
 
-Made in the planner's worker, used in tasks and in the commit worker. Invariant: a task holds its rows until the
-receiver has said that they are kept, and promises only those as received. If the receiver is gone, the commit worker
-commits the batch from what was kept, under the same token. Only what the ledger holds counts as committed, not what the
-receiver says. As long as the ledger cannot be asked, the outcome is called unknown.
+Made in the planner's worker, used in tasks and in the commit worker. Invariant: if the receiver is gone, the commit
+worker commits the batch from what was kept, under the same token. Only what the ledger holds counts as committed, not
+what the receiver says. As long as the ledger cannot be asked, the outcome is called unknown.
 """
 
 from __future__ import annotations
@@ -17,33 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import pyarrow as pa
-
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
-from ...positions import EncodedRows
-from ..offer import Taken, WorkWith
+from ..offer import WorkWith
 from . import folders
-from .calls import Call, Doors
+from .calls import Doors
 from .folders import Found, Note, is_private
 from .kept_rows import PromisedRows
 from .line import BROKEN, SILENCE_SECONDS, Line
-from .messages import (
-    PerhapsCommittedError,
-    ReceiverError,
-    error_from_message,
-    lost,
-    not_in_ledger,
-)
-from .sending import sent
+from .messages import ReceiverError, error_from_message, lost, not_in_ledger
+from .sending import Call
 
 if TYPE_CHECKING:
-    from pgonce.offsets_store.ledger.session import RecordedAttempt
-
     from ..promise import Promise
 
 _log = logging.getLogger("pgonce")
@@ -66,13 +54,14 @@ class Receiver:
     folder: str
     note: Note | None = None
 
-    def call(self, setting: Callable[[str], str | None] = lambda _: None) -> TaskCall:
+    def call(self, setting: Callable[[str], str | None] = lambda _: None) -> Call:
         """
         In a task: call it, while the task makes more rows.
 
         :param setting: a setting of the query, as tasks know it.
         """
-        return TaskCall(self, setting)
+        host = setting("spark.driver.host")
+        return Call(self.doors.also_at(host), self.token, setting("spark.driver.bindAddress") or host)
 
     def commit(
         self,
@@ -81,14 +70,13 @@ class Receiver:
         promise: Promise,
         identified: Callable[[], PlannedBatch],
         work_with: WorkWith,
-    ) -> tuple[Verdict, bool]:
+    ) -> Verdict:
         """
         In the commit worker: have the batch committed, and look in the ledger whether it was.
 
         If the receiver is lost, commit it here, from the rows that it has kept.
 
         :param identified: reads the checkpoint, and is called only if the batch must be known in full.
-        :return: what became of the batch, and whether staging tables of this or earlier batches may still be there.
         :raises ReceiverError: if the batch is not done, and its rows are not there.
         :raises RefusedBatch: if the ledger says that it can never be.
         :raises CommitError: COMMIT_UNKNOWN, if the ledger cannot be asked.
@@ -97,32 +85,26 @@ class Receiver:
         # Here, because tasks get a receiver as well, and ask Postgres nothing.
         from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
 
-        claimed: Verdict | None = None
         kept: PromisedRows | None = None
-        failure: ReceiverError
         try:
             claimed = self.finish(origin, promise)
-            failure, said = not_in_ledger(claimed.name, origin.batch_id), f"says that it is done ({claimed.name})"
+            if self._is_recorded(options, origin):
+                return claimed
+            failure = not_in_ledger(claimed.name, origin.batch_id)
         except ReceiverError as error:
-            failure, said = error, f"may have committed it: {error.what}"
-            kept = self._kept(promise)
-        recorded = self._recorded(options, origin)
-        verdict = _by_token(recorded, claimed) if recorded else None
-        if verdict is None:
-            with _asking(failure, origin.batch_id, said):
-                planned = identified()
-            if kept is not None:
-                _log.warning("batch %s is committed without its receiver: %s", origin.batch_id, failure.what)
-                may_be_there = isinstance(failure, PerhapsCommittedError)
-                verdict = commit_batch(options.commit, planned, work_with(kept.rows), outcome_unknown=may_be_there)
-            else:
-                with _asking(failure, origin.batch_id, said):
-                    verdict = what_became_of(options.commit, planned, work_with(tuple).name_sink)
-                if verdict in PUBLISH:
-                    raise failure
-        if kept is not None:
-            folders.remove_batch(Path(self.folder), self.token)
-        return verdict, recorded is None or recorded.may_sweep
+            failure, kept = error, self._kept(promise)
+        if kept is None:
+            with _asking(failure):
+                verdict = what_became_of(options.commit, identified(), work_with(tuple).name_sink)
+            if verdict in PUBLISH:
+                raise failure
+            return verdict
+        with _asking(failure):
+            planned = identified()
+        _log.warning("batch %s is committed without its receiver: %s", origin.batch_id, failure.what)
+        verdict = commit_batch(options.commit, planned, work_with(kept.rows), outcome_unknown=True)
+        folders.remove_batch(Path(self.folder), self.token)
+        return verdict
 
     def finish(self, origin: Origin, promise: Promise) -> Verdict:
         """
@@ -133,10 +115,8 @@ class Receiver:
         :raises ReceiverError: if no receiver answers, or if it does not have the rows.
         :raises PgonceError: what the commit in the receiver raised.
         """
-        is_told = False
         try:
             with closing(self.dial()) as line:
-                is_told = True
                 message = {"origin": asdict(origin), "inline": len(promise.inline)}
                 line.say(say="finish", token=str(self.token), promise=promise.as_message(), **message)
                 for rows in promise.inline:
@@ -150,7 +130,7 @@ class Receiver:
         except BROKEN as error:
             # Whatever it still does, it holds the writer's row meanwhile.
             self._end_process()
-            raise lost(error, at_commit=is_told) from error
+            raise lost(error) from error
 
     def give_up(self) -> None:
         """
@@ -229,85 +209,29 @@ class Receiver:
             _log.warning("the rows that a lost receiver had kept cannot be read: %s", error)
             return None
 
-    def _recorded(self, options: SinkOptions, origin: Origin) -> RecordedAttempt | None:
-        """What the ledger has of this attempt; None if it could not be asked at once, and is asked with patience."""
+    def _is_recorded(self, options: SinkOptions, origin: Origin) -> bool:
+        """Whether the ledger has this attempt; False too if it could not be asked at once."""
         import psycopg
         import sqlalchemy.exc
 
-        from pgonce.offsets_store.ledger.session import recorded_attempt
+        from pgonce.offsets_store.ledger.session import is_recorded
 
-        url, sink = options.commit.url, options.sink_label
         try:
-            return recorded_attempt(url, origin.query_id, sink, origin.batch_id, self.token)
+            return is_recorded(options.commit.url, origin.query_id, origin.batch_id, self.token)
         except (PgonceError, psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
             # Only the kind of error: the text of one that is not ours may hold a statement.
             _log.info("the ledger is asked again under the writer's lock: %s", type(error).__name__)
-            return None
-
-
-class TaskCall(Call):
-    """A task's call to a receiver, and the rows that go over it."""
-
-    def __init__(self, receiver: Receiver, setting: Callable[[str], str | None]) -> None:
-        self._receiver = receiver
-        host = setting("spark.driver.host")
-        super().__init__(receiver.doors.also_at(host), setting("spark.driver.bindAddress") or host)
-
-    def send_rows(
-        self, origin: Origin, partition_id: int, attempt_id: int, encoded: Iterator[tuple[EncodedRows, pa.RecordBatch]]
-    ) -> Taken:
-        """
-        Send the attempt's rows, given encoded and as they came.
-
-        If the receiver cannot be reached, breaks off or keeps no more, the other rows are for the caller: those that
-        are left of what was sent, and what is left in ``encoded``.
-        """
-        line = self._line_for_rows(origin, partition_id, attempt_id)
-        if line is None:
-            return Taken()
-        with closing(line):
-            return sent(line, encoded, self._receiver.doors.note_broken)
-
-    def _line_for_rows(self, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
-        line = self.line()
-        if line is None:
-            return None
-        try:
-            line.be_patient(SILENCE_SECONDS)
-            who = {"origin": asdict(origin), "partition_id": partition_id, "attempt_id": attempt_id}
-            line.say(say="rows", token=str(self._receiver.token), **who)
-            if line.hear()["taken"]:
-                return line
-        except BROKEN as error:
-            self._receiver.doors.note_broken(error)
-            _log.warning("partition %s is not received, because its receiver breaks off: %s", partition_id, error)
-        except BaseException:
-            line.close()
-            raise
-        line.close()
-        return None
+            return False
 
 
 @contextmanager
-def _asking(failure: ReceiverError, batch_id: int, said: str) -> Iterator[None]:
-    """Ask what has become of a batch; an error leaves it unknown if the receiver may have committed it."""
+def _asking(failure: ReceiverError) -> Iterator[None]:
+    """Ask what has become of a batch; an error leaves it unknown, because the receiver may have committed it."""
     try:
         yield
     except RefusedBatch:
         raise
     except PgonceError as error:
-        if not isinstance(failure, PerhapsCommittedError):
-            raise
         from pgonce.offsets_store.commit.retrying import unknown_outcome
 
-        raise unknown_outcome(
-            f"The receiver of batch {batch_id} {said.rstrip('.')}. After that, the ledger could not be asked: "
-            f"{error.what}"
-        ) from None
-
-
-def _by_token(recorded: RecordedAttempt, claimed: Verdict | None) -> Verdict | None:
-    """The verdict that the ledger holds of the attempt, as the receiver called it if it did; None if there is none."""
-    if recorded.published:
-        return claimed if claimed not in (None, Verdict.REPLAY) else Verdict.LANDED
-    return Verdict.REPLAY if recorded.skipped else None
+        raise unknown_outcome(f"{failure.what} After that, the ledger could not be asked: {error.what}") from None

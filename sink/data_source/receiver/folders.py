@@ -3,7 +3,7 @@ The folders on a host: that of a receiver, with a file of rows for each batch, a
 
 The receiver's folder is named by the planner's worker when it offers a receiver, made by the receiver, used there and
 in the commit worker. It is removed when its receiver has nothing to do any more. One that was left over because
-processes were killed is removed when the next receiver starts: at once if its driver is gone, else after a week.
+processes were killed is removed when the next receiver starts: at once if Spark's daemon is gone, else after a week.
 
 The private folder has notes about earlier batches. Invariant: a folder that another user owns, or may enter, is not
 used.
@@ -41,29 +41,30 @@ def new_folder_name() -> Path:
     return Path(tempfile.gettempdir()) / f"{_PREFIX}{secrets.token_hex(8)}"
 
 
-def make_folder(folder: Path, driver: HostProcess, daemon: HostProcess, receiver: HostProcess) -> None:
+def make_folder(folder: Path, daemon: HostProcess, receiver: HostProcess) -> None:
     """
-    Make the folder of a receiver, and write down with which processes it ends, and which it is itself.
+    Make the folder of a receiver, and write down with which daemon of Spark's it ends, and which process it is itself.
 
     :raises OSError: if there is no room.
     """
     folder.mkdir(mode=0o700)
-    (folder / _PROCESSES).write_text(json.dumps([asdict(one) for one in (driver, daemon, receiver)]))
+    (folder / _PROCESSES).write_text(json.dumps([asdict(one) for one in (daemon, receiver)]))
 
 
 def process_of(folder: Path) -> HostProcess | None:
     """The process of the receiver that has this folder; None if it has not started, or has removed the folder."""
     # After it is removed, another user may make one of the same name, and write any process into it.
-    found = _processes_of(folder) if is_private(folder) else []
-    return found[-1] if found else None
+    found = _processes_of(folder) if is_private(folder) else None
+    return found[1] if found else None
 
 
-def _processes_of(folder: Path) -> list[HostProcess]:
+def _processes_of(folder: Path) -> tuple[HostProcess, HostProcess] | None:
     try:
-        return [HostProcess(**words) for words in json.loads((folder / _PROCESSES).read_text())]
+        daemon, receiver = (HostProcess(**words) for words in json.loads((folder / _PROCESSES).read_text()))
     except (OSError, ValueError, TypeError):
         # It was killed before it could write them down.
-        return []
+        return None
+    return daemon, receiver
 
 
 def kept_file(folder: Path, token: UUID) -> Path:
@@ -83,7 +84,7 @@ def remove(folder: Path) -> None:
 
 
 def remove_leftovers() -> None:
-    """Remove the folders of this user whose drivers are gone, or whose receivers have been gone for a week."""
+    """Remove the folders of this user whose daemons are gone, or whose receivers have been gone for a week."""
     with suppress(OSError):
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             if is_private(folder) and _is_left_over(folder):
@@ -97,12 +98,10 @@ def _is_left_over(folder: Path) -> bool:
     except OSError:
         # It is being removed.
         return False
-    found = _processes_of(folder)
-    owners, receiver = found[:-1], found[-1:]
-    # Without a daemon of Spark's, workers are children of the driver's JVM, and the shell above it may have ended.
-    if owners and all(one.is_of_this_place and not one.lives() for one in owners):
+    daemon, receiver = _processes_of(folder) or (None, None)
+    if daemon and daemon.is_of_this_place and not daemon.lives():
         return True
-    return untouched > _ABANDONED_SECONDS and not any(one.lives() for one in receiver)
+    return untouched > _ABANDONED_SECONDS and not (receiver and receiver.lives())
 
 
 # A note from an application that is gone is only of use to its successors.

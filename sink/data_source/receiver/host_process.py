@@ -20,7 +20,7 @@ from pathlib import Path
 _GONE_SECONDS = 5.0
 _LOOK_SECONDS = 0.01
 # In /proc/<pid>/stat, of the fields behind the name.
-_STATE, _PARENT, _STARTED = 0, 1, 19
+_STATE, _STARTED = 0, 19
 _DEAD = ("Z", "X")
 
 
@@ -67,16 +67,6 @@ class HostProcess:
 def host_process(pid: int) -> HostProcess:
     """The process that has this id now."""
     return HostProcess(pid, _started(pid), this_place())
-
-
-def parent_of(pid: int) -> int:
-    """
-    The id of the process that has started this one.
-
-    Without Linux's /proc it is not looked up, and the answer is the process itself.
-    """
-    fields = _fields(pid)
-    return int(fields[_PARENT]) if fields else pid
 
 
 def _started(pid: int) -> str:

@@ -39,14 +39,19 @@ _MEMORY = (
 
 @dataclass(frozen=True)
 class KeptBody:
-    """Whose rows a body has, how many, and where it is in its file; their positions follow it."""
+    """Whose rows a body has, how many, and where its header is in the file; body and positions follow."""
 
+    header: int
     partition_id: int
     attempt_id: int
     count: int
-    start: int
     size: int
     positions_size: int
+
+    @property
+    def start(self) -> int:
+        """Where the body is."""
+        return self.header + _HEADER.size
 
     @property
     def end(self) -> int:
@@ -72,7 +77,7 @@ class KeptRows:
         if self._file is None:
             self._file = FileIO(self._path, "xb+", opener=_for_this_user)
         says = partition_id, attempt_id, rows.count, len(rows.body), len(rows.positions)
-        file, kept = self._file.fileno(), _kept(self.size, *says)
+        file, kept = self._file.fileno(), KeptBody(self.size, *says)
         _leave_room(file, self.size, rows.size)
         try:
             _write(file, _HEADER.pack(*says), self.size)
@@ -85,10 +90,10 @@ class KeptRows:
         self.size = kept.end
         return kept
 
-    def read(self, body: KeptBody) -> EncodedRows:
-        """Read the rows of a body, while others may be added."""
+    def read(self, body: KeptBody) -> bytes:
+        """Read a body, while others may be added."""
         assert self._file is not None  # noqa: S101 (it has the body)
-        return _read_rows(self._file.fileno(), body)
+        return _read(self._file.fileno(), body.start, body.size)
 
     def remove(self) -> None:
         """Delete the file. Who still reads it can do so."""
@@ -98,33 +103,30 @@ class KeptRows:
 
 class PromisedRows:
     """
-    Those of a batch's kept rows that are promised, as a commit reads them that has no receiver.
+    Those of a batch's kept rows that are promised, as a commit reads them.
 
     :param promised: for each partition, the attempt and how many of its rows: the first ones that were kept.
     :raises OSError: if there is no such file.
-    :raises EOFError: if it does not have these rows.
+    :raises EOFError: if these rows are not there, in whole bodies.
     """
 
     def __init__(self, path: Path, promised: Mapping[int, tuple[int, int]]) -> None:
         self._file = FileIO(path, "rb")
         try:
-            self._bodies = of_promise(promised, _bodies(self._file.fileno()))
+            self._bodies = _of_promise(promised, _bodies(self._file.fileno()))
         except EOFError:
             self._file.close()
             raise
 
     def rows(self) -> Iterator[EncodedRows]:
         """The rows; they can be read as often as needed."""
-        return (_read_rows(self._file.fileno(), body) for body in self._bodies)
+        file = self._file.fileno()
+        for body in self._bodies:
+            positions = _read(file, body.start + body.size, body.positions_size)
+            yield EncodedRows(_read(file, body.start, body.size), body.count, positions)
 
 
-def of_promise(promised: Mapping[int, tuple[int, int]], bodies: Iterable[KeptBody]) -> list[KeptBody]:
-    """
-    Those of the kept ``bodies`` that have the promised rows.
-
-    :param promised: for each partition, the attempt and how many of its rows: the first ones that were kept.
-    :raises EOFError: if these rows are not there, in whole bodies.
-    """
+def _of_promise(promised: Mapping[int, tuple[int, int]], bodies: Iterable[KeptBody]) -> list[KeptBody]:
     missing, found = dict(promised), []
     for body in bodies:
         wanted, left = missing.get(body.partition_id, (None, 0))
@@ -145,15 +147,10 @@ def _bodies(file: int) -> Iterator[KeptBody]:
     """The whole bodies of a file."""
     end, start = os.fstat(file).st_size, 0
     while start + _HEADER.size <= end:
-        body = _kept(start, *_HEADER.unpack(_read(file, start, _HEADER.size)))
+        body = KeptBody(start, *_HEADER.unpack(_read(file, start, _HEADER.size)))
         start = body.end
         if start <= end:
             yield body
-
-
-def _kept(header: int, partition_id: int, attempt_id: int, count: int, size: int, positions_size: int) -> KeptBody:
-    """The body whose header is there, and says this."""
-    return KeptBody(partition_id, attempt_id, count, header + _HEADER.size, size, positions_size)
 
 
 def _for_this_user(path: str, flags: int) -> int:
@@ -203,11 +200,6 @@ def _write(file: int, body: bytes, start: int) -> None:
     while left:
         written = os.pwrite(file, left, start)
         left, start = left[written:], start + written
-
-
-def _read_rows(file: int, body: KeptBody) -> EncodedRows:
-    positions = _read(file, body.start + body.size, body.positions_size)
-    return EncodedRows(_read(file, body.start, body.size), body.count, positions)
 
 
 def _read(file: int, start: int, size: int) -> bytes:

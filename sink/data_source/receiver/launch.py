@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -35,7 +34,7 @@ from . import folders
 from .calls import Address, Doors
 from .client import Receiver
 from .folders import Note, note_of
-from .host_process import host_process, parent_of
+from .host_process import host_process
 from .line import SECRET_BYTES, Identity, new_identity
 from .messages import PlannedReception, Start
 
@@ -46,8 +45,6 @@ _RUN = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from pgonce.sink.data_source.receiver.process import run_receiver; run_receiver()"
 )
-# A receiver reads at once, except during the second in which it starts.
-_UNREAD_PLANS = 64
 # Tasks that call at the same time wait here until the receiver has started.
 _BACKLOG = 128
 
@@ -71,11 +68,10 @@ class _Offer:
         secret = secrets.token_bytes(SECRET_BYTES)
         self.doors = Doors(tuple(map(_address_of, listening)), identity.certificate if identity else None, secret)
         self.folder = folders.new_folder_name()
-        daemon = host_process(os.getppid())
-        jvm = host_process(parent_of(daemon.pid))
-        self._start = Start(identity, secret, str(self.folder), jvm, daemon, LOADED_VERSION)
+        self._start = Start(identity, secret, str(self.folder), host_process(os.getppid()), LOADED_VERSION)
         self._changed = threading.Condition()
-        self._plans: deque[PlannedReception] = deque()
+        # By their writers. Of each, an earlier batch is over.
+        self._plans: dict[tuple[str, str], PlannedReception] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._is_over = False
         # A thread that waits for a call can be woken by this only.
@@ -83,25 +79,13 @@ class _Offer:
         threading.Thread(target=self._serve, name="pgonce-receiver", daemon=True).start()
 
     def expects(self, plan: PlannedReception) -> bool:
-        """Tell it of a batch; False if it is gone, or has stopped reading."""
+        """Tell it of a batch; False if it is gone."""
         with self._changed:
-            process = self._process
-            if self._is_over or (process and process.poll() is not None):
+            if self._is_over or (self._process and self._process.poll() is not None):
                 return False
-            if process is None:
-                # An earlier batch of the same writer is over, and no task has called for it.
-                self._plans = deque(one for one in self._plans if _writer(one) != _writer(plan))
-            if len(self._plans) < _UNREAD_PLANS:
-                self._plans.append(plan)
-                self._changed.notify()
-                return True
-        # A receiver that does not read is frozen. It may hold a transaction of another query, which would block its
-        # successor.
-        self.retire()
-        if process:
-            process.kill()
-            process.wait()
-        return False
+            self._plans[plan.writer] = plan
+            self._changed.notify()
+            return True
 
     def start(self) -> None:
         """Start it without a call, because one will come."""
@@ -144,7 +128,7 @@ class _Offer:
     def _next(self) -> PlannedReception | None:
         with self._changed:
             self._changed.wait_for(lambda: self._plans or self._is_over)
-            return self._plans.popleft() if self._plans else None
+            return self._plans.pop(next(iter(self._plans))) if self._plans else None
 
     def _popen(self) -> subprocess.Popen[bytes]:
         folders.remove_leftovers()
@@ -163,10 +147,6 @@ class _Offer:
             self._is_over = self._is_over or self._process is None
         for opened in (*self._listening, self._woken, self._wake):
             opened.close()
-
-
-def _writer(plan: PlannedReception) -> tuple[str, str]:
-    return plan.options.checkpoint_location, plan.options.sink_label
 
 
 def _address_of(listening: socket.socket) -> Address:
@@ -221,7 +201,7 @@ def _say_once(why: str) -> None:
 
 def _note(plan: PlannedReception) -> Note | None:
     with suppress(OSError):
-        return note_of(_writer(plan), os.getppid())
+        return note_of(plan.writer, os.getppid())
     return None
 
 

@@ -16,7 +16,7 @@ from uuid import UUID
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
-from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError, without_its_words
+from pgonce.offsets_store.errors import CommitError, PgonceError, without_its_words
 
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
@@ -38,28 +38,35 @@ _REMEDY = "Start the query again: if the ledger does not have the batch, Spark r
 @dataclass(frozen=True)
 class Start:
     """
-    The first message: who the receiver is, who may talk to it, where it keeps rows, and with which process it ends.
+    The first message: who the receiver is, who may talk to it, where it keeps rows, and with which daemon it ends.
 
-    That is Spark's ``daemon``, which runs under the ``driver``. ``version`` is that of the planner's code. Tasks have
-    the same, and so has the commit, which looks at their parcels.
+    ``version`` is that of the planner's code. Tasks have the same, and so has the commit, which looks at their parcels.
     """
 
     identity: Identity | None
     secret: bytes = field(repr=False)
     folder: str
-    driver: HostProcess
     daemon: HostProcess
     version: str
 
 
 @dataclass(frozen=True)
 class PlannedReception:
-    """A batch that was planned, with the token of its commit; it is written with these rooms."""
+    """
+    A batch that was planned, with the token of its commit.
+
+    :param struct_type: the columns that are written, as the tasks encode them.
+    """
 
     token: UUID
     options: SinkOptions
     struct_type: StructType
     rooms: Rooms
+
+    @property
+    def writer(self) -> tuple[str, str]:
+        """What tells writers apart here: a query runs one batch at a time."""
+        return self.options.checkpoint_location, self.options.sink_label
 
 
 def origin_from_message(words: Mapping[str, Any]) -> Origin:
@@ -74,30 +81,23 @@ class ReceiverError(PgonceError):
     shows_no_values = True
 
 
-class PerhapsCommittedError(ReceiverError):
-    """The same, but the batch may have been committed: only the ledger can tell."""
-
-
-def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
-    """The error for a receiver that does not answer; ``at_commit`` if it was told already which rows are promised."""
+def lost(reason: BaseException) -> ReceiverError:
+    """The error for a receiver that does not answer."""
     why = "it was silent for too long" if isinstance(reason, SILENT) else str(reason) or "it hung up"
-    what = f"The process on the driver that received this batch's rows does not answer: {why}."
-    if at_commit:
-        return PerhapsCommittedError("RECEIVER_LOST", what, _ASKED, _REMEDY)
-    return ReceiverError("RECEIVER_LOST", what, NOTHING, _REMEDY)
+    return without_rows(f"The process on the driver that received this batch's rows does not answer: {why}.")
 
 
 def without_rows(what: str) -> ReceiverError:
     """The error for a receiver that does not have what the commit messages promise."""
-    return ReceiverError("RECEIVER_LOST", what, NOTHING, _REMEDY)
+    return ReceiverError("RECEIVER_LOST", what, _ASKED, _REMEDY)
 
 
-def not_in_ledger(verdict: str, batch_id: int) -> PerhapsCommittedError:
+def not_in_ledger(verdict: str, batch_id: int) -> ReceiverError:
     """The error for a batch that the receiver calls done, but that the ledger does not have."""
-    return PerhapsCommittedError(
+    return ReceiverError(
         "NOT_IN_LEDGER",
-        f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), "
-        "but the ledger does not have it.",
+        f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), but "
+        "only the ledger tells.",
         _ASKED,
         f"{_REMEDY} If the database has just been restored or failed over, it may lack other batches too: `pgonce "
         "doctor` finds out. Otherwise report this.",
@@ -116,7 +116,7 @@ def in_words(error: Exception) -> PgonceError:
     _log.error(without_its_words(error))
     what = f"The receiver failed with {type(error).__name__}. The driver's standard error has the traceback."
     # It may have failed after COMMIT.
-    return PerhapsCommittedError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
+    return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
 
 
 def error_as_message(error: Exception) -> dict[str, Any]:

@@ -17,31 +17,22 @@ import ssl
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from pgonce.offsets_store.verdict.decide import Verdict
-
-from ...identity.from_checkpoint import Origin
+from ...positions import EncodedRows
 from ..promise import Promise
 from ..workers import LOADED_VERSION
 from . import folders
 from .arrived import LONGEST_GUESS_SECONDS
 from .host_process import host_process
 from .line import BROKEN, Line, context_of
-from .messages import (
-    PlannedReception,
-    Start,
-    error_as_message,
-    in_words,
-    origin_from_message,
-    without_rows,
-)
-from .reception import Reception, writer_of
+from .messages import PlannedReception, Start, error_as_message, in_words, origin_from_message, without_rows
+from .reception import Reception
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -50,16 +41,12 @@ _SAY_ALIVE_SECONDS = 1.0
 # A stranger may connect and send nothing, or keep more lines open than this process may have.
 _IDENTIFY_SECONDS = 10
 _DEAF_SECONDS = 0.1
-# The first large task of a batch may be a slow one.
+# How long it stays after the last plan or line. A commit that comes later reads what was kept without it.
 IDLE_SECONDS = 600.0
-# Once the planner's worker is gone, no more batches come.
+# The same, if it keeps nothing and no more plans come, because the planner's worker is gone.
 LEFT_ALONE_SECONDS = 60.0
 # A task may call before the plan has been read, because both are sent at the same time.
 _PLAN_SECONDS = 10.0
-# How many batches that are forgotten are remembered: a call for one of them need not wait for its plan.
-_REMEMBERED = 100
-# Spark's daemon ends a little before its driver, if that ends as it should.
-_DRIVER_ENDS_SECONDS = 5.0
 
 
 def run_receiver() -> None:
@@ -71,32 +58,20 @@ def run_receiver() -> None:
         _log.error("the planner has pgonce %s, and its receiver has %s", start.version, LOADED_VERSION)
         return
     # Before it is told of any batch.
-    folders.make_folder(Path(start.folder), start.driver, start.daemon, host_process(os.getpid()))
+    folders.make_folder(Path(start.folder), start.daemon, host_process(os.getpid()))
     receptions = Receptions(Path(start.folder))
     _beside(_take_plans, receptions)
     context = context_of(start.identity) if start.identity else None
     for one in listening:
         _beside(_answer, one, context, start.secret, receptions)
     while receptions.has_work() and start.daemon.lives():
-        receptions.wake()
         time.sleep(_LOOK_SECONDS)
     receptions.give_up()
-    if not _may_be_wanted(receptions, start):
+    # While the daemon lives, a commit may read what is kept.
+    if not (start.daemon.lives() and receptions.has_rows()):
         folders.remove(Path(start.folder))
     # Not by returning, because threads may be waiting. Postgres rolls back what is open.
     os._exit(0)
-
-
-def _may_be_wanted(receptions: Receptions, start: Start) -> bool:
-    """Whether what is kept may be committed without this process, by a worker of this daemon or of the next one."""
-    if start.daemon.lives():
-        return receptions.has_rows()
-    deadline = time.monotonic() + _DRIVER_ENDS_SECONDS
-    while receptions.has_rows() and start.driver.lives():
-        if time.monotonic() >= deadline:
-            return True
-        time.sleep(_LOOK_SECONDS)
-    return False
 
 
 def _beside(target: Callable[..., None], *arguments: Any) -> None:
@@ -131,14 +106,15 @@ def _converse(connected: socket.socket, context: ssl.SSLContext | None, secret: 
             line.be_patient(0)
             message = line.hear()
             token = UUID(message["token"])
-            match message["say"]:
-                case "rows":
-                    _take_rows(line, message, receptions.of(token))
-                case "finish":
-                    _finish(line, message, receptions, token)
-                case "give up":
-                    receptions.forget(token)
-                    line.say(over=True)
+            with receptions.at_work():
+                match message["say"]:
+                    case "rows":
+                        _take_rows(line, message, receptions.of(token))
+                    case "finish":
+                        _finish(line, message, receptions, token)
+                    case "give up":
+                        receptions.forget(token)
+                        line.say(over=True)
     except BROKEN as error:
         _log.info("a connection was lost: %s", error)
     except Exception as error:  # noqa: BLE001 (the caller notices that the line ends)
@@ -146,53 +122,47 @@ def _converse(connected: socket.socket, context: ssl.SSLContext | None, secret: 
 
 
 def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None) -> None:
-    who = origin_from_message(message["origin"]), message["partition_id"], message["attempt_id"]
-    sending = reception.open(*who) if reception else None
-    line.say(taken=sending is not None)
-    if reception is None or sending is None:
+    if reception is None or not reception.arrived.open(origin_from_message(message["origin"])):
+        line.say(taken=False)
         return
+    attempt = message["partition_id"], message["attempt_id"]
     try:
+        line.say(taken=True)
         while (rows := line.next_rows()).body:
             # If they are not kept, the task stages them, and those that it has sent by then.
-            line.say(kept=reception.take(sending, rows))
-        reception.end(sending, rows.count)
-    finally:
-        reception.close(sending)
+            line.say(kept=reception.take(*attempt, rows))
+    except BaseException:
+        reception.arrived.break_off(*attempt)
+        raise
 
 
 def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: UUID) -> None:
-    answers: list[dict[str, Any]] = []
-
-    def commit() -> None:
-        try:
-            promise = Promise.from_message(message["promise"], inline)
-            verdict = _committed(receptions.of(token), origin_from_message(message["origin"]), promise)
-            answers.append({"verdict": verdict.name})
-        except Exception as error:  # noqa: BLE001 (the commit worker raises it)
-            answers.append({"error": error_as_message(error)})
-
+    reception = receptions.of(token)
     try:
         inline = tuple(line.next_rows() for _ in range(message["inline"]))
-        committing = threading.Thread(target=commit, daemon=True)
-        committing.start()
-        while committing.is_alive():
-            committing.join(_SAY_ALIVE_SECONDS)
-            if committing.is_alive():
-                line.say(alive=True)
+        committing = ThreadPoolExecutor(1).submit(_committed, reception, message, inline)
+        while not wait([committing], _SAY_ALIVE_SECONDS).done:
+            line.say(alive=True)
     finally:
-        # Even if the commit worker has hung up, because it then commits the batch without this process.
-        receptions.end(token)
-    line.say(**answers[0])
-    if "verdict" in answers[0]:
+        # Even if the commit worker has hung up, because it then commits the batch without this process. What is kept
+        # stays.
+        if reception is not None:
+            reception.arrived.give_up()
+    line.say(**committing.result())
+    if "verdict" in committing.result():
         receptions.forget(token)
 
 
-def _committed(reception: Reception | None, origin: Origin, promise: Promise) -> Verdict:
+def _committed(reception: Reception | None, message: dict[str, Any], inline: tuple[EncodedRows, ...]) -> dict[str, Any]:
+    """What became of the batch, as the commit worker is told it."""
     if reception is None:
-        raise without_rows(
-            "The receiver has no rows of this batch: it drops them when it is told that a batch has failed."
-        )
-    return reception.finish(origin, promise)
+        dropped = "The receiver has no rows of this batch: it drops them when it is told that a batch has failed."
+        return {"error": error_as_message(without_rows(dropped))}
+    try:
+        promise = Promise.from_message(message["promise"], inline)
+        return {"verdict": reception.finish(origin_from_message(message["origin"]), promise).name}
+    except Exception as error:  # noqa: BLE001 (the commit worker raises it)
+        return {"error": error_as_message(error)}
 
 
 class Receptions:
@@ -201,73 +171,65 @@ class Receptions:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._changed = threading.Condition()
-        self._known: dict[UUID, Reception] = {}
-        self._forgotten: deque[UUID] = deque(maxlen=_REMEMBERED)
+        # By their writers.
+        self._known: dict[tuple[str, str], Reception] = {}
         # For how many seconds the rows of a writer's last batch came.
         self._lasted: dict[tuple[str, str], float] = {}
+        self._lines = 0
         self._used_at = time.monotonic()
         self.is_alone = False
 
     def plan(self, plan: PlannedReception) -> None:
         """A batch was planned; an earlier one of the same writer is over."""
-        path = folders.kept_file(self._folder, plan.token)
-        writer = writer_of(plan.options)
         with self._changed:
-            for token, other in list(self._known.items()):
-                if other.writer == writer:
-                    self.forget(token)
+            if plan.writer in self._known:
+                self.forget(self._known[plan.writer].token)
             # Nothing is won by copying for a minute what is then rolled back.
-            may_guess = self._lasted.get(writer, 0.0) <= LONGEST_GUESS_SECONDS
-            reception = Reception(plan, path, may_guess=may_guess)
-            self._known[plan.token] = reception
+            may_guess = self._lasted.get(plan.writer, 0.0) <= LONGEST_GUESS_SECONDS
+            path = folders.kept_file(self._folder, plan.token)
+            self._known[plan.writer] = Reception(plan, path, may_guess=may_guess)
             self._used_at = time.monotonic()
             self._changed.notify_all()
 
-    def of(self, token: UUID) -> Reception | None:
-        """The reception of a planned batch; None if the batch is over."""
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While a line is open."""
         with self._changed:
-            self._changed.wait_for(lambda: token in self._known or token in self._forgotten, timeout=_PLAN_SECONDS)
-            reception = self._known.get(token)
-            return None if reception is None or reception.is_over else reception
+            self._lines += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._lines -= 1
+                self._used_at = time.monotonic()
 
-    def end(self, token: UUID) -> None:
-        """The batch is not committed here any more; what is kept of it stays."""
+    def of(self, token: UUID) -> Reception | None:
+        """The reception of a planned batch; None if the batch was committed, or has failed."""
         with self._changed:
-            self._used_at = time.monotonic()
-            reception = self._known.get(token)
-            if reception is not None and not reception.is_over:
-                reception.give_up()
-                self._lasted[reception.writer] = reception.lasted
+            self._changed.wait_for(lambda: any(one.token == token for one in self._known.values()), _PLAN_SECONDS)
+            return next((one for one in self._known.values() if one.token == token), None)
 
     def forget(self, token: UUID) -> None:
         """The batch is committed, or has failed."""
         with self._changed:
-            self.end(token)
-            self._forgotten.append(token)
-            reception = self._known.pop(token, None)
-            if reception is not None:
-                reception.forget()
+            for writer, reception in list(self._known.items()):
+                if reception.token == token:
+                    self._lasted[writer] = reception.arrived.lasted
+                    reception.arrived.forget()
+                    del self._known[writer]
 
     def give_up(self) -> None:
         """No batch is committed here any more."""
-        for reception in self._all():
-            reception.give_up()
-
-    def wake(self) -> None:
-        """Wake transactions that wait: they may have waited too long."""
-        for reception in self._all():
-            reception.look_at_clock()
+        with self._changed:
+            for reception in self._known.values():
+                reception.arrived.give_up()
 
     def has_rows(self) -> bool:
         """Whether rows are kept that may still be wanted."""
-        return any(reception.has_rows for reception in self._all())
+        with self._changed:
+            return any(reception.arrived.bodies for reception in self._known.values())
 
     def has_work(self) -> bool:
-        """Whether a batch may still come, or be finished."""
-        idle_seconds = time.monotonic() - self._used_at
-        is_idle = idle_seconds > (LEFT_ALONE_SECONDS if self.is_alone else IDLE_SECONDS)
-        return not is_idle or any(one.may_be_finished(is_alone=self.is_alone) for one in self._all())
-
-    def _all(self) -> list[Reception]:
-        with self._changed:
-            return list(self._known.values())
+        """Whether a batch may still come, or be finished here."""
+        longest = LEFT_ALONE_SECONDS if self.is_alone and not self.has_rows() else IDLE_SECONDS
+        return self._lines > 0 or time.monotonic() - self._used_at < longest

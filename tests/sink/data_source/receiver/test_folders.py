@@ -41,10 +41,10 @@ def living():
     return host_process(os.getpid())
 
 
-def made(driver, daemon, receiver):
-    """The folder of a receiver of this driver."""
+def made(daemon, receiver):
+    """The folder of a receiver of this daemon."""
     folder = folders.new_folder_name()
-    folders.make_folder(folder, driver, daemon, receiver)
+    folders.make_folder(folder, daemon, receiver)
     return folder
 
 
@@ -56,7 +56,7 @@ def age(folder, seconds):
 
 def test_a_folder_is_for_this_user_alone(living, temporary):
     """Nobody else may list it or enter it."""
-    folder = made(living, living, living)
+    folder = made(living, living)
     assert folder.parent == temporary
     assert folder.stat().st_mode & 0o777 == 0o700
     folders.remove(folder)
@@ -66,7 +66,7 @@ def test_a_folder_is_for_this_user_alone(living, temporary):
 
 def test_what_another_user_has_put_there_is_not_believed(living, monkeypatch):
     """Once a receiver has removed its folder, anybody may make one of that name, and have us end our own processes."""
-    folder = made(living, living, living)
+    folder = made(living, living)
     assert folders.process_of(folder) == living
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     assert folders.process_of(folder) is None
@@ -74,25 +74,16 @@ def test_what_another_user_has_put_there_is_not_believed(living, monkeypatch):
 
 def test_the_folder_of_a_driver_that_is_gone_is_left_over(living, gone):
     """Its state decides, however young it is; that of a driver and a receiver that live stays, however old it is."""
-    left, used = made(gone, gone, gone), made(living, living, living)
+    left, used = made(gone, gone), made(living, living)
     (left / "rows").touch()
     age(used, 100 * DAY)
     folders.remove_leftovers()
     assert (left.exists(), used.exists()) == (False, True)
 
 
-def test_what_has_started_the_driver_may_be_gone(living, gone):
-    """With spark.python.use.daemon=false, the driver's JVM stands for the daemon, and a shell for the driver."""
-    folder = made(gone, living, living)
-    age(folder, DAY)
-    folders.remove_leftovers()
-    assert folder.exists()
-
-
-@pytest.mark.parametrize("has_daemon", [True, False])
-def test_without_its_receiver_a_batch_may_still_be_committed_for_a_week(has_daemon, living, gone):
-    """A commit reads what is kept, in a worker of this daemon or of the next one that Spark's driver begins."""
-    young, old = (made(living, living if has_daemon else gone, gone) for _ in range(2))
+def test_without_its_receiver_a_batch_may_still_be_committed_for_a_week(living, gone):
+    """A commit reads what is kept, in a worker of this daemon."""
+    young, old = (made(living, gone) for _ in range(2))
     age(young, DAY)
     age(old, 30 * DAY)
     folders.remove_leftovers()
@@ -102,7 +93,7 @@ def test_without_its_receiver_a_batch_may_still_be_committed_for_a_week(has_daem
 def test_of_another_containers_folder_only_its_age_is_known(gone):
     """Process ids mean something else there."""
     elsewhere = replace(gone, place="another")
-    young, old = (made(elsewhere, elsewhere, elsewhere) for _ in range(2))
+    young, old = (made(elsewhere, elsewhere) for _ in range(2))
     age(young, DAY)
     age(old, 30 * DAY)
     folders.remove_leftovers()
@@ -112,7 +103,7 @@ def test_of_another_containers_folder_only_its_age_is_known(gone):
 @pytest.mark.parametrize("written", [None, "", "[]", json.dumps([{"pid": 1}]), "no JSON"])
 def test_a_folder_that_does_not_say_whose_it_is_is_left_over_after_a_week(written, living):
     """Its receiver was killed before it could."""
-    folder = made(living, living, living)
+    folder = made(living, living)
     if written is None:
         (folder / "processes").unlink()
     else:

@@ -41,6 +41,9 @@ def test_plans_start_nothing_and_a_call_starts_one_process(target, receiver_opti
     for _ in range(200):
         receiver = offer(options)
     assert started_receivers == []
+    # A small stream opens no port, and makes no certificate.
+    assert [type(address) for address in receiver.doors.addresses] == [str]
+    assert receiver.doors.certificate is None
     assert folders.process_of(Path(receiver.folder)) is None
     assert send(receiver, 1, 2) == 2
     assert len(started_receivers) == 1
@@ -58,13 +61,6 @@ def test_a_batch_that_was_not_received_has_nothing_to_give_up(receiver_options, 
     receiver.give_up()
     assert time.monotonic() - began < 0.5
     assert started_receivers == []
-
-
-def test_at_first_it_is_for_this_host_alone(receiver_options, started_receivers):
-    """A small stream opens no port, and makes no certificate."""
-    receiver = offer(receiver_options(receiver="auto"))
-    assert [type(address) for address in receiver.doors.addresses] == [str]
-    assert receiver.doors.certificate is None
 
 
 def test_once_tasks_have_found_none_it_is_for_other_hosts(target, receiver_options, started_receivers, monkeypatch):

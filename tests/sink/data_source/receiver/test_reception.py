@@ -56,20 +56,14 @@ def receive(url, folder, tmp_path):
     made = []
 
     def make(*, overwrite=False, may_guess=True, **changes):
-        given = {
-            **OPTIONS,
-            "url": url,
-            "checkpointLocation": str(folder),
-            **changes,
-        }
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {**OPTIONS, "url": url, "checkpointLocation": str(folder), **changes}
         options, path = parse_options(given, overwrite=overwrite), tmp_path / f"kept {len(made)}"
         made.append(Reception(planned_reception(uuid.uuid4(), options, STRUCT), path, may_guess=may_guess))
         return made[-1]
 
     yield make
     for reception in made:
-        reception.give_up()
+        reception.arrived.give_up()
         if reception._early:
             reception._early.join(30)
 
@@ -96,19 +90,11 @@ def encoded(*ids):
     return EncodedRows(CopyEncoder(STRUCT).encode(arrow(*ids)), len(ids))
 
 
-def begin(reception, partition_id, attempt_id, *ids, of=None):
-    """A task attempt that has sent these rows, one body each, and may send more."""
-    sending = reception.open(of or origin(), partition_id, attempt_id)
-    for one in ids:
-        reception.take(sending, encoded(one))
-    return sending
-
-
 def send(reception, partition_id, attempt_id, *ids, of=None):
-    """A task attempt that sends these rows, and no more."""
-    sending = begin(reception, partition_id, attempt_id, *ids, of=of)
-    reception.end(sending, len(ids))
-    reception.close(sending)
+    """A task attempt that sends these rows, one body each."""
+    assert reception.arrived.open(of or origin())
+    for one in ids:
+        assert reception.take(partition_id, attempt_id, encoded(one))
 
 
 def promise(received, transport="received", **others):
@@ -169,12 +155,10 @@ def test_rows_are_copied_while_tasks_run_and_seen_once_they_are_promised(target,
     """The transaction in which rows were copied before the promise is the one that commits them."""
     reception = receive()
     send(reception, 0, 1, 1, 2)
-    late = begin(reception, 1, 2, 3)
+    send(reception, 1, 2, 3)
     began = copying(target, 1, 2, 3)
     assert (ids(target), recorded(target)) == ([], [])
-    reception.take(late, encoded(4))
-    reception.end(late, 2)
-    reception.close(late)
+    send(reception, 1, 2, 4)
     assert copying(target, 1, 2, 3, 4) == began
     assert ids(target) == []
     assert reception.finish(origin(), promise({0: (1, 2), 1: (2, 2)})) is Verdict.NEW
@@ -198,7 +182,6 @@ def test_a_wrong_guess_costs_a_second_transaction(promised, inline, published, t
     send(reception, 1, 3, 30)
     began = copying(target, 1, 2, 30)
     send(reception, 0, 2, 10, 20)
-    send(reception, 2, 5)
     bodies = tuple(encoded(one) for one in inline)
     verdict = reception.finish(origin(), promise(promised, inline=bodies))
     assert verdict is Verdict.NEW
@@ -207,36 +190,12 @@ def test_a_wrong_guess_costs_a_second_transaction(promised, inline, published, t
     assert recorded(target) == [(len(published), "received")]
 
 
-def test_a_table_that_is_added_to_a_route_is_no_other_table(target, receive, tmp_path):
-    """With pinTable, a query may be given one more route; the tables of its earlier batches stay remembered."""
-    target.execute("CREATE TABLE news (LIKE events)")
-    folder = write_checkpoint(tmp_path / "routed", entries(0, 1), [0])
-    for batch_id, name in enumerate(["events", "news"]):
-        reception = receive(
-            table=None,
-            route="name",
-            tables=json.dumps({name: {}}),
-            pinTable="true",
-            checkpointLocation=str(folder),
-        )
-        sending = reception.open(origin(batch_id), 0, batch_id)
-        row = pa.record_batch({"id": pa.array([batch_id], pa.int64()), "name": pa.array([name], pa.string())})
-        reception.take(sending, EncodedRows(CopyEncoder(STRUCT).encode(row), 1))
-        reception.end(sending, 1)
-        reception.close(sending)
-        assert reception.finish(origin(batch_id), promise({0: (batch_id, 1)})) is Verdict.NEW
-    assert target.execute("SELECT id FROM events").fetchall() == [(0,)]
-    assert target.execute("SELECT id FROM news").fetchall() == [(1,)]
-    targets = target.execute("SELECT targets FROM pgonce.writers WHERE sink_name = 'route:name'").fetchone()[0]
-    assert sorted(targets) == ["public.events", "public.news"]
-
-
 def test_rows_of_an_attempt_that_broke_are_rolled_back_at_once(target, receive):
     """A task that dies after rows of it were copied ends the transaction; the next attempt's rows are written."""
     reception = receive()
-    broken = begin(reception, 0, 1, 1, 2)
+    send(reception, 0, 1, 1, 2)
     copying(target, 1, 2)
-    reception.close(broken)
+    reception.arrived.break_off(0, 1)
     assert rolled_back(target)
     send(reception, 0, 2, 1, 2, 3)
     assert reception.finish(origin(), promise({0: (2, 3)})) is Verdict.NEW
@@ -246,39 +205,31 @@ def test_rows_of_an_attempt_that_broke_are_rolled_back_at_once(target, receive):
 def test_a_speculative_attempt_that_breaks_disturbs_nothing(target, receive):
     """What was not copied cannot have been copied in vain: the transaction goes on."""
     reception = receive()
-    first = begin(reception, 0, 1, 1)
+    send(reception, 0, 1, 1)
     began = copying(target, 1)
-    reception.close(begin(reception, 0, 2, 1, 2))
-    reception.take(first, encoded(2))
-    reception.end(first, 2)
-    reception.close(first)
+    send(reception, 0, 2, 1, 2)
+    reception.arrived.break_off(0, 2)
+    send(reception, 0, 1, 2)
     assert copying(target, 1, 2) == began
     assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
     assert ids(target) == [1, 2]
     assert writers_of(target) == began
 
 
-@pytest.mark.parametrize("has_ended", [True, False], ids=["all has come", "a task says no more"])
-def test_a_transaction_waits_for_the_next_rows_only_so_long(has_ended, target, receive, monkeypatch):
+@pytest.mark.parametrize("bound", ["LONGEST_SILENCE_SECONDS", "LONGEST_GUESS_SECONDS"])
+def test_a_transaction_waits_for_a_promise_only_so_long(bound, target, receive, monkeypatch):
     """It holds the writer's row: past the bound it is rolled back, and begun again when all rows are promised."""
     reception = receive()
-    sending = begin(reception, 0, 1, 1)
+    send(reception, 0, 1, 1)
     began = copying(target, 1)
-    reception.look_at_clock()
-    reception.take(sending, encoded(2))
+    send(reception, 0, 1, 2)
     assert copying(target, 1, 2) == began
-    if has_ended:
-        reception.end(sending, 2)
-        reception.close(sending)
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "LONGEST_SILENCE_SECONDS", 0)
-    reception.look_at_clock()
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, bound, 0)
     assert rolled_back(target)
-    if not has_ended:
-        reception.end(sending, 2)
-        reception.close(sending)
     assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
     assert ids(target) == [1, 2]
     assert writers_of(target) != began
+    assert reception.arrived.lasted > 0
 
 
 def test_after_a_batch_that_lasted_the_next_one_is_not_guessed(target, url, folder, tmp_path, monkeypatch):
@@ -291,7 +242,8 @@ def test_after_a_batch_that_lasted_the_next_one_is_not_guessed(target, url, fold
         token = uuid.UUID(int=number)
         expected.plan(planned_reception(token, options, STRUCT))
         reception = expected.of(token)
-        begin(reception, 0, number, number)
+        send(reception, 0, number, number)
+        reception.arrived.take_promise(origin(), promise({0: (number, 1)}))
         return reception._early is not None
 
     assert has_begun_early(1, longest=60)
@@ -306,10 +258,6 @@ def test_a_batch_whose_rows_carry_their_positions_is_begun_once_all_are_promised
     reception = receive(positionColumns="topic,partition,offset", writePositions="false")
     send(reception, 0, 1, 1, 2)
     assert reception._early is None
-    refused = promise(SENT, reach={"t": {"0": (10, 21)}})
-    with pytest.raises(PgonceError, match="POSITION_COLUMNS"):
-        reception.finish(origin(), sent_on(refused))
-    assert ids(target) == []
     assert reception.finish(origin(), promise(SENT, reach={"t": {"0": (10, 20)}})) is Verdict.NEW
     assert ids(target) == [1, 2]
     positions = target.execute("SELECT positions FROM pgonce.batches WHERE batch_id = 1").fetchone()
@@ -330,25 +278,12 @@ def test_a_batch_that_is_given_up_is_rolled_back_and_committed_no_more(target, r
     reception = receive()
     send(reception, 0, 1, 1, 2)
     copying(target, 1, 2)
-    reception.give_up()
+    reception.arrived.give_up()
     assert rolled_back(target)
-    assert reception.open(origin(), 0, 2) is None
+    assert not reception.arrived.open(origin())
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         reception.finish(origin(), promise(SENT))
     assert (ids(target), recorded(target)) == ([], [])
-
-
-def test_rows_that_came_in_different_ways_are_written_together(target, url, receive):
-    """Received, inline and staged rows are one batch, each once, and the ledger says how they came."""
-    reception = receive()
-    send(reception, 0, 1, 1, 2)
-    copying(target, 1, 2)
-    table = staging_table(reception._options, origin())
-    staged = Stager(url, table, STRUCT, 7, 10).stage(iter([arrow(5, 6, 7)]))
-    ways = promise(SENT, "inline+received+staged", inline=(encoded(3, 4),), staged=staged)
-    assert reception.finish(origin(), ways) is Verdict.NEW
-    assert ids(target) == [1, 2, 3, 4, 5, 6, 7]
-    assert recorded(target) == [(7, "inline+received+staged")]
 
 
 @pytest.mark.parametrize("place", [None, ("t", 0, 7)])
@@ -374,38 +309,16 @@ def test_rows_that_could_not_be_encoded_come_with_the_promise(early, place, targ
     assert ids(target) == [1, 2]
 
 
-def test_staged_rows_that_are_not_there_are_missed(target, url, receive):
-    """A receiver checks marks and counts of staged rows as every commit does."""
-    reception = receive()
-    send(reception, 0, 1, 1, 2)
-    Stager(url, staging_table(reception._options, origin()), STRUCT, 7, 10).stage(iter([arrow(5, 6, 7)]))
-    with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
-        reception.finish(origin(), promise(SENT, staged=((99, 3),)))
-    assert (ids(target), recorded(target)) == ([], [])
-
-
 def test_rows_that_did_not_come_are_not_committed(target, receive):
     """A promise that does not fit what was received fails, and leaves nothing."""
-    for why, promised in {
-        "a partition that never came": {0: (1, 2), 1: (9, 1)},
-        "an attempt that never came": {0: (2, 2)},
-        "more rows than came": {0: (1, 3)},
-        "a part of a body": {0: (1, 2), 7: (8, 1)},
-        "more rows than an attempt sent that broke": {0: (1, 2), 3: (4, 2)},
-        "more rows than an attempt has sent by now": {0: (1, 2), 5: (6, 2)},
-    }.items():
-        reception = receive()
-        send(reception, 0, 1, 1, 2)
-        copying(target, 1, 2)
-        reception.close(begin(reception, 3, 4, 7))
-        begin(reception, 5, 6, 8)
-        reception.take(reception.open(origin(), 7, 8), encoded(9, 10))
-        with pytest.raises(PgonceError) as refused:
-            reception.finish(origin(), promise(promised))
-        assert (why, refused.value.code) == (why, "RECEIVER_LOST")
-        reception.give_up()
-        assert rolled_back(target)
-        assert (ids(target), recorded(target)) == ([], [])
+    reception = receive()
+    send(reception, 0, 1, 1, 2)
+    copying(target, 1, 2)
+    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
+        reception.finish(origin(), promise({0: (1, 3)}))
+    reception.arrived.give_up()
+    assert rolled_back(target)
+    assert (ids(target), recorded(target)) == ([], [])
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["rows are copied", "rows are kept"])
@@ -433,20 +346,19 @@ def test_a_batch_that_is_begun_again_is_read_from_its_file(target, receive, tmp_
     assert all(encoded(one).body in kept for one in (1, 2, 10, 20))
     assert reception.finish(origin(), promise({0: (2, 2)})) is Verdict.NEW
     assert ids(target) == [10, 20]
-    reception.forget()
+    reception.arrived.forget()
     assert not (tmp_path / "kept 0").exists()
 
 
 def test_rows_for_which_there_is_no_room_are_not_taken(target, url, receive):
     """The task hears it, and stages them; what was kept before is written, and each row is there once."""
     reception = receive()
-    sending = reception.open(origin(), 0, 1)
-    assert reception.take(sending, encoded(1))
+    send(reception, 0, 1, 1)
     with full_disk(after=encoded(1).size + WIDTH // 2):
-        assert not reception.take(sending, encoded(2))
-    assert not reception.take(sending, encoded(3))
-    assert reception.open(origin(), 1, 2) is None
-    reception.close(sending)
+        assert not reception.take(0, 1, encoded(2))
+    assert not reception.take(0, 1, encoded(3))
+    assert not reception.arrived.open(origin())
+    reception.arrived.break_off(0, 1)
     staged = Stager(url, staging_table(reception._options, origin()), STRUCT, 1, 10).stage(iter([arrow(2, 3)]))
     assert reception.finish(origin(), promise({0: (1, 1)}, "received+staged", staged=staged)) is Verdict.NEW
     assert ids(target) == [1, 2, 3]
@@ -461,22 +373,6 @@ def test_rows_that_the_task_did_not_hear_of_are_not_written(target, url, receive
     staged = Stager(url, staging_table(reception._options, origin()), STRUCT, 1, 10).stage(iter([arrow(2, 3)]))
     assert reception.finish(origin(), promise({0: (1, 1)}, "received+staged", staged=staged)) is Verdict.NEW
     assert ids(target) == [1, 2, 3]
-
-
-def test_a_guess_stands_only_so_long(target, receive, monkeypatch):
-    """While rows come all the time, the transaction still is rolled back, and begun again when they are promised."""
-    reception = receive()
-    sending = begin(reception, 0, 1, 1)
-    began = copying(target, 1)
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "LONGEST_GUESS_SECONDS", 0)
-    reception.take(sending, encoded(2))
-    assert rolled_back(target)
-    reception.end(sending, 2)
-    reception.close(sending)
-    assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
-    assert ids(target) == [1, 2]
-    assert writers_of(target) != began
-    assert reception.lasted > 0
 
 
 @pytest.mark.parametrize("fault", ["cut_in_copy", "cut_before_commit", "cut_during_commit", "cut_after_commit"])
@@ -572,17 +468,6 @@ def test_an_early_failure_counts_only_if_it_comes_again(repaired, target, receiv
     assert len(recorded(target)) == repaired
 
 
-def test_a_row_that_postgres_refuses_fails_the_batch(target, receive):
-    """The error names the constraint, as in every way in, and never the row."""
-    target.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (id < 2)")
-    reception = receive()
-    send(reception, 0, 1, 1, 2)
-    with pytest.raises(PgonceError, match="CHECK_VIOLATION.*small") as refused:
-        reception.finish(origin(), promise(SENT))
-    assert "n2" not in str(refused.value)
-    assert (ids(target), recorded(target)) == ([], [])
-
-
 def test_a_refused_row_of_a_guess_is_shown_in_no_log(target, receive, caplog):
     """A transaction that is put off may have been refused by then: what Postgres says of it repeats a whole row."""
     target.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (id < 2)")
@@ -590,19 +475,6 @@ def test_a_refused_row_of_a_guess_is_shown_in_no_log(target, receive, caplog):
     send(reception, 0, 1, 1, 2, 3)
     aborted = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE '%(aborted)'"
     assert wait_until(lambda: target.execute(aborted).fetchall())
-    reception.give_up()
+    reception.arrived.give_up()
     reception._early.join(30)
     assert "n2" not in caplog.text
-
-
-def test_tasks_that_send_at_once_are_all_there(target, receive):
-    """Rows of many tasks that come at the same time, on lines of their own, are each written once."""
-    reception = receive()
-    tasks = [threading.Thread(target=send, args=[reception, n, n, *range(n * 4, n * 4 + 4)]) for n in range(4)]
-    for task in tasks:
-        task.start()
-    for task in tasks:
-        task.join()
-    assert reception.finish(origin(), promise({n: (n, 4) for n in range(4)})) is Verdict.NEW
-    assert ids(target) == list(range(16))
-    assert recorded(target) == [(16, "received")]
