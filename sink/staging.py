@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.offsets_store.ledger import SCHEMA, STAGING_SCHEMA
+from pgonce.offsets_store.ledger import STAGING_SCHEMA
 from pgonce.offsets_store.offsets import Offsets, places
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 
@@ -260,9 +260,7 @@ def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
         with connection.transaction():
             enter_in_tx(connection, _SWEEP_LOCK_SECONDS)
             if _NAME.fullmatch(name):
-                # Until version 105 of the ledger, tasks staged in the ledger's own schema.
-                for schema in (STAGING_SCHEMA, SCHEMA):
-                    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, name)))
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(STAGING_SCHEMA, name)))
             is_dropped = True
             connection.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [name])
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):

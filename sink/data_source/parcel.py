@@ -107,9 +107,10 @@ def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) 
             "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
         )
     # Before anything else of them is read.
-    found = next((made for parcel in parcels if (made := _made_by(parcel)) != LOADED_VERSION), None)
-    if found is not None:
-        raise other_version(f"The process that commits batch {batch_id}", "one of its tasks", found)
+    for parcel in parcels:
+        made_by = vars(parcel).get("made_by", "an older version")
+        if made_by != LOADED_VERSION:
+            raise other_version(f"The process that commits batch {batch_id}", "one of its tasks", made_by)
     origin = parcels[0].origin
     if any(parcel.origin != origin for parcel in parcels) or origin.batch_id != batch_id:
         raise SparkError(
@@ -119,11 +120,6 @@ def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) 
             "Start the query again; if this happens again, report it with the driver's log.",
         )
     return origin, parcels
-
-
-def _made_by(parcel: Parcel) -> str:
-    found: str = vars(parcel).get("made_by", "an older version")
-    return found
 
 
 _HASH_BYTES = 32

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from uuid import uuid4
 
@@ -21,7 +22,6 @@ from pgonce.offsets_store.errors import ConnectError, TargetError, said_of_a_job
 from pgonce.offsets_store.ledger.failures import Failed, failures_kept
 from pgonce.offsets_store.ledger.feeders import is_published
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
-from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
 from ..identity.from_checkpoint import Origin
@@ -47,10 +47,8 @@ def plan_batch(
     :raises PgonceError: if the options, the schema or the checkpoint do not allow one; no row has moved yet.
     """
     options = parse_options(raw, overwrite=overwrite)
-    if not looks:
-        return _planned(options, frame_type, rooms, looks=False)
-    with failures_kept(options.commit.url, lambda: _failed(options)):
-        return _planned(options, frame_type, rooms, looks=True)
+    with failures_kept(options.commit.url, lambda: _failed(options)) if looks else nullcontext():
+        return options, _task_writer(options, frame_type, rooms, looks=looks)
 
 
 def _failed(options: SinkOptions) -> Failed:
@@ -65,9 +63,7 @@ def _failed(options: SinkOptions) -> Failed:
     )
 
 
-def _planned(
-    options: SinkOptions, frame_type: StructType, rooms: DataSourceRooms, *, looks: bool
-) -> tuple[SinkOptions, TaskWriter]:
+def _task_writer(options: SinkOptions, frame_type: StructType, rooms: DataSourceRooms, *, looks: bool) -> TaskWriter:
     reader = reader_of(options.destination, frame_type, rooms.feeds)
     encoded = reader.struct_type
     if options.positions:
@@ -88,9 +84,10 @@ def _planned(
         _look_first(options, written, planned, rooms)
         if options.receiver is not None:
             offer = offered(rooms.receivers().receiver_for(options, written, rooms))
-    return options, TaskWriter(options, reader, MicroBatch(planned, planned_by_ms), offer)
+    return TaskWriter(options, reader, MicroBatch(planned, planned_by_ms), offer)
 
 
+@said_of_a_job()
 def plan_job(
     raw: Mapping[str, str], frame_type: StructType, rooms: DataSourceRooms, *, overwrite: bool
 ) -> tuple[JobOptions, Origin, TaskWriter]:
@@ -100,13 +97,7 @@ def plan_job(
     :param raw: the options as Spark hands them over.
     :raises PgonceError: if the options, the schema or the table do not allow one; no row has moved yet.
     """
-    with said_of_a_job():
-        return _planned_job(parse_job_options(raw, overwrite=overwrite), frame_type, rooms)
-
-
-def _planned_job(
-    options: JobOptions, frame_type: StructType, rooms: DataSourceRooms
-) -> tuple[JobOptions, Origin, TaskWriter]:
+    options = parse_job_options(raw, overwrite=overwrite)
     reader = reader_of(options.destination, frame_type, rooms.feeds)
     encoded = reader.struct_type
     columns = encoded_columns(encoded)
@@ -143,10 +134,6 @@ def _look_first(
     columns, where = encoded_columns(written), options.destination
     look_once(options, options.commit.url, where, columns, rooms=rooms, at_the_door=is_first)
     if is_first:
-        refuse_first_batch(options.commit, _first_batch(options, planned), options.sink_name, where)
-
-
-def _first_batch(options: SinkOptions, planned: OffsetLogEntry | None) -> PlannedBatch:
-    """Batch 0 as its commit will describe it; without the run, because Spark does not tell it to the planner."""
-    query_id = Checkpoint(options.checkpoint_location).query_id() or ""
-    return planned_batch(options, Origin(query_id, "", 0, planned))
+        # As its commit will describe it, but without the run, which Spark does not tell the planner.
+        origin = Origin(Checkpoint(options.checkpoint_location).query_id() or "", "", 0, planned)
+        refuse_first_batch(options.commit, planned_batch(options, origin), options.sink_name, where)

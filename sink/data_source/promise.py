@@ -71,19 +71,15 @@ class Promise:
             {partition: (attempt, rows) for partition, attempt, rows in message["received"]},
             inline,
             tuple((mark, rows) for mark, rows in message["staged"]),
-            tuple(_unfit_row(*row) for row in message["unfit"]),
+            tuple(
+                UnfitRow(row_data, column_name, code, said, place and (place[0], place[1], place[2]))
+                for row_data, column_name, code, said, place in message["unfit"]
+            ),
             {
                 topic: {partition: (first, after) for partition, (first, after) in partitions.items()}
                 for topic, partitions in message["reach"].items()
             },
         )
-
-
-def _unfit_row(row_data: str, column_name: str, code: str, said: str, place: list[Any] | None) -> UnfitRow:
-    if place is None:
-        return UnfitRow(row_data, column_name, code, said)
-    topic, partition, offset = place
-    return UnfitRow(row_data, column_name, code, said, (topic, partition, offset))
 
 
 def promised_rows(
