@@ -28,7 +28,7 @@ from .calls import Doors
 from .folders import Found, Note, is_private
 from .kept_rows import PromisedRows
 from .line import BROKEN, SILENCE_SECONDS, Line
-from .messages import ReceiverError, error_from_message, lost, not_in_ledger
+from .messages import PerhapsCommittedError, ReceiverError, error_from_message, lost, not_in_ledger
 from .sending import Call
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Receiver:
         from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
 
         kept: PromisedRows | None = None
+        failure: ReceiverError
         try:
             claimed = self.finish(origin, promise)
             if self._is_recorded(options, origin):
@@ -102,7 +103,8 @@ class Receiver:
         with _asking(failure):
             planned = identified()
         _log.warning("batch %s is committed without its receiver: %s", origin.batch_id, failure.what)
-        verdict = commit_batch(options.commit, planned, work_with(kept.rows), outcome_unknown=True)
+        may_be_there = isinstance(failure, PerhapsCommittedError)
+        verdict = commit_batch(options.commit, planned, work_with(kept.rows), outcome_unknown=may_be_there)
         folders.remove_batch(Path(self.folder), self.token)
         return verdict
 
@@ -115,8 +117,10 @@ class Receiver:
         :raises ReceiverError: if no receiver answers, or if it does not have the rows.
         :raises PgonceError: what the commit in the receiver raised.
         """
+        is_told = False
         try:
             with closing(self.dial()) as line:
+                is_told = True
                 message = {"origin": asdict(origin), "inline": len(promise.inline)}
                 line.say(say="finish", token=str(self.token), promise=promise.as_message(), **message)
                 for rows in promise.inline:
@@ -130,7 +134,7 @@ class Receiver:
         except BROKEN as error:
             # Whatever it still does, it holds the writer's row meanwhile.
             self._end_process()
-            raise lost(error) from error
+            raise lost(error, at_commit=is_told) from error
 
     def give_up(self) -> None:
         """
@@ -226,12 +230,14 @@ class Receiver:
 
 @contextmanager
 def _asking(failure: ReceiverError) -> Iterator[None]:
-    """Ask what has become of a batch; an error leaves it unknown, because the receiver may have committed it."""
+    """Ask what has become of a batch; an error leaves it unknown if the receiver may have committed it."""
     try:
         yield
     except RefusedBatch:
         raise
     except PgonceError as error:
+        if not isinstance(failure, PerhapsCommittedError):
+            raise
         from pgonce.offsets_store.commit.retrying import unknown_outcome
 
         raise unknown_outcome(f"{failure.what} After that, the ledger could not be asked: {error.what}") from None

@@ -16,7 +16,7 @@ from uuid import UUID
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
-from pgonce.offsets_store.errors import CommitError, PgonceError, without_its_words
+from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError, without_its_words
 
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
@@ -81,20 +81,25 @@ class ReceiverError(PgonceError):
     shows_no_values = True
 
 
-def lost(reason: BaseException) -> ReceiverError:
-    """The error for a receiver that does not answer."""
+class PerhapsCommittedError(ReceiverError):
+    """The same, but the batch may have been committed: only the ledger can tell."""
+
+
+def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
+    """The error for a receiver that does not answer; ``at_commit`` if it was told already which rows are promised."""
     why = "it was silent for too long" if isinstance(reason, SILENT) else str(reason) or "it hung up"
-    return without_rows(f"The process on the driver that received this batch's rows does not answer: {why}.")
+    what = f"The process on the driver that received this batch's rows does not answer: {why}."
+    return PerhapsCommittedError("RECEIVER_LOST", what, _ASKED, _REMEDY) if at_commit else without_rows(what)
 
 
 def without_rows(what: str) -> ReceiverError:
     """The error for a receiver that does not have what the commit messages promise."""
-    return ReceiverError("RECEIVER_LOST", what, _ASKED, _REMEDY)
+    return ReceiverError("RECEIVER_LOST", what, NOTHING, _REMEDY)
 
 
-def not_in_ledger(verdict: str, batch_id: int) -> ReceiverError:
+def not_in_ledger(verdict: str, batch_id: int) -> PerhapsCommittedError:
     """The error for a batch that the receiver calls done, but that the ledger does not have."""
-    return ReceiverError(
+    return PerhapsCommittedError(
         "NOT_IN_LEDGER",
         f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), but "
         "only the ledger tells.",
@@ -116,7 +121,7 @@ def in_words(error: Exception) -> PgonceError:
     _log.error(without_its_words(error))
     what = f"The receiver failed with {type(error).__name__}. The driver's standard error has the traceback."
     # It may have failed after COMMIT.
-    return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
+    return PerhapsCommittedError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
 
 
 def error_as_message(error: Exception) -> dict[str, Any]:

@@ -346,7 +346,7 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy
 
 @pytest.mark.parametrize(
     ("error", "family"),
-    [(unknown_outcome("No answer."), CommitError), (lost(EOFError()), ReceiverError)],
+    [(unknown_outcome("No answer."), CommitError), (lost(EOFError(), at_commit=True), ReceiverError)],
 )
 def test_an_error_of_the_receiver_is_of_the_same_kind_in_the_commit_worker(error, family):
     """What a commit in the receiver leaves unknown is told as it is, and not taken for a receiver that was lost."""
