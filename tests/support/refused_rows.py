@@ -212,7 +212,15 @@ def one_by_one(
         if not done and (not change.gone or any(row[0] == change.id for row in rows_of(connection, table))):
             refused[change] = Refusal(LEFT_OUT, "", is_of_row=False)
     if again and 0 < len(refused) < len(changes):
-        return one_by_one(connection, [*refused], by_key=by_key, table=table, again=True)
+        # It would come after a later change of its key, which was made.
+        followed = {
+            change: why
+            for change, why in refused.items()
+            if by_key
+            and any(one.id == change.id and one not in refused for one in changes[changes.index(change) + 1 :])
+        }
+        waiting = [change for change in refused if change not in followed]
+        return {**followed, **one_by_one(connection, waiting, by_key=by_key, table=table, again=True)}
     return refused
 
 

@@ -93,10 +93,11 @@ class Reception:
     def _commit_early(self) -> None:
         try:
             planned = self._identified()
+            work = self._work(planned)
         except Exception as error:  # noqa: BLE001 (an error that lasts is met again)
             _log.warning("a batch is not begun early, but when all its rows have arrived: %s", in_words(error))
         else:
-            self._early_try.begin(planned, self._work(planned))
+            self._early_try.begin(planned, work)
 
     def _identified(self) -> PlannedBatch:
         assert self.arrived.origin is not None  # noqa: S101 (rows have come, and with them their origin)
