@@ -65,8 +65,8 @@ def test_a_chain_of_moved_values_takes_an_id_a_row(dead_letters, mode, url, admi
 def test_a_row_is_named_though_another_one_has_sent_the_batch_into_turns(bad, url, admin):
     """The error is as short as that of a batch in which nothing else was wrong."""
     admin.execute(
-        "CREATE TABLE events (id bigint PRIMARY KEY, name varchar(4) NOT NULL CHECK (name <> 'no'), place bigint UNIQUE,"
-        " seq bigint); INSERT INTO events VALUES (9, 'a', 900, 0)"
+        "CREATE TABLE events (id bigint PRIMARY KEY, name varchar(4) NOT NULL CHECK (name <> 'no'), "
+        "place bigint UNIQUE, seq bigint); INSERT INTO events VALUES (9, 'a', 900, 0)"
     )
     columns = {"id": LONG, "name": TEXT, "place": LONG, "seq": LONG}
     with pytest.raises(TargetError) as raised:
