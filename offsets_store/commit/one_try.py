@@ -57,7 +57,7 @@ from ..verdict.decide import (
     decide,
     stored_positions,
 )
-from ..verdict.facts import Batch, PlannedBatch
+from ..verdict.facts import Batch, Ledger, PlannedBatch
 from ..verdict.refused_batch import refusal
 from .one_transaction import application_name, begin_again_in_tx, begun_transaction, committing
 from .report import notify_in_tx
@@ -145,6 +145,8 @@ def _decided_transaction(
                 locked = lock_writer_in_tx(connection, batch, replaces, sees_rivals=True)
         settings = replace(settings, remedies=replace(settings.remedies, replaces=locked.replaces or replaces))
         verdict = decide(locked.ledger, batch, settings.remedies)
+        if verdict in PUBLISH and _is_forgotten(settings.url, locked.ledger, batch):
+            verdict = Verdict.GAP
         if verdict in ACCEPTABLE and locked.has_acceptances:
             with outcome.on_ledger():
                 is_accepted = is_accepted_in_tx(connection, locked.writer_id, batch.batch_id)
@@ -251,13 +253,13 @@ def _skip(transaction: Try, outcome: Outcome) -> None:
 
 def _note_commit(transaction: Try, outcome: Outcome) -> None:
     url, batch, verdict = transaction.settings.url, transaction.batch, transaction.verdict
-    _done[url, batch.query_id, batch.sink_name] = batch.batch_id
+    _done[url, batch.query_id, batch.sink_name] = batch.run_id, batch.batch_id
     is_skipped = verdict in SKIP and verdict is not Verdict.LANDED
     outcome.done = Done(verdict.name, batch.sink_name, None if is_skipped else outcome.sent, is_skipped)
 
 
-# The last batch that this process has committed, by connection string, query and sink.
-_done: dict[tuple[str, str, str], int] = {}
+# The last batch that this process has committed, and its run, by connection string, query and sink.
+_done: dict[tuple[str, str, str], tuple[str, int]] = {}
 
 
 def has_committed(url: str) -> bool:
@@ -266,9 +268,15 @@ def has_committed(url: str) -> bool:
     return any(used == url for used, _, _ in tuple(_done))
 
 
+def _is_forgotten(url: str, ledger: Ledger, batch: Batch) -> bool:
+    """Whether this process has committed for this run, and the ledger knows the writer by an earlier run alone."""
+    run_id, _ = _done.get((url, batch.query_id, batch.sink_name), (None, 0))
+    return ledger.writer is not None and run_id == batch.run_id != ledger.writer.run_id
+
+
 def _refuse_forgotten(url: str, batch: Batch, verdict: Verdict) -> None:
     """:raises LedgerError: if this process has committed for a writer that the ledger does not know."""
-    done = _done.get((url, batch.query_id, batch.sink_name))
+    _, done = _done.get((url, batch.query_id, batch.sink_name), (None, None))
     if verdict is Verdict.UNKNOWN and done is not None:
         raise ledger_gone(
             f"This process has committed batch {done} of query {batch.query_id} into sink {batch.sink_name!r}; now "

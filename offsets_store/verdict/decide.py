@@ -122,10 +122,12 @@ def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Ve
         if ledger.last and below(span.first, ledger.last.end):
             return Verdict.BACKWARD
     else:
-        start = batch.start or batch.resumes_at
-        # The first batch of a run begins where the entry before it ends, or is the newest entry itself, run again. If
-        # it is neither, the run has published before, and the ledger has lost that: nothing tells where it begins.
-        is_first = batch.previous_batch_id in (None, batch.batch_id - 1) or batch.offset_log is not None
+        start, stored = batch.start or batch.resumes_at, stored_positions(ledger)
+        # The first batch of a run begins where the entry before it ends, or is the newest entry itself, run again: then
+        # rows that are stored come again. If it is neither, the run has published before, and the ledger has lost that:
+        # nothing tells where it begins.
+        runs_again = batch.offset_log is not None and (not below(start or {}, stored) or below(span.first, stored))
+        is_first = batch.previous_batch_id in (None, batch.batch_id - 1) or runs_again
         if start is None or not is_first or batch.has_later_entries:
             return out_of_order
         known = stored_end(ledger)
@@ -254,10 +256,15 @@ def is_same_batch(recorded: Recorded, batch: Batch) -> bool:
     The text of ``offsets/N`` contains the time at which the batch was planned, so a batch that was planned again
     differs even if its offsets read the same. Without the text, offsets are proof only if they say which rows (Kafka),
     the range is not empty (a batch without data may emit other rows), and no state is involved. An entry that may not
-    be the one that the batch was planned with proves nothing.
+    be the one that the batch was planned with proves nothing. One that was recorded with rows by their positions may
+    have been another driver's even so: then all that the batch reads has to be stored.
     """
     if not batch.entry_is_its_own:
         return False
+    if recorded.positions is not None:
+        reached = batch.span.next if batch.span else batch.end
+        if reached is None or left_out(reached, recorded.positions):
+            return False
     if recorded.offset_log is not None and batch.offset_log is not None:
         return recorded.offset_log == batch.offset_log
     if batch.guarantee == "ids":

@@ -274,6 +274,8 @@ def _changed(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
 def _gap(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     last = ledger.writer.last_batch_id if ledger.writer else -1
     missing = f"batch {last + 1}" if last + 2 == batch.batch_id else f"batches {last + 1} to {batch.batch_id - 1}"
+    if batch.batch_id <= last + 1:
+        missing = "what this run has published before"
     return (
         f"Spark runs batch {batch.batch_id} of {_writer(batch)}, but the ledger does not have {missing}. One of these "
         "has happened: the database was restored to an earlier state, or lost commits in a failover; your function "

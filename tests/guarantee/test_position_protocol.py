@@ -13,8 +13,9 @@ from collections import Counter
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.types.json import Jsonb
 from support.data_source_with_rooms import commit_parcels
-from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
+from support.sparse_query import ARROW, STRUCT, Planned, SparseQuery, Topic
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.session import reading
@@ -82,6 +83,23 @@ class Job:
         planned = query.plan({0: count}, is_due=False)
         self.commit(query, planned, SPARSE)
         query.advance(planned)
+
+    def copied(self):
+        """The rows of the table and of the ledger, as an asynchronous standby has them."""
+        with psycopg.connect(self.url) as connection:
+            names = (self.table, "pgonce.writers", "pgonce.batches", "pgonce.runs")
+            return {name: connection.execute(f"TABLE {name}".encode()).fetchall() for name in names}
+
+    def fall_back(self, rows):
+        """A failover to that standby."""
+        with psycopg.connect(self.url) as connection:
+            connection.execute("SET session_replication_role = replica")
+            for name, found in rows.items():
+                connection.execute(f"DELETE FROM {name}".encode())
+                for row in found:
+                    values = [Jsonb(value) if isinstance(value, (dict, list)) else value for value in row]
+                    places = ", ".join(["%s"] * len(row))
+                    connection.execute(f"INSERT INTO {name} OVERRIDING SYSTEM VALUE VALUES ({places})".encode(), values)
 
     def stored(self):
         """The rows of the table, with how often each is there."""
@@ -186,6 +204,50 @@ def test_a_late_worker_records_no_entry_of_the_next_run(job, way):
         return
     job.run(query, again, way)
     job.run(query, query.plan({0: 100}, is_due=True), way)
+    assert job.is_whole()
+
+
+@pytest.mark.parametrize("way", [SPARSE, EVERY_ENTRY, POSITIONS, SYNCHRONOUS])
+def test_another_drivers_entry_of_the_same_number_is_no_proof(job, way):
+    """A driver that was taken for dead plans its batch once the next driver has written that entry, and publishes it."""
+    query = job.query()
+    job.run(query, query.plan({0: 10}, is_due=True), SPARSE)
+    late_run = query.run_id
+    query.start()
+    planned = query.plan({0: 30}, is_due=True)
+    query.write_entry(planned)
+    late = Planned(1, planned.start, {0: 20}, False, False, planned.planned_at_ms + 1)
+    assert job.commit(query, late, SPARSE, run_id=late_run) is Verdict.NEW
+    query.start()
+    again = query.plan({}, is_due=True)
+    if way is SYNCHRONOUS:
+        with pytest.raises(RefusedBatch, match="CHANGED"):
+            job.run(query, again, way)
+        return
+    assert job.run(query, again, POSITIONS | way) is Verdict.OVERLAP
+    job.run(query, query.plan({0: 100}, is_due=True), POSITIONS | way)
+    assert job.is_whole()
+
+
+@pytest.mark.parametrize("reached", [5, 10])
+def test_a_run_that_goes_on_after_a_failover_lost_its_batches_is_refused(job, reached):
+    """The entry that Spark writes in the middle of the run is not taken for one that is run again."""
+    query = job.query()
+    job.run(query, query.plan({0: 10}, is_due=True), SPARSE)
+    job.unwritten(query, 10)
+    before = job.copied()
+    query.start()
+    job.run(query, query.plan({0: reached}, is_due=True), SPARSE)
+    for _ in range(2):
+        job.unwritten(query, 20)
+    job.fall_back(before)
+    planned = query.plan({0: 10}, is_due=True)
+    query.write_entry(planned)
+    with pytest.raises(RefusedBatch, match="GAP"):
+        job.commit(query, planned, SPARSE)
+    query.start()
+    job.run(query, query.plan({}, is_due=True), SPARSE)
+    job.run(query, query.plan({0: 100}, is_due=True), SPARSE)
     assert job.is_whole()
 
 

@@ -330,6 +330,16 @@ BY_POSITION = {
         resuming(12, 30, 120, 130, previous_batch_id=2),
         Verdict.GAP,
     ),
+    "after such entries, with an entry of its own, and no stored row that comes again": (
+        by_position(80),
+        resuming(12, 30, 120, 130, previous_batch_id=2, offset_log="of batch 12"),
+        Verdict.GAP,
+    ),
+    "the newest entry, run again": (
+        by_position(80),
+        resuming(12, 30, 30, 130, previous_batch_id=2, offset_log="of batch 12"),
+        Verdict.OVERLAP,
+    ),
     "right after the entry before it": (by_position(80), resuming(8, 70, 70, 90, previous_batch_id=7), Verdict.OVERLAP),
     "of a source that has another name now": (
         replace(by_position(80, previous=recorded(7))),
@@ -365,6 +375,16 @@ BY_POSITION = {
         replace(by_position(80), same_id=recorded(7)),
         resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log),
         Verdict.OVERLAP,
+    ),
+    "an entry of this id that was recorded by a driver that had not planned it": (
+        replace(by_position(80), same_id=replace(recorded(7), positions=by_position(80).last.positions)),
+        resuming(7, 70, 70, 90, offset_log=recorded(7).offset_log, entry_is_its_own=True),
+        Verdict.OVERLAP,
+    ),
+    "an entry of this id that is the recorded one, whose rows are stored": (
+        replace(by_position(80), same_id=replace(recorded(7), positions=by_position(80).last.positions)),
+        resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log, entry_is_its_own=True),
+        Verdict.REPLAY,
     ),
     "an entry of this id that is the recorded one": (
         replace(by_position(80), same_id=recorded(7)),
