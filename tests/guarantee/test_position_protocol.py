@@ -209,7 +209,7 @@ def test_a_late_worker_records_no_entry_of_the_next_run(job, way):
 
 @pytest.mark.parametrize("way", [SPARSE, EVERY_ENTRY, POSITIONS, SYNCHRONOUS])
 def test_another_drivers_entry_of_the_same_number_is_no_proof(job, way):
-    """A driver that was taken for dead plans its batch once the next driver has written that entry, and publishes it."""
+    """A driver that was taken for dead plans its batch once the next driver has written that entry, and publishes."""
     query = job.query()
     job.run(query, query.plan({0: 10}, is_due=True), SPARSE)
     late_run = query.run_id
