@@ -253,13 +253,15 @@ def _skip(transaction: Try, outcome: Outcome) -> None:
 
 def _note_commit(transaction: Try, outcome: Outcome) -> None:
     url, batch, verdict = transaction.settings.url, transaction.batch, transaction.verdict
-    _done[url, batch.query_id, batch.sink_name] = batch.run_id, batch.batch_id
+    # A run that skips a replay does not become the owner.
+    run_id = None if verdict is Verdict.REPLAY else batch.run_id
+    _done[url, batch.query_id, batch.sink_name] = run_id, batch.batch_id
     is_skipped = verdict in SKIP and verdict is not Verdict.LANDED
     outcome.done = Done(verdict.name, batch.sink_name, None if is_skipped else outcome.sent, is_skipped)
 
 
-# The last batch that this process has committed, and its run, by connection string, query and sink.
-_done: dict[tuple[str, str, str], tuple[str, int]] = {}
+# The last batch that this process has committed, and the run that published it, by connection string, query and sink.
+_done: dict[tuple[str, str, str], tuple[str | None, int]] = {}
 
 
 def has_committed(url: str) -> bool:

@@ -127,9 +127,10 @@ class TaskWriter:
 
     def _nothing_held(self) -> _HeldRows:
         columns, written = self.options.positions, self.written_type
-        unfit = UnfitRows(most_dead_letters(self.options.destination), columns)
+        encoder = CopyEncoder(written)
+        unfit = UnfitRows(most_dead_letters(self.options.destination), columns, encoder.columns)
         is_hashed = isinstance(self.options, JobOptions) and self.options.batch_hash
-        return _HeldRows(CopyEncoder(written), unfit, columns, RowSum() if is_hashed else None)
+        return _HeldRows(encoder, unfit, columns, RowSum() if is_hashed else None)
 
     def _sent(
         self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch], call: Call

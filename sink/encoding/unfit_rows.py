@@ -75,15 +75,22 @@ class UnfitRows:
     """
     The rows of one task, or of one frame, that cannot be encoded; ``rows`` are those that were put aside so far.
 
+    :param written: the columns that go into the target, if batches have others as well.
     :param most: how many rows may be put aside. With None, the first one raises the encoder's error.
     :param positions: if rows carry their position in Kafka. If one cannot be written, no row is put aside, since
         its origin could not be found later.
     """
 
-    def __init__(self, most: int | None = None, positions: Positions | None = None) -> None:
+    def __init__(
+        self,
+        most: int | None = None,
+        positions: Positions | None = None,
+        written: Sequence[EncodedColumn] | None = None,
+    ) -> None:
         self.rows: list[UnfitRow] = []
         self._most = most
         self._positions = positions
+        self._written = written
 
     def encode_others(self, encoder: CopyEncoder, batch: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
         """
@@ -106,7 +113,7 @@ class UnfitRows:
         return batch.select([column.name for column in columns])
 
     def _without_unfit(self, encoder: CopyEncoder, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns, most = encoder.columns, (self._most or 0) - len(self.rows)
+        columns, most = self._written or encoder.columns, (self._most or 0) - len(self.rows)
         written = self._of(batch, columns)
         found = _find(written, columns, most)
         if len(found) > most:

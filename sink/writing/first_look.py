@@ -105,7 +105,8 @@ def look_once(
     except psycopg.Error as error:
         _log.info("the commit will check the target: SQLSTATE %s", error.sqlstate)
     else:
-        _seen_to_fit.add((query, where, columns))
+        if columns is not None:
+            _seen_to_fit.add((query, where, columns))
 
 
 def _found(

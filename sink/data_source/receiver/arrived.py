@@ -23,7 +23,7 @@ from ...identity.from_checkpoint import Origin
 from ...positions import EncodedRows
 from ...writing.rows import Rows
 from ..promise import Promise
-from .kept_rows import KeptBody, KeptRows, PromisedRows
+from .kept_rows import KeptBody, KeptRows
 from .messages import without_rows
 
 _log = logging.getLogger("pgonce.receiver")
@@ -56,7 +56,7 @@ class Arrived:
         self.broken: set[tuple[int, int]] = set()
         self.lasted = 0.0
         """For how many seconds rows came until they were promised."""
-        self._path, self._file = path, KeptRows(path)
+        self._file = KeptRows(path)
         self._keeping = threading.Lock()
         self._is_full = False
         self._began_at: float | None = None
@@ -143,7 +143,7 @@ class Arrived:
         :raises ReceiverError: RECEIVER_LOST, if they are not all there.
         """
         try:
-            return PromisedRows(self._path, promise.received).rows
+            return self._file.promised(promise.received).rows
         except (OSError, EOFError) as error:
             raise without_rows(f"The receiver has not kept what it should have: {error}.") from None
 

@@ -95,6 +95,10 @@ class KeptRows:
         assert self._file is not None  # noqa: S101 (it has the body)
         return _read(self._file.fileno(), body.start, body.size)
 
+    def promised(self, promised: Mapping[int, tuple[int, int]]) -> PromisedRows:
+        """Those of the rows that are promised, also if something has deleted the file meanwhile."""
+        return PromisedRows(self._path if self._file is None else os.dup(self._file.fileno()), promised)
+
     def remove(self) -> None:
         """Delete the file. Who still reads it can do so."""
         with suppress(OSError):
@@ -105,13 +109,14 @@ class PromisedRows:
     """
     Those of a batch's kept rows that are promised, as a commit reads them.
 
+    :param file: its path, or a descriptor that belongs to the object from now on.
     :param promised: for each partition, the attempt and how many of its rows: the first ones that were kept.
     :raises OSError: if there is no such file.
     :raises EOFError: if these rows are not there, in whole bodies.
     """
 
-    def __init__(self, path: Path, promised: Mapping[int, tuple[int, int]]) -> None:
-        self._file = FileIO(path, "rb")
+    def __init__(self, file: Path | int, promised: Mapping[int, tuple[int, int]]) -> None:
+        self._file = FileIO(file, "rb")
         try:
             self._bodies = _of_promise(promised, _bodies(self._file.fileno()))
         except EOFError:

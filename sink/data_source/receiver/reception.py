@@ -59,8 +59,9 @@ class Reception:
         is_kept = self.arrived.add(partition_id, attempt_id, rows)
         with self.arrived.changed:
             if is_kept and self._early is None and self._may_begin_early():
-                self._early = threading.Thread(target=self._commit_early, name="pgonce-early-commit", daemon=True)
-                self._early.start()
+                early = threading.Thread(target=self._commit_early, name="pgonce-early-commit", daemon=True)
+                early.start()
+                self._early = early
         return is_kept
 
     def finish(self, origin: Origin, promise: Promise) -> Verdict:

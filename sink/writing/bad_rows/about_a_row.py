@@ -189,6 +189,7 @@ WHERE schema_name = {} AND table_name = {}
 
 MOST_SECONDS = 300
 """All the while the transaction holds its locks, and what was tried stays in the table's file until it is vacuumed."""
+_ONLY_TURNS_SECONDS = 86_400.0
 
 
 @dataclass
@@ -203,6 +204,11 @@ class SearchBound:
     why: str = ""
     most_seconds: float = field(default_factory=lambda: MOST_SECONDS)
     began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def after(cls, error: Exception | None, table: str, why: str = "") -> SearchBound:
+        """For rows that were refused with ``error``; without one, they only take their turns."""
+        return cls(table, why) if error else cls(table, why, _ONLY_TURNS_SECONDS)
 
     def left(self) -> float:
         """How many seconds are left."""

@@ -168,7 +168,7 @@ def _gathered_and_bad_in_tx(
             if kind_of(error) is Kind.CONSTRAINT and not names.of_error(error):
                 raise error
             why = of_one(refused_by(error))
-        bound = SearchBound(written.table.qualified_name, why)
+        bound = SearchBound.after(error, written.table.qualified_name, why)
         in_turn = InTurn(written, Rounds(connection, names, bound, most, constraints.names))
         counts = in_turn.write_in_tx(replace(gathered, staged=None), instead=error)
         constraints.check()
@@ -208,7 +208,8 @@ def write_in_turn_in_tx(
         raise error
     if gathered.staged is not None:
         check_staged_rows(connection, gathered.staged)
-    rounds = Rounds(connection, names_of(connection, written.table), SearchBound(written.table.qualified_name))
+    bound = SearchBound.after(error, written.table.qualified_name)
+    rounds = Rounds(connection, names_of(connection, written.table), bound)
     connection.execute(SAVEPOINT)
     try:
         counts = InTurn(written, rounds).write_all_in_tx(replace(gathered, staged=None), instead=error)

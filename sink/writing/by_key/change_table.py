@@ -88,7 +88,7 @@ class ChangeTable:
     def facts(self, rows: GatheredRows) -> sql.Composed:
         """
         How many ``rows`` there are; of these, how many delete, lack a key, lack an order that is needed, move a row,
-        may move one that is not known, and write without a value that the source could not read.
+        may move one that is not known, and lack a value that the source could not read.
         """
         nulls = [sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in self.upsert.keys]
         unread = sql.SQL(" OR ").join([sql.SQL("false"), *self.is_unread.values()])
@@ -98,7 +98,7 @@ class ChangeTable:
             lacks_order(self.upsert, self.columns),
             self.moved.is_moved,
             self.moved.is_unclear,
-            sql.SQL("{} IS NOT TRUE AND ({})").format(self.is_delete, unread),
+            unread,
         )
         counts = (sql.SQL("pg_catalog.count(*) FILTER (WHERE {})").format(condition) for condition in conditions)
         return sql.SQL("SELECT pg_catalog.count(*), {} FROM {} WHERE {}").format(

@@ -190,7 +190,7 @@ def _write_what_was_read(one: ChangeTable, row: GatheredRows, whole: sql.Composa
         code=NOT_READ,
         stays_null=one.exists(sql.SQL("{} AND ({})").format(one.not_older(), _any(stored_nulls))),
         insert=_insert_new(one),
-        update=_update_read(one, changed),
+        update=_update_read(one, changed) if changed else sql.SQL("NULL;"),
     )
 
 
@@ -212,10 +212,7 @@ ELSE
     counts[5] := counts[5] OPERATOR(pg_catalog.+) absent;
     {insert};
     GET DIAGNOSTICS done = ROW_COUNT;
-    IF done OPERATOR(pg_catalog.=) 0 THEN
-        {update};
-        GET DIAGNOSTICS done = ROW_COUNT;
-    END IF;
+    IF done OPERATOR(pg_catalog.=) 0 THEN {update} END IF;
 END IF
 """
 
@@ -248,7 +245,7 @@ def _insert_new(one: ChangeTable) -> sql.Composed:
 
 
 def _update_read(one: ChangeTable, changed: list[str]) -> sql.Composed:
-    """Updates the row that is there, except for values that were not read."""
+    """Updates the row that is there, except for values that were not read, and counts it."""
     keeps = sql.SQL("{0} = CASE WHEN change.{1} THEN target.{0} ELSE change.{0} END")
     sets = [
         keeps.format(sql.Identifier(name), one.unread[name])
@@ -256,6 +253,7 @@ def _update_read(one: ChangeTable, changed: list[str]) -> sql.Composed:
         else sql.SQL("{0} = change.{0}").format(sql.Identifier(name))
         for name in changed
     ]
-    return sql.SQL("UPDATE {} AS target SET {} FROM {} AS change WHERE NOT change.{} AND {} AND {}").format(
+    update = sql.SQL("UPDATE {} AS target SET {} FROM {} AS change WHERE NOT change.{} AND {} AND {}").format(
         one.target.only, sql.SQL(", ").join(sets), one.name, DELETED, one.same_key(), one.not_older()
     )
+    return sql.SQL("{}; GET DIAGNOSTICS done = ROW_COUNT;").format(update)

@@ -219,3 +219,19 @@ def test_the_transaction_cannot_be_committed_without_the_rows(url):
         with pytest.raises(TargetError):
             apply(connection, (1, "?", 20, WRITE), **UNREAD)
         assert connection.info.transaction_status.name == "INERROR"
+
+
+def test_a_delete_may_lack_a_value_too(url, admin):
+    """It needs none, though the placeholder is no value of the column's type."""
+    admin.execute("ALTER TABLE events ALTER COLUMN name TYPE jsonb USING to_jsonb(name)")
+    apply(url, (1, '{"a": 1}', 1, WRITE), (2, '{"b": 1}', 1, WRITE))
+    assert apply(url, (1, "?", 2, DELETE), **UNREAD)["deleted"] == 1
+    assert apply(url, (2, "?", 2, DELETE), (3, "{}", 2, WRITE), **UNREAD)["deleted"] == 1
+    assert [row[0] for row in stored(admin)] == [3]
+
+
+def test_a_row_stays_if_updates_change_nothing(url, admin):
+    """There is nothing to assign then, read or not."""
+    apply(url, (1, "a", 1, WRITE))
+    apply(url, (1, "?", 2, WRITE), update_columns=["id"], **UNREAD)
+    assert stored(admin) == [(1, "a", 1)]
