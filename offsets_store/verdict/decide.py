@@ -180,7 +180,7 @@ def stored_end(ledger: Ledger) -> Offsets:
 
 def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
     if batch.batch_id > 0:
-        # Under the name that the sink had before, the same batch is a replay.
+        # Not if its own rows are there under another name of the sink: then the same batch is a replay.
         if remedies.adopt_checkpoint == batch.batch_id and ledger.rival(batch.query_id) is None:
             return Verdict.NEW
         if remedies.adopt_checkpoint == batch.batch_id + 1:
@@ -192,7 +192,7 @@ def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
 
 
 def beside_rivals(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
-    """Whether a query may write for the first time where others write; NEW or OVERLAP if so."""
+    """The verdict on a query's first write where others write."""
     if remedies.independent:
         return Verdict.NEW
     open_rivals = [rival for rival in ledger.rivals if rival.query_id != remedies.replaces]
