@@ -271,9 +271,12 @@ def has_committed(url: str) -> bool:
 
 
 def _is_forgotten(url: str, ledger: Ledger, batch: Batch) -> bool:
-    """Whether this process has committed for this run, and the ledger knows the writer by an earlier run alone."""
+    """Whether this process has committed for this run, and the ledger knows the writer by another run alone."""
+    if ledger.writer is None or batch.entry_is_its_own:
+        # An entry of its own proves what the batch follows.
+        return False
     run_id, _ = _done.get((url, batch.query_id, batch.sink_name), (None, 0))
-    return ledger.writer is not None and run_id == batch.run_id != ledger.writer.run_id
+    return run_id == batch.run_id != ledger.writer.run_id
 
 
 def _refuse_forgotten(url: str, batch: Batch, verdict: Verdict) -> None:
