@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import psycopg
 import pytest
+from sqlalchemy import event
 from support.audit import waiting_commits
 from support.batches import make_batch
 from support.committed_rows import appending, ids, job, settings, writing
@@ -25,6 +26,7 @@ from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.verdict.decide import Verdict
 
 pytestmark = pytest.mark.usefixtures("events")
@@ -82,6 +84,22 @@ def test_an_error_leaves_no_key(admin, url):
         commit_job(settings(url), job(), writing(1, then=fail))
     assert commit_job(settings(url), job(), writing(1)).verdict is JobVerdict.PUBLISHED
     assert ids(admin) == [1]
+
+
+def test_a_key_whose_record_a_person_deletes_meanwhile_is_claimed(admin, url):
+    """Between the statement that finds the key taken and the one that looks by whom."""
+    commit_job(settings(url), job(), writing(1))
+
+    def deletes_before(_connection, _cursor, statement, *_):
+        if statement.lstrip().startswith("SELECT j.sink_name"):
+            admin.execute("DELETE FROM pgonce.batch_jobs")
+
+    event.listen(engine_for(url), "before_cursor_execute", deletes_before)
+    try:
+        assert commit_job(settings(url), job(), writing(2)).verdict is JobVerdict.PUBLISHED
+    finally:
+        event.remove(engine_for(url), "before_cursor_execute", deletes_before)
+    assert admin.execute("SELECT count(*) FROM pgonce.batch_jobs").fetchone() == (1,)
 
 
 def test_what_postgres_refuses_is_said_of_a_job(admin, url):
