@@ -29,7 +29,7 @@ PROOFS = {
     "commits": [
         "tests/offsets_store/commit", "tests/offsets_store/ledger", "tests/sink/test_staging.py",
         "tests/sink/data_source/test_promise.py", "tests/sink/data_source/test_parcel.py",
-        "tests/guarantee/test_position_protocol.py",
+        "tests/guarantee/test_position_protocol.py", "tests/sink/writing/test_write_batch.py",
     ],
     "ledger's machine": ["tests/guarantee/test_ledger_machine.py"],
     "machine of changes": [
