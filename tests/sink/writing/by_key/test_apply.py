@@ -71,6 +71,16 @@ def test_an_upsert_heeds_the_deletes_of_others(url, admin, events):
     assert (counts["passed_over"], stored(admin)) == (1, [])
 
 
+@pytest.mark.parametrize("mode", ["upsert", "apply"])
+def test_a_stored_row_that_is_newer_stays(mode, url, admin, events):
+    """In whatever batch the older one comes."""
+    struct = t.StructType(PLAIN.fields[: 3 if mode == "upsert" else 4])
+    how = {"order_by": "seq", "only_newer": True, **({"delete_when": "gone"} if mode == "apply" else {})}
+    for row in [(1, "newer", 5, WRITE), (1, "older", 4, WRITE)]:
+        publish(url, "inline", struct, [row[: len(struct)]], mode=mode, **how)
+    assert stored(admin) == [(1, "newer", 5)]
+
+
 def test_a_null_order_is_refused_where_only_the_newer_wins(url, events):
     """Nothing says whether such a row is newer."""
     with pytest.raises(TargetError, match="NULL_ORDER"):
