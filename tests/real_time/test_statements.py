@@ -340,7 +340,7 @@ class TestRecovery:
 
 class TestTakeover:
     def test_the_old_tasks_end(self, url, orders):
-        """Once a new run begins, no task of the old one writes or claims, and the new one begins at its end."""
+        """Once a new run begins, no task of the old one writes or claims, also of a partition that has appeared since."""
         old = begun(url)
         zombie = Task(url, old)
         zombie.claims()
@@ -349,6 +349,7 @@ class TestTakeover:
         assert new.positions == start(p0=2)
         assert not zombie.flushes(2)
         assert not Task(url, old, epoch=7).claims(2)
+        assert not Task(url, old, partition=3).claims()
         assert zombie.looks()[0] is False
         task = Task(url, new)
         assert task.claims(2)
