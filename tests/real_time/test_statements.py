@@ -340,7 +340,7 @@ class TestRecovery:
 
 class TestTakeover:
     def test_the_old_tasks_end(self, url, orders):
-        """Once a new run begins, no task of the old one writes or claims, also of a partition that has appeared since."""
+        """Once a new run begins, no task of the old one writes or claims, not even a partition that is new."""
         old = begun(url)
         zombie = Task(url, old)
         zombie.claims()
