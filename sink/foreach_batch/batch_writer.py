@@ -135,7 +135,7 @@ class BatchWriter:
         if "checkpoint_location" not in given and not is_remote():
             # A server that is not there, or a login that is refused, is left to the first batch.
             url = self._settings.commit.url
-            look_once(object(), url, self._destination, None, rooms=rooms, at_the_door=False)
+            look_once(None, url, self._destination, None, rooms=rooms, at_the_door=False)
 
     @called_by_spark
     def __call__(self, frame: DataFrame, batch_id: int) -> None:

@@ -69,7 +69,7 @@ def looking(url: str) -> Iterator[psycopg.Connection]:
 
 
 # What this process has already seen to fit. A look proves nothing for later, so one is enough.
-_seen_to_fit: set[tuple[Hashable, Destination | Routes, tuple[EncodedColumn, ...] | None]] = set()
+_seen_to_fit: set[tuple[Hashable, Destination | Routes, tuple[EncodedColumn, ...]]] = set()
 
 
 def look_once(
@@ -90,7 +90,7 @@ def look_once(
     :raises ConnectError: CONNECT_REFUSED.
     :raises TargetError: as the commit would.
     """
-    if (query, where, columns) in _seen_to_fit:
+    if columns is not None and (query, where, columns) in _seen_to_fit:
         return
     try:
         with looking(url) as connection:
@@ -131,11 +131,11 @@ def _look(
         ask_for_each_table(connection, where)()
         _look_at_letters(connection, where.dead_letters, rooms)
     there: list[tuple[TargetTable, Destination]] = []
-    for to, route in ((route.destination, route) for route in each):
+    for route in each:
         if columns is None:
-            _found(connection, to, rooms)
-        elif table := look_at_table(connection, to, route.written(columns), rooms=rooms):
-            there.append((table, to))
+            _found(connection, route.destination, rooms)
+        elif table := look_at_table(connection, route.destination, route.written(columns), rooms=rooms):
+            there.append((table, route.destination))
     if any(to.changes for _, to in there):
         rooms.by_key().refuse_actions_between([(table, to.changes) for table, to in there])
     refuse_reaching_others(connection, [table for table, to in there if to.mode == "complete"])

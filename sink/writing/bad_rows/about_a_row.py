@@ -189,7 +189,7 @@ WHERE schema_name = {} AND table_name = {}
 
 MOST_SECONDS = 300
 """All the while the transaction holds its locks, and what was tried stays in the table's file until it is vacuumed."""
-_ONLY_TURNS_SECONDS = 86_400.0
+_ONLY_TURNS_SECONDS = 86_400.0  # Rows that nothing has refused take as long as they need.
 
 
 @dataclass

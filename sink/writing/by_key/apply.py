@@ -85,8 +85,8 @@ class Begun:
     """
     What is known of a batch of changes before any is made: their number, those that delete, and those that move a row.
 
-    ``traced`` says whether deletes are remembered, and ``unread`` whether a row lacks a value that the source could not
-    read.
+    ``traced`` says whether deletes are remembered. If no row lacks a value that the source could not read, ``batch`` is
+    as it would be without ``keepWhere``.
     """
 
     batch: ChangeTable
@@ -94,7 +94,6 @@ class Begun:
     deletes: int
     moved: int
     traced: bool
-    unread: bool
     tombstones: tuple[Tombstones, ...]
 
     @property
@@ -132,7 +131,7 @@ def begin_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
             refuse_untraceable(batch)
         take_turn_of_newer_in_tx(connection, table.oid)
         tombstones = tombstones_in_tx(connection, batch, traced=traced)
-    return Begun(replace(batch, moves=moved > 0), count, deletes, moved, traced, unread > 0, tombstones)
+    return Begun(replace(batch, moves=moved > 0), count, deletes, moved, traced, tombstones)
 
 
 def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Written) -> dict[str, int]:
@@ -148,7 +147,7 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     batch, count, moved, tombstones = begun.batch, begun.count, begun.moved, begun.tombstones
     compared, traced = batch.upsert, begun.traced
     has_deletes = begun.has_deletes
-    if begun.unread or (has_deletes and deletes_act_on_itself(written.table, written.changes)):
+    if batch.unread or (has_deletes and deletes_act_on_itself(written.table, written.changes)):
         _leave_to_turns(connection)
     counts = dict.fromkeys(STAGES, 0)
     counts["ignored"] = begun.ignored

@@ -134,10 +134,9 @@ def _write(one: ChangeTable, row: GatheredRows, outcome: TriggerOutcome) -> sql.
         look = sql.SQL('SELECT place, part INTO "pgonce: was", "pgonce: was in" FROM (SELECT {}) AS noted')
         steps.append(look.format(places_of(one)))
     source, wanted = sql.SQL("{} AS change").format(one.name), sql.SQL("NOT {}").format(DELETED)
-    write = insert_statement(source, wanted, one.target, one.written, one.reduced_upsert)
-    steps.append(sql.SQL("{}; GET DIAGNOSTICS done = ROW_COUNT").format(write))
-    if one.unread:
-        steps = [*steps[:-1], _write_what_was_read(one, row, steps[-1])]
+    insert = insert_statement(source, wanted, one.target, one.written, one.reduced_upsert)
+    whole = sql.SQL("{}; GET DIAGNOSTICS done = ROW_COUNT").format(insert)
+    steps.append(_write_what_was_read(one, row, whole) if one.unread else whole)
     steps += [sql.SQL(_COUNTED)]
     if outcome.gives_way and outcome.is_checked:
         steps.append(_raised(sql.SQL("SELECT 1 OPERATOR(pg_catalog.-) done")))
