@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, NamedTuple, NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 Offsets = dict[str, Any]
 """Source id (``"0"``, ``"1"``, or the name of a named source) to its parsed offset.
@@ -24,15 +24,6 @@ Offsets = dict[str, Any]
 An offset is a text if it is not JSON, or JSON that cannot be held exactly. It is None if the source had none yet.
 """
 _PARTITION = re.compile(r"0|[1-9][0-9]*", re.ASCII)
-
-
-class CurrentOffset(NamedTuple):
-    """Where one source, or one partition of a Kafka source, stands. Only Kafka has a topic and a partition."""
-
-    source_id: str
-    topic: str | None
-    partition: int | None
-    offset: Any
 
 
 def parse_offset(text: str) -> Any:
@@ -125,16 +116,6 @@ def goes_back(start: Offsets | None, end: Offsets | None) -> list[str]:
     return found
 
 
-def as_current(offsets: Offsets) -> list[CurrentOffset]:
-    """One row a topic and partition for Kafka, one a source otherwise, in order."""
-    rows: list[CurrentOffset] = []
-    for source_id in sorted(offsets, key=_source_order):
-        offset = offsets[source_id]
-        partitions = [CurrentOffset(*position) for position in sorted(kafka_positions({source_id: offset}))]
-        rows += partitions or [CurrentOffset(source_id, None, None, offset)]
-    return rows
-
-
 def kafka_positions(offsets: Offsets) -> Iterator[tuple[str, str, int, int]]:
     """Source id, topic, partition and position of all that is Kafka's in ``offsets``."""
     for source_id, offset in offsets.items():
@@ -142,12 +123,6 @@ def kafka_positions(offsets: Offsets) -> Iterator[tuple[str, str, int, int]]:
             for topic, partitions in offset.items():
                 for partition, position in partitions.items():
                     yield source_id, topic, int(partition), position
-
-
-def _source_order(source_id: str) -> tuple[bool, int, str]:
-    if source_id.isdecimal():
-        return False, int(source_id), ""
-    return True, 0, source_id
 
 
 Place = tuple[str, str, int]

@@ -10,14 +10,13 @@ if TYPE_CHECKING:
     from pgonce.cli.explain import explain
     from pgonce.for_each_batch import PostgresBatchWriter, transactional_batch
     from pgonce.offsets_store.errors import PgonceError
-    from pgonce.offsets_store.offsets import CurrentOffset
     from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
     from pgonce.offsets_store.progress.listener import OffsetsListener, watch
     from pgonce.offsets_store.status.dead_letters import StoredLetter
     from pgonce.offsets_store.status.failures import StoredFailure
     from pgonce.offsets_store.status.states import Activity, Finding, MeasuredLag, QueryState
     from pgonce.offsets_store.status.store import OffsetsStore
-    from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
+    from pgonce.offsets_store.status.stored import CurrentOffset, PartitionLag, StoredBatch, StoredJob, StoredWriter
     from pgonce.real_time.start import start_real_time
     from pgonce.recovery.recover import Recovery, recover_checkpoint
     from pgonce.recovery.recover_and_start import recover_and_start
@@ -30,7 +29,7 @@ else:
     _MODULES = {
         "Activity": "pgonce.offsets_store.status.states",
         "BatchTransaction": "pgonce.sink.foreach_batch.batch_transaction",
-        "CurrentOffset": "pgonce.offsets_store.offsets",
+        "CurrentOffset": "pgonce.offsets_store.status.stored",
         "Finding": "pgonce.offsets_store.status.states",
         "Login": "pgonce.offsets_store.postgres.postgres_url",
         "MeasuredLag": "pgonce.offsets_store.status.states",

@@ -1,69 +1,19 @@
 """
-Ask a Kafka broker about topics: their partitions, ends and ids, and how old records are that were not read yet.
+Ask Kafka brokers for the ids of topics.
 
-Runs where the stored offsets are asked for, and at the first batch of a run. Needs the optional ``confluent-kafka``.
-Invariant: it only reads; it joins no consumer group and commits nothing. Of records, it fetches one batch of each
-partition, and keeps their times only.
+Runs at the first batch of a run. Needs the optional ``confluent-kafka``. Invariant: it only reads.
 
 All that asks brokers raises ConfigurationError (NOT_INSTALLED), or OffsetsError (KAFKA_UNREACHABLE, KAFKA_REFUSED).
 """
 
 from __future__ import annotations
 
-import socket
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from ..errors import UNCHANGED, BrokersError, NotInstalledError, UnreachableBrokersError
-from ..offsets import TopicPartition
 from .settings import Brokers
-
-# librdkafka insists on a group; nothing joins it.
-_NO_GROUP = "pgonce-reads-metadata-only"
-
-
-def is_reachable(servers: str, seconds: float) -> bool:
-    """Whether one of these hosts takes a connection within so many seconds; all are tried at once."""
-    places = [place for each in servers.split(",") if (place := _place(each))]
-    with ThreadPoolExecutor(max_workers=max(len(places), 1)) as pool:
-        return any(pool.map(lambda place: _takes(place, seconds), places))
-
-
-def _place(server: str) -> tuple[str, int]:
-    host, colon, port = server.strip().rpartition(":")
-    if not (colon and port.isdecimal()):
-        host, port = server.strip(), "9092"
-    return host.strip("[]"), int(port)
-
-
-def _takes(place: tuple[str, int], seconds: float) -> bool:
-    try:
-        socket.create_connection(place, timeout=seconds).close()
-    except OSError:
-        return False
-    return True
-
-
-def partitions_of(topics: Iterable[str], brokers: Brokers) -> set[TopicPartition]:
-    """Every partition of ``topics``; a topic that does not exist has none."""
-    with _consumer_for(brokers) as consumer:
-        return set(_partitions(consumer, topics, brokers.patience_seconds))
-
-
-def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tuple[int | None, int]]:
-    """Each partition's earliest offset, and the one that its next row will get."""
-    seconds = brokers.patience_seconds
-    with _consumer_for(brokers) as consumer:
-        import confluent_kafka
-
-        return {
-            place: consumer.get_watermark_offsets(confluent_kafka.TopicPartition(*place), timeout=seconds)
-            for place in _partitions(consumer, topics, seconds)
-        }
 
 
 def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
@@ -72,7 +22,7 @@ def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
     if not names:
         return {}
     found = {}
-    with _admin_for(brokers) as admin:
+    with admin_for(brokers) as admin:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         answers = admin.describe_topics(TopicCollection(names), request_timeout=brokers.patience_seconds)
@@ -81,7 +31,7 @@ def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
                 found[topic] = str(answer.result().topic_id)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise _at_topic(topic, error.args[0]) from None
+                    raise at_topic(topic, error.args[0]) from None
     return {topic: topic_id for topic, topic_id in found.items() if topic_id != _NO_ID}
 
 
@@ -90,7 +40,7 @@ _NO_ID = "A" * 22
 
 
 @contextmanager
-def _asking(brokers: Brokers) -> Iterator[dict[str, Any]]:
+def asking(brokers: Brokers) -> Iterator[dict[str, Any]]:
     """
     The settings of a client for these brokers; what it raises is told as an error of ours.
 
@@ -114,27 +64,9 @@ def _asking(brokers: Brokers) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _consumer_for(brokers: Brokers) -> Iterator[Any]:
-    """A consumer that joins no group and commits nothing."""
-    with _asking(brokers) as settings:
-        from confluent_kafka import Consumer
-
-        consumer = Consumer(
-            {**settings, "group.id": _NO_GROUP, "enable.auto.commit": False, "allow.auto.create.topics": False}
-        )
-        try:
-            yield consumer
-        except BaseException:
-            consumer.poll(0)
-            raise
-        finally:
-            consumer.close()
-
-
-@contextmanager
-def _admin_for(brokers: Brokers) -> Iterator[Any]:
+def admin_for(brokers: Brokers) -> Iterator[Any]:
     """A client that asks what needs no consumer. Its answers end with the block."""
-    with _asking(brokers) as settings:
+    with asking(brokers) as settings:
         from confluent_kafka.admin import AdminClient
 
         admin = AdminClient(settings)
@@ -146,7 +78,7 @@ def _admin_for(brokers: Brokers) -> Iterator[Any]:
 
 
 # The broker's errors for a missing permission, and which permission that is.
-_RIGHTS = {
+RIGHTS = {
     "TOPIC_AUTHORIZATION_FAILED": "DESCRIBE on the topic",
     "CLUSTER_AUTHORIZATION_FAILED": "DESCRIBE on the cluster",
 }
@@ -171,12 +103,12 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> BrokersE
             "Check security.protocol, sasl.mechanism, user, password and certificates: they are Kafka's settings as "
             "Spark has them, kafka.security.protocol and so on (page `options` of the documentation).",
         )
-    if cause is not None and cause.name() in _RIGHTS:
+    if cause is not None and cause.name() in RIGHTS:
         return BrokersError(
             "KAFKA_REFUSED",
             f"The brokers {brokers.servers} accepted this client's login, but its user lacks a permission: {words}.",
             UNCHANGED,
-            f"Give its user the permission {_RIGHTS[cause.name()]}, as an ACL of Kafka.",
+            f"Give its user the permission {RIGHTS[cause.name()]}, as an ACL of Kafka.",
         )
     return UnreachableBrokersError(
         "KAFKA_UNREACHABLE",
@@ -187,87 +119,8 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> BrokersE
     )
 
 
-def _at_topic(topic: str, error: Any) -> Exception:
+def at_topic(topic: str, error: Any) -> Exception:
     """The exception for an error of the broker that does not name its topic."""
     from confluent_kafka import KafkaError, KafkaException
 
     return KafkaException(KafkaError(error.code(), f"{error.str()} ({topic})"))
-
-
-def _partitions(consumer: Any, topics: Iterable[str], seconds: float) -> list[TopicPartition]:
-    found = []
-    known = consumer.list_topics(timeout=seconds).topics
-    for topic in topics:
-        # A list of all topics leaves out those that this user may not see. Asked for one of them, the broker says so.
-        told = known.get(topic) or consumer.list_topics(topic, timeout=seconds).topics[topic]
-        if told.error is not None and told.error.name() in _RIGHTS:
-            raise _at_topic(topic, told.error)
-        found += [(topic, partition) for partition in told.partitions]
-    return found
-
-
-_LONGEST_SECONDS = 10
-# The broker sends at least one whole batch, however small this is.
-_LITTLE = {"fetch.message.max.bytes": "1024", "enable.partition.eof": "true", "auto.offset.reset": "earliest"}
-_FOREVER = -1
-
-
-def times_of(records: Mapping[TopicPartition, int], brokers: Brokers) -> dict[TopicPartition, float | None]:
-    """
-    The time of the first record at or after each offset, in seconds since 1970, as Kafka has it.
-
-    None if there is no record, only the end of transactions. A partition whose answer did not come in time is missing.
-
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
-    """
-    if not records:
-        return {}
-    found: dict[TopicPartition, float | None] = {}
-    with _consumer_for(replace(brokers, settings=(*brokers.settings, *_LITTLE.items()))) as consumer:
-        from confluent_kafka import KafkaError, KafkaException
-        from confluent_kafka import TopicPartition as Place
-
-        consumer.assign([Place(topic, partition, offset) for (topic, partition), offset in records.items()])
-        until = time.monotonic() + min(brokers.patience_seconds, _LONGEST_SECONDS)
-        while len(found) < len(records) and (left := until - time.monotonic()) > 0:
-            message = consumer.poll(left)
-            if message is None:
-                continue
-            place = (message.topic(), message.partition())
-            error = message.error()
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 (its public name)
-                raise KafkaException(error)
-            if place in records and place not in found:
-                found[place] = None if error is not None else message.timestamp()[1] / 1000
-                consumer.pause([Place(*place)])
-    return found
-
-
-def retention_seconds(topics: Iterable[str], brokers: Brokers) -> dict[str, float]:
-    """
-    How long each topic keeps a record. Topics that keep records for ever, or only the newest of a key, are left out.
-
-    So are all topics if the login may not read their configuration.
-
-    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
-    """
-    names = sorted(set(topics))
-    if not names:
-        return {}
-    kept = {}
-    with _admin_for(brokers) as admin:
-        from confluent_kafka import KafkaException
-        from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
-
-        resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in names]
-        answers = admin.describe_configs(resources, request_timeout=brokers.patience_seconds)
-        for resource, answer in answers.items():
-            try:
-                configuration = answer.result()
-            except KafkaException:
-                # It needs DESCRIBE_CONFIGS, which reading a topic does not, and no lag depends on it.
-                continue
-            retention_ms = int(configuration["retention.ms"].value)
-            if retention_ms != _FOREVER and "delete" in configuration["cleanup.policy"].value:
-                kept[resource.name] = retention_ms / 1000
-    return kept

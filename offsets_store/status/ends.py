@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 
 from ..errors import UNCHANGED, ConfigurationError, OffsetsError
 from ..log_lines import in_command
-from ..offsets import Offsets, TopicPartition, as_current, is_kafka, kafka_positions, same_json
+from ..offsets import Offsets, TopicPartition, is_kafka, kafka_positions, same_json
 from ..verdict.refused_batch import ANOTHER_TOPIC
-from .stored import PartitionLag, StoredWriter, replaced
+from .stored import PartitionLag, StoredWriter, as_current, replaced
 
 OLDEST = timedelta(minutes=10)
 """A newest offset that was read longer ago does not count: the source may have gone on since."""

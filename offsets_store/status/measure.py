@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from sqlalchemy import exists, select
 
 from ..errors import BrokersError
-from ..kafka.broker import ends_of, is_reachable, retention_seconds, times_of
+from ..kafka.partitions import ends_of, is_reachable, retention_seconds, times_of
 from ..kafka.settings import Brokers, brokers
 from ..ledger.session import reading
 from ..ledger.tables import brokers as brokers_named

@@ -12,7 +12,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Double, RowMapping, Select, and_, case, desc, extract, func, select, true
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    RowMapping,
+    Select,
+    and_,
+    any_,
+    case,
+    cast,
+    desc,
+    extract,
+    func,
+    select,
+    true,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from ..errors import NoLedgerError
 from ..ledger.session import reading
@@ -27,7 +43,7 @@ from ..ledger.tables import (
     writers,
     writers_and_last_batches,
 )
-from ..ledger.writers import IS_LIVING, checked, meant_by, task_positions
+from ..ledger.writers import IS_LIVING, checked, meant_by
 from ..offsets import Offsets, furthest
 from .ends import Newest, newest_of_progress
 from .stored import StoredBatch, StoredJob, StoredWriter, find_writers
@@ -235,3 +251,13 @@ def newest_jobs(
         select(func.max(batch_job_skips.c.skipped_at)).where(of_job).scalar_subquery().label("last_skipped_at"),
     ).order_by(desc(job.c.committed_at))
     return [StoredJob(**checked(row)) for row in connection.execute(found).mappings()]
+
+
+def task_positions(connection: Connection, writer_ids: Sequence[int]) -> dict[int, Offsets]:
+    """How far the tasks of those writers have stored rows that run in real time, or did so last."""
+    if not writer_ids:
+        return {}
+    stored = select(writers.c.writer_id, func.pgonce.real_time_positions(writers.c.writer_id, type_=JSONB))
+    # One array: of single parameters there are at most 65,535.
+    found = connection.execute(stored.where(writers.c.writer_id == any_(cast(writer_ids, ARRAY(BigInteger)))))
+    return {writer_id: positions for writer_id, positions in found if positions is not None}

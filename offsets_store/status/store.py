@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from sqlalchemy import desc
 
 from ..errors import ConnectError, LedgerError, bad_option
-from ..kafka.broker import partitions_of
+from ..kafka.partitions import partitions_of
 from ..kafka.settings import brokers
 from ..ledger.session import reading
 from ..postgres.connect import engine_for

@@ -12,13 +12,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from ..errors import UNCHANGED, NotFoundError, OffsetsError
 from ..ledger.writers import is_meant
-from ..offsets import CurrentOffset, Offsets, as_current, same
+from ..offsets import Offsets, kafka_positions, same
 from ..verdict.facts import Guarantee
+
+
+class CurrentOffset(NamedTuple):
+    """Where one source, or one partition of a Kafka source, stands. Only Kafka has a topic and a partition."""
+
+    source_id: str
+    topic: str | None
+    partition: int | None
+    offset: Any
+
+
+def as_current(offsets: Offsets) -> list[CurrentOffset]:
+    """One row a topic and partition for Kafka, one a source otherwise, in order."""
+    rows: list[CurrentOffset] = []
+    for source_id in sorted(offsets, key=_source_order):
+        offset = offsets[source_id]
+        partitions = [CurrentOffset(*position) for position in sorted(kafka_positions({source_id: offset}))]
+        rows += partitions or [CurrentOffset(source_id, None, None, offset)]
+    return rows
+
+
+def _source_order(source_id: str) -> tuple[bool, int, str]:
+    if source_id.isdecimal():
+        return False, int(source_id), ""
+    return True, 0, source_id
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pgonce.offsets_store.errors import (
     UnreachableBrokersError,
     bad_option,
 )
-from pgonce.offsets_store.kafka.broker import ends_of
+from pgonce.offsets_store.kafka.partitions import ends_of
 from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets import Offsets, TopicPartition

@@ -16,19 +16,20 @@ from sqlalchemy import Connection, or_, select, text
 
 from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
 from pgonce.offsets_store.checkpoint.log_entries import MalformedFileError
-from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint, state_files
+from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint
 from pgonce.offsets_store.errors import CheckpointError, NoCheckpointError, NoLedgerError
 from pgonce.offsets_store.ledger.feeders import FEEDS, REPLACES_ROWS
 from pgonce.offsets_store.ledger.lock import is_open
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import batches, interventions, writers
-from pgonce.offsets_store.ledger.writers import IS_LIVING, records_in_tx, task_positions, writers_in_tx
+from pgonce.offsets_store.ledger.writers import IS_LIVING, records_in_tx, writers_in_tx
 from pgonce.offsets_store.offsets import furthest
 from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
-from pgonce.offsets_store.status.read_stored import writers_of
+from pgonce.offsets_store.status.read_stored import task_positions, writers_of
 from pgonce.offsets_store.status.stored import StoredWriter
 from pgonce.offsets_store.verdict.facts import Writer
 
+from .state_files import state_files
 from .stateful_query import lacking_batch, last_batch
 from .stopped_query import CheckpointFacts, SideLog, SinkFacts
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pgonce.offsets_store.checkpoint.log_entries import CommitLog, OffsetLog, parse_commit_log, parse_offset_log
-from pgonce.offsets_store.checkpoint.reader import StateFile
 from pgonce.offsets_store.errors import NoCheckpointError, RecoveryError, UnknownQueryError
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.verdict.facts import Ledger, Recorded, Writer
 from pgonce.offsets_store.verdict.refused_batch import ANOTHER_TOPIC, EMPTY_STATE
+
+from .state_files import StateFile
 
 NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the ledger."
 NO_QUERY_ID = "(new)"

@@ -41,7 +41,7 @@ class RowsForTable:
     :param route: the value that chooses this table among several.
     :param is_last: whether nothing else is written afterwards.
     :param is_emptied: whether the table that a complete batch replaces is empty.
-    :param leaves: whether our search_path is still in force, and the user's is to be set with the lock.
+    :param restores_path: whether our search_path is still in force, and the user's is to be set with the lock.
     """
 
     destination: Destination
@@ -51,7 +51,7 @@ class RowsForTable:
     route: str | None = None
     is_last: bool = False
     is_emptied: bool = False
-    leaves: bool = False
+    restores_path: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,6 @@ class TableOutcome:
     refused: int = 0
     too_early: int = 0
     why: str = ""
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """
-    A row at ``place``, and why it is refused: an SQLSTATE or a code of ours, the message, the column if it is known.
-    """
-
-    place: str
-    code: str
-    message: str
-    column_name: str | None = None
 
 
 class MustTakeTurnsError(Exception):

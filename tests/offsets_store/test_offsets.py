@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgonce.offsets_store.offsets import (
-    CurrentOffset,
-    as_current,
     by_partition,
     decode_exactly,
     goes_back,
@@ -24,6 +22,7 @@ from pgonce.offsets_store.offsets import (
     same_json,
     says_which_rows,
 )
+from pgonce.offsets_store.status.stored import CurrentOffset, as_current
 
 
 class TestKafka:

@@ -1,7 +1,7 @@
 """
 Which files make a checkpoint agree with the ledger, from facts alone: each rule, and every place to be cut short.
 
-Covers: pgonce.recovery.plan, pgonce.recovery.stateful_query,
+Covers: pgonce.recovery.plan, pgonce.recovery.state_files, pgonce.recovery.stateful_query,
 pgonce.recovery.stopped_query, pgonce.recovery.target.
 """
 
@@ -15,13 +15,13 @@ import pytest
 from support.stopped_query import COMMIT, checkpoint, entries, entry, kafka, published_to, record, sink
 
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
-from pgonce.offsets_store.checkpoint.reader import StateFile
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError, UnknownQueryError
 from pgonce.offsets_store.offsets import tells_which_rows
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.refused_batch import ANOTHER_TOPIC
 from pgonce.recovery.next_start import goes_on, next_start, verdict_on
 from pgonce.recovery.plan import plan_recovery
+from pgonce.recovery.state_files import StateFile
 from pgonce.recovery.stateful_query import last_batch
 from pgonce.recovery.stopped_query import Change, SideLog
 from pgonce.recovery.target import FIRST_COMMIT

@@ -24,7 +24,18 @@ from pgonce.offsets_store.postgres.refused_rows import shortened
 from ...encoding.unfit_rows import UnfitRow
 from ..by_key.one_by_one import NOT_READ
 from ..table.catalogue import TargetTable
-from ..written import BadRow
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """
+    A row at ``place``, and why it is refused: an SQLSTATE or a code of ours, the message, the column if it is known.
+    """
+
+    place: str
+    code: str
+    message: str
+    column_name: str | None = None
 
 
 def refused_by(error: psycopg.Error, place: str = "") -> BadRow:

@@ -25,8 +25,8 @@ from ..by_key.one_by_one import COUNTED, NUMBER
 from ..by_key.statements import insert_in_turn
 from ..rows import GatheredRows
 from ..table.fit import qualified
-from ..written import BadRow, Counts, Written
-from .about_a_row import of_one, too_many
+from ..written import Counts, Written
+from .about_a_row import BadRow, of_one, too_many
 from .one_round import Refused, Rounds
 from .turns import BETWEEN, Turns, lacking_rows, numbered_in_tx, turns_in_tx
 from .value_probe import ValueProbe, is_cast, made_in_tx

@@ -31,7 +31,7 @@ from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
 from ..table.lock import lock_table, unsafe_partition
 from ..table.table_name import ResolvedName
-from ..written import BadRow
+from .about_a_row import BadRow
 
 _log = logging.getLogger("pgonce")
 

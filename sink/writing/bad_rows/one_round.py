@@ -19,13 +19,13 @@ from pgonce.offsets_store.postgres.search_path import LocalSettings
 
 from ..by_key.one_by_one import AT, COUNTED, FIRST, LAST, NOT_READ, NUMBER, OUTCOME, VARIABLES
 from ..by_key.unread_value import VALUE_NOT_READ, unread_error
-from ..written import BadRow
 from .about_a_row import (
     CHECK,
     EXCLUSION,
     NOT_NULL,
     TOO_LARGE,
     UNIQUE,
+    BadRow,
     SearchBound,
     TargetNames,
     is_about_a_row,

@@ -30,9 +30,10 @@ from ...encoding.encoded_types import EncodedColumn
 from ..by_key.keys import shortened_value
 from ..checked_table import ColumnPlan
 from ..rows import BACK, GatheredRows, fail_in_tx
-from ..table.new_table import retyped, roomier_type
-from ..written import BadRow, Written
-from .about_a_row import SearchBound, at, is_for_itself, names_of, up_to
+from ..table.catalogue import TargetColumn
+from ..table.new_table import retyped
+from ..written import Written
+from .about_a_row import BadRow, SearchBound, at, is_for_itself, names_of, up_to
 from .in_turn import InTurn
 from .one_round import Rounds
 
@@ -169,3 +170,23 @@ def _row(written: Written, values: Sequence[object] | None, number: int | None) 
         of = ", ".join(f"{n} = {shortened_value(v)}" for n, v in zip(_telling(written), values, strict=True))
         return f"the row with {of}"
     return f"row {number} of the batch, in the order in which rows came to Postgres" if number else "a row"
+
+
+_ROOMIER = {"character varying": "text", "character": "text", "bit": "bit varying", "bigint": "numeric"}
+_WHOLE = ("smallint", "integer")
+
+
+def roomier_type(column: TargetColumn, encoded: EncodedColumn) -> str | None:
+    """
+    The type without a length in which ``column`` would hold all values of ``encoded``, and those that it has.
+
+    None if it has no length, or if it is a type of the user's.
+    """
+    base, source = (name.removesuffix("[]") for name in (column.base_type, encoded.postgres_type))
+    if base in _WHOLE:
+        found = "bigint" if source in ("int2", "int4", "int8") else "numeric"
+    else:
+        found = _ROOMIER.get(base, base)
+    if column.base_type.endswith("[]"):
+        found += "[]"
+    return None if column.user_type or column.is_domain or found == column.full_type else found

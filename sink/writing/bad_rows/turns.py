@@ -27,7 +27,8 @@ from ..by_key.unread_value import UNREAD
 from ..by_key.upsert import compare_in_tx, doubled_key
 from ..checked_table import ColumnPlan
 from ..rows import RELEASE, GatheredRows
-from ..written import BadRow, Written
+from ..written import Written
+from .about_a_row import BadRow
 
 _log = logging.getLogger("pgonce")
 

@@ -29,8 +29,19 @@ from ..rooms import Rooms
 from ..rows import BACK, RELEASE, SAVEPOINT, GatheredRows, whole_or_failed
 from ..table.catalogue import TargetTable
 from ..write_table import copy_in_tx, goes_straight, outcome_of, write_gathered_in_tx
-from ..written import PUT_ASIDE, UNROUTED, BadRow, Counts, MustTakeTurnsError, RowsForTable, TableOutcome, Written
-from .about_a_row import Kind, SearchBound, kind_of, may_be_a_rows, names_of, none_fits, of_one, refused_by, too_many
+from ..written import PUT_ASIDE, UNROUTED, Counts, MustTakeTurnsError, RowsForTable, TableOutcome, Written
+from .about_a_row import (
+    BadRow,
+    Kind,
+    SearchBound,
+    kind_of,
+    may_be_a_rows,
+    names_of,
+    none_fits,
+    of_one,
+    refused_by,
+    too_many,
+)
 from .in_turn import InTurn
 from .letters import Letters
 from .one_round import Rounds

@@ -97,26 +97,6 @@ def key_unknown(key: str, names: Sequence[str], option: str = "keys or orderBy")
     )
 
 
-_ROOMIER = {"character varying": "text", "character": "text", "bit": "bit varying", "bigint": "numeric"}
-_WHOLE = ("smallint", "integer")
-
-
-def roomier_type(column: TargetColumn, encoded: EncodedColumn) -> str | None:
-    """
-    The type without a length in which ``column`` would hold all values of ``encoded``, and those that it has.
-
-    None if it has no length, or if it is a type of the user's.
-    """
-    base, source = (name.removesuffix("[]") for name in (column.base_type, encoded.postgres_type))
-    if base in _WHOLE:
-        found = "bigint" if source in ("int2", "int4", "int8") else "numeric"
-    else:
-        found = _ROOMIER.get(base, base)
-    if column.base_type.endswith("[]"):
-        found += "[]"
-    return None if column.user_type or column.is_domain or found == column.full_type else found
-
-
 def retyped(table: TargetTable, column: TargetColumn, new_type: str) -> str:
     """The ALTER TABLE that gives a column another type. Texts keep their collation, by which values may be equal."""
     of_texts = column.collation and new_type.startswith("text")

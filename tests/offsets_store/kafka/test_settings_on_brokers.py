@@ -1,7 +1,7 @@
 """
 Brokers that ask who one is, and encrypt, and deny what one may not do: real ones, by each protocol of Kafka.
 
-Covers: offsets_store.kafka.broker.
+Covers: offsets_store.kafka.broker, offsets_store.kafka.partitions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.kafka.broker import ends_of, partitions_of, topic_ids
+from pgonce.offsets_store.kafka.broker import topic_ids
+from pgonce.offsets_store.kafka.partitions import ends_of, partitions_of
 from pgonce.offsets_store.kafka.settings import brokers
 
 pytestmark = pytest.mark.kafka

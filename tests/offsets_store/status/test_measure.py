@@ -1,7 +1,7 @@
 """
 Lag that is measured at a real broker: records, the age of the oldest unread one, and what is left of its retention.
 
-Covers: offsets_store.status.measure, offsets_store.kafka.broker.
+Covers: offsets_store.status.measure, offsets_store.kafka.partitions.
 """
 
 from __future__ import annotations
