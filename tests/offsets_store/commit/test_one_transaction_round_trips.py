@@ -101,7 +101,7 @@ def test_a_small_commit_is_few_round_trips(way, trips, admin, proxy):
     assert line.trips == trips
 
 
-OFTEN = ["append", "job"]
+OFTEN = ["append"]
 
 
 @pytest.mark.parametrize(

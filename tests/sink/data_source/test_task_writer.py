@@ -32,9 +32,9 @@ def encoded_size(spark, folder):
 @pytest.mark.parametrize(
     ("past_the_border", "receiver", "batch_rows", "transport"),
     [
-        (0, "off", 10_000, "inline"),
+        pytest.param(0, "off", 10_000, "inline", marks=pytest.mark.thorough),
         (1, "off", 10_000, "staged"),
-        (0, "off", 7, "inline"),
+        pytest.param(0, "off", 7, "inline", marks=pytest.mark.thorough),
         (1, "off", 7, "staged"),
         (0, "auto", 7, "inline"),
         (1, "auto", 7, "received"),

@@ -179,6 +179,7 @@ NARROW_COLUMNS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("staged", [False, True])
 def test_the_statement_of_a_value_that_is_too_large_makes_room_for_it(staged, url, admin):
     """The value goes in once it was run, what was stored stays, and pgonce runs it in no case."""
