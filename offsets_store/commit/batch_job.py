@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 from psycopg import sql
@@ -25,8 +26,8 @@ from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx,
 from ..ledger.published import Published
 from ..postgres.lock_watch import LockWatch
 from .one_transaction import begun_transaction, committing
-from .report import notify_in_tx, reported
-from .retrying import CommitTries
+from .report import notify_in_tx
+from .retrying import tried
 from .settings import CommitSettings
 from .work import Done, Named, NamedSink, Outcome, Work
 
@@ -60,11 +61,8 @@ def commit_job(settings: CommitSettings, job: Job, work: Work[None]) -> Committe
     :raises TargetError: if the table or the rows are the reason.
     :raises CommitError: if Postgres was unavailable, or a lock was held, for longer than ``settings`` allow.
     """
-    tries = CommitTries(settings, _named(job), Outcome())
-    with said_of_a_job(), reported(tries.what, tries.outcome):
-        while True:
-            with tries as watch:
-                return _publish_or_skip(settings, job, work, watch, tries.outcome)
+    with said_of_a_job():
+        return tried(settings, _named(job), Outcome(), partial(_publish_or_skip, settings, job, work))
 
 
 def _named(job: Job) -> Named:
@@ -76,11 +74,7 @@ def _publish_or_skip(
     settings: CommitSettings, job: Job, work: Work[None], watch: LockWatch, outcome: Outcome
 ) -> CommittedJob:
     what = _named(job)
-    # Not the role's default: under a snapshot that is older than the claim, an overwrite would leave the rows of the
-    # job that it has waited for.
-    with begun_transaction(
-        settings, str(job.attempt), work.name_sink, outcome, lambda *_: None, isolation_level="READ COMMITTED"
-    ) as begun:
+    with begun_transaction(settings, str(job.attempt), work.name_sink, outcome, lambda *_: None) as begun:
         connection, sink_name, began = begun.connection, begun.sink.name, begun.state
         table = next(iter(begun.sink.tables), None)
         # The run that had the key before is done, so what is recorded then stays so.

@@ -1,8 +1,8 @@
 """
 Say in the log what a COMMIT waits for, if Postgres does not answer it soon.
 
-Runs beside the commit, in threads of its own. Invariant: it only looks, over a connection of its own, and only at a
-COMMIT that has been waiting for :data:`WAIT_LOGGED_EVERY_SECONDS`.
+Runs beside the commits of a process, in one thread. Invariant: it only looks, over a connection of its own, and only at
+a COMMIT that has been waiting for :data:`WAIT_LOGGED_EVERY_SECONDS`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,33 @@ from ..postgres.connect import connect
 _log = logging.getLogger("pgonce")
 
 WAIT_LOGGED_EVERY_SECONDS = 30.0
+_LOOK_EVERY_SECONDS = 1.0
+
+
+@dataclass(eq=False)
+class _Commit:
+    url: str = field(repr=False)
+    backend_pid: int
+    what: str
+    began: float = field(default_factory=time.monotonic)
+    said_at: float = 0.0
+    """How many seconds it had waited when the log said so last."""
+
+
+# Those of this process whose answers are awaited.
+_waiting: set[_Commit] = set()
+_begin = threading.Lock()
+_is_looking = False
+
+
+def _begin_anew() -> None:
+    # Commits and threads of a process that was forked are its parent's, and so is who holds the lock.
+    global _begin, _is_looking
+    _waiting.clear()
+    _begin, _is_looking = threading.Lock(), False
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 @contextmanager
@@ -33,91 +60,39 @@ def saying_why_it_waits(url: str, backend_pid: int, what: str) -> Iterator[None]
 
     :param what: what is committed, for the log.
     """
+    _begin_looking()
     commit = _Commit(url, backend_pid, what)
-    _watch.add(commit)
+    _waiting.add(commit)
     try:
         yield
     finally:
-        _watch.remove(commit)
+        _waiting.discard(commit)
 
 
-@dataclass(eq=False)
-class _Commit:
-    url: str = field(repr=False)
-    backend_pid: int
-    what: str
-    began: float = field(default_factory=time.monotonic)
-    done: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def looked_at(self) -> float:
-        """When it is looked at, unless it is done by then."""
-        return self.began + WAIT_LOGGED_EVERY_SECONDS
-
-    def say(self) -> None:
-        """Log what it waits for, again and again, until it is done."""
-        while not self.done.is_set():
-            why = _reason(self.url, self.backend_pid)
-            if not self.done.is_set():
-                waited = time.monotonic() - self.began
-                _log.warning("%s: COMMIT has been waiting for %.0f s: %s", self.what, waited, why)
-            self.done.wait(WAIT_LOGGED_EVERY_SECONDS)
+def _begin_looking() -> None:
+    # One thread for all: a thread for each commit took a twentieth of a small one's time.
+    global _is_looking  # noqa: PLW0603
+    with _begin:
+        if not _is_looking:
+            try:
+                threading.Thread(target=_look, name="pgonce-commit-watch", daemon=True).start()
+                _is_looking = True
+            except RuntimeError as error:
+                # It only writes to the log, and the next commit tries again.
+                _log.info("long commits are not reported now: %s", error)
 
 
-class _Watch:
-    """
-    All commits of this process whose answers are awaited.
-
-    One thread sleeps until the first of them would be looked at, and ends when there is none. (A thread for each commit
-    took a twentieth of a small one's time.)
-    """
-
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """Know of no commits: those of a process that was forked are its parent's."""
-        self._lock = threading.Lock()
-        self._waiting: set[_Commit] = set()
-        self._is_running = False
-
-    def add(self, commit: _Commit) -> None:
-        """Its COMMIT is about to be sent."""
-        with self._lock:
-            self._waiting.add(commit)
-            if not self._is_running:
-                try:
-                    threading.Thread(target=self._run, name="pgonce-commit-watch", daemon=True).start()
-                except RuntimeError as error:
-                    # It only writes to the log, and the next commit tries again.
-                    _log.info("long commits are not reported now: %s", error)
-                else:
-                    self._is_running = True
-
-    def remove(self, commit: _Commit) -> None:
-        """Its COMMIT is answered, or never will be."""
-        commit.done.set()
-        with self._lock:
-            self._waiting.discard(commit)
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._is_running = False
-                    return
-                now = time.monotonic()
-                late = [commit for commit in self._waiting if commit.looked_at <= now]
-                self._waiting.difference_update(late)
-                seconds = min((commit.looked_at for commit in self._waiting), default=now) - now
-            for commit in late:
-                # One each, because the server may be slow to answer for one of them.
-                threading.Thread(target=commit.say, name="pgonce-commit-watch", daemon=True).start()
-            time.sleep(seconds)
-
-
-_watch = _Watch()
-os.register_at_fork(after_in_child=_watch.begin)
+def _look() -> None:
+    while True:
+        time.sleep(_LOOK_EVERY_SECONDS)
+        # A copy, because others begin and end meanwhile.
+        for commit in tuple(_waiting):
+            if time.monotonic() - commit.began < commit.said_at + WAIT_LOGGED_EVERY_SECONDS:
+                continue
+            why = _reason(commit.url, commit.backend_pid)
+            if commit in _waiting:
+                commit.said_at = time.monotonic() - commit.began
+                _log.warning("%s: COMMIT has been waiting for %.0f s: %s", commit.what, commit.said_at, why)
 
 
 def _reason(url: str, backend_pid: int) -> str:
@@ -127,6 +102,8 @@ def _reason(url: str, backend_pid: int) -> str:
             found = observer.execute(_WAITS_FOR, [backend_pid]).fetchone()
     except (psycopg.Error, PgonceError) as error:
         return f"Postgres could not be asked why: {' '.join(str(error).split())}"
+    except Exception as error:  # noqa: BLE001 (nothing that happens here may end the thread)
+        return f"Postgres could not be asked why: {type(error).__name__}"
     if found is None:
         return f"its session (pid {backend_pid}) is gone"
     waits_for, standbys = found

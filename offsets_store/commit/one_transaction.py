@@ -11,23 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import psycopg
 import sqlalchemy.exc
-from psycopg import sql
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
 
 from ..errors import NOTHING, CommitError
-from ..ledger.lock import PLACES_IN_ORDER
 from ..ledger.migrations import ensure_ledger, forget_ledger
 from ..postgres.bounds import KEEPALIVES, outlast_locks, server_settings, time_limits
 from ..postgres.connect import checked_out, driver_connection
-from ..postgres.one_trip import Asked, Statement, keep_prepared, one_trip
+from ..postgres.one_trip import Asked, Statement, ask, keep_prepared, one_trip
 from ..postgres.search_path import LEAVE, leave_in_tx
 from ..postgres.translate import driver_error, leaves_commit_unknown
-from ..verdict.facts import Batch
 from .commit_watch import saying_why_it_waits
 from .settings import CommitSettings
 from .transaction_state import (
@@ -97,39 +94,7 @@ def ask_to_begin(connection: Connection, application: str, lock_timeout_seconds:
         "lock_timeout": f"{int(lock_timeout_seconds * 1000)}",
         **server_settings(driver),
     }
-    return Asked(driver, _to_begin(time_limits(driver)), settings)
-
-
-def begin_again_in_tx(
-    connection: Connection, batch: Batch, application: str, lock_timeout_seconds: float
-) -> TransactionState:
-    """
-    Begin another transaction, which sees all queries that have fed the batch's sink, or its tables, and keeps new ones
-    out meanwhile.
-    """
-    # The keys as numbers, because a table may become part of another tree meanwhile, and then others would be unlocked.
-    driver = driver_connection(connection)
-    asked = sql.SQL(PLACES_IN_ORDER).format(names=list(batch.places), oids=batch.table_oids)
-    found = driver.execute(sql.SQL("SELECT k.key FROM {}").format(asked)).fetchall()
-    numbers = sql.SQL(", ").join(sql.SQL("({}::pg_catalog.int8)").format(number) for (number,) in found)
-    keys = sql.SQL("(VALUES {}) AS k(key)").format(numbers)
-    unlock = sql.SQL("SELECT pg_catalog.pg_advisory_unlock(k.key) FROM {}").format(keys)
-    # One text, so that no pooler can give the session to others while the session holds a lock. AND CHAIN keeps the
-    # user's isolation level. The second lock takes the new snapshot, under the protection of the first. (If another
-    # driver of this writer holds its row and waits for the lock, Postgres reports a deadlock, and the batch is tried
-    # again.)
-    again = sql.SQL(
-        "SELECT pg_catalog.pg_advisory_lock(k.key) FROM {keys}; ROLLBACK AND CHAIN; "
-        "SELECT pg_catalog.pg_advisory_xact_lock(k.key) FROM {keys}; {unlock}"
-    ).format(keys=keys, unlock=unlock)
-    try:
-        driver.execute(again)
-    except psycopg.Error:
-        # It may have locked some of them, for the session: a pooler would keep that session, with these locks.
-        with suppress(psycopg.Error):
-            driver.execute(sql.SQL("ROLLBACK; {}").format(unlock))
-        raise
-    return begin_in_tx(connection, application, lock_timeout_seconds)
+    return ask(driver, _to_begin(time_limits(driver)), settings)
 
 
 def application_name(run_id: str) -> str:
@@ -153,27 +118,24 @@ def begun_transaction(
     run_id: str,
     name_sink: NameSink,
     outcome: Outcome,
-    ask: Callable[[Connection, str | None], _T],
-    isolation_level: Literal["READ COMMITTED"] | None = None,
+    ask_ledger: Callable[[Connection, str | None], _T],
 ) -> Iterator[Begun[_T]]:
     """
     Begin the transaction of a try; what the block does not commit is rolled back.
 
     BEGIN, and all that has to be asked, travel in one round trip.
 
-    :param ask: asks the ledger in the same trip, and gets the sink's name if it is known by then.
-    :param isolation_level: given if the transaction needs it, whatever the role's default is.
+    :param ask_ledger: asks the ledger in the same trip, and gets the sink's name if it is known by then.
     :raises CommitError: SYNCHRONOUS_COMMIT_OFF.
     """
-    with session_of_a_try(settings) as session:
-        connection = session.execution_options(isolation_level=isolation_level) if isolation_level else session
+    with session_of_a_try(settings) as connection:
         begin: Asked | None = None
         try:
             with one_trip(driver_connection(connection)):
                 # Before our search_path is in force, because a table is found along the user's.
                 sink = asked_sink(name_sink, connection)
                 begin = ask_to_begin(connection, application_name(run_id), settings.lock_timeout)
-                asked = ask(connection, sink.name)
+                asked = ask_ledger(connection, sink.name)
         except psycopg.Error:
             outcome.in_ledger = begin is not None and begin.is_answered
             if not outcome.in_ledger:
@@ -236,15 +198,15 @@ def committing(
     try:
         with saying_why_it_waits(url, began.backend_pid, what.full), outcome.on_ledger(), one_trip(driver):
             # This sets our search_path again.
-            state = Asked(driver, STATE)
+            state = ask(driver, STATE)
             yield
-            left = Asked(driver, _LEAVE, {"xid": began.xid})
-            answer = Asked(driver, _COMMIT)
+            left = ask(driver, _LEAVE, {"xid": began.xid})
+            answer = ask(driver, _COMMIT)
             # What libpq knows of a pooler's session is made up.
             if driver.info.backend_pid == began.backend_pid:
                 for statement in _FORGET:
-                    Asked(driver, statement)
-                is_another = Asked(driver, _IS_ANOTHER)
+                    ask(driver, statement)
+                is_another = ask(driver, _IS_ANOTHER)
             # It is sent when the block ends.
             outcome.unknown = True
     except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:

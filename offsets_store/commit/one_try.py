@@ -33,7 +33,6 @@ from ..ledger import record
 from ..ledger.lock import (
     AskedWriter,
     LockedWriter,
-    SnapshotTooOldError,
     ask_for_writer,
     close_acceptances_in_tx,
     is_accepted_in_tx,
@@ -59,7 +58,7 @@ from ..verdict.decide import (
 )
 from ..verdict.facts import Batch, Ledger, PlannedBatch
 from ..verdict.refused_batch import refusal
-from .one_transaction import application_name, begin_again_in_tx, begun_transaction, committing
+from .one_transaction import begun_transaction, committing
 from .report import notify_in_tx
 from .settings import CommitSettings
 from .transaction_state import TransactionState, as_it_began_in_tx, has_failed, refuse_when_it_ends
@@ -87,7 +86,6 @@ def publish_or_skip(
     :raises PgonceError: if the batch is refused, or could not be committed.
     :raises psycopg.Error: what Postgres says; :mod:`~pgonce.offsets_store.commit.retrying` knows what may be
         tried again.
-    :raises SnapshotTooOldError: if the next try has to lock the tables of ``outcome`` before it has a snapshot.
     """
     with _decided_transaction(settings, planned, work.name_sink, watch, outcome) as transaction:
         if transaction.verdict in PUBLISH:
@@ -128,21 +126,16 @@ def _decided_transaction(
     """
     replaces = settings.remedies.replaces
 
-    def ask(connection: Connection, sink_name: str | None) -> AskedWriter | None:
+    def ask_ledger(connection: Connection, sink_name: str | None) -> AskedWriter | None:
         # A watch has to know the session before that waits for the lock.
         return None if watch.armed else ask_for_writer(connection, planned, sink_name)
 
-    with begun_transaction(settings, planned.run_id, name_sink, outcome, ask) as begun:
+    with begun_transaction(settings, planned.run_id, name_sink, outcome, ask_ledger) as begun:
         connection, began = begun.connection, begun.state
-        batch = planned.into(begun.sink.name, {**(begun.sink.tables or {}), **outcome.tables})
+        batch = planned.into(begun.sink.name, begun.sink.tables)
         outcome.sink_name = batch.sink_name
         with outcome.asking_ledger(), watch.looking(began.backend_pid, may_end=True):
-            try:
-                locked = lock_writer_in_tx(connection, batch, replaces, begun.asked)
-            except SnapshotTooOldError:
-                application = application_name(planned.run_id)
-                began = begin_again_in_tx(connection, batch, application, settings.lock_timeout)
-                locked = lock_writer_in_tx(connection, batch, replaces, sees_rivals=True)
+            locked = lock_writer_in_tx(connection, batch, replaces, begun.asked)
         settings = replace(settings, remedies=replace(settings.remedies, replaces=locked.replaces or replaces))
         verdict = decide(locked.ledger, batch, settings.remedies)
         if verdict in PUBLISH and _is_forgotten(settings.url, locked.ledger, batch):
@@ -180,23 +173,20 @@ def _publish_in_tx(
         replaced = {name: now.get(name) for name, how in published.written_as.items() if how.replaces_all}
         with outcome.on_ledger():
             if work.sealed:
-                _refuse_rivals_in_tx(transaction, now, outcome)
+                _refuse_rivals_in_tx(transaction, now)
             if replaced:
-                _refuse_rivals_in_tx(transaction, replaced, outcome, replaces_all=True)
+                _refuse_rivals_in_tx(transaction, replaced, replaces_all=True)
     pinned = transaction.settings.pin_table
     tables = compared_with_earlier(transaction.batch, writer, now, pinned=pinned, is_one_table=work.is_one_table)
     return published, tables
 
 
-def _refuse_rivals_in_tx(
-    transaction: Try, tables: Mapping[str, int | None], outcome: Outcome, *, replaces_all: bool = False
-) -> None:
+def _refuse_rivals_in_tx(transaction: Try, tables: Mapping[str, int | None], *, replaces_all: bool = False) -> None:
     """
     Judge the first batch that writes again, with what is known only once it has written: a function's tables, or that
     all rows of a table gave way to those of the batch.
 
     :raises CommitError: TRANSACTION_ENDED, if the function has ended the transaction; SETTINGS_CHANGED.
-    :raises SnapshotTooOldError: if another transaction has to take the locks of these tables first.
     """
     connection, remedies = transaction.connection, transaction.settings.remedies
     is_known = transaction.locked.ledger.writer is not None
@@ -205,11 +195,7 @@ def _refuse_rivals_in_tx(
         remedies = replace(remedies, replaces=None)
     batch = replace(transaction.batch, tables=tables, replaces_all=replaces_all)
     with as_it_began_in_tx(connection, transaction.began):
-        isolation = one_first_contact_in_tx(connection, batch)
-        if isolation != "read committed" and not set(transaction.batch.places).issuperset(tables):
-            # A rival that was waited for would not be seen.
-            outcome.tables.update(tables)
-            raise SnapshotTooOldError
+        one_first_contact_in_tx(connection, batch)
         ledger = of_unknown_in_tx(connection, batch, remedies.replaces)
     verdict = (beside_rivals if is_known else decide)(ledger, batch, remedies)
     if verdict not in PUBLISH:

@@ -29,7 +29,7 @@ from ..errors import PgonceError
 from ..ledger.published import Published
 from ..log_lines import one_line
 from ..postgres.connect import driver_connection
-from ..postgres.one_trip import Asked, Statement
+from ..postgres.one_trip import Statement, ask
 from ..postgres.translate import driver_error
 from .work import Done, Named, NotNowError, Outcome
 
@@ -195,7 +195,7 @@ def notify_in_tx(connection: Connection, channel: str | None, published: Publish
     """Tell those who listen to ``channel``, if there is one, once this transaction is committed."""
     if channel is not None:
         said = payload({**what, "rows": published.rows, "tables": tables_of(published)})
-        Asked(driver_connection(connection), _NOTIFY, {"channel": channel, "payload": said})
+        ask(driver_connection(connection), _NOTIFY, {"channel": channel, "payload": said})
 
 
 def tables_of(published: Published) -> dict[str, int | None] | None:

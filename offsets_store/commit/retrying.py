@@ -12,14 +12,16 @@ begins after the rows are there meets the same error, and raises it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 import psycopg
 import sqlalchemy.exc
 
 from ..errors import NOTHING, CommitError, ConnectError, PgonceError, UnknownOutcomeError, without_its_words
-from ..ledger.lock import SnapshotTooOldError
 from ..ledger.migrations import forget_ledger
 from ..postgres.backoff import Tries, in_one_line
 from ..postgres.lock_watch import HeldByOthersError, LockWatch
@@ -42,6 +44,8 @@ from .work import Named, NameSink, NotNowError, Outcome, Work, named
 
 _log = logging.getLogger("pgonce")
 
+_T = TypeVar("_T")
+
 
 def commit_batch(
     settings: CommitSettings, planned: PlannedBatch, work: Work[Batch], *, outcome_unknown: bool = False
@@ -54,11 +58,7 @@ def commit_batch(
     :raises TargetError: if the table or the rows are the reason.
     :raises CommitError: if Postgres was unavailable, or a lock was held, for longer than ``settings`` allow.
     """
-    tries = CommitTries(settings, named(planned), Outcome(outcome_unknown))
-    with reported(tries.what, tries.outcome):
-        while True:
-            with tries as watch:
-                return publish_or_skip(settings, planned, work, watch, tries.outcome)
+    return tried(settings, named(planned), Outcome(outcome_unknown), partial(publish_or_skip, settings, planned, work))
 
 
 def what_became_of(settings: CommitSettings, planned: PlannedBatch, name_sink: NameSink) -> Verdict:
@@ -71,11 +71,16 @@ def what_became_of(settings: CommitSettings, planned: PlannedBatch, name_sink: N
     :raises RefusedBatch: if it is neither new nor a proven replay.
     :raises PgonceError: if the ledger could not be asked.
     """
-    tries = CommitTries(settings, named(planned), Outcome())
-    with reported(tries.what, tries.outcome):
+    return tried(settings, named(planned), Outcome(), partial(ask_or_skip, settings, planned, name_sink))
+
+
+def tried(settings: CommitSettings, what: Named, outcome: Outcome, one_try: Callable[[LockWatch, Outcome], _T]) -> _T:
+    """The answer of the first try that needs no other one, which is reported; or the error for the last one."""
+    tries = _CommitTries(settings, what, outcome)
+    with reported(what, outcome):
         while True:
             with tries as watch:
-                return ask_or_skip(settings, planned, name_sink, watch, tries.outcome)
+                return one_try(watch, outcome)
 
 
 _BEGINS_AGAIN = "batch %s begins again when all its rows have arrived: %s"
@@ -116,7 +121,7 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, PgonceError) else without_its_words(error)
 
 
-class CommitTries(Tries):
+class _CommitTries(Tries):
     """
     The tries of one commit, as often as ``settings`` allow. Each gets the watch that finds out who holds locks.
 
@@ -126,45 +131,40 @@ class CommitTries(Tries):
     def __init__(self, settings: CommitSettings, what: Named, outcome: Outcome) -> None:
         trying = f"{what.full}: trying again"
         super().__init__(settings.retry_timeout, log=_log, trying=trying, failed=self._final)
-        self.what, self.outcome, self._settings = what, outcome, settings
+        self._what, self._outcome, self._settings = what, outcome, settings
         self._watch = LockWatch(settings.url, settings.lock_timeout)
-        self._has_begun_again = False
 
     def __enter__(self) -> LockWatch:
         """Begin a try, which has not come to the ledger yet."""
         super().__enter__()
-        self.outcome.in_ledger = False
+        self._outcome.in_ledger = False
         return self._watch
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        """Begin again at once if the try has only found out which tables have to be locked first."""
-        if isinstance(error, SnapshotTooOldError) and not self._has_begun_again:
-            self._has_begun_again, self._pause = True, 0.0
-            return True
+        """After a try that did not get a lock, have the next one find out who holds it."""
         if isinstance(error, (psycopg.Error, sqlalchemy.exc.DBAPIError)):
             self._watch.armed |= _is_lock_timeout(error)
             self._watch.holders = error.holders if isinstance(error, HeldByOthersError) else self._watch.holders
-        self._has_begun_again = False
         return super().__exit__(kind, error, at)
 
     def may_pass(self, error: Exception) -> bool:
         """While the outcome is unknown, also any error that prevents asking the ledger, which alone can tell it."""
         is_of_postgres = isinstance(error, ConnectError) or not isinstance(error, PgonceError)
         return (
-            passes(error) or (self.outcome.unknown and is_of_postgres) or _will_be_promoted(error, self._settings.url)
+            passes(error) or (self._outcome.unknown and is_of_postgres) or _will_be_promoted(error, self._settings.url)
         )
 
     def _final(self, error: Exception) -> Exception:
-        if self.outcome.unknown:
+        if self._outcome.unknown:
             # This try failed before it could read the ledger, and only the ledger tells what an earlier try has done.
-            final: Exception = _unknown(self.what, error)
+            final: Exception = _unknown(self._what, error)
         elif self.may_pass(error):
             # But the time is up.
-            final = _given_up(error, self.what, self._settings, self._watch, self.outcome)
+            final = _given_up(error, self._what, self._settings, self._watch, self._outcome)
         else:
-            final = _translated(error, self._settings.url, self.what, in_ledger=self.outcome.in_ledger)
+            final = _translated(error, self._settings.url, self._what, in_ledger=self._outcome.in_ledger)
         if isinstance(final, PgonceError):
-            final.sink_name = self.outcome.sink_name
+            final.sink_name = self._outcome.sink_name
         return final
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, event
 
 from ..errors import NOTHING, CommitError
 from ..postgres.connect import driver_connection
-from ..postgres.one_trip import Asked, Statement
+from ..postgres.one_trip import Asked, Statement, ask
 from ..postgres.search_path import ENTER_COLUMNS
 from ..postgres.translate import driver_error
 
@@ -105,7 +105,7 @@ def as_it_began_in_tx(connection: Connection, began: TransactionState) -> Iterat
 
     :raises CommitError: TRANSACTION_ENDED; or SETTINGS_CHANGED, if the block fails for what SQL of the user has set.
     """
-    now = state_in(Asked(driver_connection(connection), STATE))
+    now = state_in(ask(driver_connection(connection), STATE))
     refuse_another(began, now)
     try:
         yield

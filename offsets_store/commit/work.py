@@ -69,18 +69,18 @@ class Work(Generic[_Whose_contra]):
     (``Work[None]``); and the positions below which rows are stored already, where None means that no row is dropped.
     Both functions run inside the transaction, and again at every try. ``sealed`` is for work that runs SQL of the user,
     and ``has_several_tables`` for work that chooses among tables by the rows. ``publish`` begins under the user's
-    search_path; or, if it ``leaves`` ours by itself, under ours.
+    search_path; or, if it ``restores_path`` by itself, under ours.
     """
 
     name_sink: NameSink
     publish: Callable[[Connection, _Whose_contra, Offsets | None], Published]
     sealed: bool = False
     has_several_tables: bool = False
-    leaves: bool = False
+    restores_path: bool = False
 
     def ready_in_tx(self, connection: Connection) -> None:
         """Let the search_path be in force under which ``publish`` begins; ours is until then."""
-        if not self.leaves:
+        if not self.restores_path:
             leave_in_tx(driver_connection(connection))
 
     @property
@@ -152,8 +152,7 @@ class Outcome:
     Postgres is about the target or its rows. ``sink_name`` is the sink, once a try has found out, and ``database`` the
     one to which the last try was connected.
 
-    ``sent`` is what the last COMMIT that was sent would publish, and ``done`` what became of the batch. ``tables`` are
-    those that a function has written in a try that has to be made again with their locks.
+    ``sent`` is what the last COMMIT that was sent would publish, and ``done`` what became of the batch.
     """
 
     unknown: bool = False
@@ -162,7 +161,6 @@ class Outcome:
     database: str | None = None
     sent: Published | None = None
     done: Done | None = None
-    tables: dict[str, int | None] = field(default_factory=dict)
 
     @contextmanager
     def on_ledger(self) -> Iterator[None]:

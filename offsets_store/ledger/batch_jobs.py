@@ -17,7 +17,7 @@ from sqlalchemy import Connection, bindparam, func, text, update
 from sqlalchemy.dialects import postgresql
 
 from ..postgres.connect import driver_connection
-from ..postgres.one_trip import Asked
+from ..postgres.one_trip import ask
 from ..postgres.text import QUALIFIED_NAME
 from .compiled import Compiled, given, of_columns, send_once
 from .feeders import OF_TABLE
@@ -126,7 +126,7 @@ def record_job_in_tx(connection: Connection, sink_name: str, job: Job, published
         "counts": published.counts,
         "application": f"{socket.gethostname()} pid {os.getpid()}",
     }
-    Asked(driver_connection(connection), _RECORD, {"sink": sink_name, "key": job.batch_key, **of_columns(recorded)})
+    ask(driver_connection(connection), _RECORD, {"sink": sink_name, "key": job.batch_key, **of_columns(recorded)})
 
 
 def record_skip_in_tx(connection: Connection, sink_name: str, job: Job) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import BindParameter, ClauseElement, Connection, bindparam
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ..postgres.connect import driver_connection
-from ..postgres.one_trip import Asked, Statement
+from ..postgres.one_trip import Statement, ask
 
 _DIALECT = PGDialect_psycopg(paramstyle="numeric_dollar")
 
@@ -68,4 +68,4 @@ def of_columns(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def send_once(connection: Connection, statement: ClauseElement) -> None:
     """Send a statement that is rarely sent, and whose answer says nothing; within a round trip, with the others."""
-    Asked(driver_connection(connection), Compiled(statement, is_prepared=False))
+    ask(driver_connection(connection), Compiled(statement, is_prepared=False))

@@ -30,7 +30,7 @@ from sqlalchemy.dialects import postgresql
 
 from ..offsets import Offsets
 from ..postgres.connect import driver_connection
-from ..postgres.one_trip import Asked
+from ..postgres.one_trip import Asked, ask
 from ..postgres.text import QUALIFIED_NAME
 from ..verdict.facts import Batch, Ledger, PlannedBatch, Remedies, rivals_of
 from .compiled import Compiled, send_once
@@ -87,21 +87,6 @@ NEEDED = "needed"
 """In the details of an acceptance that was used: whether the batch would have been refused without it."""
 
 
-PLACES_IN_ORDER = """
-(SELECT pg_catalog.hashtextextended(p.name, 0) AS key FROM (
-     SELECT pg_catalog.unnest(CAST({names} AS pg_catalog.text[])) UNION
-     SELECT pg_catalog.concat('pgonce partitions of ', CAST(pg_catalog.pg_partition_root(t.oid) AS pg_catalog.oid))
-     FROM pg_catalog.unnest(CAST({oids} AS pg_catalog.oid[])) AS t(oid)
-     WHERE pg_catalog.pg_partition_root(t.oid) IS NOT NULL
- ) AS p(name) ORDER BY 1) AS k
-"""
-"""
-The keys of the locks that let new writers of a sink, or of a table, in one by one; in one order for all.
-
-A partition tree has a key of its own, because who feeds a table also feeds its partitions, and the table above it.
-"""
-
-
 @dataclass(frozen=True)
 class LockedWriter:
     """
@@ -117,14 +102,6 @@ class LockedWriter:
     has_acceptances: bool = False
     written_as: str | None = None
     replaces: str | None = None
-
-
-class SnapshotTooOldError(Exception):
-    """
-    The transaction is repeatable read or serializable, and does not see rivals that were recorded since it began.
-
-    The remedy is :func:`~pgonce.offsets_store.commit.one_transaction.begin_again_in_tx`.
-    """
 
 
 @dataclass(frozen=True)
@@ -145,16 +122,11 @@ def ask_for_writer(connection: Connection, batch: PlannedBatch, sink_name: str |
     """
     identity = {"query": batch.query_id, "sink": sink_name}
     driver = driver_connection(connection)
-    return AskedWriter(Asked(driver, _LOCK, identity), Asked(driver, _FACTS, {**identity, **_asked_about(batch)}))
+    return AskedWriter(ask(driver, _LOCK, identity), ask(driver, _FACTS, {**identity, **_asked_about(batch)}))
 
 
 def lock_writer_in_tx(
-    connection: Connection,
-    batch: Batch,
-    replaces: str | None,
-    asked: AskedWriter | None = None,
-    *,
-    sees_rivals: bool = False,
+    connection: Connection, batch: Batch, replaces: str | None, asked: AskedWriter | None = None
 ) -> LockedWriter:
     """
     Lock the writer's row, which is created if it is new, and read what the verdict needs.
@@ -163,33 +135,26 @@ def lock_writer_in_tx(
 
     :param replaces: the id of a query, the beginning of it, or the query's name, as the user gave it.
     :param asked: what was asked for the same batch.
-    :param sees_rivals: whether the transaction was begun by
-        :func:`~pgonce.offsets_store.commit.one_transaction.begin_again_in_tx`.
     :raises LedgerError: PGONCE_TOO_OLD.
     :raises OffsetsError: QUERY_AMBIGUOUS, if several queries can be meant by ``replaces``.
-    :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.
     """
     driver, identity = driver_connection(connection), _identity(batch)
     row = asked.row.row() if asked else None
     if asked is None or row is None or row["sink_name"] != batch.sink_name:
         asked = None
-        row = Asked(driver, _LOCK, identity).row()
+        row = ask(driver, _LOCK, identity).row()
     if row is None:
         # INSERT, never SELECT and then INSERT: two drivers could both read "absent". The key makes the second one wait.
         connection.execute(_CREATE, {**identity, "guarantee": batch.guarantee})
-        row = Asked(driver, _LOCK, identity).one_row()
+        row = ask(driver, _LOCK, identity).one_row()
     # Another job may have upgraded the ledger since this process first looked at it.
     refuse_too_new(row["least_reader"])
     if row["last_batch_id"] is None:
-        isolation = one_first_contact_in_tx(connection, batch)
-        # Under read committed, a statement sees what was committed before it. Under a snapshot, it does not see a rival
-        # that was recorded since, though it has waited for it. (This has happened: both queries fed the sink.)
-        if isolation != "read committed" and not sees_rivals:
-            raise SnapshotTooOldError
+        one_first_contact_in_tx(connection, batch)
         if replaces is not None:
             replaces = replaced_query_in_tx(connection, batch, replaces)
             # The old query may still run. It must not publish between the reading of its end and its replacement.
-            replaced = Asked(driver, _LOCK, {"query": replaces, "sink": batch.sink_name}).row()
+            replaced = ask(driver, _LOCK, {"query": replaces, "sink": batch.sink_name}).row()
             if replaced is not None:
                 take_positions_in_tx(connection, replaced["writer_id"], batch.run_id)
         ledger = of_unknown_in_tx(connection, batch, replaces)
@@ -197,7 +162,7 @@ def lock_writer_in_tx(
     facts = asked.facts.row() if asked else None
     # While the lock was waited for, the table may have got a name under which the query has another writer.
     if facts is None or facts["of_writer"] != row["writer_id"]:
-        facts = Asked(driver, _FACTS, {**identity, **_asked_about(batch)}).one_row()
+        facts = ask(driver, _FACTS, {**identity, **_asked_about(batch)}).one_row()
     # Before the batch takes the writer over, and not after: a task might write in between. None begins to, because its
     # first position would wait for the lock on the writer.
     taken = take_positions_in_tx(connection, row["writer_id"], batch.run_id) if facts["has_positions"] else None
@@ -220,16 +185,13 @@ def unknown_writer_in_tx(connection: Connection, batch: Batch, remedies: Remedie
     return of_unknown_in_tx(connection, batch, remedies.replaces), remedies
 
 
-def one_first_contact_in_tx(connection: Connection, batch: Batch) -> str:
+def one_first_contact_in_tx(connection: Connection, batch: Batch) -> None:
     """
     Wait until no other new query is in its first batch into this sink, or into one of its tables.
 
-    Without these locks, two that start together would not meet as rivals.
-
-    :returns: the isolation level: under another one than read committed, a rival that was waited for is not seen.
+    Without these locks, two that start together would not meet as rivals. The next statement sees who was waited for.
     """
-    places = {"names": list(batch.places), "oids": batch.table_oids}
-    return str(connection.execute(_ONE_FIRST_CONTACT, places).all()[0].isolation)
+    connection.execute(_ONE_FIRST_CONTACT, {"names": list(batch.places), "oids": batch.table_oids})
 
 
 def of_unknown_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> Ledger:
@@ -256,10 +218,17 @@ _IS_IT = and_(
     writers.c.sink_name == func.coalesce(bindparam("sink", type_=writers.c.sink_name.type), _TARGET),
 )
 _LOCK = Compiled(select(*_READ, LEAST_READER).where(_IS_IT).with_for_update(of=writers))
-_ONE_FIRST_CONTACT = text(
-    "SELECT pg_advisory_xact_lock(k.key), current_setting('transaction_isolation') AS isolation FROM "
-    + PLACES_IN_ORDER.format(names=":names", oids=":oids")
-)
+# The keys of the locks that let new writers of a sink, or of a table, in one by one; in one order for all. A partition
+# tree has a key of its own, because who feeds a table also feeds its partitions, and the table above it.
+_ONE_FIRST_CONTACT = text("""
+SELECT pg_advisory_xact_lock(k.key) FROM (
+    SELECT hashtextextended(p.name, 0) AS key FROM (
+        SELECT unnest(CAST(:names AS text[])) UNION
+        SELECT concat('pgonce partitions of ', CAST(pg_partition_root(t.oid) AS oid))
+        FROM unnest(CAST(:oids AS oid[])) AS t(oid) WHERE pg_partition_root(t.oid) IS NOT NULL
+    ) AS p(name) ORDER BY 1
+) AS k
+""")
 _CREATE = (
     postgresql.insert(writers)
     .values(query_id=bindparam("query"), sink_name=bindparam("sink"), guarantee=bindparam("guarantee"))

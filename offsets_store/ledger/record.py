@@ -32,7 +32,7 @@ from sqlalchemy.dialects import postgresql
 
 from ..offsets import Offsets, furthest
 from ..postgres.connect import driver_connection
-from ..postgres.one_trip import Asked
+from ..postgres.one_trip import ask
 from ..verdict.decide import without_gone
 from ..verdict.facts import Batch
 from ..verdict.reads import Reads, reads_of, together
@@ -105,8 +105,8 @@ def record_batch_in_tx(
         "topic_ids": {**known_ids, **(batch.topic_ids or {})} or None,
     }
     driver = driver_connection(connection)
-    Asked(driver, _RECORD, of_columns(recorded))
-    Asked(driver, _MOVE, {"writer": locked.writer_id, **of_columns(moved)})
+    ask(driver, _RECORD, of_columns(recorded))
+    ask(driver, _MOVE, {"writer": locked.writer_id, **of_columns(moved)})
     row = {"writer_id": locked.writer_id, "generation": generation, "batch_id": batch.batch_id}
     for name, change in tables.changes.items():
         both = " ".join(filter(None, [change, published.notes.get(name)]))

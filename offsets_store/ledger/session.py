@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -32,32 +31,31 @@ def reading(url: str) -> AbstractContextManager[Connection]:
     :raises ConnectError: if Postgres cannot be reached.
     :raises LedgerError: if there is no ledger, or it cannot be read.
     """
-    options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-    return _opened(url, "reading the ledger", LOCK_SECONDS, options)
+    return _opened(url, "reading the ledger", LOCK_SECONDS, is_reader=True)
 
 
-def writing(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> AbstractContextManager[Connection]:
+def writing(url: str, lock_seconds: float = LOCK_SECONDS) -> AbstractContextManager[Connection]:
     """
     A transaction that changes the ledger, all of it or nothing.
 
     :param lock_seconds: how long it waits for each lock.
-    :param options: of the connection, such as ``isolation_level``.
     :raises ConnectError: if Postgres cannot be reached.
     :raises LedgerError: if there is no ledger, or it cannot be written.
     """
-    return _opened(url, "writing the ledger", lock_seconds, options)
+    return _opened(url, "writing the ledger", lock_seconds, is_reader=False)
 
 
 @contextmanager
-def _opened(url: str, doing: str, lock_seconds: float, options: dict[str, Any]) -> Iterator[Connection]:
+def _opened(url: str, doing: str, lock_seconds: float, *, is_reader: bool) -> Iterator[Connection]:
     try:
         # What changes tables may fire event triggers, and these may leave something in the session.
-        with (checked_out if options.get("postgresql_readonly") else lone)(url) as session:
-            connection = session.execution_options(**options)
+        with (checked_out if is_reader else lone)(url) as connection:
+            if is_reader:
+                connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             with connection.begin():
                 enter_in_tx(driver_connection(connection), lock_seconds)
                 require_ledger(driver_connection(connection))
-                if not options.get("postgresql_readonly"):
+                if not is_reader:
                     follow_restore_in_tx(driver_connection(connection))
                 yield connection
     except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:

@@ -24,7 +24,6 @@ from sqlalchemy import (
     Text,
     TextClause,
     and_,
-    any_,
     cast,
     func,
     literal,
@@ -33,7 +32,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import JSONB
 
 from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError, RefusedBatch
 from ..offsets import Offsets, furthest
@@ -90,16 +89,6 @@ def writers_in_tx(connection: Connection, *conditions: Condition) -> list[Writer
     found = _WRITERS.where(HAS_PUBLISHED, *conditions).order_by(writers.c.sink_name, writers.c.writer_id)
     rows = connection.execute(found).mappings()
     return [as_writer(row, with_positions(joined_record(row, "of_last_"), row["of_tasks"])) for row in rows]
-
-
-def task_positions(connection: Connection, writer_ids: Sequence[int]) -> dict[int, Offsets]:
-    """How far the tasks of those writers have stored rows that run in real time, or did so last."""
-    if not writer_ids:
-        return {}
-    stored = select(writers.c.writer_id, func.pgonce.real_time_positions(writers.c.writer_id, type_=JSONB))
-    # One array: of single parameters there are at most 65,535.
-    found = connection.execute(stored.where(writers.c.writer_id == any_(cast(writer_ids, ARRAY(BigInteger)))))
-    return {writer_id: positions for writer_id, positions in found if positions is not None}
 
 
 def take_positions_in_tx(connection: Connection, writer_id: int, run_id: str) -> Offsets | None:

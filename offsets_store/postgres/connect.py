@@ -87,7 +87,7 @@ _let_in: set[str] = set()
 
 def connect(url: str, **overrides: Any) -> psycopg.Connection:
     """
-    A new connection, for one owner.
+    A new connection, for one owner. The transactions that it begins are READ COMMITTED.
 
     :raises ConnectError: if none can be made.
     """
@@ -103,6 +103,9 @@ def connect(url: str, **overrides: Any) -> psycopg.Connection:
         # Without its cause: psycopg's own text and frames may contain connection parameters.
         raise connect_error(error, was_let_in=was_let_in, asked=source is not None) from None
     _let_in.add(url)
+    # Not the role's default: what is read under a lock has to show what was committed while the lock was waited for,
+    # and a snapshot is older. (Two new queries have fed one sink, because neither saw the other.)
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
 
 

@@ -13,7 +13,7 @@ and took seven times as long for the client and twice as long for the server.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -35,7 +35,7 @@ class Statement:
     :param parameters: their names, in the order of their numbers.
     :param is_prepared: whether Postgres keeps it prepared, where :func:`keep_prepared` allows that.
 
-    >>> Asked(connection, Statement("SELECT $1::text", "name"), {"name": "orders"}).rows()
+    >>> ask(connection, Statement("SELECT $1::text", "name"), {"name": "orders"}).rows()
     [('orders',)]
     """
 
@@ -93,22 +93,25 @@ def keep_prepared(connection: psycopg.Connection, url: str, backend_pid: int) ->
     session.prepares = backend_pid == connection.info.backend_pid and url not in _never
 
 
-class Asked:
-    """A statement that is sent at once, or in :func:`one_trip` with others; and its answer."""
+def ask(connection: psycopg.Connection, statement: Statement, parameters: Mapping[str, Any] | None = None) -> Asked:
+    """Send a statement: at once, or with others if a block of :func:`one_trip` is open."""
+    values = statement.values(parameters or {})
+    dumped = Transformer(connection).dump_sequence(values, [PyFormat.TEXT] * len(values))
+    asked, session = Asked(connection, statement, dumped), _session_of(connection)
+    if session.waiting is None:
+        _send(connection, session, [asked])
+    else:
+        session.waiting.append(asked)
+    return asked
 
-    def __init__(
-        self, connection: psycopg.Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
-    ) -> None:
-        self.statement = statement
+
+class Asked:
+    """A statement that was asked, with its values as libpq takes them; and its answer, once there is one."""
+
+    def __init__(self, connection: psycopg.Connection, statement: Statement, values: Sequence[Any]) -> None:
+        self.statement, self.values = statement, values
         self._connection = connection
         self._answer: PGresult | None = None
-        values = statement.values(parameters or {})
-        self.values = Transformer(connection).dump_sequence(values, [PyFormat.TEXT] * len(values))
-        session = _session_of(connection)
-        if session.waiting is None:
-            _send(connection, session, [self])
-        else:
-            session.waiting.append(self)
 
     def answered(self, answer: PGresult) -> None:
         """Postgres has answered."""
@@ -160,7 +163,7 @@ _Sent = tuple["_Answered | None", Callable[[], None]]
 @contextmanager
 def one_trip(connection: psycopg.Connection) -> Iterator[None]:
     """
-    Send what the block has :class:`Asked` in one round trip; none of it should need another's answer.
+    Send what the block asks in one round trip; none of it should need another's answer.
 
     If no error is raised, all of it was done. If the block raises one, nothing was sent; otherwise it is the error of
     the first statement that has failed.

@@ -127,8 +127,8 @@ def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Ve
         # rows that are stored come again. If it is neither, the run has published before, and the ledger has lost that:
         # nothing tells where it begins.
         runs_again = batch.offset_log is not None and (not below(start or {}, stored) or below(span.first, stored))
-        is_first = batch.previous_batch_id in (None, batch.batch_id - 1) or runs_again
-        if start is None or not is_first or batch.has_later_entries:
+        follows_entry = batch.previous_batch_id in (None, batch.batch_id - 1)
+        if start is None or not (follows_entry or runs_again) or batch.has_later_entries:
             return out_of_order
         known = stored_end(ledger)
         if known and start and not known.keys() & start.keys():

@@ -65,13 +65,17 @@ class Finding:
     remedy: str
 
 
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+"""As all transactions begin in which pgonce writes; these sessions are in autocommit mode, to end one at any time."""
+
+
 def commit_for_the_moment(connection: psycopg.Connection, *statements: sql.Composed) -> None:
     """
     Commit what another session has to see, and what is dropped soon.
 
     Without waiting for disk or standbys: if there is no synchronous standby, COMMIT would wait without an end.
     """
-    connection.execute("BEGIN")
+    connection.execute(BEGIN)
     try:
         connection.execute("SET LOCAL synchronous_commit = off")
         for statement in statements:
@@ -91,7 +95,7 @@ def asked(connection: psycopg.Connection, question: Question) -> Finding:
     :raises psycopg.Error: if the connection is lost, or a pooler forbids transactions.
     """
     try:
-        connection.execute("BEGIN")
+        connection.execute(BEGIN)
         try:
             connection.execute(_BOUNDS)
             answer = question.ask(connection)

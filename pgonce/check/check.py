@@ -23,7 +23,7 @@ from pgonce.offsets_store.postgres.translate import (
 )
 
 from . import role, transactions
-from .answers import Answer, Finding, Holds, Question, asked, one_row
+from .answers import BEGIN, Answer, Finding, Holds, Question, asked, one_row
 
 
 def check_server(url: str, *more: Question) -> list[Finding]:
@@ -169,7 +169,7 @@ def _settings(connection: psycopg.Connection) -> Answer:
             Holds.NO,
             "SET LOCAL outlives its transaction, so behind a pooler it would change the settings of other clients",
         )
-    connection.execute("BEGIN")
+    connection.execute(BEGIN)
     return Answer(Holds.YES, "the settings of a transaction end with it")
 
 

@@ -1,5 +1,5 @@
 """
-Questions about transactions: their isolation, their deferred keys, and locks between two sessions.
+Questions about transactions: their deferred keys, what they see, and locks between two sessions.
 
 Runs in the command ``pgonce check``. It tries what a setting, a pooler, or a database that only speaks Postgres's
 protocol can break. Invariant: no wait is without a bound, advisory locks have a key that no query uses, and the one
@@ -20,7 +20,7 @@ from psycopg import sql
 from pgonce.offsets_store.ledger import STAGING_SCHEMA
 from pgonce.offsets_store.ledger.privileges import may_create
 
-from .answers import Answer, Holds, Question, commit_for_the_moment, one_row
+from .answers import BEGIN, Answer, Holds, Question, commit_for_the_moment, one_row
 
 _PARENT_AND_CHILD = """
 CREATE TEMPORARY TABLE pgonce_parent (id pg_catalog.int8 PRIMARY KEY) ON COMMIT DROP;
@@ -65,22 +65,6 @@ def _deferred(connection: psycopg.Connection) -> Answer:
     return Answer(Holds.NO, "a deferred foreign key is not checked at all")
 
 
-def _isolation(connection: psycopg.Connection) -> Answer:
-    asked, real = one_row(
-        connection,
-        "SELECT pg_catalog.current_setting('default_transaction_isolation'), "
-        "pg_catalog.current_setting('transaction_isolation')",
-    )
-    if asked == real == "read committed":
-        return Answer(Holds.YES, "transactions are READ COMMITTED, unless a session asks for more")
-    return Answer(
-        Holds.WEAKER,
-        f"default_transaction_isolation is {asked}, and transactions are {real}: commits at the same time must be "
-        "tried again more often, and pgonce refuses mode=complete, and onlyNewer with deletes",
-        "Set it to read committed for this role or database.",
-    )
-
-
 def questions(another: OpenSession) -> tuple[Question, ...]:
     """
     All questions.
@@ -104,7 +88,6 @@ def questions(another: OpenSession) -> tuple[Question, ...]:
             "The SQL in your function cannot commit rows without their offsets (transactional_batch).",
             _deferred,
         ),
-        Question("isolation", "Commits see what others have committed while they waited for a lock.", _isolation),
         Question("locks", "Two new queries of one table always notice each other.", bounded(_advisory)),
         Question("fresh-reads", "A commit sees what was committed while it waited.", bounded(_fresh_reads)),
     )
@@ -116,7 +99,7 @@ def _second_session(another: OpenSession) -> Iterator[psycopg.Connection]:
         hang_up = threading.Timer(_PATIENCE_SECONDS, _cut, [second])
         hang_up.start()
         try:
-            second.execute("BEGIN")
+            second.execute(BEGIN)
             second.execute(_BOUND)
             yield second
         except psycopg.OperationalError as error:
@@ -139,12 +122,6 @@ def _advisory(connection: psycopg.Connection, second: psycopg.Connection) -> Ans
 
 
 def _fresh_reads(connection: psycopg.Connection, second: psycopg.Connection) -> Answer:
-    (level,) = one_row(second, "SELECT pg_catalog.current_setting('transaction_isolation')")
-    if level != "read committed":
-        return Answer(
-            Holds.WEAKER,
-            f"transactions are {level}, and the server says so: a commit is tried again where that is necessary",
-        )
     with _shared_table(connection) as table:
         if table is None:
             return _NO_PLACE
@@ -157,10 +134,9 @@ def _fresh_reads(connection: psycopg.Connection, second: psycopg.Connection) -> 
         return Answer(Holds.YES, "each statement sees what was committed before it")
     return Answer(
         Holds.NO,
-        "transactions report read committed, but work on a snapshot: two new queries of one table that start at the "
+        "transactions that ask for READ COMMITTED work on a snapshot: two new queries of one table that start at the "
         "same time may not notice each other",
-        "Switch on real READ COMMITTED in the server. Or set default_transaction_isolation to repeatable read for this "
-        "role: then mode=complete, and onlyNewer with deletes are refused.",
+        "Switch on real READ COMMITTED in the server.",
     )
 
 

@@ -15,7 +15,7 @@ import psycopg
 import typer
 from psycopg import sql
 
-from pgonce.check.answers import Answer, Finding, Holds, Question, one_row
+from pgonce.check.answers import BEGIN, Answer, Finding, Holds, Question, one_row
 from pgonce.check.check import check_server
 from pgonce.offsets_store.errors import LedgerError, TargetError, needing_pyspark
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl, source_of
@@ -137,7 +137,7 @@ def _table(connection: psycopg.Connection, table: str) -> Answer:
         from pgonce.sink.writing.checked_table import check_table
     # Names are found along the user's own search_path.
     connection.execute("ROLLBACK")
-    connection.execute("BEGIN")
+    connection.execute(BEGIN)
     connection.execute("SET LOCAL statement_timeout = '10s'")
     try:
         _, found = look_up_table(connection, table)

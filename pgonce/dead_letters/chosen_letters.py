@@ -154,7 +154,7 @@ def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool
     if dry_run:
         return found_letters(url, choice)
     refuse_no_reason(reason)
-    with writing(url, isolation_level="READ COMMITTED") as connection:
+    with writing(url) as connection:
         writer_ids = lock_writers_in_tx(connection, choice)
         letters = letters_in_tx(connection, choice, lock=True, with_rows=False)
         if letters:

@@ -109,9 +109,7 @@ def replay_letters(
     settings = settings or CommitSettings(url)
     watch, outcome = LockWatch(url, settings.lock_timeout, armed=True), Outcome()
     try:
-        with session_of_a_try(settings) as pooled:
-            # Not the role's default: deletes that were committed while we wait must be seen (onlyNewer).
-            connection = pooled.execution_options(isolation_level="READ COMMITTED")
+        with session_of_a_try(settings) as connection:
             began = begin_in_tx(connection, _APPLICATION, settings.lock_timeout)
             if not dry_run:
                 refuse_lost_on_crash(began)

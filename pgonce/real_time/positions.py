@@ -43,7 +43,7 @@ SELECT %s, t.topic, t.partition, t.next_offset, %s
 FROM ROWS FROM (pg_catalog.unnest(CAST(%s AS pg_catalog.text[])), pg_catalog.unnest(CAST(%s AS pg_catalog.int4[])),
     pg_catalog.unnest(CAST(%s AS pg_catalog.int8[]))) AS t (topic, partition, next_offset)
 ON CONFLICT (writer_id, topic, partition) DO UPDATE
-SET next_offset = greatest(p.next_offset, excluded.next_offset), run_id = excluded.run_id, claim = NULL,
+SET next_offset = excluded.next_offset, run_id = excluded.run_id, claim = NULL,
     stage = NULL, epoch = NULL, spark_partition = NULL, task_attempt = NULL, claimed_from = NULL
 """
 # Only from where the tasks have left it: a position that is not there shows that the database has gone back.

@@ -241,4 +241,4 @@ class Run:
             then(connection, batch, below)
             return replace(published, rows=rows)
 
-        return Work(writes.name_sink, publish, leaves=True)
+        return Work(writes.name_sink, publish, restores_path=True)

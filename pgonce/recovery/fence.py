@@ -29,9 +29,9 @@ from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import RunningQueryError
 from pgonce.offsets_store.ledger.session import reading, writing
 from pgonce.offsets_store.ledger.tables import batches, interventions, positions, replays, writers
-from pgonce.offsets_store.ledger.writers import task_positions
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import driver_error
+from pgonce.offsets_store.status.read_stored import task_positions
 
 from .read_stopped_query import read_checkpoint, with_state
 from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
@@ -136,8 +136,7 @@ def holding(url: str, sinks: Sequence[SinkFacts]) -> Iterator[Connection]:
 
     :raises RecoveryError: QUERY_RUNNING, if another session has locked a row, or the row has moved.
     """
-    # Not the role's default: what was committed while a lock was waited for has to be seen.
-    with writing(url, _LOCK_SECONDS, isolation_level="READ COMMITTED") as connection:
+    with writing(url, _LOCK_SECONDS) as connection:
         # In the order of their keys: two recoveries at the same time must not each hold what the other needs.
         for sink in sorted(sinks, key=lambda sink: sink.writer_id):
             row = lock_writer_row(connection, sink.writer_id, sink.sink_name, url)

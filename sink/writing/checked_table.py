@@ -260,7 +260,7 @@ def target_for(
     found: ResolvedName | None,
     gathering: Gathering,
     *,
-    leaves: bool = False,
+    restores_path: bool = False,
 ) -> tuple[TargetTable, tuple[ColumnPlan, ...]]:
     """
     The checked target of a batch, locked, and the plan of its columns; creates it if the user asked for that.
@@ -268,11 +268,11 @@ def target_for(
     :param found: what is known about the table's name in this transaction.
     :param gathering: brings the rows to Postgres. Where rows are gathered in any case, the table that gathers them is
         made in the round trip of the lock.
-    :param leaves: whether to set the user's search_path first.
+    :param restores_path: whether to set the user's search_path first.
     :raises TargetError: if the table is missing or unfit, or does not take these columns.
     """
     more = gathering.creation if destination.mode in BY_KEY else None
-    found, table = lock_table(connection, destination.table, found, leaves=leaves, more=more)
+    found, table = lock_table(connection, destination.table, found, restores_path=restores_path, more=more)
     if table is None:
         refuse_missing(connection, found, creates=destination.create_table)
         create_table(connection, found, encoded, destination)

@@ -24,7 +24,7 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
     """
     Delete all rows of a table that gets others.
 
-    :raises TargetError: SNAPSHOT_TOO_OLD, TRIGGER_CHANGED_ROWS, ROWS_NOT_WRITTEN.
+    :raises TargetError: TRIGGER_CHANGED_ROWS, ROWS_NOT_WRITTEN.
     """
     # Transactions that replace all rows take turns: if two ran at once, neither would see and delete the other's rows.
     take_turn_of_replacing_in_tx(connection, oid)

@@ -61,9 +61,11 @@ def work_into(sink_name: str | None, where: Destination | Routes, rows: Rows, *,
 
     def write_rows_in_tx(connection: Connection, batch: Batch | None, stored: Offsets | None) -> Published:
         driver = driver_connection(connection)
-        return write_batch_in_tx(driver, where, rows, batch, stored, found, rooms=rooms, is_last=True, leaves=True)
+        return write_batch_in_tx(
+            driver, where, rows, batch, stored, found, rooms=rooms, is_last=True, restores_path=True
+        )
 
-    return Work(name_sink, write_rows_in_tx, has_several_tables=isinstance(where, Routes), leaves=True)
+    return Work(name_sink, write_rows_in_tx, has_several_tables=isinstance(where, Routes), restores_path=True)
 
 
 def named_sink(connection: psycopg.Connection, sink_name: str | None, where: Destination | Routes) -> NamedSink:
@@ -118,7 +120,7 @@ def write_batch_in_tx(
     *,
     rooms: Rooms,
     is_last: bool = False,
-    leaves: bool = False,
+    restores_path: bool = False,
 ) -> Published:
     """
     Write those of ``rows`` that are at or past the positions ``stored``, and say what became of all.
@@ -126,17 +128,17 @@ def write_batch_in_tx(
     :param batch: whose rows they are, for the record of those that are put aside.
     :param found: what is known about the tables' names in this transaction.
     :param is_last: whether nothing else is written in it, so that deferred constraints are due.
-    :param leaves: whether our search_path is still in force; the user's is so afterwards.
+    :param restores_path: whether our search_path is still in force; the user's is so afterwards.
     :raises ConfigurationError: BAD_OPTION, if two routes end in one table.
     :raises TargetError: if a table is unfit or lacks what the mode needs, or if there are rows of unknown routes.
     :raises StagingError: if staged rows are missing, or if there are too many.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     wanted = rows.not_stored(stored)
-    if leaves and (isinstance(where, Routes) or where.schema_evolution == "addColumns"):
+    if restores_path and (isinstance(where, Routes) or where.schema_evolution == "addColumns"):
         # Several tables are looked at, or a savepoint comes first that may be gone back to.
         leave_in_tx(connection)
-        leaves = False
+        restores_path = False
     # Rows of several tables are gathered before one of these is refused.
     with whole_or_failed(connection) if isinstance(where, Routes) else nullcontext():
         if isinstance(where, Routes):
@@ -146,7 +148,7 @@ def write_batch_in_tx(
             if where.schema_evolution == "addColumns":
                 adding = rooms.new_columns()
                 name, done = adding.add_columns_in_tx(connection, where, wanted.columns, name, gathering)
-            part = RowsForTable(where, wanted, gathering, name, is_last=is_last, leaves=leaves)
+            part = RowsForTable(where, wanted, gathering, name, is_last=is_last, restores_path=restores_path)
             plan = Plan([part], notes={name.qualified_name: done} if name and done else {})
         outcomes = []
         for part in plan.parts:

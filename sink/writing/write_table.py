@@ -39,7 +39,7 @@ def write_table_in_tx(
     :param batch: whose rows they are, for the record of those that are put aside.
     """
     rows, to = part.rows, part.destination
-    table, plan = target_for(connection, to, rows.columns, part.found, part.gathering, leaves=part.leaves)
+    table, plan = target_for(connection, to, rows.columns, part.found, part.gathering, restores_path=part.restores_path)
     # From here on something may have been written when an error comes.
     with whole_or_failed(connection):
         upsert = rooms.by_key().plan_upsert(to, plan, table, rows.columns) if to.mode in BY_KEY else None

@@ -66,7 +66,7 @@ def wide(columns):
     struct = t.StructType([t.StructField(f"c{n}", t.IntegerType()) for n in range(columns)])
     of_each = {"not_null": False, "has_default": False, "generated": "", "primary_key": None}
     named = tuple(TargetColumn(f"c{n}", "integer", "integer", 23, -1, **of_each) for n in range(columns))
-    of_table = {"rules": False, "row_security": False, "unsafe_partition": None, "is_current": True}
+    of_table = {"rules": False, "row_security": False, "unsafe_partition": None}
     table = TargetTable(1, "public", "events", "r", "p", **of_table, columns=named)
     return encoded_columns(struct), table
 

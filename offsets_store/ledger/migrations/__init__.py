@@ -135,8 +135,6 @@ def migrate(connection: psycopg.Connection, watch: LockWatch | None = None, role
 
 def _migrate(connection: psycopg.Connection, watch: LockWatch, role: str | None) -> list[int]:
     with connection.transaction():
-        # Under repeatable read, a transaction that waited for the lock would not see what it has waited for.
-        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # Administrators run this too, and the ledger's views keep what their names mean here.
         pid = enter_in_tx(connection, watch.lock_timeout)
         # Two drivers that start together would otherwise both find no ledger.

@@ -43,12 +43,10 @@ _FIRST_VERSION = 150000
 #   with defaults for the columns that the batch does not bring: no such column may have a default, and there may be no
 #   CHECK and no EXCLUDE.
 # - ON CONFLICT refuses tables with any deferrable unique index, and reads all columns.
-# - At the higher isolation levels Postgres 17 lost another session's update in MERGE, without an error.
 _SAME_AS_ON_CONFLICT = """
 SELECT EXISTS (
     SELECT FROM pg_class AS c
-    WHERE c.oid = {oid} AND c.relkind = 'r' AND current_setting('transaction_isolation') = 'read committed'
-    AND has_table_privilege(c.oid, 'SELECT')
+    WHERE c.oid = {oid} AND c.relkind = 'r' AND has_table_privilege(c.oid, 'SELECT')
     AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
     AND NOT EXISTS (SELECT FROM pg_constraint AS r WHERE r.conrelid = c.oid AND r.contype = 'c')
     AND NOT EXISTS (SELECT FROM pg_index AS d WHERE d.indrelid = c.oid

@@ -82,7 +82,6 @@ class TargetTable(QualifiedName):
     rules: bool
     row_security: bool
     unsafe_partition: str | None
-    is_current: bool
     columns: tuple[TargetColumn, ...]
     root: int = 0
     deletes_reach: Sequence[int] = ()
@@ -200,10 +199,6 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
        EXISTS (SELECT FROM pg_catalog.pg_rewrite AS w WHERE w.ev_class = c.oid AND w.rulename <> '_RETURN') AS rules,
        pg_catalog.row_security_active(c.oid) AS row_security,
        ({UNSAFE_PARTITION.format(oid="c.oid")}) AS unsafe_partition,
-       -- A table that was rewritten, or a partition that was attached, since the snapshot was taken.
-       (c.relkind <> 'r' OR c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)) AND NOT EXISTS (
-           SELECT FROM pg_catalog.pg_partition_tree(c.oid) AS t
-           WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class AS p WHERE p.oid = t.relid)) AS is_current,
        coalesce(pg_catalog.pg_partition_root(c.oid), c.oid)::oid AS root,
        {_DELETES_REACH.format()} AS deletes_reach,
        {_REDIRECTED} AS redirected,

@@ -19,7 +19,6 @@ from functools import lru_cache
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import bad_target
 from pgonce.offsets_store.postgres import search_path
 
 from ...options.destination import Destination
@@ -40,50 +39,44 @@ def lock_table(
     table: str,
     found: ResolvedName | None = None,
     *,
-    leaves: bool = False,
+    restores_path: bool = False,
     more: Callable[[], sql.Composable | None] | None = None,
 ) -> tuple[ResolvedName, TargetTable | None]:
     """
     Like :func:`look_up_table`, but lock the table first; what cannot be written to is described without a lock.
 
     :param found: what :func:`resolve_table` has said about ``table`` in this transaction; it saves a round trip.
-    :param leaves: whether to set the user's search_path first, in the same round trip.
+    :param restores_path: whether to set the user's search_path first, in the same round trip.
     :param more: makes a statement that is run under our search_path once the table is locked, in the same round trip;
         it is not called if there is no table to be locked.
     :raises psycopg.errors.LockNotAvailable: if others keep it locked for longer than ``lock_timeout``.
-    :raises psycopg.errors.SerializationFailure: if the table was altered after the transaction's snapshot was taken.
     """
-    if leaves and (found is None or found.kind not in _WRITABLE):
+    if restores_path and (found is None or found.kind not in _WRITABLE):
         search_path.leave_in_tx(connection)
-        leaves = False
+        restores_path = False
     found = found or resolve_table(connection, table)
     while found.kind in _WRITABLE:
-        statements = _statements(table, found.schema, found.name, leaves=leaves)
+        statements = _statements(table, found.schema, found.name, restores_path=restores_path)
         if more and (another := more()) is not None:
             statements += "; " + search_path.under_ours(another).as_string(connection)
         with connection.cursor() as cursor:
             cursor.execute(statements, prepare=False)
-            for _ in range(leaves + _LOCK_ANSWERS):
+            for _ in range(restores_path + _LOCK_ANSWERS):
                 cursor.nextset()
             now, described = looked_up(cursor, table)
-            cursor.nextset()
-            result = cursor.pgresult
-            types = [(result.ftype(n), result.fmod(n)) for n in range(result.nfields)] if result else []
         if described is not None and now.qualified_name == found.qualified_name:
-            _refuse_older_snapshot(described, types)
             return now, with_user_types(connection, described)
         # Meanwhile the name means another table. The lock on the first one does no harm.
-        found, leaves, more = now, False, None
+        found, restores_path, more = now, False, None
     return look_up_table(connection, table)
 
 
 # To compose it takes psycopg a tenth of a millisecond.
 @lru_cache(maxsize=256)
-def _statements(table: str, schema: str, name: str, *, leaves: bool) -> str:
-    first = [search_path.LEAVE] if leaves else []
+def _statements(table: str, schema: str, name: str, *, restores_path: bool) -> str:
+    first = [search_path.LEAVE] if restores_path else []
     locked = sql.Identifier(schema, name)
-    row_type = sql.SQL("SELECT (NULL::{}).*").format(locked)
-    return sql.SQL("; ").join([*first, _LOCK.format(locked), look_up_statements(table), row_type]).as_string(None)
+    return sql.SQL("; ").join([*first, _LOCK.format(locked), look_up_statements(table)]).as_string(None)
 
 
 def lock_tables(connection: psycopg.Connection, tables: Sequence[ResolvedName]) -> None:
@@ -95,15 +88,6 @@ def lock_tables(connection: psycopg.Connection, tables: Sequence[ResolvedName]) 
     locks = [_LOCK.format(sql.Identifier(one.schema, one.name)) for one in tables if one.kind in _WRITABLE]
     if locks:
         connection.execute(sql.SQL("; ").join(locks), prepare=False)
-
-
-def _refuse_older_snapshot(table: TargetTable, row_type: list[tuple[int, int]]) -> None:
-    # At repeatable read the catalogue is read as it was when the transaction took its snapshot, even if it has waited
-    # for something since; the row type of a table is always the current one.
-    if not table.is_current or [(column.type_oid, column.typmod) for column in table.columns] != row_type:
-        raise psycopg.errors.SerializationFailure(
-            f"{table.qualified_name} was altered after this transaction had taken its snapshot"
-        )
 
 
 def unsafe_partition(connection: psycopg.Connection, table: TargetTable) -> str | None:
@@ -118,7 +102,7 @@ def unsafe_partition(connection: psycopg.Connection, table: TargetTable) -> str 
     return row[0] if row else None
 
 
-_TURN = sql.SQL("SELECT pg_catalog.current_setting('transaction_isolation'), pg_catalog.pg_advisory_xact_lock({})")
+_TURN = sql.SQL("SELECT pg_catalog.pg_advisory_xact_lock({})")
 _IN_ORDER = sql.SQL(
     "SELECT pg_catalog.pg_advisory_xact_lock(turn.key) FROM "
     "(SELECT given.key FROM (VALUES {}) AS given(root, key) ORDER BY given.root, given.key) AS turn"
@@ -139,27 +123,12 @@ def root_of(oid: int) -> sql.Composed:
 
 def take_turn_of_newer_in_tx(connection: psycopg.Connection, oid: int) -> None:
     """Wait for the turn among those that write only newer rows into the table of this oid."""
-    unseen = "a delete that was committed while they waited for it, and an older change would bring the row back"
-    _take_turn_in_tx(connection, _key(_NEWER, oid), "onlyNewer is set", unseen)
+    connection.execute(_TURN.format(_key(_NEWER, oid)), prepare=False)
 
 
 def take_turn_of_replacing_in_tx(connection: psycopg.Connection, oid: int) -> None:
     """Wait for the turn among those that replace all rows of the table of this oid."""
-    unseen = "the rows that another query committed while they waited for it, and the rows of both would stay"
-    what = "The batch replaces all rows of the table (mode=complete, or overwrite)"
-    _take_turn_in_tx(connection, _key(_REPLACING, oid), what, unseen)
-
-
-def _take_turn_in_tx(connection: psycopg.Connection, key: sql.Composed, what: str, unseen: str) -> None:
-    row = connection.execute(_TURN.format(key), prepare=False).fetchone()
-    # To Postgres, read uncommitted is the same as read committed.
-    if row is not None and row[0] not in ("read committed", "read uncommitted"):
-        raise bad_target(
-            "SNAPSHOT_TOO_OLD",
-            f"{what}, but transactions are {row[0]} here: they would not see {unseen}.",
-            "Set default_transaction_isolation to 'read committed' for this role, or in url: "
-            "options=-cdefault_transaction_isolation=read\\ committed.",
-        )
+    connection.execute(_TURN.format(_key(_REPLACING, oid)), prepare=False)
 
 
 def take_turns_in_tx(connection: psycopg.Connection, tables: Iterable[tuple[Destination, ResolvedName]]) -> None:

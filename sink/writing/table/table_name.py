@@ -16,7 +16,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError, bad_target
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.one_trip import Asked, Statement
+from pgonce.offsets_store.postgres.one_trip import Statement, ask
 from pgonce.offsets_store.postgres.text import LONGEST_NAME, qualified_name
 
 TEMPORARY = "pg_temp"
@@ -81,7 +81,7 @@ def ask_for_tables(connection: psycopg.Connection, tables: Sequence[str]) -> Cal
     In a round trip with other statements, a text that is not a name ends the trip with an error of ``NOT_A_NAME``.
     """
     try:
-        asked = Asked(connection, _RESOLVE_ALL, {"given": list(tables)})
+        asked = ask(connection, _RESOLVE_ALL, {"given": list(tables)})
     except NOT_A_NAME as error:
         raise not_a_name(tables, error) from error
     return lambda: [resolved(row, table) for row, table in zip(asked.rows(), tables, strict=True)]

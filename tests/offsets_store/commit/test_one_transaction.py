@@ -22,6 +22,7 @@ from support.committed_rows import STRUCT, TABLE, appending, ids, settings
 from support.fixtures.proxy import Proxy
 from support.patience import PATIENCE_SECONDS
 
+from pgonce.offsets_store.commit import commit_watch
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -156,8 +157,15 @@ def test_a_commit_needs_no_thread_of_its_own(url, admin, events, monkeypatch):
     def refused(_):
         raise RuntimeError("can't start new thread")
 
+    def watching():
+        return sum(thread.name == "pgonce-commit-watch" for thread in threading.enumerate())
+
+    before = watching()
+    monkeypatch.setattr(commit_watch, "_is_looking", False)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
         assert commit_batch(settings(url), make_batch(0), appending(1)) is Verdict.NEW
+    assert watching() == before
     assert commit_batch(settings(url), make_batch(1), appending(2)) is Verdict.NEW
+    assert watching() == before + 1
     assert ids(admin) == [1, 2]

@@ -14,21 +14,16 @@ from contextlib import suppress
 
 import psycopg
 import pytest
-from psycopg import sql
 from support.batches import make_batch
-from support.blocked import wait_for_blocked
 from support.committed_rows import appending, ids, job, rows, settings, verdict_or_code, writing
-from support.fixtures.postgres import url_at
 from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit import one_transaction
 from pgonce.offsets_store.commit.batch_job import commit_job
-from pgonce.offsets_store.commit.one_transaction import begin_again_in_tx, begin_in_tx
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger import session as ledger_session
-from pgonce.offsets_store.ledger.lock import PLACES_IN_ORDER
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
 from pgonce.offsets_store.postgres.one_trip import Statement
@@ -235,25 +230,21 @@ class TestRivals:
             commit_batch(settings(url), by_function(), self.writes)
         assert ids(admin) == [1]
 
-    @pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
-    def test_a_function_that_wrote_nothing_at_first(self, isolation, url, admin):
+    def test_a_function_that_wrote_nothing_at_first(self, url, admin):
         """Its first batch was empty, and so the first one that writes is judged as the first."""
-        its_url = url_at(url, isolation)
         commit_batch(settings(url), make_batch(), appending(1))
-        assert commit_batch(settings(its_url), by_function(), function()) is Verdict.NEW
+        assert commit_batch(settings(url), by_function(), function()) is Verdict.NEW
         with pytest.raises(PgonceError, match=r"FOREIGN.*batch 1\b"):
-            commit_batch(settings(its_url), by_function(1), self.writes)
+            commit_batch(settings(url), by_function(1), self.writes)
         assert ids(admin) == [1]
-        says = settings(its_url, remedies=Remedies(independent=True))
+        says = settings(url, remedies=Remedies(independent=True))
         assert commit_batch(says, by_function(1), self.writes) is Verdict.NEW
         # Then it is known as one that feeds the table.
-        assert commit_batch(settings(its_url), by_function(2), self.writes) is Verdict.NEW
+        assert commit_batch(settings(url), by_function(2), self.writes) is Verdict.NEW
 
-    @pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
-    def test_functions_that_begin_at_the_same_moment(self, isolation, url, admin):
+    def test_functions_that_begin_at_the_same_moment(self, url, admin):
         """Both have written before either is recorded; the second one waits for the first, and is refused."""
         both_wrote = threading.Barrier(2, timeout=30)
-        its_url = url_at(url, isolation)
 
         def outcome(sink):
             tries = itertools.count()
@@ -265,45 +256,11 @@ class TestRivals:
                 return published
 
             work = Work(lambda _: sink, writes, sealed=True)
-            return verdict_or_code(settings(its_url, lock_timeout=10), by_function(query=sink, sink=sink), work)
+            return verdict_or_code(settings(url, lock_timeout=10), by_function(query=sink, sink=sink), work)
 
         with ThreadPoolExecutor(2) as sessions:
             assert set(sessions.map(outcome, ("one", "other"))) == {"NEW", "FOREIGN"}
         assert ids(admin) == [1]
-
-    def test_a_lock_that_is_not_available(self, url, admin):
-        """A pooler keeps the session, so it keeps none of the other locks."""
-        batch = make_batch().into("nightly", {"public.orders": None})
-        keys = sql.SQL(PLACES_IN_ORDER).format(names=list(batch.places), oids=batch.table_oids)
-        find = sql.SQL("SELECT k.key FROM {} LIMIT 1 OFFSET 1").format(keys)
-        admin.execute(sql.SQL("SELECT pg_advisory_lock(({}))").format(find))
-        with checked_out(url) as connection:
-            begin_in_tx(connection, "pgonce test", 0.2)
-            with pytest.raises(psycopg.errors.LockNotAvailable):
-                begin_again_in_tx(connection, batch, "pgonce test", 0.2)
-            held = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = %s::oid"
-            own = admin.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
-            assert admin.execute(held, own).fetchall() == [(admin.info.backend_pid,)]
-
-    def test_what_is_locked_for_a_partition_tree_is_unlocked_again(self, url, admin):
-        """Also if the partition is detached while the lock is waited for: a pooler would keep it for ever."""
-        admin.execute(
-            "CREATE TABLE parts (id bigint) PARTITION BY LIST (id); CREATE TABLE low PARTITION OF parts DEFAULT"
-        )
-        oid = admin.execute("SELECT 'low'::regclass::oid::bigint").fetchone()[0]
-        batch = make_batch().into("nightly", {"public.low": oid})
-        admin.execute("SELECT pg_advisory_lock(hashtextextended('nightly', 0))")
-        with checked_out(url) as connection, ThreadPoolExecutor(1) as pool:
-            begin_in_tx(connection, "pgonce test", 20)
-            waiting = pool.submit(begin_again_in_tx, connection, batch, "pgonce test", 20)
-            wait_for_blocked(admin, admin)
-            admin.execute("ALTER TABLE parts DETACH PARTITION low")
-            admin.execute("SELECT pg_advisory_unlock_all()")
-            waiting.result()
-            driver_connection(connection).rollback()
-            held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = %s::oid"
-            own = admin.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone()
-            assert admin.execute(held, own).fetchone() == (0,)
 
     def test_a_query_that_reads_other_rows_is_no_rival(self, url, admin):
         """A query that reads other partitions, or says that its rows are others, is no rival."""

@@ -1,4 +1,4 @@
-"""Writers that get into each other's way: locks in opposite orders, and snapshots that no longer hold."""
+"""Writers that get into each other's way: locks in opposite orders, and the same moment."""
 
 import itertools
 import logging
@@ -29,16 +29,11 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 
 STRUCT = t.StructType([t.StructField(name, t.LongType()) for name in ("id", "writer", "batch_id")])
-SNAPSHOTS = ("repeatable read", "serializable")
-# What Postgres says with 40001.
-STALE = "could not serialize access"
 
 
-def settings(url, isolation="read committed"):
-    """Settings with this isolation level, as a role or a database may have it; deadlocks are found soon."""
-    level = isolation.replace(" ", r"\ ")
-    options = f"-cdefault_transaction_isolation={level} -cdeadlock_timeout=20ms"
-    return CommitSettings(make_conninfo(url, options=options), lock_timeout=10, retry_timeout=20)
+def settings(url):
+    """Settings with which deadlocks are found soon."""
+    return CommitSettings(make_conninfo(url, options="-cdeadlock_timeout=20ms"), lock_timeout=10, retry_timeout=20)
 
 
 def batch(writer, batch_id, **changes):
@@ -171,51 +166,6 @@ def test_functions_that_lock_in_opposite_orders_all_come_through(writers, admin,
     assert caplog.text.count("deadlock detected") == deadlocks(admin, url) > 0
 
 
-def append(connection, writer, batch_id):
-    """Rows of the writer's own, and a trigger that counts what all writers add."""
-    return write(connection, "append", writer, batch_id, [writer * 1000 + batch_id])
-
-
-def upsert(connection, writer, batch_id):
-    """The same row, from every writer."""
-    return write(connection, "upsert", writer, batch_id, [1])
-
-
-def function(connection, writer, batch_id):
-    """The same row, counted up by every writer's own SQL."""
-    connection.exec_driver_sql("UPDATE counter SET n = n + 1")
-    return Published(0, "function")
-
-
-@pytest.mark.parametrize("isolation", SNAPSHOTS)
-@pytest.mark.parametrize("work", [append, upsert, function], ids=lambda work: work.__name__)
-def test_batches_whose_snapshot_no_longer_holds_are_tried_again(work, isolation, admin, url, caplog):
-    """Where the role's transactions keep one snapshot, a batch that another overtook is tried again, with a new one."""
-    if work is append:
-        admin.execute("CREATE TRIGGER count_up AFTER INSERT ON shared FOR EACH STATEMENT EXECUTE FUNCTION count_up()")
-    writers, rounds = 3, 5
-
-    def commit(writer, batch_id, meet):
-        def publish(connection, *_):
-            # Every transaction has read, and none has written.
-            meet()
-            return work(connection, writer, batch_id)
-
-        doing = Work(lambda _: "shared", publish, sealed=work is function)
-        return commit_batch(settings(url, isolation), batch(writer, batch_id), doing)
-
-    with caplog.at_level(logging.WARNING, "pgonce"):
-        assert {*sum(together(writers, rounds, commit), ())} == {Verdict.NEW}
-    # One of those that meet goes first; all others must try again.
-    assert caplog.text.count(STALE) >= (writers - 1) * (rounds - 1)
-    assert_each_batch_is_there_once(admin, writers, rounds)
-    written = admin.execute("SELECT DISTINCT writer, batch_id FROM writes").fetchall()
-    assert len(written) == (0 if work is function else writers * rounds)
-    assert admin.execute("SELECT count(*) FROM writes").fetchone() == (len(written),)
-    counted = admin.execute("SELECT n FROM counter").fetchone()
-    assert counted == (writers * rounds if work in (append, function) else 0,)
-
-
 def meeting_once(meet, sink):
     """Name the sink; at the first try, meet the other when both have their snapshot and neither the writer's row."""
     tries = itertools.count()
@@ -229,14 +179,13 @@ def meeting_once(meet, sink):
     return name_sink
 
 
-@pytest.mark.parametrize("isolation", ["read committed", *SNAPSHOTS])
-def test_two_runs_of_one_batch_publish_it_once(isolation, admin, url):
+def test_two_runs_of_one_batch_publish_it_once(admin, url):
     """Two drivers that commit one batch at the same moment: one publishes it, the other finds it published."""
     meet = threading.Barrier(2, timeout=20)
 
     def commit(query, run):
         work = Work(meeting_once(meet, "shared"), lambda connection, *_: write(connection, "append", query, 0, [query]))
-        return commit_batch(settings(url, isolation), batch(query, 0, run_id=f"run {run}"), work)
+        return commit_batch(settings(url), batch(query, 0, run_id=f"run {run}"), work)
 
     with ThreadPoolExecutor(2) as pool:
         for query in range(10):
@@ -245,15 +194,14 @@ def test_two_runs_of_one_batch_publish_it_once(isolation, admin, url):
     assert admin.execute("SELECT id FROM shared ORDER BY 1").fetchall() == [(query,) for query in range(10)]
 
 
-@pytest.mark.parametrize("isolation", ["read committed", *SNAPSHOTS])
-def test_two_new_queries_of_one_checkpoint_location_see_each_other(isolation, admin, url):
+def test_two_new_queries_of_one_checkpoint_location_see_each_other(admin, url):
     """A checkpoint that two drivers make at the same moment: the query that comes second to the sink is refused."""
     meet = threading.Barrier(2, timeout=20)
 
     def commit(sink, query):
         work = Work(meeting_once(meet, f"sink {sink}"), lambda *_: Published(0, "test"))
         one = batch(f"{sink}/{query}", 0, checkpoint_location="/checkpoints/shared")
-        return verdict_or_code(settings(url, isolation), one, work)
+        return verdict_or_code(settings(url), one, work)
 
     with ThreadPoolExecutor(2) as pool:
         for sink in range(10):

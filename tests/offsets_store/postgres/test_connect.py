@@ -5,11 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
+from support.fixtures.postgres import url_at
 
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.postgres import bounds, connect
-from pgonce.offsets_store.postgres.connect import parse_url
+from pgonce.offsets_store.postgres.connect import checked_out, parse_url
 
 
 def test_threads_that_begin_at_the_same_moment_share_one_pool(url, monkeypatch):
@@ -49,3 +52,14 @@ def test_a_service_file_says_how_long_a_connection_may_be_silent(named_in, tmp_p
     assert found == {**found, "connect_timeout": "3", "keepalives_idle": "7", "tcp_user_timeout": "0"}
     assert found["keepalives_count"] == "3"
     assert bounds._sets_its_own(url)  # noqa: SLF001
+
+
+def test_what_writes_is_read_committed_whatever_the_role_says(url):
+    """Also in a session that a reader has had before, which saw one snapshot."""
+    at_level, level = url_at(url, "serializable"), text("SELECT current_setting('transaction_isolation')")
+    ensure_ledger(at_level)
+    for _ in range(2):
+        with checked_out(at_level) as connection:
+            assert connection.execute(level).scalar_one() == "read committed"
+        with reading(at_level) as connection:
+            assert connection.execute(level).scalar_one() == "repeatable read"

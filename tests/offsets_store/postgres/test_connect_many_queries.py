@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 from support.batches import make_batch
 from support.committed_rows import ids, rows, settings
-from support.fixtures.postgres import url_at
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -58,11 +57,10 @@ def commit_all(url, count):
         return list(pool.map(commit, range(count)))
 
 
-@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
-def test_a_commit_needs_one_connection(admin, url, at_most, isolation):
+def test_a_commit_needs_one_connection(admin, url, at_most):
     """With one connection for the whole process, the first contacts of several queries follow one another."""
     at_most(1)
-    assert commit_all(url_at(url, isolation), 8) == ["NEW"] * 8
+    assert commit_all(url, 8) == ["NEW"] * 8
     assert ids(admin) == list(range(8))
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import psycopg
 import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from support.batches import make_batch
-from support.committed_rows import STRUCT, appending, ids, settings, verdict_or_code
+from support.committed_rows import STRUCT, appending, ids, settings
 
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -76,17 +75,6 @@ def test_a_commit_that_the_pooler_has_no_patience_for_lands(admin, pgbouncer, da
     patient = settings(url, retry_timeout=60, lock_timeout=0.5)
     assert commit_batch(patient, make_batch(0), appending(1)) is Verdict.LANDED
     assert ids(admin) == [1]
-
-
-def test_first_contacts_under_a_snapshot_leave_no_lock(admin, pgbouncer, database):
-    """Where the role asks for repeatable read, first contacts begin twice in the pooler's one session, and unlock."""
-    admin.execute(f"ALTER DATABASE {database} SET default_transaction_isolation = 'repeatable read'")
-    url = pgbouncer(default_pool_size="1").url(database)
-    queries = [replace(make_batch(0, checkpoint_location="/checkpoints/shared"), query_id=f"q{n}") for n in range(4)]
-    with ThreadPoolExecutor(len(queries)) as pool:
-        said = pool.map(lambda of: verdict_or_code(settings(url, retry_timeout=60), of, appending(1)), queries)
-    assert sorted(said) == ["FOREIGN", "FOREIGN", "FOREIGN", "NEW"]
-    assert admin.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
 
 
 def test_statement_pooling_is_refused_at_once(admin, pgbouncer, database):

@@ -20,7 +20,7 @@ from support.committed_rows import appending, ids, settings
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.ledger.compiled import Compiled
 from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
-from pgonce.offsets_store.postgres.one_trip import Asked, Statement, keep_prepared, one_trip
+from pgonce.offsets_store.postgres.one_trip import Statement, ask, keep_prepared, one_trip
 from pgonce.offsets_store.verdict.decide import Verdict
 
 pytestmark = pytest.mark.usefixtures("events")
@@ -35,8 +35,8 @@ def test_each_statement_has_its_answer(url):
     with checked_out(url) as connection:
         driver = driver_connection(connection)
         with one_trip(driver):
-            style = Asked(driver, to_set)
-            asked = Asked(driver, ASKED, {"given": "50 % of it"})
+            style = ask(driver, to_set)
+            asked = ask(driver, ASKED, {"given": "50 % of it"})
             assert not asked.is_answered
         assert style.row() == {"style": "German, DMY"}
         row = asked.row()
@@ -49,15 +49,15 @@ def test_it_is_known_which_statement_has_failed(url):
     """Those before it are answered; it is not, nor are those after it."""
     asked = []
 
-    def ask(driver):
+    def ask_all(driver):
         with one_trip(driver):
             for question, given in ((ASKED, {"given": "a"}), (FAILS, {}), (ASKED, {"given": "b"})):
-                one = Asked(driver, question, given)
+                one = ask(driver, question, given)
                 asked.append(one)
 
     with checked_out(url) as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
-            ask(driver_connection(connection))
+            ask_all(driver_connection(connection))
         assert [one.is_answered for one in asked] == [True, *[False] * (len(asked) - 1)]
 
 
@@ -77,9 +77,9 @@ def test_an_answer_that_is_read_too_early_is_waited_for(url):
     with checked_out(url) as connection:
         driver = driver_connection(connection)
         with one_trip(driver):
-            first = Asked(driver, ASKED, {"given": "a"})
+            first = ask(driver, ASKED, {"given": "a"})
             assert first.row()["said"] == "a"
-            second = Asked(driver, ASKED, {"given": "b"})
+            second = ask(driver, ASKED, {"given": "b"})
             assert not second.is_answered
         assert second.row() == {"said": "b", "at": first.row()["at"]}
 
@@ -91,13 +91,13 @@ def test_a_block_that_fails_sends_nothing(url):
 
         def fail():
             with one_trip(driver):
-                Asked(driver, ASKED, {"given": "a"})
+                ask(driver, ASKED, {"given": "a"})
                 raise ValueError("made up")
 
         with pytest.raises(ValueError, match="made up"):
             fail()
         assert driver.info.transaction_status is TransactionStatus.IDLE
-        assert Asked(driver, ASKED, {"given": "a"}).row()["said"] == "a"
+        assert ask(driver, ASKED, {"given": "a"}).row()["said"] == "a"
         assert driver.info.transaction_status is TransactionStatus.INTRANS
 
 
@@ -110,13 +110,13 @@ def test_a_transaction_begins_as_psycopg_would_begin_it(wanted, url):
     with psycopg.connect(url) as connection:
         for name, value in wanted.items():
             setattr(connection, name, value)
-        found = Asked(connection, asked).rows()
+        found = ask(connection, asked).rows()
         assert connection.info.transaction_status is TransactionStatus.INTRANS
         connection.rollback()
         assert found == connection.execute(asked.text).fetchall()
         assert found == [("serializable", "on") if wanted else ("read committed", "off")]
     with psycopg.connect(url, autocommit=True) as connection:
-        Asked(connection, asked)
+        ask(connection, asked)
         assert connection.info.transaction_status is TransactionStatus.IDLE
 
 
@@ -129,11 +129,11 @@ def test_values_are_those_that_psycopg_sends(url):
     with psycopg.connect(url) as connection:
         for pid in (0, connection.info.backend_pid, connection.info.backend_pid):
             keep_prepared(connection, url, pid)
-            assert Asked(connection, asked, given).row() == given
+            assert ask(connection, asked, given).row() == given
         with pytest.raises(psycopg.DataError, match="NUL"):
-            Asked(connection, asked, {**given, "b": "a\0b"})
+            ask(connection, asked, {**given, "b": "a\0b"})
         with pytest.raises(KeyError):
-            Asked(connection, asked, {})
+            ask(connection, asked, {})
 
 
 IN_THE_SESSION = "SELECT statement FROM pg_prepared_statements"

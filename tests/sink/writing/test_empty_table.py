@@ -34,19 +34,6 @@ def stored(admin):
     return admin.execute("SELECT * FROM events ORDER BY id").fetchall()
 
 
-@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-def test_all_rows_are_replaced_at_read_committed_only(isolation, url, admin):
-    """An older snapshot does not see what another query wrote while this one waited for its turn: both would stay."""
-    admin.execute(TABLE)
-    level = isolation.replace(" ", "\\ ")
-    with psycopg.connect(url, options=f"-cdefault_transaction_isolation={level}") as late:
-        late.execute("SELECT count(*) FROM events")
-        replace_all(url, (1, "first"))
-        with pytest.raises(TargetError, match=rf"SNAPSHOT_TOO_OLD.*{isolation}"):
-            replace_all(late, (2, "second"))
-    assert stored(admin) == [(1, "first")]
-
-
 @pytest.mark.parametrize("table", ["events", "of_it"])
 def test_a_trigger_that_keeps_rows(table, url, admin):
     """Also one of a partition: the batch is refused, and what is stored stays as it is."""

@@ -16,7 +16,6 @@ from psycopg import sql
 from pyspark.sql import types as t
 from support.blocked import wait_for_blocked
 from support.committed_batch import rows_in
-from support.fixtures.postgres import url_with
 from support.typed_rows import commit_typed, struct_of, typed_rows
 from support.with_rooms import look_at_table, write_batch_in_tx
 
@@ -116,12 +115,10 @@ def test_a_batch_that_is_rolled_back_takes_its_column_with_it(admin, url):
     assert columns_of(admin) == ["id", "name", "seen"]
 
 
-@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
-def test_two_queries_that_add_the_same_column_at_once(admin, url, isolation):
+def test_two_queries_that_add_the_same_column_at_once(admin, url):
     """One adds it, the other finds it, and all rows of both are there."""
     admin.execute(TABLE)
     ensure_ledger(url)
-    to_here = url_with(url, options="-c default_transaction_isolation=" + isolation.replace(" ", "\\ "))
     failed = []
     gate = threading.Barrier(4)
 
@@ -129,7 +126,7 @@ def test_two_queries_that_add_the_same_column_at_once(admin, url, isolation):
         gate.wait()
         try:
             rows = [(number * 10 + i, "x", None) for i in range(3)]
-            commit_typed(to_here, 0, UPSERT, COLUMNS, rows, query=f"q{number}", lock_timeout=20, retry_timeout=30)
+            commit_typed(url, 0, UPSERT, COLUMNS, rows, query=f"q{number}", lock_timeout=20, retry_timeout=30)
         except PgonceError as error:
             failed.append(error)
 
@@ -144,16 +141,14 @@ def test_two_queries_that_add_the_same_column_at_once(admin, url, isolation):
     assert admin.execute("SELECT count(*) FROM pgonce.target_changes").fetchone() == (1,)
 
 
-@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
-def test_a_column_that_somebody_else_is_adding_is_waited_for(admin, url, isolation):
-    """It is not added twice; at repeatable read the batch begins again to see it."""
+def test_a_column_that_somebody_else_is_adding_is_waited_for(admin, url):
+    """It is not added twice."""
     admin.execute(TABLE)
     ensure_ledger(url)
-    to_here = url_with(url, options="-c default_transaction_isolation=" + isolation.replace(" ", "\\ "))
     with psycopg.connect(url) as other:
         other.execute("ALTER TABLE events ADD COLUMN name text, ADD COLUMN seen timestamp")
         thread = threading.Thread(
-            target=commit_typed, args=[to_here, 0, ADD, COLUMNS, ROWS], kwargs={"lock_timeout": 30, "retry_timeout": 60}
+            target=commit_typed, args=[url, 0, ADD, COLUMNS, ROWS], kwargs={"lock_timeout": 30, "retry_timeout": 60}
         )
         thread.start()
         wait_for_blocked(admin, other)

@@ -180,13 +180,6 @@ def test_a_trigger_that_changes_keys_is_refused(url, admin, events):
         apply(url, (7, "a", 1, WRITE))
 
 
-def test_only_newer_needs_read_committed(url, events):
-    """An older snapshot would not see a delete that was committed while it waited."""
-    isolated = psycopg.conninfo.make_conninfo(url, options="-cdefault_transaction_isolation=repeatable\\ read")
-    with pytest.raises(TargetError, match="SNAPSHOT_TOO_OLD"):
-        apply(isolated, (1, "a", 1, WRITE), only_newer=True)
-
-
 def test_tombstones_are_there_for_as_many_days_as_the_option_says(url, admin, events):
     """They are there for as many days as the user said."""
     apply(url, (1, None, 5, DELETE), only_newer=True, tombstone_days=3)

@@ -188,22 +188,6 @@ def test_keys_in_another_order_or_alone_are_for_on_conflict(key, keys, admin, ur
     assert merges == []
 
 
-@pytest.mark.parametrize("level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE])
-def test_an_update_of_another_session_is_not_lost_at_higher_isolation(level, admin, url, merges):
-    """Postgres 17.7 lost it in MERGE, without a word; ON CONFLICT is told to try again."""
-    admin.execute(TABLE.encode())
-    admin.execute("INSERT INTO events VALUES (1, 'known', 100)")
-    with psycopg.connect(url) as other, psycopg.connect(url) as ours:
-        ours.isolation_level = level
-        assert ours.execute("SELECT amount FROM events").fetchone() == (100,)
-        other.execute("UPDATE events SET amount = amount + 5")
-        other.commit()
-        with pytest.raises(psycopg.errors.SerializationFailure):
-            upsert(ours, [(1, "ours", 101)])
-    assert stored(admin) == [(1, "known", 105)]
-    assert merges == []
-
-
 def test_a_unique_index_that_goes_away_while_the_batch_waits_is_missed(admin, url, merges):
     """The table is locked before it is looked at: MERGE would let a doubled key in; ON CONFLICT refuses."""
     admin.execute(TABLE.encode())
