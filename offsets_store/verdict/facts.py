@@ -37,8 +37,9 @@ class PlannedBatch:
     the names by which Spark describes file sources, if it can be asked. ``offsets_read_by`` says how the checkpoint was
     read; it is shown to people, and decides nothing.
 
-    ``span`` and ``topic_ids`` may be learned after the rest, from the rows and from the brokers; they are None until
-    then, as everything that is unknown. All else is given when the batch is made.
+    ``span`` and ``topic_ids`` may be learned after the rest, from the rows and from the brokers (``bootstrap_servers``,
+    hosts and ports alone); they are None until then, as everything that is unknown. All else is given when the batch is
+    made.
     """
 
     query_id: str
@@ -60,6 +61,7 @@ class PlannedBatch:
     entry_is_its_own: bool = True
     has_later_entries: bool = False
     topic_ids: dict[str, str] | None = None
+    bootstrap_servers: str = ""
     folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     offsets_read_by: ReadBy | None = None
 

@@ -119,7 +119,7 @@ class Run:
 
         # Its span begins at what was known, so that what a query that is replaced has stored since is found.
         batch = replace(self._batch(known, start), span=Span(known, start))
-        batch = with_topic_ids(batch, kafka, self.settings.url)
+        batch = with_topic_ids(batch, kafka)
         self.topic_ids = batch.topic_ids or {}
         commit_batch(self.settings, batch, self._work(take_over))
         while not found:

@@ -72,7 +72,7 @@ class BatchSettings:
             # The rows' positions are in the range that the query planned.
             refuse_without_positions(batch)
             batch = replace(batch, span=span_of_range(batch.start, batch.end))
-        return with_topic_ids(batch, self.brokers, self.commit.url)
+        return with_topic_ids(batch, self.brokers)
 
     def failures_kept(self, batch: PlannedBatch, sink_name: str | None) -> AbstractContextManager[None]:
         """Around all that is done for a batch once it is known: an error of ours is kept."""

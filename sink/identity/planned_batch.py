@@ -115,9 +115,9 @@ def _written_within(interval_ms: int, checkpoint_location: str) -> bool:
     return isinstance(planned_at, int) and time.time() * 1000 < planned_at + interval_ms
 
 
-def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None, url: str) -> PlannedBatch:
+def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None) -> PlannedBatch:
     """
-    The batch, with Kafka's ids of the topics that it reads. Once a run, the ledger at ``url`` is told of the brokers.
+    The batch, with Kafka's ids of the topics that it reads, and the brokers that were asked.
 
     :raises ConfigurationError: NOT_INSTALLED.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
@@ -130,20 +130,12 @@ def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None, url: str) -> Pl
     if not batch.run_id:
         return replace(batch, topic_ids=topic_ids(topics, brokers))
     found = _asked_once(batch.run_id, topics, brokers)
-    _noted_once(batch.run_id, url, batch.query_id, brokers.servers)
-    return replace(batch, topic_ids=dict(found))
+    return replace(batch, topic_ids=dict(found), bootstrap_servers=brokers.addresses)
 
 
 @lru_cache(maxsize=64)
 def _asked_once(_: str, topics: tuple[str, ...], brokers: Brokers) -> tuple[tuple[str, str], ...]:
     return tuple(topic_ids(topics, brokers).items())
-
-
-@lru_cache(maxsize=64)
-def _noted_once(_: str, url: str, query_id: str, servers: str) -> None:
-    from pgonce.offsets_store.ledger.brokers import note_brokers
-
-    note_brokers(url, query_id, servers)
 
 
 def planned_batch(
@@ -158,7 +150,7 @@ def planned_batch(
         :func:`pgonce.sink.identity.planned_batch.with_topic_ids`.
     """
     if options.offsets_from == "checkpoint":
-        batch = with_topic_ids(batch_from_checkpoint(options, origin, reach), options.brokers, options.commit.url)
+        batch = with_topic_ids(batch_from_checkpoint(options, origin, reach), options.brokers)
     else:
         batch = batch_by_id(origin, options.query_name, options.checkpoint_location)
     return replace(batch, attempt=attempt) if attempt else batch

@@ -30,7 +30,6 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
-from pgonce.offsets_store.ledger.brokers import note_in_tx
 from pgonce.offsets_store.ledger.failures import Failed, keep_in_tx, row_of
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants, ledgers_seen, migrate
 from pgonce.offsets_store.ledger.published import Published
@@ -126,7 +125,7 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
         [(APPEND, False), (APPEND, True), (UPSERT, False), (UPSERT, True), (COMPLETE, False), (COMPLETE, True)]
     ):
         # Another query each time: batch 0 is the one that prunes, and that a new run owns.
-        batch = {"query_id": f"{query_id} {number}", "end": None, "start": None}
+        batch = {"query_id": f"{query_id} {number}", "end": None, "start": None, "bootstrap_servers": "broker:9092"}
         assert commit(url, make_planned_batch(**batch), where, staged=staged, independent=True) is Verdict.NEW
         assert commit(url, make_planned_batch(**batch, run_id="run 2"), where) is Verdict.REPLAY
         if staged:
@@ -168,7 +167,6 @@ def tell_states(url: str, query_id: str) -> None:
     with writing(url) as connection:
         keep_in_tx(driver_connection(connection), row_of(failed, "LOCKED", "It was held."))
         runs.store_in_tx(connection)
-        note_in_tx(driver_connection(connection), query_id, "broker:9092")
         store_measured_in_tx(connection, [lag])
     store = OffsetsStore(url)
     assert store.failures() != []

@@ -16,7 +16,6 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from support.ledger_history import KAFKA, OTHER, QUERY, publish, take_over
 
 from pgonce.cli.main import ExitCode
-from pgonce.offsets_store.ledger.brokers import note_brokers
 
 pytestmark = pytest.mark.kafka
 
@@ -147,8 +146,7 @@ class TestTheirOwnBrokers:
         """Without the flag no broker is asked; with it, the query is measured where it says."""
         name = topic(partitions=1)
         produce(kafka, name, count=3, seconds_ago=200)
-        publish(url, 0, {"0": {name: {"0": 1}}})
-        note_brokers(url, QUERY, f"PLAINTEXT://{kafka.bootstrap_servers}").join()
+        publish(url, 0, {"0": {name: {"0": 1}}}, bootstrap_servers=kafka.bootstrap_servers)
         assert json.loads(pgonce("status", "--json").stdout)[0]["lag"] is None
         (measured,) = json.loads(pgonce("status", "--measure", "--json").stdout)
         assert measured["lag"] == 2
@@ -163,11 +161,10 @@ class TestTheirOwnBrokers:
     def test_brokers_that_cannot_be_reached(self, url, store, kafka, topic, pgonce):
         """They cost about a second, are said in one line, and keep no other query from being measured."""
         name = topic(partitions=1)
-        publish(url, 0, {"0": {name: {"0": 0}}})
-        publish(url, 0, {"0": {name: {"0": 0}}}, query_id=OTHER, query_name="clicks", sink_name="public.clicks")
-        note_brokers(url, QUERY, kafka.bootstrap_servers).join()
+        publish(url, 0, {"0": {name: {"0": 0}}}, bootstrap_servers=kafka.bootstrap_servers)
         # An address of documentation, where nobody answers.
-        note_brokers(url, OTHER, "192.0.2.1:9092,192.0.2.2:9092").join()
+        other = {"query_id": OTHER, "query_name": "clicks", "sink_name": "public.clicks"}
+        publish(url, 0, {"0": {name: {"0": 0}}}, **other, bootstrap_servers="192.0.2.1:9092,192.0.2.2:9092")
         began = time.monotonic()
         shown = pgonce("status", "--measure", "--json")
         assert time.monotonic() - began < 8
@@ -177,9 +174,8 @@ class TestTheirOwnBrokers:
 
     def test_brokers_that_do_not_answer(self, url, store, pgonce):
         """A port that takes a connection and says nothing costs a little more; a login is thought of in words."""
-        publish(url, 0, KAFKA)
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            note_brokers(url, QUERY, f"127.0.0.1:{silent.getsockname()[1]}").join()
+            publish(url, 0, KAFKA, bootstrap_servers=f"127.0.0.1:{silent.getsockname()[1]}")
             began = time.monotonic()
             shown = pgonce("status", "--measure")
             assert time.monotonic() - began < 10

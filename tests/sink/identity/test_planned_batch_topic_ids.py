@@ -45,7 +45,7 @@ def reading(url, topic, batch_id, run_id, kafka=None):
     """Batch N of a query that reads 10 rows of the topic a batch, with the topic's id where a broker is given."""
     start, end = ({"0": {topic: {"0": at}}} for at in (batch_id * 10, batch_id * 10 + 10))
     batch = make_batch(batch_id, run_id=run_id, start=start, end=end)
-    return with_topic_ids(batch, Brokers(kafka.bootstrap_servers) if kafka else None, url)
+    return with_topic_ids(batch, Brokers(kafka.bootstrap_servers) if kafka else None)
 
 
 def test_a_topic_recreated_is_refused_at_the_next_start(kafka, topic, url, events):
@@ -95,4 +95,4 @@ def test_brokers_that_do_not_answer_fail_the_batch(url, events):
     """Brokers that do not answer fail the batch: the check that was asked for cannot be made."""
     batch = make_batch(start={"0": {"t": {"0": 0}}}, end={"0": {"t": {"0": 10}}}, run_id="nobody there")
     with pytest.raises(OffsetsError, match="KAFKA_UNREACHABLE"):
-        with_topic_ids(batch, Brokers("127.0.0.1:1"), url)
+        with_topic_ids(batch, Brokers("127.0.0.1:1"))
