@@ -527,10 +527,7 @@ BROKEN: dict[str, tuple[Decider, World]] = {
     "never fences": (never_fences, World(2)),
     "fences newcomers": (fences_newcomers, World(2)),
     "does not compare the batch before": (ignores_the_batch_before, World(2, overwrites=1)),
-    "publishes whatever comes after the last batch": (
-        says_instead(Verdict.GAP, Verdict.NEW),
-        World(1, lost_records=2),
-    ),
+    "publishes whatever comes after the last batch": (says_instead(Verdict.GAP, Verdict.NEW), World(1, lost_records=2)),
     "publishes batches of a query that it does not know": (
         says_instead(Verdict.UNKNOWN, Verdict.NEW),
         World(1, lost_records=2),

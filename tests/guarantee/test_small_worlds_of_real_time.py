@@ -149,25 +149,13 @@ THREE = ((1, 1, 1),)
 TWICE, LOST, NOT_FIRST = "is stored twice", "is lost", "are not the first ones of its log"
 # By the number of the rule in the record of the decision.
 BROKEN: dict[str, tuple[Rules, World, str]] = {
-    "1, goes on with a checkpoint": (
-        Rules(starts_at_positions=False),
-        World(TWO, Accidents(restores=1)),
-        NOT_FIRST,
-    ),
+    "1, goes on with a checkpoint": (Rules(starts_at_positions=False), World(TWO, Accidents(restores=1)), NOT_FIRST),
     "1, asks for latest again": (Rules(stores_first_start=False), World(THREE, latest=True), NOT_FIRST),
     "2, rows and position apart": (Rules(one_transaction=False), World(TWO), TWICE),
-    "2, does not compare the position": (
-        Rules(compares_position=False),
-        World(TWO, Accidents(failed_tasks=1)),
-        TWICE,
-    ),
+    "2, does not compare the position": (Rules(compares_position=False), World(TWO, Accidents(failed_tasks=1)), TWICE),
     "2, flushes a part of a record": (Rules(whole_records=False), World(((2,),)), LOST),
     "3, lets a shuffle through": (SHUFFLED, World(THREE, shuffled=((0, 2), (1,))), LOST),
-    "3, and without claims": (
-        replace(SHUFFLED, claims=False),
-        World(THREE, shuffled=((0, 2), (1,)), runs=1),
-        LOST,
-    ),
+    "3, and without claims": (replace(SHUFFLED, claims=False), World(THREE, shuffled=((0, 2), (1,)), runs=1), LOST),
     "3, and in any order": (replace(SHUFFLED, rising=False), World(TWO, shuffled=((1, 0), ()), runs=1), LOST),
     "4, lets older runs write": (Rules(newest_run=False), World(TWO), "though run 2 is newer"),
     "4, knows runs by their numbers": (
@@ -213,11 +201,7 @@ BROKEN: dict[str, tuple[Rules, World, str]] = {
         World(((1, 0),), Accidents(deletions=2)),
         "records are deleted that were read",
     ),
-    "7, moves blindly": (
-        Rules(moves_over_filtered="blindly"),
-        World(((1, 1, 0),), Accidents(restores=1)),
-        LOST,
-    ),
+    "7, moves blindly": (Rules(moves_over_filtered="blindly"), World(((1, 1, 0),), Accidents(restores=1)), LOST),
     "7, moves blindly in continuous mode": (
         Rules(moves_over_filtered="blindly"),
         World(((1, 1, 0),), Accidents(restores=1), continuous=True),

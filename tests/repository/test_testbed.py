@@ -35,11 +35,7 @@ def insert_by_itself(url):
 
 def copy_in(url, count):
     """Copy so many rows in."""
-    with (
-        psycopg.connect(url) as connection,
-        connection.cursor() as cursor,
-        cursor.copy("COPY rows FROM STDIN") as copy,
-    ):
+    with psycopg.connect(url) as connection, connection.cursor() as cursor, cursor.copy("COPY rows FROM STDIN") as copy:
         for number in range(count):
             copy.write_row([number])
 

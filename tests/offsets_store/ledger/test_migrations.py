@@ -81,10 +81,7 @@ class TestCreation:
 
     def test_the_printed_sql_is_all_or_nothing(self, url, observer):
         """A role that does not exist leaves no half of a ledger behind."""
-        with (
-            psycopg.connect(url, autocommit=True) as connection,
-            pytest.raises(psycopg.errors.UndefinedObject),
-        ):
+        with psycopg.connect(url, autocommit=True) as connection, pytest.raises(psycopg.errors.UndefinedObject):
             connection.execute(init_sql("nobody_of_that_name").encode())
         assert observer.execute("SELECT to_regnamespace('pgonce')").fetchone() == (None,)
 

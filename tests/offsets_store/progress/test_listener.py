@@ -336,11 +336,7 @@ class TestCodes:
         ("text", "error_class", "code"),
         [
             (None, None, None),
-            (
-                "x.Error: Trace\npgonce.offsets_store.errors.CommitError: [LOCKED] Held. Help: Wait.",
-                "A.B",
-                "LOCKED",
-            ),
+            ("x.Error: Trace\npgonce.offsets_store.errors.CommitError: [LOCKED] Held. Help: Wait.", "A.B", "LOCKED"),
             ("[STREAM_FAILED] Query x: [LOCKED] Batch 1 waited. Help: Wait.\nMore", "STREAM_FAILED", "LOCKED"),
             ("java.lang.OutOfMemoryError: Java heap space", "STREAM_FAILED", "STREAM_FAILED"),
             ("java.lang.OutOfMemoryError: Java heap space", None, "java.lang.OutOfMemoryError"),

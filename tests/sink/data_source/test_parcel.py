@@ -67,11 +67,7 @@ def test_a_missing_message_means_that_rows_were_not_delivered(messages):
 
 @pytest.mark.parametrize(
     ("others", "batch_id"),
-    [
-        ([Origin("q2", "r1", 7, None)], 7),
-        ([Origin("q1", "r1", 8, OffsetLogEntry(8, "abc"))], 7),
-        ([], 8),
-    ],
+    [([Origin("q2", "r1", 7, None)], 7), ([Origin("q1", "r1", 8, OffsetLogEntry(8, "abc"))], 7), ([], 8)],
 )
 def test_parcels_of_different_batches_are_refused(others, batch_id):
     """Messages that do not agree on what they belong to are not committed, nor those of another batch than Spark's."""

@@ -121,11 +121,7 @@ def test_a_list_that_cannot_work_is_refused(tables, code, word):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"table": "orders"},
-        {"unknownRoutes": "deadLetters"},
-        {"orderBy": "at", "changeFeed": "delta", "mode": "apply"},
-    ],
+    [{"table": "orders"}, {"unknownRoutes": "deadLetters"}, {"orderBy": "at", "changeFeed": "delta", "mode": "apply"}],
 )
 def test_options_that_do_not_go_with_route(options):
     """They are refused, and not passed over, with the name of the first."""

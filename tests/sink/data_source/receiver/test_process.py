@@ -40,12 +40,7 @@ from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver import client, launch, process, sending
-from pgonce.sink.data_source.receiver.messages import (
-    ReceiverError,
-    error_as_message,
-    error_from_message,
-    lost,
-)
+from pgonce.sink.data_source.receiver.messages import ReceiverError, error_as_message, error_from_message, lost
 from pgonce.sink.data_source.receiver.process import Receptions
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.copy_encoder import CopyEncoder

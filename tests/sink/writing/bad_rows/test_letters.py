@@ -99,10 +99,7 @@ def test_rows_that_could_not_be_encoded_are_there_too(url, admin):
         "A NUL.",
     )
     assert found[0][3] == "22001"
-    assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone() == (
-        1,
-        {"written": 1, "dead_letters": 2},
-    )
+    assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone() == (1, {"written": 1, "dead_letters": 2})
 
 
 def test_rows_that_are_stored_already_count_neither_as_written_nor_as_dead(url, admin):
@@ -163,10 +160,7 @@ FOR_SOME = "WHEN (new.code = '22001')"
 # What only the commit meets.
 LOSING_TABLES = {
     "trigger": (f"CREATE TABLE rejected {LIKE}; {DROPS.format(when='')}", "TRIGGER_CHANGED_ROWS"),
-    "trigger for some": (
-        f"CREATE TABLE rejected {LIKE}; {DROPS.format(when=FOR_SOME)}",
-        "TRIGGER_CHANGED_ROWS",
-    ),
+    "trigger for some": (f"CREATE TABLE rejected {LIKE}; {DROPS.format(when=FOR_SOME)}", "TRIGGER_CHANGED_ROWS"),
     "policy": (
         f"CREATE TABLE rejected {LIKE}; ALTER TABLE rejected ENABLE ROW LEVEL SECURITY; "
         "GRANT SELECT, INSERT ON rejected TO PUBLIC",

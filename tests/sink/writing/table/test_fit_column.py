@@ -149,12 +149,7 @@ class TestHstore:
 
     def test_what_is_not_texts_is_refused(self, url):
         """Numbers would become texts in silence."""
-        for data_type in (
-            t.MapType(TEXT, INT),
-            t.MapType(INT, TEXT),
-            struct_of(a=TEXT),
-            t.ArrayType(TEXTS_BY_KEY),
-        ):
+        for data_type in (t.MapType(TEXT, INT), t.MapType(INT, TEXT), struct_of(a=TEXT), t.ArrayType(TEXTS_BY_KEY)):
             assert "map<string,string>" in refusal(url, data_type)
 
 
