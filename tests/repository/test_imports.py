@@ -97,9 +97,9 @@ BAD_ROWS = {"bad rows", "changes by key"}
     ("code", "how", "rooms"),
     [
         (ONE_ROW, {}, set()),
-        (ONE_ROW, {"schema_evolution": "addColumns"}, {"new columns"}),
-        (ONE_ROW, {"mode": "upsert", "keys": "id"}, {"changes by key"}),
-        (ONE_ROW, {"dead_letters": True}, BAD_ROWS),
+        pytest.param(ONE_ROW, {"schema_evolution": "addColumns"}, {"new columns"}, marks=pytest.mark.thorough),
+        pytest.param(ONE_ROW, {"mode": "upsert", "keys": "id"}, {"changes by key"}, marks=pytest.mark.thorough),
+        pytest.param(ONE_ROW, {"dead_letters": True}, BAD_ROWS, marks=pytest.mark.thorough),
         (ROUTED, {"e": {"table": "events", "schema_evolution": "ignoreExtra"}}, {"routes", "new columns", *BAD_ROWS}),
     ],
 )

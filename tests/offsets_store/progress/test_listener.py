@@ -350,7 +350,7 @@ class TestCodes:
 
 class TestWatch:
     @pytest.mark.slow
-    @pytest.mark.parametrize("ended_by", ["SIGTERM", "EXIT"])
+    @pytest.mark.parametrize("ended_by", ["SIGTERM", pytest.param("EXIT", marks=pytest.mark.thorough)])
     def test_what_ends_a_driver(self, start_driver, url, store, tmp_path, ended_by):
         """A query is seen in its first batch; a driver that ends says why, and the signal ends it as without us."""
         settings = spark_settings(tmp_path, kafka=False)

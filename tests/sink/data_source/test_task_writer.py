@@ -31,14 +31,7 @@ def encoded_size(spark, folder):
 
 @pytest.mark.parametrize(
     ("past_the_border", "receiver", "batch_rows", "transport"),
-    [
-        (0, "off", 10_000, "inline"),
-        (1, "off", 10_000, "staged"),
-        (0, "off", 7, "inline"),
-        (1, "off", 7, "staged"),
-        (0, "auto", 7, "inline"),
-        (1, "auto", 7, "received"),
-    ],
+    [(0, "off", 10_000, "inline"), (0, "off", 7, "inline"), (1, "off", 10_000, "staged"), (1, "auto", 7, "received")],
 )
 def test_rows_travel_another_way_just_where_they_no_longer_fit(
     past_the_border, receiver, batch_rows, transport, spark, url, observer, source, checkpoint
