@@ -68,9 +68,8 @@ def test_each_row_goes_into_its_table(admin, url):
 def test_a_value_is_compared_and_never_a_name(admin, url):
     """What is not in the list, letter by letter, is refused, even if a table has that name."""
     for value in ("ORDERS", "orders ", "public.orders", 'orders"; DROP TABLE orders; --', "", None):
-        with pytest.raises(TargetError) as raised:
+        with pytest.raises(TargetError, match=r"\[ROUTE_UNKNOWN\]") as raised:
             write(url, routes(BOTH), ("orders", 1, "a"), (value, 2, "b"))
-        assert raised.value.code == "ROUTE_UNKNOWN"
         assert ("null" if value is None else repr(value)) in raised.value.what
         assert contents(admin) == ([], [])
 

@@ -180,9 +180,8 @@ def test_a_table_that_would_lose_them_refuses_the_batch(kind, url, admin, login)
     admin.execute(EVENTS)
     for grant in (*grants(login.user), f"GRANT INSERT, SELECT ON events TO {login.user}"):
         admin.execute(grant)
-    with pytest.raises(TargetError) as raised:
+    with pytest.raises(TargetError, match=rf"\[{code}\]") as raised:
         committed(login.url if kind == "policy" else url, BAD, dead_letters="rejected")
-    assert raised.value.code == code
     assert "rejected" in str(raised.value)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
     assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (0,)
@@ -234,9 +233,8 @@ def test_a_row_that_jsonb_cannot_hold_refuses_the_batch(url, admin, monkeypatch)
     monkeypatch.setattr(letters, "_LARGEST_JSONB", 1000)
     admin.execute(TABLE.encode())
     rows = typed_rows(COLUMNS, ROWS[:1])
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(TargetError, match=r"\[ROW_TOO_LARGE\]") as refused:
         commit(url, replace(rows, unfit=lambda: not_encoded(1, 1000)))
-    assert refused.value.code == "ROW_TOO_LARGE"
     assert "'name' (NUL_IN_TEXT)" in refused.value.what
     assert admin.execute("SELECT id FROM events").fetchall() == []
 

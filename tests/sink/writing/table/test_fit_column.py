@@ -65,9 +65,8 @@ def written(url, transport, data_type, values, column="c::text", **how):
 
 def refusal(url, data_type, values=(None,)):
     """What is said when a column of this type is refused."""
-    with pytest.raises(TargetError) as caught:
+    with pytest.raises(TargetError, match=r"\[TYPE_MISMATCH\]") as caught:
         publish(url, "inline", of(data_type), list(enumerate(values, 1)))
-    assert caught.value.code == "TYPE_MISMATCH"
     return str(caught.value)
 
 
