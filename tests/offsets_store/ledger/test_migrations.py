@@ -70,11 +70,10 @@ class TestCreation:
         assert sorted(applied) == [[], [], [], VERSIONS]
         assert observer.execute("SELECT version FROM pgonce.schema_version").fetchall() == [(n,) for n in VERSIONS]
 
-    def test_the_printed_sql_makes_the_same_ledger(self, url, other_url):
+    def test_the_printed_sql_makes_the_same_ledger(self, url, admin, other_url):
         """What an administrator runs by hand equals what a driver creates, comments and constraints included."""
-        with psycopg.connect(url, autocommit=True) as connection:
-            migrate(connection)
-            migrated = connection.execute(SIGNATURE).fetchall()
+        migrate(admin)
+        migrated = admin.execute(SIGNATURE).fetchall()
         with psycopg.connect(other_url, autocommit=True) as connection:
             connection.execute(init_sql().encode())
             assert connection.execute(SIGNATURE).fetchall() == migrated
@@ -141,22 +140,20 @@ class TestForm:
 
 
 class TestVersions:
-    def test_a_ledger_that_is_too_new_is_refused(self, url, observer):
+    def test_a_ledger_that_is_too_new_is_refused(self, url, admin, observer):
         """Code that a ledger names too old neither writes nor reads it, and says so."""
         ensure_ledger(url)
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 999)")
-            with pytest.raises(LedgerError, match=rf" 999 .* {VERSIONS[-1]}\b") as refused:
-                migrate(connection)
+        admin.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 999)")
+        with pytest.raises(LedgerError, match=rf" 999 .* {VERSIONS[-1]}\b") as refused:
+            migrate(admin)
         with pytest.raises(LedgerError) as unread:
             OffsetsStore(url).queries()
         assert refused.value.code == unread.value.code == "PGONCE_TOO_OLD"
 
-    def test_a_process_that_runs_notices_that_the_ledger_was_upgraded(self, url, observer):
+    def test_a_process_that_runs_notices_that_the_ledger_was_upgraded(self, url, admin, observer):
         """Its next batch is refused, and so is its next batch job, though it has used this ledger before."""
         publish(url, 0, {"0": 1})
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 999)")
+        admin.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 999)")
         with pytest.raises(LedgerError) as batch:
             publish(url, 1, {"0": 2})
         with pytest.raises(LedgerError) as job:
@@ -179,38 +176,35 @@ class TestVersions:
         commit_batch(CommitSettings(url), make_planned_batch(0), work)
         assert taken
 
-    def test_a_newer_ledger_that_still_reads_is_used(self, url):
+    def test_a_newer_ledger_that_still_reads_is_used(self, url, admin):
         """One upgraded job does not stop the others: an additive version is no obstacle."""
         publish(url, 0, {"0": 1})
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 200)")
-            assert migrate(connection) == []
+        admin.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 200)")
+        assert migrate(admin) == []
         assert OffsetsStore(url).latest("orders").batch_id == 0
 
-    def test_a_later_migration_is_added_to_a_ledger_in_use(self, url, monkeypatch):
+    def test_a_later_migration_is_added_to_a_ledger_in_use(self, url, admin, monkeypatch):
         """Version N becomes N + 1 once, what is recorded stays, and the version says who may still use it."""
         publish(url, 0, {"0": 1})
         step = made_up("ALTER TABLE pgonce.writers ADD COLUMN made_up text DEFAULT 'new'", NEWEST + 1)
-        with psycopg.connect(url, autocommit=True) as connection:
-            with monkeypatch.context() as later:
-                upgrade_pgonce(later, step)
-                assert migrate(connection) == [step.version]
-                assert migrate(connection) == []
-                publish(url, 1, {"0": 2})
-                assert OffsetsStore(url).latest("orders").batch_id == 1
-            assert connection.execute("SELECT made_up, last_batch_id FROM pgonce.writers").fetchall() == [("new", 1)]
+        with monkeypatch.context() as later:
+            upgrade_pgonce(later, step)
+            assert migrate(admin) == [step.version]
+            assert migrate(admin) == []
+            publish(url, 1, {"0": 2})
+            assert OffsetsStore(url).latest("orders").batch_id == 1
+        assert admin.execute("SELECT made_up, last_batch_id FROM pgonce.writers").fetchall() == [("new", 1)]
         with pytest.raises(LedgerError, match="PGONCE_TOO_OLD"):
             publish(url, 2, {"0": 3})
 
-    def test_a_later_migration_that_fails_changes_nothing(self, url, monkeypatch):
+    def test_a_later_migration_that_fails_changes_nothing(self, url, admin, monkeypatch):
         """All missing steps are one transaction."""
         publish(url, 0, {"0": 1})
         upgrade_pgonce(monkeypatch, made_up("CREATE TABLE pgonce.made_up (); SELECT 1 / 0"))
-        with psycopg.connect(url, autocommit=True) as connection:
-            with pytest.raises(psycopg.errors.DivisionByZero):
-                migrate(connection)
-            versions = connection.execute("SELECT version, to_regclass('pgonce.made_up') FROM pgonce.schema_version")
-            assert versions.fetchall() == [(version, None) for version in VERSIONS]
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            migrate(admin)
+        versions = admin.execute("SELECT version, to_regclass('pgonce.made_up') FROM pgonce.schema_version")
+        assert versions.fetchall() == [(version, None) for version in VERSIONS]
 
 
 class TestRole:
@@ -240,16 +234,15 @@ class TestRole:
         assert "[LEDGER_OWNER]" in refused.stderr
         assert f"Log in as {login.user}" in refused.stderr
 
-    def test_a_second_role_gets_nothing_of_the_first_ones_staging(self, url, login, observer):
+    def test_a_second_role_gets_nothing_of_the_first_ones_staging(self, url, admin, login, observer):
         """Granting for another role passes over the staging tables that a streaming role owns."""
-        with psycopg.connect(url, autocommit=True) as connection:
-            migrate(connection)
-            for grant in grants(login.user):
-                connection.execute(grant.encode())
-            with psycopg.connect(login.url, autocommit=True) as streaming:
-                streaming.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
-            for grant in grants("pg_monitor"):
-                connection.execute(grant.encode())
+        migrate(admin)
+        for grant in grants(login.user):
+            admin.execute(grant.encode())
+        with psycopg.connect(login.url, autocommit=True) as streaming:
+            streaming.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
+        for grant in grants("pg_monitor"):
+            admin.execute(grant.encode())
         may = "SELECT has_table_privilege('pg_monitor', %s, 'SELECT')"
         assert observer.execute(may, ["pgonce_staging.staged_test"]).fetchone() == (False,)
         assert observer.execute(may, ["pgonce.writers"]).fetchone() == (True,)

@@ -258,10 +258,9 @@ def ends():
     second=st.lists(ends(), min_size=1, max_size=2),
     asked=st.dictionaries(st.sampled_from(["t", "u"]), st.dictionaries(st.sampled_from(["0", "1"]), st.integers(0, 3))),
 )
-def test_python_and_sql_agree(url, store, first, second, asked):
+def test_python_and_sql_agree(url, admin, store, first, second, asked):
     """Whatever two sinks of a query hold, the function in SQL and the method in Python give one answer."""
-    with psycopg.connect(url, autocommit=True) as admin:
-        admin.execute("TRUNCATE pgonce.writers CASCADE")
+    admin.execute("TRUNCATE pgonce.writers CASCADE")
     for sink, sources in (("a", first), ("b", second)):
         publish(url, 0, {str(number): source for number, source in enumerate(sources)}, sink_name=sink)
     both(url, asked)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import psycopg
 import pytest
 from confluent_kafka import Uuid
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -25,10 +24,9 @@ EVENTS = destination("events", "append", (), None)
 
 
 @pytest.fixture
-def events(url):
+def events(admin):
     """The target table."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE events (id bigint, name text)")
+    admin.execute("CREATE TABLE events (id bigint, name text)")
 
 
 def recreate(kafka, name):
