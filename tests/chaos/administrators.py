@@ -126,11 +126,7 @@ ALTERATIONS = (
         tuple(WORKLOADS),
     ),
     Alter(
-        "unlogged",
-        "ALTER TABLE {t} SET UNLOGGED",
-        "ALTER TABLE {t} SET LOGGED",
-        tuple(WORKLOADS),
-        may_publish=False,
+        "unlogged", "ALTER TABLE {t} SET UNLOGGED", "ALTER TABLE {t} SET LOGGED", tuple(WORKLOADS), may_publish=False
     ),
     Alter(
         "renamed, another in its place",

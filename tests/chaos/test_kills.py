@@ -178,10 +178,7 @@ def test_killed_driver_is_succeeded(moment, bench_of, spark):
     kill_and_take_over(moment, bench_of(WAYS), spark)
 
 
-@pytest.mark.parametrize(
-    "hold",
-    [inside_the_transaction, pytest.param(after_commit, marks=pytest.mark.thorough)],
-)
+@pytest.mark.parametrize("hold", [inside_the_transaction, pytest.param(after_commit, marks=pytest.mark.thorough)])
 def test_killed_driver_is_succeeded_in_short(hold, bench_of, spark):
     """The same inside the transaction, and after COMMIT, for two ways in."""
     (moment,) = [moment for moment in MOMENTS if moment.hold is hold]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import psycopg
 import pytest
 from chaos.campaign import Outcome
 from chaos.families import AT_ALL, AT_ONE_QUERY, FIREWALL, POOLER
@@ -20,17 +19,16 @@ ROWS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
 
 @pytest.fixture
-def ledger(tmp_path, url):
+def ledger(tmp_path, admin):
     """A checkpoint, and a ledger that counts five rows of its query."""
     (tmp_path / "metadata").write_text(json.dumps({"id": "q1"}))
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "CREATE SCHEMA pgonce; CREATE TABLE pgonce.writers (writer_id int, query_id text, sink_name text);"
-            "CREATE TABLE pgonce.batches (writer_id int, batch_id int, rows int, transport text, start_offsets jsonb, "
-            "end_offsets jsonb, offset_log text);"
-            "INSERT INTO pgonce.writers VALUES (1, 'q1', 's'); INSERT INTO pgonce.batches VALUES (1, 0, 5)"
-        )
-        yield connection
+    admin.execute(
+        "CREATE SCHEMA pgonce; CREATE TABLE pgonce.writers (writer_id int, query_id text, sink_name text);"
+        "CREATE TABLE pgonce.batches (writer_id int, batch_id int, rows int, transport text, start_offsets jsonb, "
+        "end_offsets jsonb, offset_log text);"
+        "INSERT INTO pgonce.writers VALUES (1, 'q1', 's'); INSERT INTO pgonce.batches VALUES (1, 0, 5)"
+    )
+    return admin
 
 
 def fill(connection, workload, rows):

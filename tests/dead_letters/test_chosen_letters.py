@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 from support.dead_letters import a_past, put_aside
 from support.recoveries import noted
@@ -13,11 +12,10 @@ from pgonce.offsets_store.ledger.migrations import grants
 
 
 @pytest.fixture
-def admin(url):
+def admin(url, admin):
     """A connection that may do anything; a query has published a batch."""
     a_past(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
+    return admin
 
 
 def discarded(url, *, reason="spam", dry_run=False, **choice):

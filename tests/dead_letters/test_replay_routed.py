@@ -60,9 +60,7 @@ def test_what_says_that_rows_of_other_tables_delete_is_left_out(url, admin, repl
     """Each table has a column of its own for that among the rows, and none of them is one of a table's."""
     admin.execute(TABLES)
     where = routes(
-        {"orders": {"deleteWhen": "o_gone"}, "clicks": {"deleteWhen": "c_gone"}},
-        dead_letters=True,
-        **BY_KEY,
+        {"orders": {"deleteWhen": "o_gone"}, "clicks": {"deleteWhen": "c_gone"}}, dead_letters=True, **BY_KEY
     )
     given = [("orders", 1, "abc", 1, False, None), ("orders", 2, "long", 2, False, None)]
     rows = typed_rows(CHANGES, [*given, ("clicks", 3, "long", 3, None, False)])

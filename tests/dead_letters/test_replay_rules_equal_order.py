@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.bad_rows import before_insert
@@ -15,12 +14,11 @@ VERSIONS = by_key("apply", only_newer=True, change_feed="delta", order_by="_comm
 
 
 @pytest.fixture
-def admin(url):
+def admin(url, admin):
     """A connection that may do anything; a query has published a batch, and there is its table."""
     a_past(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, _commit_version bigint)")
-        yield connection
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, _commit_version bigint)")
+    return admin
 
 
 def put(admin, where, *, gone=False, key=1, seq=5, name="old"):

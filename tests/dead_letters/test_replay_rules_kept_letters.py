@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,12 +21,11 @@ LETTERS = st.lists(st.tuples(KEYS, st.booleans()), min_size=1, max_size=8)
 
 
 @pytest.fixture
-def admin(url):
+def admin(url, admin):
     """A connection that may do anything; a query has published a batch, and there is its table."""
     a_past(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)")
-        yield connection
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)")
+    return admin
 
 
 def replayed_one_by_one(stored, letters):

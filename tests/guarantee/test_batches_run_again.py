@@ -87,10 +87,7 @@ def keys(rows):
     return [(key, None) for key in sorted({number // 15 for number, _ in rows})]
 
 
-IN_STATE = [
-    (INLINE, "RocksDBStateStoreProvider", 31),
-    (WRITER, "HDFSBackedStateStoreProvider", 0),
-]
+IN_STATE = [(INLINE, "RocksDBStateStoreProvider", 31), (WRITER, "HDFSBackedStateStoreProvider", 0)]
 
 
 class TestStateful:

@@ -35,16 +35,7 @@ from support.inbox import Inbox, create_events, events
 from support.messages import Messages
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish, rewind, run_elsewhere
-from support.ways_in import (
-    APPLYING_WAYS,
-    DIVERTING_WAYS,
-    ROUTED_WAYS,
-    WAYS,
-    InForeachBatch,
-    Sink,
-    WayIn,
-    of_this_spark,
-)
+from support.ways_in import APPLYING_WAYS, DIVERTING_WAYS, ROUTED_WAYS, WAYS, InForeachBatch, Sink, WayIn, of_this_spark
 
 pytestmark = pytest.mark.spark
 

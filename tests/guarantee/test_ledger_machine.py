@@ -26,12 +26,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyspark.sql import types as t
 from sqlalchemy import Connection
 from support.fixtures.proxy import Proxy
@@ -322,10 +317,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert newest
         driver.plan = plan
         driver.origin = Origin(
-            driver.folder.query_id,
-            driver.run_id,
-            plan.batch_id,
-            None if driver.folder.by_id else newest,
+            driver.folder.query_id, driver.run_id, plan.batch_id, None if driver.folder.by_id else newest
         )
 
     @deed(
@@ -513,13 +505,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # What people do with checkpoints
 
-    @deed(
-        3,
-        lambda self: True,
-        at=st.integers(0, 3),
-        does=DEEDS_OF_PEOPLE,
-        right=st.booleans(),
-    )
+    @deed(3, lambda self: True, at=st.integers(0, 3), does=DEEDS_OF_PEOPLE, right=st.booleans())
     def keep_house(self, at: int, does: str, right: bool) -> None:
         """Somebody does something to a checkpoint, rightly or not."""
         folder = self.folders[at % len(self.folders)]

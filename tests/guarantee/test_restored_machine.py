@@ -366,11 +366,7 @@ class Restoring(RuleBasedStateMachine):
         checkpoint = Checkpoint(str(self.query.root))
         origin = Origin(self.query.query_id, self.query.run_id, number, checkpoint.newest_offset_entry())
         how = CommitSettings(
-            self.database.url,
-            Remedies(independent=True),
-            retain_batches=self.retain,
-            lock_timeout=2,
-            retry_timeout=10,
+            self.database.url, Remedies(independent=True), retain_batches=self.retain, lock_timeout=2, retry_timeout=10
         )
         text = (self.query.root / f"offsets/{number}").read_text()
         try:

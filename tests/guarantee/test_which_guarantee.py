@@ -33,12 +33,7 @@ from support.messages import POSITIONS, Messages
 from support.patience import PATIENCE_SECONDS
 from support.ways_in import BatchFunction
 
-from pgonce import (
-    PostgresBatchWriter,
-    recover_and_start,
-    recover_checkpoint,
-    transactional_batch,
-)
+from pgonce import PostgresBatchWriter, recover_and_start, recover_checkpoint, transactional_batch
 from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]

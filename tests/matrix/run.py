@@ -85,14 +85,7 @@ def _run(one: Combination, suite: str) -> Outcome:
         "PYSPARK_DRIVER_PYTHON": str(python),
     }
     with log.open("w", encoding="utf-8") as said:
-        subprocess.run(
-            [*command, "-k", SUITES[suite]],
-            cwd=ROOT,
-            env=variables,
-            stdout=said,
-            stderr=said,
-            check=False,
-        )
+        subprocess.run([*command, "-k", SUITES[suite]], cwd=ROOT, env=variables, stdout=said, stderr=said, check=False)
     outcome.seconds = round(time.monotonic() - began)
     outcome.versions = _versions(python, java, log)
     if not report.exists():

@@ -25,7 +25,7 @@ PROOFS = {
     "verdicts": [
         "tests/offsets_store/verdict", "tests/sink/test_positions.py", "tests/sink/identity/test_from_checkpoint.py",
     ],
-    "small worlds": ["tests/guarantee/test_small_worlds.py", "tests/guarantee/test_small_worlds_of_real_time.py"],
+    "small worlds": ["tests/guarantee/test_small_worlds.py"],
     "commits": [
         "tests/offsets_store/commit", "tests/offsets_store/ledger", "tests/sink/test_staging.py",
         "tests/sink/data_source/test_promise.py", "tests/sink/data_source/test_parcel.py",

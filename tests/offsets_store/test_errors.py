@@ -7,13 +7,7 @@ import pickle
 import pytest
 
 from pgonce.offsets_store import errors
-from pgonce.offsets_store.errors import (
-    ConfigurationError,
-    ConnectError,
-    PgonceError,
-    bad_option,
-    without_its_words,
-)
+from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError, bad_option, without_its_words
 
 SENTENCES = ("CODE", "It happened.", "Nothing was written.", "Do this.")
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PgonceError)]

@@ -26,10 +26,7 @@ from pgonce.offsets_store.status.stored import CurrentOffset, as_current
 
 
 class TestKafka:
-    @pytest.mark.parametrize(
-        "offset",
-        [{"t": {"0": 23}}, {"t": {"0": 0, "10": 2**63 - 1}, "u.v-w": {"3": 5}}],
-    )
+    @pytest.mark.parametrize("offset", [{"t": {"0": 23}}, {"t": {"0": 0, "10": 2**63 - 1}, "u.v-w": {"3": 5}}])
     def test_topics_with_partitions_and_offsets_are_kafkas(self, offset):
         """Topics to partitions to offsets."""
         assert is_kafka(offset)
@@ -89,8 +86,7 @@ class TestKafka:
 
     @given(
         st.dictionaries(
-            st.tuples(st.sampled_from("tu"), st.integers(0, 11)),
-            st.tuples(st.integers(0, 9), st.integers(0, 9)),
+            st.tuples(st.sampled_from("tu"), st.integers(0, 11)), st.tuples(st.integers(0, 9), st.integers(0, 9))
         )
     )
     def test_goes_back_finds_exactly_the_lower_ones(self, ranges):

@@ -8,10 +8,9 @@ import pytest
 
 
 @pytest.fixture
-def rows(url):
+def rows(url, admin):
     """A table of the test's database, and how to count what is in it."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE rows (id int)")
+    admin.execute("CREATE TABLE rows (id int)")
 
     def count():
         with psycopg.connect(url) as connection:
@@ -35,11 +34,7 @@ def insert_by_itself(url):
 
 def copy_in(url, count):
     """Copy so many rows in."""
-    with (
-        psycopg.connect(url) as connection,
-        connection.cursor() as cursor,
-        cursor.copy("COPY rows FROM STDIN") as copy,
-    ):
+    with psycopg.connect(url) as connection, connection.cursor() as cursor, cursor.copy("COPY rows FROM STDIN") as copy:
         for number in range(count):
             copy.write_row([number])
 
@@ -61,17 +56,16 @@ class TestProxy:
             insert(proxy.url, prepare_threshold=threshold)
         assert (rows(), proxy.commits, proxy.hits["cut_after_commit"]) == (1, 1, 1)
 
-    def test_a_cut_during_commit_lets_the_row_come_later(self, url, proxy, rows):
+    def test_a_cut_during_commit_lets_the_row_come_later(self, url, admin, proxy, rows):
         """The client is cut off while the server is still committing; the row comes later."""
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(
-                "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN PERFORM pg_sleep(0.5); RETURN NULL; END $$"
-            )
-            connection.execute(
-                "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON rows DEFERRABLE INITIALLY DEFERRED "
-                "FOR EACH ROW EXECUTE FUNCTION wait()"
-            )
+        admin.execute(
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_sleep(0.5); RETURN NULL; END $$"
+        )
+        admin.execute(
+            "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON rows DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION wait()"
+        )
         proxy.cut_during_commit()
         with pytest.raises(psycopg.OperationalError):
             insert(proxy.url)

@@ -109,9 +109,8 @@ class TestTheLedgerOfTheFirstRelease:
         assert rows_in(admin, "public.orders") == [(1, "one")]
         assert commit(url, kept_batch(4, "run 2"), ORDERS, ((5, "five"),)) is Verdict.NEW
         assert rows_in(admin, "public.orders") == [(1, "one"), (5, "five")]
-        with pytest.raises(RefusedBatch) as refused:
+        with pytest.raises(RefusedBatch, match=r"\[FENCED\]"):
             commit(url, kept_batch(5, "run 1"), ORDERS)
-        assert refused.value.code == "FENCED"
 
     def test_its_checkpoint_is_understood(self, url, tmp_path):
         """Doctor finds checkpoint and ledger at one place."""
@@ -133,9 +132,8 @@ class TestTheLedgerOfTheFirstRelease:
 class TestAnEarlierLedger:
     def test_who_reads_is_told_to_upgrade_it(self, url):
         """Nothing that only reads migrates it; init does, and then there is an answer."""
-        with pytest.raises(LedgerError) as refused:
+        with pytest.raises(LedgerError, match=r"\[LEDGER_TOO_OLD\]"):
             OffsetsStore(url).queries()
-        assert refused.value.code == "LEDGER_TOO_OLD"
         assert CliRunner().invoke(app, ["init", "--url", url]).exit_code == ExitCode.OK
         assert OffsetsStore(url).queries() == []
 
@@ -150,8 +148,7 @@ class TestAnEarlierLedger:
         admin.execute(f"GRANT USAGE, CREATE ON SCHEMA pgonce TO {role}".encode())
         admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA pgonce TO {role}".encode())
         admin.execute(f"GRANT INSERT ON public.orders TO {role}".encode())
-        with pytest.raises(LedgerError) as refused:
+        with pytest.raises(LedgerError, match=r"\[LEDGER_NOT_PERMITTED\]"):
             commit(login.url, first_batch(), ORDERS)
-        assert refused.value.code == "LEDGER_NOT_PERMITTED"
         assert rows_in(admin, "public.orders") == []
         engine_for(login.url).dispose()

@@ -169,9 +169,7 @@ def test_an_odd_name_without_quotes_is_a_name_or_refused(name, connected, shared
     with nothing_else_happens(connected):
         refusal = refused_by(
             lambda: commit(
-                shared_url,
-                make_planned_batch(query_id=name),
-                destination(name, "append", (), None, create_table=True),
+                shared_url, make_planned_batch(query_id=name), destination(name, "append", (), None, create_table=True)
             )
         )
         assert refusal in (None, "BAD_TABLE_NAME", "TARGET_MISSING", "COLUMN_UNKNOWN")

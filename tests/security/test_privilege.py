@@ -355,11 +355,7 @@ SHOWS = (
     "forget orders --reason test",
     "new-checkpoint orders {}-2",
 )
-LETTERS = (
-    "dead-letters orders",
-    "dead-letters orders --replay",
-    "dead-letters orders --discard --reason test",
-)
+LETTERS = ("dead-letters orders", "dead-letters orders --replay", "dead-letters orders --discard --reason test")
 
 
 @pytest.fixture

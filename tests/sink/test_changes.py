@@ -213,6 +213,5 @@ def test_an_update_of_the_column_that_chooses_the_table_is_refused():
     moved, stays = update({"id": 1, "region": "eu"}, {"id": 1, "region": "us"}), update(None, {"id": 1, "region": "us"})
     batch = pa.RecordBatch.from_pylist([stays], schema=to_arrow_schema(KEYED))
     assert len(reader.read(batch)) == 1
-    with pytest.raises(EncodingError) as refused:
+    with pytest.raises(EncodingError, match=r"\[KEY_CHANGED\]"):
         reader.read(pa.RecordBatch.from_pylist([stays, moved], schema=to_arrow_schema(KEYED)))
-    assert refused.value.code == "KEY_CHANGED"

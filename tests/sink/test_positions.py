@@ -46,20 +46,12 @@ def test_rows_of_the_batch_pass(known, found):
 @pytest.mark.parametrize(
     ("known", "found", "says"),
     [
-        (
-            {"start": {"0": 10}, "end": {"0": 20}},
-            rows("0", 9, 19),
-            r"records 9 to 19 .* 10 .* 20\b",
-        ),
+        ({"start": {"0": 10}, "end": {"0": 20}}, rows("0", 9, 19), r"records 9 to 19 .* 10 .* 20\b"),
         ({"start": {"0": 10}, "end": {"0": 20}}, rows("0", 10, 20), r"records 10 to 20 .* 20\b"),
         ({"start": {"0": 10}, "end": {"0": 20}}, rows("2", 0, 0), r"partition 2 of topic 't'.* before 0\b"),
         ({"start": {"0": 10}, "end": {"0": 20}}, rows("0", 10, 12, topic="u"), "topic 'u'"),
         ({"resumes_at": {"0": 10}}, rows("0", 9, 12), "from 10 on"),
-        (
-            {"start": {"0": 10}, "resumes_at": {"0": 5}, "end": {"0": 20}},
-            rows("0", 5, 12),
-            r"from 10\b",
-        ),
+        ({"start": {"0": 10}, "resumes_at": {"0": 5}, "end": {"0": 20}}, rows("0", 5, 12), r"from 10\b"),
     ],
     ids=["before", "past the end", "other partition", "other topic", "before, unknown end", "before the start"],
 )

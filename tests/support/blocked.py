@@ -1,12 +1,16 @@
 """
-Wait until a session waits for another one's lock.
+Wait until a session waits for another one's lock, or until the log says what a commit waits for.
 
 Runs in: pytest. Invariant: it only looks, and gives up after a minute.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 import psycopg
+import pytest
 from support.fixtures.driver import wait_until
 
 
@@ -29,3 +33,9 @@ def wait_for_queue(looking: psycopg.Connection) -> None:
         "JOIN pg_stat_activity AS o USING (pid) WHERE cardinality(pg_blocking_pids(o.pid)) > 0"
     )
     assert wait_until(lambda: looking.execute(query).fetchone() != (0,), seconds=60)
+
+
+def wait_for_line(caplog: pytest.LogCaptureFixture, text: str, *running: Future[Any]) -> None:
+    """Until the log says ``text``, while all that waits for it is under way."""
+    assert wait_until(lambda: text in caplog.text or any(one.done() for one in running), seconds=60), caplog.text
+    assert [one.exception() for one in running if one.done()] == [], caplog.text

@@ -54,11 +54,7 @@ def job(key: str = "monday", content_hash: str | None = None) -> Job:
 
 
 def writing(
-    *of: int,
-    table: str = "events",
-    sink_name: str | None = None,
-    then: Callable[[], object] = lambda: None,
-    **how: Any,
+    *of: int, table: str = "events", sink_name: str | None = None, then: Callable[[], object] = lambda: None, **how: Any
 ) -> Work[None]:
     """The work of a batch job that writes rows with these ids, and then does something more before COMMIT."""
     work = work_into(sink_name, destination(table, **how), rows(*of))

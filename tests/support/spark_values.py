@@ -117,11 +117,7 @@ CASES = {
         MICROSECONDS,
     ),
     "timestamp_ntz": Case(
-        t.TimestampNTZType(),
-        within(FIRST_MICROSECOND, LAST_MICROSECOND),
-        pa.timestamp("us"),
-        pa.int64(),
-        MICROSECONDS,
+        t.TimestampNTZType(), within(FIRST_MICROSECOND, LAST_MICROSECOND), pa.timestamp("us"), pa.int64(), MICROSECONDS
     ),
     "interval": Case(t.DayTimeIntervalType(), within(*INT64), pa.duration("us"), pa.int64(), DURATION),
     "time": Case(
@@ -213,11 +209,7 @@ def mapped(key: JsonCase, inner: JsonCase) -> JsonCase:
     """Return maps from a type to a type, whose keys are no longer alike as JSON than they were."""
     return JsonCase(
         t.MapType(key.data_type, inner.data_type),
-        st.lists(
-            st.tuples(key.values, st.none() | inner.values),
-            max_size=3,
-            unique_by=lambda kv: named(key, kv[0]),
-        ),
+        st.lists(st.tuples(key.values, st.none() | inner.values), max_size=3, unique_by=lambda kv: named(key, kv[0])),
         pa.map_(key.arrow_type, inner.arrow_type),
         lambda pairs: {named(key, k): None if v is None else inner.shown(v) for k, v in pairs},
     )

@@ -19,12 +19,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from support.spark_session import started_session
 
-from pgonce import (
-    OffsetsListener,
-    OffsetsStore,
-    PostgresBatchWriter,
-    transactional_batch,
-)
+from pgonce import OffsetsListener, OffsetsStore, PostgresBatchWriter, transactional_batch
 from pgonce.sink.data_source.spark_interface import StreamWriter
 from pyspark_pgonce import DefaultSource
 

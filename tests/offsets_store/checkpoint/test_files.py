@@ -80,15 +80,7 @@ class TestLocal:
     def test_ways_to_write_one_place(self, folder, monkeypatch):
         """Path, relative path and both kinds of file URI are one place, and are shown as one."""
         monkeypatch.chdir(folder.parent)
-        ways = [
-            f"{folder}",
-            f"{folder}/",
-            "ckpt",
-            "./ckpt",
-            f"file:{folder}",
-            f"file://{folder}",
-            f"FILE:{folder}",
-        ]
+        ways = [f"{folder}", f"{folder}/", "ckpt", "./ckpt", f"file:{folder}", f"file://{folder}", f"FILE:{folder}"]
         assert {Checkpoint(way).location for way in ways} == {str(folder)}
         assert {Checkpoint(way).query_id() for way in ways} == {QUERY_ID}
 
@@ -206,17 +198,7 @@ def code_of(location: str) -> str:
 class TestTrouble:
     @pytest.mark.parametrize(
         "location",
-        [
-            "",
-            "file:ckpt",
-            "file:",
-            "file://host/ckpt",
-            "dbfs:/ckpt",
-            "a:b/c",
-            "s3a:/b/c",
-            "s3a:///c",
-            "s3a:c",
-        ],
+        ["", "file:ckpt", "file:", "file://host/ckpt", "dbfs:/ckpt", "a:b/c", "s3a:/b/c", "s3a:///c", "s3a:c"],
     )
     def test_a_location_that_cannot_be_reached_is_refused_at_once(self, location):
         """A location that Spark itself refuses, or that Python cannot reach, is named as such at once."""

@@ -90,10 +90,7 @@ def test_each_batch_of_a_file_source_has_an_entry_of_its_own(spark, inbox, check
     query = run(writer(files(spark, inbox), checkpoint))
     reader = Checkpoint(checkpoint)
     assert_says_what_the_query_said(reader, query)
-    assert [reader.offset_log(n).offsets for n in (0, 1)] == [
-        {"0": {"logOffset": 0}},
-        {"0": {"logOffset": 1}},
-    ]
+    assert [reader.offset_log(n).offsets for n in (0, 1)] == [{"0": {"logOffset": 0}}, {"0": {"logOffset": 1}}]
     assert reader.offset_log(1).version == 1
     assert reader.offset_log(1).metadata["conf"]["spark.sql.shuffle.partitions"] == "2"
     assert reader.offset_log(0).text != reader.offset_log(1).text

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 
-import psycopg
 import pytest
 
 # It plans a batch, notes the plan, commits, and notes that it is done: so does Spark, with offsets/N and commits/N.
@@ -84,24 +83,23 @@ main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
         ("commit of 2", ["0 NEW", "1 NEW", "2 NEW"], ["2 REPLAY", "3 NEW"]),
     ],
 )
-def test_each_line_is_written_once(die_at, said_before, said_after, url, tmp_path):
+def test_each_line_is_written_once(die_at, said_before, said_after, url, admin, tmp_path):
     """Killed before COMMIT a batch is published again; killed after it, it is known and skipped."""
     (tmp_path / "lines.txt").write_text("".join(f"line {number}\n" for number in range(14)))
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE lines (number int, line text)")
+    admin.execute("CREATE TABLE lines (number int, line text)")
 
-        killed = run(url, tmp_path, die_at)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert killed.stdout.splitlines() == said_before
+    killed = run(url, tmp_path, die_at)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert killed.stdout.splitlines() == said_before
 
-        finished = run(url, tmp_path, "never")
-        assert finished.returncode == 0, finished.stderr
-        assert finished.stdout.splitlines() == said_after
+    finished = run(url, tmp_path, "never")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines() == said_after
 
-        found = connection.execute("SELECT number, line FROM lines ORDER BY number").fetchall()
-        assert found == [(number, f"line {number}") for number in range(14)]
-        ends = connection.execute("SELECT end_offsets FROM pgonce.batches ORDER BY batch_id").fetchall()
-        assert ends == [({"lines": end},) for end in (4, 8, 12, 14)]
+    found = admin.execute("SELECT number, line FROM lines ORDER BY number").fetchall()
+    assert found == [(number, f"line {number}") for number in range(14)]
+    ends = admin.execute("SELECT end_offsets FROM pgonce.batches ORDER BY batch_id").fetchall()
+    assert ends == [({"lines": end},) for end in (4, 8, 12, 14)]
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

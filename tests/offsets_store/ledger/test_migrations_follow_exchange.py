@@ -43,12 +43,11 @@ WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' 
 
 
 @pytest.fixture
-def admin(url):
+def admin(admin):
     """A connection that may do anything, with a table in use, and a new one that is like it."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE sales (id bigint PRIMARY KEY, name text)")
-        connection.execute("CREATE TABLE sales_new (LIKE sales INCLUDING ALL)")
-        yield connection
+    admin.execute("CREATE TABLE sales (id bigint PRIMARY KEY, name text)")
+    admin.execute("CREATE TABLE sales_new (LIKE sales INCLUDING ALL)")
+    return admin
 
 
 @pytest.fixture

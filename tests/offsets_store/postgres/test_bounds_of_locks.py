@@ -82,9 +82,8 @@ class TestTheLedger:
     def test_past_the_bound_it_is_named(self, url, admin):
         """The query fails, and names the holder."""
         admin.execute(TABLE)
-        with migrating(url) as holder, pytest.raises(PgonceError) as error:
+        with migrating(url) as holder, pytest.raises(PgonceError, match=r"\[LOCKED\]") as error:
             commit_batch(settings(url, retry_timeout=1), make_batch(0), WORK)
-        assert error.value.code == "LOCKED"
         assert holder in str(error.value)
 
     def test_what_is_missing_to_see_the_holder(self, url, admin, login):
@@ -107,9 +106,11 @@ class TestTheLedger:
         """A lock that keeps readers out of the ledger is an error after the bound."""
         ensure_ledger(url)
         monkeypatch.setattr(session, "LOCK_SECONDS", 0.3)
-        with held(url, "LOCK TABLE pgonce.writers IN ACCESS EXCLUSIVE MODE"), pytest.raises(PgonceError) as error:
+        with (
+            held(url, "LOCK TABLE pgonce.writers IN ACCESS EXCLUSIVE MODE"),
+            pytest.raises(PgonceError, match=r"\[LOCKED\]"),
+        ):
             OffsetsStore(url).status()
-        assert error.value.code == "LOCKED"
 
 
 class TestStaging:
@@ -130,9 +131,8 @@ class TestStaging:
     def test_past_the_bound_it_is_named(self, url):
         """The task fails, and names the holder."""
         ensure_ledger(url)
-        with creating(url) as holder, pytest.raises(PgonceError) as error:
+        with creating(url) as holder, pytest.raises(PgonceError, match=r"\[STAGING_FAILED\]") as error:
             self.stage(url, 1)
-        assert error.value.code == "STAGING_FAILED"
         assert holder in str(error.value)
 
     def test_the_sweep_waits_for_nobody(self, url, admin):

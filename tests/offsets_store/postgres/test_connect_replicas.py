@@ -20,10 +20,10 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import types as t
 from replicated_postgres import url_of
 from support.batches import make_batch
+from support.blocked import wait_for_line
 from support.committed_rows import TABLE, appending, ids, settings
 from support.fixtures.proxy import Proxy
 from support.ledger_history import QUERY
-from support.patience import PATIENCE_SECONDS
 from support.recoveries import history, recover_at_once
 from support.stopped_query import entries, files_of, write_checkpoint
 from support.two_servers import two_servers
@@ -219,12 +219,3 @@ def _of_standbys(server):
     """Whether the preflight finds the synchronous standby, and names it."""
     found = {one.name: one for one in check_server(server.uri())}["standbys"]
     return found.holds, "'two'" in found.says
-
-
-def wait_for_line(caplog, line, committing):
-    """Wait until the log has the words, while the commit is under way."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while line not in caplog.text:
-        assert not committing.done(), committing.exception() or committing.result()
-        assert time.monotonic() < until, caplog.text
-        time.sleep(0.02)

@@ -336,11 +336,7 @@ class TestCodes:
         ("text", "error_class", "code"),
         [
             (None, None, None),
-            (
-                "x.Error: Trace\npgonce.offsets_store.errors.CommitError: [LOCKED] Held. Help: Wait.",
-                "A.B",
-                "LOCKED",
-            ),
+            ("x.Error: Trace\npgonce.offsets_store.errors.CommitError: [LOCKED] Held. Help: Wait.", "A.B", "LOCKED"),
             ("[STREAM_FAILED] Query x: [LOCKED] Batch 1 waited. Help: Wait.\nMore", "STREAM_FAILED", "LOCKED"),
             ("java.lang.OutOfMemoryError: Java heap space", "STREAM_FAILED", "STREAM_FAILED"),
             ("java.lang.OutOfMemoryError: Java heap space", None, "java.lang.OutOfMemoryError"),
@@ -354,7 +350,7 @@ class TestCodes:
 
 class TestWatch:
     @pytest.mark.slow
-    @pytest.mark.parametrize("ended_by", ["SIGTERM", "EXIT"])
+    @pytest.mark.parametrize("ended_by", ["SIGTERM", pytest.param("EXIT", marks=pytest.mark.thorough)])
     def test_what_ends_a_driver(self, start_driver, url, store, tmp_path, ended_by):
         """A query is seen in its first batch; a driver that ends says why, and the signal ends it as without us."""
         settings = spark_settings(tmp_path, kafka=False)

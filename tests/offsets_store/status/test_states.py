@@ -18,15 +18,7 @@ from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.status.ends import total_lag
-from pgonce.offsets_store.status.states import (
-    STATES,
-    TONES,
-    MeasuredLag,
-    QueryState,
-    place_of,
-    query_states,
-    tone_of,
-)
+from pgonce.offsets_store.status.states import STATES, TONES, MeasuredLag, QueryState, place_of, query_states, tone_of
 
 MORE = {"0": {"t": {"0": 10, "1": 25}}}
 LATER_RUN = "bbbbbbbb-2222-4222-8222-222222222222"

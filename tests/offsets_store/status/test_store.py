@@ -93,9 +93,8 @@ class TestHistory:
 
 def test_a_transaction_that_reads_the_ledger_can_write_nothing(url, store):
     """What reads the ledger runs in a transaction that the server lets write nothing."""
-    with pytest.raises(LedgerError) as refused, reading(url) as connection:
+    with pytest.raises(LedgerError, match=r"\[READ_ONLY\]"), reading(url) as connection:
         connection.execute(delete(writers))
-    assert refused.value.code == "READ_ONLY"
 
 
 def numbers():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import psycopg
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
@@ -27,11 +26,10 @@ STAGED = {"inlineBytes": 0}
 
 
 @pytest.fixture
-def admin(url):
+def admin(admin):
     """A connection that may do anything, with the target table made."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        yield connection
+    admin.execute(TABLE)
+    return admin
 
 
 def jobs(admin):

@@ -58,11 +58,7 @@ def parcels_of(spark, small_batches):
         def write(batches):
             yield pa.record_batch({"parcel": [pickle.dumps(writer.write(batches))]})
 
-        properties = {
-            "sql.streaming.queryId": QUERY,
-            "streaming.sql.batchId": "1",
-            "spark.jobGroup.id": RUN,
-        }
+        properties = {"sql.streaming.queryId": QUERY, "streaming.sql.batchId": "1", "spark.jobGroup.id": RUN}
         for name, value in properties.items():
             spark.sparkContext.setLocalProperty(name, value)
         try:

@@ -92,10 +92,7 @@ def test_postgres_reads_back_every_array_of_an_atomic_type(
     values = data.draw(st.lists(st.none() | st.lists(st.none() | case.values, max_size=5), max_size=6))
     elements = f"ARRAY(SELECT {case.reading.format('e')} FROM unnest(c) WITH ORDINALITY AS u(e, i) ORDER BY i)"
     got = round_trip(
-        connection,
-        t.ArrayType(case.data_type),
-        case.lists(values),
-        f"CASE WHEN c IS NOT NULL THEN {elements} END",
+        connection, t.ArrayType(case.data_type), case.lists(values), f"CASE WHEN c IS NOT NULL THEN {elements} END"
     )
     assert [None if row is None else [None if v is None else case.same(v) for v in row] for row in got] == [
         None if row is None else [None if v is None else case.same(v) for v in row] for row in values
@@ -142,12 +139,7 @@ def test_json_says_times_that_python_does_not_have(connection: psycopg.Connectio
             "ntz": "-290308-12-21T19:59:05.224192",
             "i": "PT-26H-3M-4.500000S",
         },
-        {
-            "d": "0000-01-01",
-            "ts": "0000-01-01T00:00:00+00:00",
-            "ntz": "0000-12-31T23:59:59.999999",
-            "i": "PT26H3M4S",
-        },
+        {"d": "0000-01-01", "ts": "0000-01-01T00:00:00+00:00", "ntz": "0000-12-31T23:59:59.999999", "i": "PT26H3M4S"},
         {"d": "-5877641-06-23", "ts": None, "ntz": "1970-01-01T00:00:00", "i": "PT0H0M0S"},
         {
             "d": "+5881580-07-11",
@@ -162,9 +154,7 @@ def test_json_says_times_that_python_does_not_have(connection: psycopg.Connectio
 
 @quick
 @given(
-    values=st.lists(st.none() | TEXTS | st.just("a\0b"), max_size=40),
-    before=st.integers(0, 3),
-    as_json=st.booleans(),
+    values=st.lists(st.none() | TEXTS | st.just("a\0b"), max_size=40), before=st.integers(0, 3), as_json=st.booleans()
 )
 def test_a_nul_in_text_stops_the_batch_with_its_column_and_row(
     values: list[str | None], before: int, as_json: bool
@@ -180,9 +170,8 @@ def test_a_nul_in_text_stops_the_batch_with_its_column_and_row(
     if not bad:
         assert encoder.encode(pa.record_batch([array], names=["c"])) or not values
         return
-    with pytest.raises(EncodingError) as caught:
+    with pytest.raises(EncodingError, match=r"\[NUL_IN_TEXT\]") as caught:
         encoder.encode(pa.record_batch([array], names=["c"]))
-    assert caught.value.code == "NUL_IN_TEXT"
     assert f"In row {bad[0]} of its task, column 'c' (Spark's {data_type.simpleString()}) has " in caught.value.what
     assert encoder.rows == before
 

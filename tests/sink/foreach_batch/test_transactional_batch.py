@@ -284,8 +284,7 @@ def test_an_error_of_another_database_is_the_functions_own(bench, admin, observe
 
 
 @pytest.mark.parametrize(
-    "changes",
-    ["SET LOCAL ROLE pg_monitor", "SET LOCAL synchronous_commit = off", "SET TRANSACTION READ ONLY"],
+    "changes", ["SET LOCAL ROLE pg_monitor", "SET LOCAL synchronous_commit = off", "SET TRANSACTION READ ONLY"]
 )
 def test_settings_that_a_batch_needs_are_to_be_taken_back(bench, observer, changes):
     """The error says that the function has changed them, not what an administrator could do."""

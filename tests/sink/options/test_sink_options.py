@@ -212,9 +212,8 @@ OF_A_PIPELINE = {"url": "postgresql://host/db", "table": "orders", "mode": "upse
 def test_a_wrong_option_of_a_pipelines_sink_is_refused_with_a_hint(more, code, hint):
     """Before the pipeline runs; the error says what to write instead. Good options stay as they are."""
     assert pipeline_sink_options(OF_A_PIPELINE) == OF_A_PIPELINE
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError, match=rf"\[{code}\]") as refused:
         pipeline_sink_options({**OF_A_PIPELINE, **more})
-    assert refused.value.code == code
     assert next(iter(more)) in str(refused.value)
     assert hint in str(refused.value)
 
@@ -222,6 +221,5 @@ def test_a_wrong_option_of_a_pipelines_sink_is_refused_with_a_hint(more, code, h
 @pytest.mark.parametrize("options", [None, [("table", "orders")], "table=orders", {**OF_A_PIPELINE, 1: "one"}])
 def test_what_is_not_a_dict_of_strings_is_refused(options):
     """Spark would say so of the whole sink, in the words of another library."""
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError, match=r"\[BAD_OPTION\]"):
         pipeline_sink_options(options)
-    assert refused.value.code == "BAD_OPTION"

@@ -68,9 +68,8 @@ def test_each_row_goes_into_its_table(admin, url):
 def test_a_value_is_compared_and_never_a_name(admin, url):
     """What is not in the list, letter by letter, is refused, even if a table has that name."""
     for value in ("ORDERS", "orders ", "public.orders", 'orders"; DROP TABLE orders; --', "", None):
-        with pytest.raises(TargetError) as raised:
+        with pytest.raises(TargetError, match=r"\[ROUTE_UNKNOWN\]") as raised:
             write(url, routes(BOTH), ("orders", 1, "a"), (value, 2, "b"))
-        assert raised.value.code == "ROUTE_UNKNOWN"
         assert ("null" if value is None else repr(value)) in raised.value.what
         assert contents(admin) == ([], [])
 
@@ -141,8 +140,7 @@ def test_an_error_of_one_table_takes_no_rows_of_another_back(admin, url, aside):
     kinds = {"kind": t.StringType(), "id": t.LongType(), "u": t.StringType()}
     kinds |= {"seq": t.LongType(), "del": t.BooleanType()}
     rows = typed_rows(
-        kinds,
-        [("a", 2, "z", 1, False), ("a", 1, "y", 2, False), ("b", 3, "q", 1, False), ("b", 2, "x", 2, True)],
+        kinds, [("a", 2, "z", 1, False), ("a", 1, "y", 2, False), ("b", 3, "q", 1, False), ("b", 2, "x", 2, True)]
     )
     with nullcontext() if aside else pytest.raises(PgonceError):
         commit(url, make_planned_batch(0), where, rows)
@@ -295,10 +293,7 @@ def test_a_parent_that_is_replaced_keeps_the_children_of_the_batch(admin, url):
 def test_nobody_sees_one_table_without_the_other(admin, url):
     """A statement that reads both tables finds as many rows in one as in the other."""
     query = "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM clicks)"
-    with (
-        psycopg.connect(url, autocommit=True) as reader,
-        meanwhile(lambda: reader.execute(query).fetchone()) as seen,
-    ):
+    with psycopg.connect(url, autocommit=True) as reader, meanwhile(lambda: reader.execute(query).fetchone()) as seen:
         for number in range(30):
             rows = routed(("orders", number, "a"), ("clicks", number, "b"))
             commit(url, make_planned_batch(number), routes(BOTH), rows)

@@ -96,11 +96,7 @@ class Query:
     def task(self, way, partition_id, rows):
         """What an attempt of the task that has these rows tells the commit."""
         batch_id, run_id, batch = self._batch
-        told = {
-            "sql.streaming.queryId": QUERY,
-            "streaming.sql.batchId": str(batch_id),
-            "spark.jobGroup.id": run_id,
-        }
+        told = {"sql.streaming.queryId": QUERY, "streaming.sql.batchId": str(batch_id), "spark.jobGroup.id": run_id}
         attempt_id = next(self._attempt_ids)
         context = SimpleNamespace(
             getLocalProperty=told.get, partitionId=lambda: partition_id, taskAttemptId=lambda: attempt_id

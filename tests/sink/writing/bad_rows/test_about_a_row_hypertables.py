@@ -87,9 +87,8 @@ def test_a_chunk_of_another_hypertable_is_not_its_own(hypertable):
             "INSERT INTO log VALUES (NEW.at, NEW.value); RETURN NEW; END $$; "
             "CREATE TRIGGER note BEFORE INSERT ON readings FOR EACH ROW EXECUTE FUNCTION note()"
         )
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(TargetError, match=r"\[CHECK_VIOLATION\]"):
         commit_typed(hypertable, 0, destination("readings", dead_letters=True), COLUMNS, [("a", on(1), 50.0)])
-    assert refused.value.code == "CHECK_VIOLATION"
     assert rows(hypertable) == []
 
 
@@ -98,7 +97,6 @@ def test_what_would_look_for_stored_rows_is_refused(hypertable):
     commit_typed(hypertable, 0, destination("readings"), COLUMNS, [("a", on(1), 1.0)])
     newer = destination("readings", "upsert", order_by="value", only_newer=True)
     for into in (destination("readings", "complete"), newer):
-        with pytest.raises(TargetError) as refused:
+        with pytest.raises(TargetError, match=r"\[ROWS_IN_CHILDREN\]"):
             commit_typed(hypertable, 1, into, COLUMNS, [("a", on(1), 2.0)])
-        assert refused.value.code == "ROWS_IN_CHILDREN"
     assert rows(hypertable) == [("a", 1.0)]

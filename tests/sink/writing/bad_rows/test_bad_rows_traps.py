@@ -16,7 +16,7 @@ from support.batches import make_batch
 from support.typed_rows import commit_typed, typed_rows
 from support.with_rooms import write_batch_in_tx
 
-from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import NOTHING, PgonceError
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.bad_rows import about_a_row
 
@@ -184,6 +184,9 @@ NOBODYS = {
     "our format": (OF_A_TRIGGER.format("ERRCODE = '22P04'"), "VALUE_NOT_STORABLE"),
     "a trigger": (OF_A_TRIGGER.format("ERRCODE = 'P0001'"), "TARGET_FAILED"),
     "a trigger's value": (OF_A_TRIGGER.format("ERRCODE = '22001'"), "VALUE_NOT_STORABLE"),
+    "a trigger's statement": (
+        OF_A_TRIGGER.replace("RAISE 'no' USING {}", "INSERT INTO nowhere VALUES (1)"), "TARGET_MISSING",
+    ),
     "a trigger's constraint": (OF_A_TRIGGER.format("ERRCODE = '23505'"), "UNIQUE_VIOLATION"),
     "a trigger's table": (
         ELSEWHERE + "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -313,11 +316,22 @@ def test_a_bad_row_takes_few_transaction_ids(which, url, admin):
     assert (after - before) / bad <= MOST_IDS
 
 
-@pytest.mark.parametrize("which", ["a trigger, by key", "a constraint, and a value that moves"])
-def test_a_search_ends(which, url, admin, monkeypatch):
-    """By its time, and nothing is written."""
+@pytest.mark.parametrize(
+    ("which", "sqlstate"),
+    [
+        ("a type", "22001"),
+        ("a deferred constraint", "23505"),
+        ("a trigger, by key", "23514"),
+        ("a constraint, and a value that moves", "23505"),
+    ],
+)
+def test_a_search_ends(which, sqlstate, url, admin, monkeypatch):
+    """By its time, and nothing is written. The error says what Postgres has refused, and what to do."""
     monkeypatch.setattr(about_a_row, "MOST_SECONDS", -1)
     mode, table, value = REFUSING[which]
     admin.execute(table.encode())
     rows = [(n, value if n % 20 == 19 else str(n), None, n) for n in range(100)]
-    assert refused(url, admin, mode, rows).code == "SEARCH_TOO_LONG"
+    error = refused(url, admin, mode, rows)
+    assert error.code == "SEARCH_TOO_LONG"
+    for said in ("public.events", sqlstate, NOTHING, "maxOffsetsPerTrigger"):
+        assert said in str(error)

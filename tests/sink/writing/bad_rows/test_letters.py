@@ -99,10 +99,7 @@ def test_rows_that_could_not_be_encoded_are_there_too(url, admin):
         "A NUL.",
     )
     assert found[0][3] == "22001"
-    assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone() == (
-        1,
-        {"written": 1, "dead_letters": 2},
-    )
+    assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone() == (1, {"written": 1, "dead_letters": 2})
 
 
 def test_rows_that_are_stored_already_count_neither_as_written_nor_as_dead(url, admin):
@@ -163,10 +160,7 @@ FOR_SOME = "WHEN (new.code = '22001')"
 # What only the commit meets.
 LOSING_TABLES = {
     "trigger": (f"CREATE TABLE rejected {LIKE}; {DROPS.format(when='')}", "TRIGGER_CHANGED_ROWS"),
-    "trigger for some": (
-        f"CREATE TABLE rejected {LIKE}; {DROPS.format(when=FOR_SOME)}",
-        "TRIGGER_CHANGED_ROWS",
-    ),
+    "trigger for some": (f"CREATE TABLE rejected {LIKE}; {DROPS.format(when=FOR_SOME)}", "TRIGGER_CHANGED_ROWS"),
     "policy": (
         f"CREATE TABLE rejected {LIKE}; ALTER TABLE rejected ENABLE ROW LEVEL SECURITY; "
         "GRANT SELECT, INSERT ON rejected TO PUBLIC",
@@ -186,9 +180,8 @@ def test_a_table_that_would_lose_them_refuses_the_batch(kind, url, admin, login)
     admin.execute(EVENTS)
     for grant in (*grants(login.user), f"GRANT INSERT, SELECT ON events TO {login.user}"):
         admin.execute(grant)
-    with pytest.raises(TargetError) as raised:
+    with pytest.raises(TargetError, match=rf"\[{code}\]") as raised:
         committed(login.url if kind == "policy" else url, BAD, dead_letters="rejected")
-    assert raised.value.code == code
     assert "rejected" in str(raised.value)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
     assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (0,)
@@ -240,9 +233,8 @@ def test_a_row_that_jsonb_cannot_hold_refuses_the_batch(url, admin, monkeypatch)
     monkeypatch.setattr(letters, "_LARGEST_JSONB", 1000)
     admin.execute(TABLE.encode())
     rows = typed_rows(COLUMNS, ROWS[:1])
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(TargetError, match=r"\[ROW_TOO_LARGE\]") as refused:
         commit(url, replace(rows, unfit=lambda: not_encoded(1, 1000)))
-    assert refused.value.code == "ROW_TOO_LARGE"
     assert "'name' (NUL_IN_TEXT)" in refused.value.what
     assert admin.execute("SELECT id FROM events").fetchall() == []
 

@@ -1,5 +1,5 @@
 """
-Bad rows are found among many, whatever refuses them, and a search that would last too long ends with an error.
+Bad rows are found among many, whatever refuses them.
 
 Covers: sink.writing.bad_rows.about_a_row, sink.writing.bad_rows.in_turn, sink.writing.bad_rows.turns.
 """
@@ -9,9 +9,6 @@ from __future__ import annotations
 import psycopg
 import pytest
 from support.bad_rows import committed, letters, stored
-
-from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.sink.writing.bad_rows import about_a_row
 
 # Enough for some tens of pages, because places are compared by page first.
 ROWS, BAD = 4_000, 20
@@ -94,21 +91,6 @@ def test_any_number_of_refused_values_takes_as_many_round_trips(url, admin, monk
         ("23502", "id", 252),
         ("23514", None, 252),
     ]
-
-
-@pytest.mark.parametrize(
-    ("table", "code"), [(f"{TABLE}; {DEFERRED}", "23P01"), (TABLE.replace("name text", "name varchar(5)"), "22001")]
-)
-def test_a_search_that_lasts_too_long_refuses_the_batch(table, code, url, admin, monkeypatch):
-    """The error says what Postgres has refused, that nothing was written, and what to do."""
-    monkeypatch.setattr(about_a_row, "MOST_SECONDS", -1)
-    admin.execute(table)
-    with pytest.raises(TargetError) as raised:
-        committed(url, doubled(5, 400))
-    assert raised.value.code == "SEARCH_TOO_LONG"
-    for said in ("public.events", code, NOTHING, "maxOffsetsPerTrigger"):
-        assert said in str(raised.value)
-    assert stored(admin) == letters(admin) == []
 
 
 def test_letters_come_in_the_order_of_their_rows(url, admin):

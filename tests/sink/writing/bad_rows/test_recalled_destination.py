@@ -151,9 +151,8 @@ KEPT = recorded(destination("public.events"), encoded_columns(STRUCT))
 )
 def test_anything_else_is_refused(value):
     """Nothing, another version, and a changed record: with a reason, and before any statement is made of it."""
-    with pytest.raises(RecoveryError) as error:
+    with pytest.raises(RecoveryError, match=r"\[REPLAY_IMPOSSIBLE\]") as error:
         recalled(value)
-    assert error.value.code == "REPLAY_IMPOSSIBLE"
     assert "--discard" in str(error.value)
 
 
@@ -162,6 +161,5 @@ def test_an_oid_that_is_none(oid):
     """What somebody has made of it is refused; without it, as older versions have left it, nothing is compared."""
     assert recorded_oid(recorded(destination("public.events"), [], 16384)) == 16384
     assert recorded_oid({name: value for name, value in KEPT.items() if name != "oid"}) is None
-    with pytest.raises(RecoveryError) as error:
+    with pytest.raises(RecoveryError, match=r"\[REPLAY_IMPOSSIBLE\]"):
         recorded_oid({**KEPT, "oid": oid})
-    assert error.value.code == "REPLAY_IMPOSSIBLE"

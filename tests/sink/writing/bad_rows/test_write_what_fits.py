@@ -137,14 +137,6 @@ def test_a_value_that_a_trigger_fills_in_is_no_bad_one(url, admin):
     assert letters(admin) == [(2, "name", "22001")]
 
 
-TRIGGERS = {
-    "value": "PERFORM 1 / 0;",
-    "another table": "INSERT INTO others VALUES (NULL);",
-    "raised": "RAISE EXCEPTION 'no' USING ERRCODE = '23514';",
-    "missing table": "INSERT INTO nowhere VALUES (1);",
-}
-
-
 def test_a_row_that_only_a_bad_one_keeps_out_is_written(url, admin):
     """The first row has no parent, which is found last; the second has its name, and fits without it."""
     admin.execute(
@@ -154,30 +146,6 @@ def test_a_row_that_only_a_bad_one_keeps_out_is_written(url, admin):
     committed(url, [(1, "x", 99), (2, "x", 1), (3, "z", 1)], mode="upsert", keys=("id",))
     assert stored(admin) == [2, 3]
     assert [key for key, *_ in letters(admin)] == [1]
-
-
-@pytest.mark.parametrize("why", TRIGGERS)
-def test_what_a_trigger_raises_about_something_else_stops_the_batch(why, url, admin):
-    """It is not about the row's values, so that every row might go."""
-    admin.execute(b"CREATE TABLE others (id bigint NOT NULL)")
-    admin.execute(TABLE.encode())
-    before_insert(admin, f"IF new.id = 3 THEN {TRIGGERS[why]} END IF;")
-    with pytest.raises(PgonceError):
-        committed(url, GOOD)
-    assert stored(admin) == []
-    assert letters(admin) == []
-
-
-def test_a_missing_partition_stops_the_batch(url, admin):
-    """Although its SQLSTATE is that of a CHECK."""
-    admin.execute(
-        b"CREATE TABLE events (id bigint, name varchar(3), amount bigint) PARTITION BY LIST (id);"
-        b"CREATE TABLE first PARTITION OF events FOR VALUES IN (1, 2)"
-    )
-    with pytest.raises(PgonceError, match="NO_PARTITION"):
-        committed(url, GOOD)
-    committed(url, [(1, "a", 1), (2, "long", 1)])
-    assert letters(admin) == [(2, "name", "22001")]
 
 
 def test_the_constraint_of_a_partition_is_one_of_the_target(url, admin):

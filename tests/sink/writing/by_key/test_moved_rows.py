@@ -109,9 +109,8 @@ def test_the_old_key_of_a_row_that_moved_is_remembered(url, admin):
 def test_a_move_is_refused_where_the_old_key_may_be_another_rows(record_key, only_newer, url, admin):
     """The record's key shows that the source's key is among the keys, or does not. Two rows may exchange their keys."""
     put(url, write(1, "eu", "a", 1), only_newer=only_newer)
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(TargetError, match=r"\[KEY_CHANGED\]"):
         put(url, move(1, "eu", "us", "b", 2, record_key), only_newer=only_newer)
-    assert refused.value.code == "KEY_CHANGED"
     assert stored(admin) == [(1, "eu", "a", 1)]
 
 
@@ -122,9 +121,8 @@ def test_a_move_is_refused_where_the_old_key_may_be_another_rows(record_key, onl
 def test_an_update_that_hides_its_old_key_is_refused(before, only_newer, url, admin):
     """The row before it lacks a key, or is not there though the record's key lacks one."""
     row = (1, "us", "b", 2, json.dumps(before), False)
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(TargetError, match=r"\[KEY_CHANGED\]"):
         put(url, row, only_newer=only_newer)
-    assert refused.value.code == "KEY_CHANGED"
     # The source's key is the table's: each change of it comes as a delete and an insert.
     put(url, (1, "us", "b", 2, json.dumps({"row": None, "key": {"id": 1, "region": "us"}}), False))
     assert stored(admin) == [(1, "us", "b", 2)]
@@ -186,9 +184,8 @@ def test_a_move_is_refused_where_deletes_change_other_rows(url, admin):
         "CREATE TABLE visits (id bigint, region text, FOREIGN KEY (id, region) REFERENCES places ON DELETE CASCADE); "
         "INSERT INTO visits VALUES (1, 'eu')"
     )
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(TargetError, match=r"\[DELETE_ACTION\]"):
         put(url, move(1, "eu", "us", "a", 2))
-    assert refused.value.code == "DELETE_ACTION"
     assert admin.execute("TABLE visits").fetchall() == [(1, "eu")]
 
 

@@ -39,16 +39,11 @@ def letters(admin):
 
 
 @pytest.mark.parametrize("only_newer", [False, True])
-def test_an_update_that_overtakes_its_insert_is_refused(only_newer, url, admin):
-    """The value comes with a change that comes later: written now, it would be passed over then."""
+def test_it_is_put_aside_if_there_are_dead_letters(only_newer, url, admin):
+    """All changes of its key are, as none has the value, which comes later; the others are written."""
     with pytest.raises(TargetError, match=r"VALUE_NOT_READ.*\(name\)"):
         apply(url, (1, "?", 20, WRITE), only_newer=only_newer, **UNREAD)
     assert stored(admin) == []
-
-
-@pytest.mark.parametrize("only_newer", [False, True])
-def test_it_is_put_aside_if_there_are_dead_letters(only_newer, url, admin):
-    """All changes of its key are, as none of them has the value, and the others are written."""
     how = {"only_newer": only_newer, "dead_letters": True, "transport": "both", **UNREAD}
     rows = [(1, "?", 20, WRITE), (1, "?", 21, WRITE), (2, "b", 1, WRITE), (3, "c", 1, WRITE), (3, "?", 2, WRITE)]
     assert apply(url, *rows, **how) == {"written": 3, "dead_letters": 2}
@@ -85,12 +80,6 @@ def test_a_column_that_updates_leave_alone_has_the_first_value_that_was_read(url
     rows = [(1, "?", 1, WRITE), (1, "long", 2, WRITE), (1, "later", 3, WRITE)]
     assert apply(url, *rows, update_columns=["seq"], dead_letters=True, **UNREAD)["dead_letters"] == 1
     assert (stored(admin), letters(admin)) == ([(1, "long", 3)], [("1", "VALUE_NOT_READ", "name")])
-
-
-def test_a_batch_of_nothing_else_is_put_aside(url, admin):
-    """Such changes say nothing about the table, so a quiet stream does not stop for them."""
-    how = {"dead_letters": True, **UNREAD}
-    assert apply(url, (1, "?", 20, WRITE), (1, "?", 21, WRITE), **how) == {"dead_letters": 2}
 
 
 def test_a_change_before_the_delete_of_its_key_is_not_put_aside(url, admin):

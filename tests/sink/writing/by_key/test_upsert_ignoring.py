@@ -68,9 +68,8 @@ def test_every_kind_of_such_a_constraint_counts(constraint, fed, admin):
 def test_other_constraints_still_refuse(fed, admin):
     """Only rows that would be doubled are left out."""
     admin.execute("ALTER TABLE events ADD CHECK (slot < 100)")
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(TargetError, match=r"\[CHECK_VIOLATION\]"):
         commit_typed(fed, 0, ignoring(), COLUMNS, [("b", 1), ("c", 100)])
-    assert refused.value.code == "CHECK_VIOLATION"
     commit_typed(fed, 0, ignoring(dead_letters=True), COLUMNS, [("b", 1), ("c", 100), ("d", 4)])
     assert admin.execute("SELECT id FROM events ORDER BY id").fetchall() == [("a",), ("d",)]
     assert counted(admin) == (2, {"written": 1, "passed_over": 1, "dead_letters": 1})
@@ -79,16 +78,14 @@ def test_other_constraints_still_refuse(fed, admin):
 def test_a_deferrable_constraint_is_refused(fed, admin):
     """ON CONFLICT cannot use it, and says so before a row is left out."""
     admin.execute("ALTER TABLE events ADD UNIQUE (id, slot) DEFERRABLE")
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(TargetError, match=r"\[NO_UNIQUE_KEY\]"):
         commit_typed(fed, 0, ignoring(), COLUMNS, ROWS)
-    assert refused.value.code == "NO_UNIQUE_KEY"
 
 
 def test_another_constraint_than_that_of_the_key_is_no_value_that_moved(fed, admin):
     """With `ignore`, no stored row gives a value away: the row is refused, or put aside, by itself."""
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(TargetError, match=r"\[UNIQUE_VIOLATION\]"):
         commit_typed(fed, 0, ignoring("ignore"), COLUMNS, ROWS[:3])
-    assert refused.value.code == "UNIQUE_VIOLATION"
     commit_typed(fed, 0, ignoring("ignore", dead_letters=True), COLUMNS, ROWS[:3])
     assert admin.execute("SELECT id FROM events ORDER BY id").fetchall() == [("a",), ("c",)]
     assert counted(admin) == (2, {"written": 1, "passed_over": 1, "dead_letters": 1})

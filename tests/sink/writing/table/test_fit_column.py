@@ -65,9 +65,8 @@ def written(url, transport, data_type, values, column="c::text", **how):
 
 def refusal(url, data_type, values=(None,)):
     """What is said when a column of this type is refused."""
-    with pytest.raises(TargetError) as caught:
+    with pytest.raises(TargetError, match=r"\[TYPE_MISMATCH\]") as caught:
         publish(url, "inline", of(data_type), list(enumerate(values, 1)))
-    assert caught.value.code == "TYPE_MISMATCH"
     return str(caught.value)
 
 
@@ -149,12 +148,7 @@ class TestHstore:
 
     def test_what_is_not_texts_is_refused(self, url):
         """Numbers would become texts in silence."""
-        for data_type in (
-            t.MapType(TEXT, INT),
-            t.MapType(INT, TEXT),
-            struct_of(a=TEXT),
-            t.ArrayType(TEXTS_BY_KEY),
-        ):
+        for data_type in (t.MapType(TEXT, INT), t.MapType(INT, TEXT), struct_of(a=TEXT), t.ArrayType(TEXTS_BY_KEY)):
             assert "map<string,string>" in refusal(url, data_type)
 
 

@@ -318,14 +318,11 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", LEAVES)
-@pytest.mark.parametrize("depth", [2, 3])
 @quick
 @given(data=st.data())
-def test_arrays_of_arrays_are_kept_or_refused(
-    connection: psycopg.Connection, name: str, depth: int, data: st.DataObject
-) -> None:
+def test_arrays_of_arrays_are_kept_or_refused(connection: psycopg.Connection, name: str, data: st.DataObject) -> None:
     """What is rectangular has as many dimensions; ragged, empty inside, or null where an array should be is refused."""
-    data_type, values, arrow_type, column = LEAVES[name]
+    (data_type, values, arrow_type, column), depth = LEAVES[name], data.draw(st.sampled_from([2, 3]))
     ragged = st.none() | values
     for _ in range(depth):
         ragged = st.lists(ragged, max_size=2) | st.none()
@@ -342,14 +339,11 @@ def test_arrays_of_arrays_are_kept_or_refused(
 
 
 @pytest.mark.parametrize("name", [name for name in LEAVES if name != "interval"])
-@pytest.mark.parametrize("column", ["jsonb", "json", "text"])
 @quick
 @given(data=st.data())
-def test_an_array_of_plain_values_is_json(
-    connection: psycopg.Connection, name: str, column: str, data: st.DataObject
-) -> None:
+def test_an_array_of_plain_values_is_json(connection: psycopg.Connection, name: str, data: st.DataObject) -> None:
     """It has the same elements, though a setting of the role would leave out digits or another one shifts its zone."""
-    data_type, values, arrow_type, _ = LEAVES[name]
+    (data_type, values, arrow_type, _), column = LEAVES[name], data.draw(st.sampled_from(["jsonb", "json", "text"]))
     rows = data.draw(st.lists(st.none() | st.lists(st.none() | values, max_size=4), max_size=5))
     odd = "SET LOCAL extra_float_digits = 0; SET LOCAL TIME ZONE 'Asia/Kathmandu'; SET LOCAL DateStyle = 'SQL, DMY'"
     array = pa.array(rows, pa.list_(arrow_type))
@@ -401,9 +395,8 @@ def test_without_dead_letters_the_batch_is_refused_with_column_and_row(admin, ur
     """As for a value that overflows: the same code, and nothing is written."""
     admin.execute(TABLE)
     for row, column in zip(ROUNDED, ("price (numeric(10,2)", "at (timestamp(3)"), strict=True):
-        with pytest.raises(TargetError) as caught:
+        with pytest.raises(TargetError, match=r"\[VALUE_NOT_STORABLE\]") as caught:
             committed(url, [GOOD, row], columns=COLUMNS, dead_letters=None)
-        assert caught.value.code == "VALUE_NOT_STORABLE"
         assert f"column {column}" in str(caught.value)
         assert f"id = {row[0]}" in str(caught.value)
         assert str(row[1] or row[2]) not in str(caught.value)
@@ -460,18 +453,16 @@ def test_fields_of_a_struct_are_kept_or_refused_too(admin, url):
     assert admin.execute(query, binary=True).fetchall() == [(1, *kept.values()), (9, *[None] * len(good))]
     assert [row[:2] for row in letters(admin)] == [(number, "c") for number in range(2, 9)]
     floats = struct_of({"d": t.ArrayType(t.ArrayType(t.FloatType()))})
-    with pytest.raises(TargetError) as caught:
+    with pytest.raises(TargetError, match=r"\[TYPE_MISMATCH\]"):
         publish(url, "inline", struct_of({"id": LONG, "c": floats}), [(10, None)])
-    assert caught.value.code == "TYPE_MISMATCH"
 
 
 def test_json_cannot_be_a_key(url, admin):
     """An array that becomes JSON is not compared as Spark compares it, as a struct is not."""
     admin.execute("CREATE TABLE events (id bigint, c jsonb PRIMARY KEY)")
     struct = struct_of({"id": LONG, "c": t.ArrayType(TEXT)})
-    with pytest.raises(TargetError) as caught:
+    with pytest.raises(TargetError, match=r"\[NESTED_KEY\]"):
         publish(url, "inline", struct, [(1, ["a"])], mode="upsert", keys=("c",))
-    assert caught.value.code == "NESTED_KEY"
 
 
 def test_an_array_of_arrays_may_be_a_key(url, admin):
