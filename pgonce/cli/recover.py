@@ -23,7 +23,7 @@ from pgonce.recovery.forget import Forgetting, forget_query
 from pgonce.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.recovery.plan import MAY_DOUBLE
 from pgonce.recovery.read_stopped_query import read_checkpoint
-from pgonce.recovery.recover import Recovery, recover_checkpoint, undo_recovery
+from pgonce.recovery.recover import Recovery, recover_checkpoint
 from pgonce.recovery.stopped_query import no_checkpoint
 
 from .answers.output import print_json, print_lines
@@ -38,17 +38,15 @@ def recover(
     *,
     url: Url = "",
     yes: Yes = False,
-    undo: Annotated[
-        bool, typer.Option("--undo", help="Undo the newest recovery: bring back the files that it replaced.")
-    ] = False,
     quiet_for: QuietFor = QUIET_SECONDS,
     wait: Wait = 0,
     as_json: Json = False,
 ) -> None:
     """Make a stopped query's checkpoint agree with the ledger, forward or back. What it replaces is kept."""
-    work = undo_recovery if undo else recover_checkpoint
     with at_work("Comparing the checkpoint with the ledger" if not yes else "Repairing the checkpoint"):
-        done = work(checkpoint, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait)
+        done = recover_checkpoint(
+            checkpoint, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait
+        )
     if done.query_id is None:
         raise no_checkpoint(read_checkpoint(open_location(checkpoint)))
     if as_json:
@@ -64,9 +62,7 @@ def _recovery_lines(recovery: Recovery) -> list[str]:
     if recovery.may_double:
         lines.append(MAY_DOUBLE)
     if recovery.is_done:
-        lines.append(
-            f"Done. The replaced files are kept in {recovery.kept_in}; `pgonce recover --undo` brings them back."
-        )
+        lines.append(f"Done. What was replaced is kept in {recovery.kept_in}.")
     elif recovery.is_needed:
         lines.append("Nothing was changed. Stop the query everywhere, and give --yes to do it.")
     return lines

@@ -36,9 +36,6 @@ from pgonce.offsets_store.postgres.translate import driver_error
 from .read_stopped_query import read_checkpoint, with_state
 from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
 
-RECOVERY = "recovery-"
-"""Begins the run id that a recovery gives to a writer, so that the run before it is refused."""
-
 # A commit that is under way holds the row until it is done; then the query runs, and must be stopped first.
 _LOCK_SECONDS = 10.0
 
@@ -84,7 +81,8 @@ def take_over(
     :raises RecoveryError: QUERY_RUNNING, also if a sink or the checkpoint has moved since it was read.
     """
     refuse_running(stopped)
-    recovery = f"{RECOVERY}{uuid4()}"
+    # Takes the place of the run's id, so that the run is refused.
+    recovery = f"recovery-{uuid4()}"
     with holding(stopped.url, stopped.living) as connection:
         for sink in stopped.living:
             _keep_positions(connection, sink.writer_id, recovery)

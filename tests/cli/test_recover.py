@@ -39,20 +39,17 @@ class TestCommands:
         assert pgonce("doctor", tmp_path / "elsewhere").exit_code == ExitCode.UNREADABLE
 
     def test_recover_shows_the_files_and_writes_them_when_told_to(self, pgonce, behind):
-        """It shows the files first, does it when told to, and takes it back."""
+        """It shows the files first, does it when told to, and says where it has kept what it replaced."""
         before = files_of(behind)
         shown = pgonce("recover", behind)
         assert (shown.exit_code, files_of(behind)) == (ExitCode.OK, before)
         assert "write      offsets/9" in shown.stdout
         assert "--yes" in shown.stdout
         assert pgonce("recover", behind, "--yes").exit_code == ExitCode.RUNNING
-        assert pgonce("recover", behind, "--yes", "--quiet-for", 0.5, "--wait", 20).exit_code == ExitCode.OK
+        done = pgonce("recover", behind, "--yes", "--quiet-for", 0.5, "--wait", 20)
+        assert (done.exit_code, "kept in pgonce-kept/" in done.stdout) == (ExitCode.OK, True)
         assert (behind / "offsets/9").exists()
         assert json.loads(pgonce("recover", behind, "--json").stdout)["is_needed"] is False
-        assert pgonce("recover", behind, "--undo").exit_code == ExitCode.OK
-        assert (behind / "offsets/9").exists()
-        assert pgonce("recover", behind, "--undo", "--yes", "--quiet-for", 0).exit_code == ExitCode.OK
-        assert files_of(behind) == before
 
     def test_a_path_with_a_key_in_it(self, pgonce, behind, monkeypatch):
         """The answer shows where the checkpoint is, and not how one logs in there."""
