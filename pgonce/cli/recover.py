@@ -13,13 +13,11 @@ import dataclasses
 from typing import Annotated
 
 import typer
-from psycopg import sql
 
 from pgonce.offsets_store.checkpoint.files import open_location, without_credentials
-from pgonce.offsets_store.verdict.facts import Writer
 from pgonce.recovery.by_hand import accept_batch, retire_sink, revoke_acceptance
 from pgonce.recovery.fence import QUIET_SECONDS
-from pgonce.recovery.forget import Forgetting, forget_query
+from pgonce.recovery.forget import forget_query
 from pgonce.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.recovery.plan import MAY_DOUBLE
 from pgonce.recovery.read_stopped_query import read_checkpoint
@@ -151,7 +149,7 @@ def forget(
     )
     lines = [
         f"Query {found.query_id} ({found.query_name or 'no name'}):",
-        *(f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}{_retired(sink)}" for sink in found.sinks),
+        *(f"  sink {one.sink_name}: stands at batch {one.last_batch_id}" for one in found.sinks),
         "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
         "beginning of its source.",
     ]
@@ -161,53 +159,9 @@ def forget(
             f"and deletes that onlyNewer remembers of them are forgotten: {', '.join(found.emptied)}."
         )
     else:
-        lines += _forget_lines(found)
+        lines.append(
+            "The rows stay in the tables, and so do deletes that onlyNewer remembers of them. A new query that reads the "
+            "same source would write the rows again: --truncate removes all this in the same transaction."
+        )
     done = "Forgotten. If a new query is to load the tables again, start it on a new checkpoint."
     print_lines([*lines, done if yes else NOT_DONE])
-
-
-def _forget_lines(found: Forgetting) -> list[str]:
-    lines = []
-    deletes = ", and forget their deletes, which would keep older rows out" if found.with_deletes else ""
-    lines.append(
-        "The rows stay in the tables, and a new query that reads the same source would write them again. Before you "
-        f"start such a query, empty the tables{deletes}:"
-    )
-    named = sorted({name for names in found.tables.values() for name in names})
-    lines += [f"  TRUNCATE {name};" for name in named]
-    lines += [
-        f"  DELETE FROM pgonce.tombstone_sets WHERE target_name = {sql.Literal(name).as_string(None)};"
-        for name in found.with_deletes
-    ]
-    lines += [
-        f"  ({name} is the name that the table had at its last batch; or it is the whole table, and these are the "
-        "deletes from all of its partitions)"
-        for name in found.with_deletes
-        if name not in named
-    ]
-    lines += [
-        f"  (and the tables of sink {name}, whose names are not recorded)"
-        for name, tables in found.tables.items()
-        if not tables
-    ]
-    for name, jobs in found.jobs.items():
-        others = [
-            f"query {one.query_id} ({one.query_name or 'no name'}) through sink {one.sink_name!r}{_retired(one)}"
-            for one in found.others[name]
-        ]
-        others += [f"batch jobs ({jobs} batchKeys)"] * bool(jobs)
-        if others:
-            lines.append(
-                f"But {name} also has rows of {'; '.join(others)}. TRUNCATE would remove these rows as well, and "
-                "nothing would write them again."
-            )
-    if any(found.jobs.values()):
-        lines.append(
-            "The keys of batch jobs stay: a job that is run again is skipped. If it is to write its rows again, delete "
-            "its record from pgonce.batch_jobs too."
-        )
-    return lines
-
-
-def _retired(writer: Writer) -> str:
-    return ", retired" if writer.retired_at else ""
