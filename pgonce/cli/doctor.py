@@ -39,7 +39,6 @@ from pgonce.offsets_store.status.stored import last_to_publish
 from pgonce.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.recovery.next_start import ANY_SINK
 
-from . import completion
 from .answers.output import offsets_text, print_json, print_lines, text_of
 from .terms import ExitCode, Json, Url
 
@@ -48,7 +47,6 @@ CheckpointOrQuery = Annotated[
     typer.Argument(
         metavar="QUERY|CHECKPOINT",
         help="The query, as `pgonce status` shows it, or its checkpointLocation, which has a slash.",
-        autocompletion=completion.queries,
     ),
 ]
 
