@@ -2,6 +2,8 @@
 Spark goes on from what recovery has written: after each repair the table equals the source, row by row.
 
 The source is rate-micro-batch: batch N has the rows 10*N to 10*N+9, whenever it is planned.
+
+Covers: pgonce.recovery.recover_and_start.
 """
 
 from __future__ import annotations
