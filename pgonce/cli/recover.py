@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from pgonce.offsets_store.checkpoint.files import open_location, without_credentials
+from pgonce.offsets_store.checkpoint.files import open_location
 from pgonce.recovery.by_hand import accept_batch, retire_sink, revoke_acceptance
 from pgonce.recovery.fence import QUIET_SECONDS
 from pgonce.recovery.forget import forget_query
@@ -50,17 +50,17 @@ def recover(
     if as_json:
         print_json({**dataclasses.asdict(done), "is_needed": done.is_needed})
     else:
-        print_lines(_recovery_lines(done))
+        print_lines(_lines(done, f"Done. What was replaced is kept in {done.kept_in}."))
 
 
-def _recovery_lines(recovery: Recovery) -> list[str]:
+def _lines(recovery: Recovery, done: str) -> list[str]:
     lines = [f"Checkpoint {recovery.location} of query {recovery.query_id}.", f"This {recovery.does}."]
     for what, names in (("write", recovery.written), ("remove", recovery.removed), ("keep aside", recovery.kept)):
         lines += [f"  {what:<10} {name}" for name in names]
     if recovery.may_double:
         lines.append(MAY_DOUBLE)
     if recovery.is_done:
-        lines.append(f"Done. What was replaced is kept in {recovery.kept_in}.")
+        lines.append(done)
     elif recovery.is_needed:
         lines.append("Nothing was changed. Stop the query everywhere, and give --yes to do it.")
     return lines
@@ -77,14 +77,8 @@ def new_checkpoint(
 ) -> None:
     """Write a checkpoint from the ledger for a stateless query that has lost its own: same query id, same batch."""
     with at_work("Writing the checkpoint" if yes else "Reading the ledger"):
-        plan = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
-    lines = [
-        f"A new checkpoint {without_credentials(path)} of query {plan.query_id}.",
-        f"This {plan.does}.",
-        *(f"  write      {name}" for name, _ in plan.files),
-    ]
-    lines.append("Done. Start the query with this checkpointLocation." if yes else NOT_DONE)
-    print_lines(lines)
+        done = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
+    print_lines(_lines(done, "Done. Start the query with this checkpointLocation."))
 
 
 def accept(

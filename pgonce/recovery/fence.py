@@ -28,7 +28,7 @@ from sqlalchemy import Connection, Row, extract, func, insert, select, text, upd
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import RunningQueryError
 from pgonce.offsets_store.ledger.session import reading, writing
-from pgonce.offsets_store.ledger.tables import batches, interventions, positions, replays, writers
+from pgonce.offsets_store.ledger.tables import interventions, positions, replays, writers
 from pgonce.offsets_store.ledger.writers import task_positions
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import driver_error
@@ -69,15 +69,12 @@ class StoppedQuery:
         return with_state(files, read_checkpoint(files), self.sinks) != self.checkpoint
 
 
-def take_over(
-    stopped: StoppedQuery, kind: str, stands_at: int | None, details: dict[str, Any], entry: str | None = None
-) -> str:
+def take_over(stopped: StoppedQuery, kind: str, stands_at: int | None, details: dict[str, Any]) -> str:
     """
     Make sure that the query does not run, take its living sinks from the runs that own them, and note why.
 
     No run continues from what was read: each is refused at its next batch. The answer is the new owner's id.
 
-    :param entry: the text of ``offsets/`` to record with each sink's newest batch, where none is recorded.
     :raises RecoveryError: QUERY_RUNNING, also if a sink or the checkpoint has moved since it was read.
     """
     refuse_running(stopped)
@@ -88,8 +85,6 @@ def take_over(
             _keep_positions(connection, sink.writer_id, recovery)
             connection.execute(update(writers).where(writers.c.writer_id == sink.writer_id).values(run_id=recovery))
             note(connection, sink.writer_id, kind, batch_id=stands_at, details={**details, "recovery": recovery})
-            if entry is not None:
-                _record_entry(connection, sink, entry)
     # After the fence: from here on no batch can be published, but one may have been planned until now.
     if stopped.has_changed():
         raise _moved(
@@ -106,19 +101,6 @@ def _keep_positions(connection: Connection, writer_id: int, recovery: str) -> No
     if task_positions(connection, [writer_id]):
         mine = update(positions).where(positions.c.writer_id == writer_id)
         connection.execute(mine.values(run_id=recovery, claim=None))
-
-
-def _record_entry(connection: Connection, sink: SinkFacts, entry: str) -> None:
-    connection.execute(
-        update(batches)
-        .where(
-            batches.c.writer_id == sink.writer_id,
-            batches.c.generation == sink.generation,
-            batches.c.batch_id == sink.last_batch_id,
-            batches.c.offset_log.is_(None),
-        )
-        .values(offset_log=entry)
-    )
 
 
 def note(connection: Connection, writer_id: int, kind: str, **values: Any) -> None:

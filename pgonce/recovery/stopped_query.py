@@ -250,20 +250,15 @@ _ELSEWHERE = (
 )
 
 
-def common_text(sinks: Sequence[SinkFacts], batch_id: int) -> str | None:
-    """The text of an entry that all sinks have recorded; None if there is none, or their texts differ."""
-    texts = {sink.text_of(batch_id) for sink in sinks}
-    return texts.pop() if len(texts) == 1 else None
-
-
 def proven_text(sinks: Sequence[SinkFacts], batch_id: int) -> str:
     """
-    The same.
+    The text of an entry that all sinks have recorded.
 
-    :raises RecoveryError: RECOVERY_UNPROVEN, if there is none.
+    :raises RecoveryError: RECOVERY_UNPROVEN, if there is none, or their texts differ.
     """
-    text = common_text(sinks, batch_id)
-    if text is None:
+    texts = {sink.text_of(batch_id) for sink in sinks}
+    text = texts.pop()
+    if texts or text is None:
         names = ", ".join(sink.sink_name for sink in sinks)
         raise unproven(
             f"The ledger does not have the text of offsets/{batch_id}, or not the same text for each sink ({names})."

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
+import pyarrow.fs
 import pytest
 from support.ledger_history import QUERY
 from support.recoveries import recover_at_once
 from support.stopped_query import entry, files_of
 
 from pgonce.cli.terms import ExitCode
+from pgonce.offsets_store.checkpoint.files import ArrowFiles
 
 
 class TestCommands:
@@ -51,10 +52,10 @@ class TestCommands:
         assert (behind / "offsets/9").exists()
         assert json.loads(pgonce("recover", behind, "--json").stdout)["is_needed"] is False
 
-    def test_a_path_with_a_key_in_it(self, pgonce, behind, monkeypatch):
-        """The answer shows where the checkpoint is, and not how one logs in there."""
-        plan = SimpleNamespace(query_id=QUERY, does="would begin at batch 10", files=())
-        monkeypatch.setattr("pgonce.cli.recover.write_new_checkpoint", lambda *_, **__: plan)
+    def test_a_path_with_a_key_in_it(self, pgonce, behind, tmp_path, monkeypatch):
+        """The answer shows where the checkpoint is, and not how one logs in there. (A folder stands for the store.)"""
+        folder = pyarrow.fs.LocalFileSystem(), str(tmp_path)
+        monkeypatch.setattr(ArrowFiles, "_store_and_base", property(lambda files: folder))
         shown = pgonce("new-checkpoint", QUERY, "s3a://key:zq7s3cret@bucket/checkpoint")
         assert "s3a://bucket/checkpoint" in shown.stdout
         assert "zq7s3cret" not in shown.stdout + shown.stderr
