@@ -18,10 +18,8 @@ import psycopg
 import typer
 
 from pgonce.every_room import EVERY_ROOM
-from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_recorded
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles
 from pgonce.offsets_store.errors import (
-    UNCHANGED,
-    NoCheckpointError,
     NoLedgerError,
     NotInstalledError,
     OldLedgerError,
@@ -38,6 +36,7 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import last_to_publish
 from pgonce.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.recovery.next_start import ANY_SINK
+from pgonce.recovery.read_stopped_query import own_files
 
 from .answers.output import offsets_text, print_json, print_lines, text_of
 from .terms import ExitCode, Json, Url
@@ -101,23 +100,8 @@ def is_location(text: str) -> bool:
 def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosis, list[Looked]]:
     """What is found of the query at the place of its checkpoint that the ledger knows."""
     writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(query, sink)])
-    location = writer.checkpoint_location
-    if location is None:
-        raise _elsewhere("The ledger does not know where the checkpoint of this query is.")
     # A query that has other sinks is compared with all of them.
-    try:
-        found, tables = _examined(open_recorded(location), url)
-    except NoCheckpointError:
-        found = None
-    if found is None or found.query_id != writer.query_id:
-        raise _elsewhere(f"On this host, {location} does not have the checkpoint of this query.")
-    return found, tables
-
-
-def _elsewhere(what: str) -> NoCheckpointError:
-    deleted = "If it was deleted: page `recovering` of the documentation, A lost checkpoint."
-    way = f"Type where it can be read: pgonce doctor CHECKPOINT. {deleted}"
-    return NoCheckpointError("CHECKPOINT_NOT_FOUND", what, UNCHANGED, way)
+    return _examined(own_files(writer.query_id, writer.checkpoint_location), url)
 
 
 def _examined(

@@ -16,7 +16,6 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, Row, func, select, text
 
-from pgonce.offsets_store.checkpoint.files import open_recorded
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
 from pgonce.offsets_store.ledger.restored import is_at_home
@@ -31,7 +30,7 @@ from pgonce.offsets_store.verdict.facts import Writer
 
 from .by_hand import counts_as_feeder, put_out_of_the_way_in_tx, refuse_gone, refuse_no_reason
 from .fence import QUIET_SECONDS, StoppedQuery, holding, refuse_running
-from .read_stopped_query import named_sinks, read_checkpoint
+from .read_stopped_query import named_sinks, own_files, read_checkpoint
 from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
 
 
@@ -203,8 +202,6 @@ def _jobs(connection: Connection, sink: SinkFacts) -> int:
 def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:
     """The query's checkpoint, which shows whether it runs; None if it is gone, or another query's is there."""
     with suppress(CheckpointError):
-        files = open_recorded(location)
-        facts = read_checkpoint(files)
-        if facts.query_id == query_id:
-            return CheckpointWriter(files), facts
+        files = own_files(query_id, location)
+        return CheckpointWriter(files), read_checkpoint(files)
     return None, None

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TypeVar
 
 from sqlalchemy import Connection, or_, select, text
 
-from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location, open_recorded
 from pgonce.offsets_store.checkpoint.log_entries import MalformedFileError
 from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint, state_files
 from pgonce.offsets_store.errors import CheckpointError, NoCheckpointError, NoLedgerError
@@ -30,7 +31,7 @@ from pgonce.offsets_store.status.stored import StoredWriter
 from pgonce.offsets_store.verdict.facts import Writer
 
 from .stateful_query import lacking_batch, last_batch
-from .stopped_query import CheckpointFacts, SideLog, SinkFacts
+from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SideLog, SinkFacts
 
 _Entry = TypeVar("_Entry")
 
@@ -65,6 +66,28 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
         unfinished=frozenset(f"offsets/{name}" for name in files.names("offsets") if _UNFINISHED.fullmatch(name)),
         has_real_time_runs=bool(files.names(REAL_TIME_RUNS)),
         damaged=bad_offsets | bad_commits,
+    )
+
+
+def own_files(query_id: str, recorded: str | None, given: str | None = None) -> CheckpointFiles:
+    """
+    The checkpoint of this query where a person says that it is, or else where the ledger has it.
+
+    :raises CheckpointError: CHECKPOINT_NOT_FOUND, if it is not there; CHECKPOINT_LOCATION.
+    """
+    what = f"The ledger does not know where the checkpoint of query {query_id} is."
+    if given is not None or recorded is not None:
+        files = open_recorded(recorded) if given is None else open_location(given)
+        with suppress(NoCheckpointError):
+            if Checkpoint(files).query_id() == query_id:
+                return files
+        what = f"On this host, {files.shown} does not have the checkpoint of query {query_id}."
+    raise NoCheckpointError(
+        "CHECKPOINT_NOT_FOUND",
+        what,
+        NOTHING_CHANGED,
+        "Type where it can be read: `pgonce doctor CHECKPOINT`, or `pgonce accept` with --checkpoint. If it was deleted: "
+        "page `recovering` of the documentation, A lost checkpoint.",
     )
 
 
@@ -121,8 +144,8 @@ def known_sinks(url: str, checkpoint: CheckpointFacts) -> list[SinkFacts]:
             sinks = read_sinks(connection, checkpoint.query_id, checkpoint.offsets.keys())
             return [_with_task_positions(connection, sink) for sink in sinks] if checkpoint.is_real_time else sinks
     except NoLedgerError:
-        # Before the first batch, and after a continuous query, the checkpoint alone says what to do.
-        if checkpoint.newest in (None, 0) or checkpoint.is_continuous:
+        # Before the first batch, the checkpoint alone says what to do.
+        if checkpoint.newest in (None, 0):
             return []
         raise
 
