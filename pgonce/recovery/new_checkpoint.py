@@ -14,14 +14,13 @@ from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log, query_
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import RecoveryError
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.log_lines import in_command
-from pgonce.offsets_store.verdict.refused_batch import EMPTY_STATE
 
 from .fence import QUIET_SECONDS, StoppedQuery, take_over
 from .plan import Plan, plan_to_the_ledger
 from .read_stopped_query import named_sinks
 from .recover import Recovery, recovered
 from .stopped_query import (
+    NEW_START,
     NOTHING_CHANGED,
     Change,
     CheckpointFacts,
@@ -87,7 +86,12 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> Plan:
     # First: for a query that is judged by ids, it is not recorded whether it keeps state.
     refuse_ids_alone(living)
     if any(sink.stateful is not False for sink in living):
-        raise _perhaps_stateful(query_id)
+        raise RecoveryError(
+            "RECOVERY_STATEFUL",
+            f"Query {query_id} keeps state, or its batches (of older versions) did not record that it keeps none.",
+            NOTHING_CHANGED,
+            f"State cannot be made from the ledger: {NEW_START}.",
+        )
     newest, ahead, _ = newest_of(living)
     offsets = parse_offset_log(proven_text(ahead, newest)).offsets
     if lacking := [source_id for source_id, offset in offsets.items() if offset is None]:
@@ -95,15 +99,3 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> Plan:
     plan = plan_to_the_ledger(empty, living)
     # First, because without it an older Spark would begin a new query. (A start from it alone would be refused.)
     return replace(plan, changes=(Change("metadata", query_id_text(query_id)), *plan.changes))
-
-
-def _perhaps_stateful(query_id: str) -> RecoveryError:
-    typed = in_command(query_id, "QUERY")
-    return RecoveryError(
-        "RECOVERY_STATEFUL",
-        f"Query {query_id} keeps state, or its batches (of older versions) did not record that it keeps none.",
-        NOTHING_CHANGED,
-        "State cannot be made from the ledger. Start a new checkpoint at the stored offsets (Kafka): "
-        f"`pgonce offsets {typed} --starting-offsets`, with replaces={query_id} "
-        f"({EMPTY_STATE}).",
-    )

@@ -161,8 +161,8 @@ def _before_the_first_batch(checkpoint: CheckpointFacts) -> Plan:
 
 def _continuous(checkpoint: CheckpointFacts) -> RecoveryError:
     return unproven(
-        f"A continuous query wrote the newest entry in {checkpoint.location}/offsets, whose metadata line is empty, and a "
-        "micro-batch query cannot go on from it.",
+        f"A continuous query wrote the newest entry in {checkpoint.location}/offsets: its metadata line is empty, and "
+        "no micro-batch query can go on from it.",
         "Start the query on a new checkpoint: page `replace-your-foreachbatch` of the documentation, A query that ran "
         "continuously.",
     )

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, or_, select, text
 
-from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location, open_recorded
+from pgonce.offsets_store.checkpoint.files import ArrowFiles, CheckpointFiles, LocalFiles, open_location, open_recorded
 from pgonce.offsets_store.checkpoint.log_entries import MalformedFileError
 from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint, state_files
 from pgonce.offsets_store.errors import CheckpointError, NoCheckpointError, NoLedgerError
@@ -69,7 +69,7 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
     )
 
 
-def own_files(query_id: str, recorded: str | None, given: str | None = None) -> CheckpointFiles:
+def own_files(query_id: str, recorded: str | None, given: str | None = None) -> LocalFiles | ArrowFiles:
     """
     The checkpoint of this query where a person says that it is, or else where the ledger has it.
 
@@ -86,8 +86,8 @@ def own_files(query_id: str, recorded: str | None, given: str | None = None) -> 
         "CHECKPOINT_NOT_FOUND",
         what,
         NOTHING_CHANGED,
-        "Type where it can be read: `pgonce doctor CHECKPOINT`, or `pgonce accept` with --checkpoint. If it was deleted: "
-        "page `recovering` of the documentation, A lost checkpoint.",
+        "Type where it can be read: `pgonce doctor CHECKPOINT`, or `pgonce accept` with --checkpoint. If it was "
+        "deleted: page `recovering` of the documentation, A lost checkpoint.",
     )
 
 

@@ -309,9 +309,11 @@ def unproven(what: str, remedy: str = "") -> RecoveryError:
     return RecoveryError("RECOVERY_UNPROVEN", what, NOTHING_CHANGED, remedy or _ELSE)
 
 
+NEW_START = (
+    "start a new checkpoint at the stored offsets (Kafka): `pgonce offsets QUERY --starting-offsets`, with "
+    f"replaces=<query id> ({EMPTY_STATE})"
+)
 _ELSE = (
-    "Bring back checkpoint and database of the same time; or start a new checkpoint at the stored offsets (Kafka): "
-    f"`pgonce offsets QUERY --starting-offsets`, with replaces=<query id> ({EMPTY_STATE}); or, if you know that the "
-    "next batch is the right one, let it through with `pgonce accept`. To load the table again instead, use `pgonce "
-    "forget` first."
+    f"Bring back checkpoint and database of the same time; or {NEW_START}; or, if you know that the next batch is the "
+    "right one, let it through with `pgonce accept`. To load the table again instead, use `pgonce forget` first."
 )

@@ -54,7 +54,7 @@ class TestCommands:
 
     def test_a_path_with_a_key_in_it(self, pgonce, behind, tmp_path, monkeypatch):
         """The answer shows where the checkpoint is, and not how one logs in there. (A folder stands for the store.)"""
-        folder = pyarrow.fs.LocalFileSystem(), str(tmp_path)
+        folder = pyarrow.fs.LocalFileSystem(), str(tmp_path / "store")
         monkeypatch.setattr(ArrowFiles, "_store_and_base", property(lambda files: folder))
         shown = pgonce("new-checkpoint", QUERY, "s3a://key:zq7s3cret@bucket/checkpoint")
         assert "s3a://bucket/checkpoint" in shown.stdout

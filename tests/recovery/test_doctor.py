@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from support.ledger_history import OTHER
 from support.recoveries import history, recover_at_once
-from support.stopped_query import entries, entry, kafka, write_checkpoint
+from support.stopped_query import entries, kafka, write_checkpoint
 
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.recovery.doctor import Finding, examine

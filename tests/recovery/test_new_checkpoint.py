@@ -117,9 +117,10 @@ class TestNewCheckpoint:
                 raise InterruptedError
             put(writer, name, data)
 
-        with monkeypatch.context() as cut, pytest.raises(InterruptedError):
+        with monkeypatch.context() as cut:
             cut.setattr(CheckpointWriter, "put", until_cut)
-            self.make(url, tmp_path / "new")
+            with pytest.raises(InterruptedError):
+                self.make(url, tmp_path / "new")
         with pytest.raises(RecoveryError, match="PATH_NOT_EMPTY"):
             self.make(url, tmp_path / "new")
         self.make(url, tmp_path / "newer")

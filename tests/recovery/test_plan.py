@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 import pytest
 from support.stopped_query import COMMIT, checkpoint, entries, entry, kafka, published_to, record, sink
 
-from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.reader import StateFile
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError, UnknownQueryError
 from pgonce.offsets_store.offsets import tells_which_rows
