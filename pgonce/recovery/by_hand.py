@@ -27,11 +27,8 @@ from pgonce.offsets_store.verdict.decide import ACCEPTABLE, Verdict
 
 from .fence import holding, note
 from .next_start import next_start, verdict_on
-from .read_stopped_query import named_sinks, own_files, read_checkpoint
+from .read_stopped_query import known_sinks, named_sinks, own_files, read_checkpoint
 from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
-
-# Records of this many batches are read besides the newest ones: as many as Spark keeps in a checkpoint.
-_LOOK_BACK = 100
 
 
 @dataclass(frozen=True)
@@ -110,6 +107,7 @@ def accept_batch(
         if batch_id in chosen.accepted:
             raise _accepted_already(connection, chosen, batch_id)
     checkpoint = read_checkpoint(own_files(query_id, recorded, checkpoint_location))
+    (chosen,) = (one for one in known_sinks(url, checkpoint) if one.sink_name == chosen.sink_name)
     verdict = _refused_verdict(checkpoint, chosen, batch_id)
     if not dry_run:
         accept(url, chosen, batch_id, reason)
@@ -267,7 +265,7 @@ def refuse_gone(connection: Connection, sink: SinkFacts) -> None:
 def _chosen_sink(url: str, query: str, sink: str | None) -> tuple[str, str | None, SinkFacts]:
     """The query's id, where the ledger says that its checkpoint is, and the one sink that is meant."""
     with reading(url) as connection:
-        found, sinks = named_sinks(connection, query, sink, _LOOK_BACK)
+        found, sinks = named_sinks(connection, query, sink)
     writer = the_writer(found, query)
     return writer.query_id, writer.checkpoint_location, sinks[0]
 

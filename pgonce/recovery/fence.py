@@ -43,7 +43,7 @@ _LOCK_SECONDS = 10.0
 @dataclass(frozen=True)
 class StoppedQuery:
     """
-    A query that should not run, and what was read of it: its sinks, and its checkpoint if there is one.
+    A query that should not run, and what was ``read`` of it: its sinks, and its checkpoint if there is one.
 
     ``quiet_seconds`` says how long nothing may have been written, and ``wait_seconds`` how long to wait for that.
     """
@@ -53,8 +53,7 @@ class StoppedQuery:
     sinks: Sequence[SinkFacts]
     quiet_seconds: float
     wait_seconds: float
-    writer: CheckpointWriter | None = None
-    checkpoint: CheckpointFacts | None = None
+    read: tuple[CheckpointWriter, CheckpointFacts] | None = None
 
     @property
     def living(self) -> list[SinkFacts]:
@@ -63,10 +62,10 @@ class StoppedQuery:
 
     def has_changed(self) -> bool:
         """Whether the checkpoint is another one than was read."""
-        if self.writer is None or self.checkpoint is None:
+        if self.read is None:
             return False
-        files = self.writer.files
-        return with_state(files, read_checkpoint(files), self.sinks) != self.checkpoint
+        writer, checkpoint = self.read
+        return with_state(writer.files, read_checkpoint(writer.files), self.sinks) != checkpoint
 
 
 def take_over(stopped: StoppedQuery, kind: str, stands_at: int | None, details: dict[str, Any]) -> str:
@@ -212,8 +211,8 @@ def _signs_of_life(stopped: StoppedQuery, sessions: _Sessions) -> list[str]:
     signs = ["it is active in this process"] if _is_active_here(stopped.query_id) else []
     with reading(stopped.url) as connection:
         signs += sessions.alive(connection, living) + _young_rows(connection, living, quiet)
-    if stopped.writer is not None and stopped.checkpoint is not None:
-        signs += _young_files(stopped.writer, stopped.checkpoint, quiet)
+    if stopped.read is not None:
+        signs += _young_files(*stopped.read, quiet)
     return signs
 
 

@@ -78,7 +78,7 @@ def forget_query(
         if living:
             query_id = found[0].query_id
             checkpoint = _checkpoint(last_to_publish(found).checkpoint_location, query_id)
-            refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, *checkpoint))
+            refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, checkpoint))
         with holding(url, chosen) as connection:
             details = _empty_in_tx(connection, chosen) if truncate else None
             put_out_of_the_way_in_tx(connection, chosen, "forget", reason=reason, details=details)
@@ -199,9 +199,9 @@ def _jobs(connection: Connection, sink: SinkFacts) -> int:
     return int(connection.execute(select(func.count()).select_from(batch_jobs).where(condition)).scalar_one())
 
 
-def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:
+def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter, CheckpointFacts] | None:
     """The query's checkpoint, which shows whether it runs; None if it is gone, or another query's is there."""
     with suppress(CheckpointError):
         files = own_files(query_id, location)
         return CheckpointWriter(files), read_checkpoint(files)
-    return None, None
+    return None

@@ -161,17 +161,15 @@ def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int]
 
 
 def named_sinks(
-    connection: Connection, query: str, sink: str | None = None, look_back: int = 0
+    connection: Connection, query: str, sink: str | None = None
 ) -> tuple[list[StoredWriter], list[SinkFacts]]:
     """
     The writers of a query that a person names, or the one of ``sink``, and what is known of each.
 
-    :param look_back: how many batches before the newest one the records are read of.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
     found = writers_of(connection, query, sink)
-    newest = max(writer.batch_id or 0 for writer in found)
-    known = read_sinks(connection, found[0].query_id, range(max(0, newest - look_back), newest))
+    known = read_sinks(connection, found[0].query_id)
     return found, [one for one in known if one.sink_name in {writer.sink_name for writer in found}]
 
 

@@ -136,7 +136,7 @@ def recover_checkpoint(
         # A checkpoint that will be adopted may be repaired before there is a ledger.
         ensure_ledger(url)
         folder = f"pgonce-kept/{datetime.now(timezone.utc):%Y-%m-%dT%H-%M-%S.%fZ}"
-        stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, writer, checkpoint)
+        stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, (writer, checkpoint))
         details = {"does": plan.does, "files": [name for name, _ in plan.changes], "kept_in": folder}
         owner = take_over(stopped, "recover", plan.stands_at, details)
         _keep_aside(writer, folder, owner, plan.changes)
