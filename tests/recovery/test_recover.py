@@ -112,7 +112,7 @@ class TestRecover:
 
     @pytest.mark.parametrize("planned", [{}, {5: entry(5, kafka(87), planned=1)}], ids=["absent", "planned_again"])
     def test_the_last_batch_of_a_stateful_query(self, planned, url, tmp_path):
-        """Its recorded entry is written, whole states go aside, the rest stays; what it replaced can be brought back."""
+        """Its recorded entry is written, whole states go aside, the rest stays; all of it can be brought back."""
         history(url, 5, stateful=True)
         checkpoint = write_checkpoint(tmp_path / "ckpt", {**entries(3, 4), **planned}, (3, 4))
         whole = ["state/0/0/.6.zip.crc", "state/0/0/6.zip", "state/0/1/left-keyToNumValues/6.snapshot"]
