@@ -102,13 +102,12 @@ def accept_batch(
     """
     refuse_no_reason(reason)
     query_id, recorded, chosen = _chosen_sink(url, query, sink)
-    with reading(url) as connection:
-        refuse_gone(connection, chosen)
-        if batch_id in chosen.accepted:
-            raise _accepted_already(connection, chosen, batch_id)
     checkpoint = read_checkpoint(own_files(query_id, recorded, checkpoint_location))
     (chosen,) = (one for one in known_sinks(url, checkpoint) if one.sink_name == chosen.sink_name)
     verdict = _refused_verdict(checkpoint, chosen, batch_id)
+    if verdict is Verdict.ACCEPTED:
+        with reading(url) as connection:
+            raise _accepted_already(connection, chosen, batch_id)
     if not dry_run:
         accept(url, chosen, batch_id, reason)
     return Acceptance(query_id, chosen, batch_id, verdict)
@@ -141,7 +140,7 @@ def revoke_acceptance(
     Take back that a batch may follow, as long as it has not come.
 
     :raises ConfigurationError: OPTION_MISSING.
-    :raises RecoveryError: NOTHING_TO_DO; QUERY_RUNNING, if the sink has moved since it was read.
+    :raises RecoveryError: WRITER_GONE, NOTHING_TO_DO; QUERY_RUNNING, if the sink has moved since it was read.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
     refuse_no_reason(reason)
@@ -190,8 +189,6 @@ def retire_sink(
         query_id, _, chosen = _chosen_sink(url, query, sink)
     except NotFoundError as error:
         return _dismissed(url, query, error, dry_run=dry_run)
-    with reading(url) as connection:
-        refuse_gone(connection, chosen)
     if not dry_run:
         with holding(url, [chosen]) as connection:
             put_out_of_the_way_in_tx(connection, [chosen], "retire", reason=reason)
@@ -263,22 +260,27 @@ def refuse_gone(connection: Connection, sink: SinkFacts) -> None:
 
 
 def _chosen_sink(url: str, query: str, sink: str | None) -> tuple[str, str | None, SinkFacts]:
-    """The query's id, where the ledger says that its checkpoint is, and the one sink that is meant."""
+    """
+    The query's id, where the ledger says that its checkpoint is, and the one sink that is meant.
+
+    :raises RecoveryError: WRITER_GONE.
+    """
     with reading(url) as connection:
         found, sinks = named_sinks(connection, query, sink)
-    writer = the_writer(found, query)
+        writer = the_writer(found, query)
+        refuse_gone(connection, sinks[0])
     return writer.query_id, writer.checkpoint_location, sinks[0]
 
 
 def _refused_verdict(checkpoint: CheckpointFacts, sink: SinkFacts, batch_id: int) -> Verdict:
-    """What the sink would say to the batch without the acceptance."""
+    """What the sink says to the batch without the acceptance; ACCEPTED, if there is one already."""
     start = next_start(checkpoint)
     if start.batch_id != batch_id:
         raise _not_needed(
             f"According to {checkpoint.location}, Spark runs batch {start.batch_id} next, not {batch_id}."
         )
     verdict = verdict_on(checkpoint, sink, start)
-    if verdict not in ACCEPTABLE:
+    if verdict not in ACCEPTABLE | {Verdict.ACCEPTED}:
         raise _not_needed(f"Batch {batch_id} would not be refused: {verdict.name}, {verdict.value}.")
     return verdict
 

@@ -144,8 +144,8 @@ def known_sinks(url: str, checkpoint: CheckpointFacts) -> list[SinkFacts]:
             sinks = read_sinks(connection, checkpoint.query_id, checkpoint.offsets.keys())
             return [_with_task_positions(connection, sink) for sink in sinks] if checkpoint.is_real_time else sinks
     except NoLedgerError:
-        # Before the first batch, the checkpoint alone says what to do.
-        if checkpoint.newest in (None, 0):
+        # Before the first batch, and after a continuous query, the checkpoint alone says what to do.
+        if checkpoint.newest in (None, 0) or checkpoint.is_continuous:
             return []
         raise
 
