@@ -49,7 +49,7 @@ def in_command(text: str | None, means: str) -> str:
 
     A role that may write to the ledger has chosen the text: it may be a command, an option, or another query's name.
 
-    >>> in_command("x; reboot", "QUERY"), in_command("/a b", "CHECKPOINT"), in_command("--undo", "CHECKPOINT")
+    >>> in_command("x; reboot", "QUERY"), in_command("/a b", "CHECKPOINT"), in_command("--yes", "CHECKPOINT")
     ('QUERY', "'/a b'", 'CHECKPOINT')
     """
     form = _FORMS.get(means, _WORD)

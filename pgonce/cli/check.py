@@ -18,7 +18,6 @@ from psycopg import sql
 from pgonce.check.answers import BEGIN, Answer, Finding, Holds, Question, one_row
 from pgonce.check.check import check_server
 from pgonce.offsets_store.errors import LedgerError, TargetError, needing_pyspark
-from pgonce.offsets_store.postgres.postgres_url import PostgresUrl, source_of
 from pgonce.offsets_store.postgres.search_path import execute_in_tx
 from pgonce.offsets_store.status.read_stored import last_written
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -48,7 +47,6 @@ _WIDTH = max(len(holds.value) for holds in Holds)
 
 
 def check(
-    server: Annotated[str, typer.Argument(metavar="URL", help="The same as --url.")] = "",
     url: Url = "",
     table: Annotated[str | None, typer.Option(help="Also check that the role may write to this table.")] = None,
     query: Annotated[
@@ -58,10 +56,9 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Try on the server which promises would hold there, before a query is started; nothing is left behind."""
-    where = PostgresUrl(server, source_of(url)) if server else url
-    found = check_server(where, *_questions(table, of_query=query is not None))
+    found = check_server(url, *_questions(table, of_query=query is not None))
     if query is not None:
-        found += _of_query(where, query, table)
+        found += _of_query(url, query, table)
     if as_json:
         print_json([{**dataclasses.asdict(finding), "holds": finding.holds.value} for finding in found])
     else:

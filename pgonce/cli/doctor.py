@@ -18,10 +18,8 @@ import psycopg
 import typer
 
 from pgonce.every_room import EVERY_ROOM
-from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_recorded
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles
 from pgonce.offsets_store.errors import (
-    UNCHANGED,
-    NoCheckpointError,
     NoLedgerError,
     NotInstalledError,
     OldLedgerError,
@@ -38,8 +36,8 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import last_to_publish
 from pgonce.recovery.doctor import Diagnosis, Finding, examine
 from pgonce.recovery.next_start import ANY_SINK
+from pgonce.recovery.read_stopped_query import own_files
 
-from . import completion
 from .answers.output import offsets_text, print_json, print_lines, text_of
 from .terms import ExitCode, Json, Url
 
@@ -48,7 +46,6 @@ CheckpointOrQuery = Annotated[
     typer.Argument(
         metavar="QUERY|CHECKPOINT",
         help="The query, as `pgonce status` shows it, or its checkpointLocation, which has a slash.",
-        autocompletion=completion.queries,
     ),
 ]
 
@@ -77,14 +74,17 @@ def doctor(
     Compare a checkpoint with the ledger: say what happens at the next start, and what repairs it.
 
     Give the query as `pgonce status` shows it, or the place of its checkpoint.
-
-    Exit code 0: they agree; 5: `pgonce recover` repairs it; 6: a person must decide, or it depends on what is not
-    written down anywhere; 7: the checkpoint cannot be read.
     """
-    if is_location(checkpoint):
-        found, tables = _examined(checkpoint, url, sink=sink, query_name=query_name)
-    else:
-        found, tables = _examined_query(checkpoint, url, sink=sink)
+    place: str | CheckpointFiles = checkpoint
+    if not is_location(checkpoint):
+        writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(checkpoint, sink)])
+        place = own_files(writer.query_id, writer.checkpoint_location)
+    found = examine(place, url, sink=sink, query_name=query_name)
+    tables = _tables(url, found.query_id)
+    if found.query_id:
+        found = replace(found, remarks=(*found.remarks, *_failures(url, found.query_id)))
+    if refused := [(each.table, each.refused) for each in tables if each.refused]:
+        found = _refused(found, *refused[0])
     if as_json:
         shown = ("sink_name", "table", "code", "says")
         print_json({**found.record(), "tables": [{key: getattr(each, key) for key in shown} for each in tables]})
@@ -98,39 +98,6 @@ def is_location(text: str) -> bool:
     Whether this is the place of a checkpoint: it has a slash, or a checkpoint is there. A query goes by its name or id.
     """
     return "/" in text or (Path(text) / "metadata").exists()
-
-
-def _examined_query(query: str, url: str, *, sink: str | None) -> tuple[Diagnosis, list[Looked]]:
-    """What is found of the query at the place of its checkpoint that the ledger knows."""
-    writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(query, sink)])
-    location = writer.checkpoint_location
-    if location is None:
-        raise _elsewhere("The ledger does not know where the checkpoint of this query is.")
-    # A query that has other sinks is compared with all of them.
-    try:
-        found, tables = _examined(open_recorded(location), url)
-    except NoCheckpointError:
-        found = None
-    if found is None or found.query_id != writer.query_id:
-        raise _elsewhere(f"On this host, {location} does not have the checkpoint of this query.")
-    return found, tables
-
-
-def _elsewhere(what: str) -> NoCheckpointError:
-    deleted = "If it was deleted: page `recovering` of the documentation, A lost checkpoint."
-    way = f"Type where it can be read: pgonce doctor CHECKPOINT. {deleted}"
-    return NoCheckpointError("CHECKPOINT_NOT_FOUND", what, UNCHANGED, way)
-
-
-def _examined(
-    checkpoint: str | CheckpointFiles, url: str, *, sink: str | None = None, query_name: str | None = None
-) -> tuple[Diagnosis, list[Looked]]:
-    found = examine(checkpoint, url, sink=sink, query_name=query_name)
-    tables = _tables(url, found.query_id)
-    if found.query_id:
-        found = replace(found, remarks=(*found.remarks, *_failures(url, found.query_id)))
-    refused = [(each.table, each.refused) for each in tables if each.refused]
-    return (_refused(found, *refused[0]) if refused else found), tables
 
 
 def _failures(url: str, query_id: str) -> Iterator[str]:

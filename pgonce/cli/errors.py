@@ -16,11 +16,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import in_command, one_line
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.figures import FORMS, age_text, parse_since
-from pgonce.offsets_store.status.states import QueryState, name_of, place_of, read_states
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import output
@@ -28,8 +26,6 @@ from .explain import error_entries
 from .terms import Json, Url
 
 _AGE_WIDTH = 9
-_MOST_SILENT = 10
-
 
 Since = Annotated[str | None, typer.Option("--since", help=f"Only what was seen since then: {FORMS}.")]
 
@@ -48,22 +44,6 @@ def errors(
         output.print_json([dataclasses.asdict(failure) for failure in found])
         return
     output.print_lines(_lines(found, datetime.now(timezone.utc), _width()) if found else [_nothing(since, query)])
-    states, _ = read_states(url)
-    silent = [one for one in states if one.severity and one.state != "refused" and _is_asked(query, one)]
-    if silent:
-        silent.sort(key=lambda one: place_of(one.state))
-        output.print_lines(["", *_wrapped(_silent(silent), _width(), indent="")])
-
-
-def _is_asked(query: str | None, state: QueryState) -> bool:
-    return query is None or is_meant(query, state.query_id, state.query_name)
-
-
-def _silent(states: Sequence[QueryState]) -> str:
-    """The queries of which no error tells, although they need attention."""
-    named = ", ".join(f"{name_of(one)} ({one.state})" for one in states[:_MOST_SILENT])
-    more = f" and {len(states) - _MOST_SILENT} others" if len(states) > _MOST_SILENT else ""
-    return f"No error tells of these, and they need attention: {named}{more}. See: pgonce health"
 
 
 def _width() -> int | None:
@@ -73,7 +53,7 @@ def _width() -> int | None:
 
 def _nothing(since: str | None, query: str | None) -> str:
     parts = (f" of query {query}" if query else "") + (f" since {since}" if since else "")
-    return f"No failure{parts} is in the ledger."
+    return f"No failure{parts} is in the ledger. A query that is gone tells of none: pgonce health"
 
 
 def _lines(found: Sequence[StoredFailure], now: datetime, width: int | None) -> Iterator[str]:
@@ -98,12 +78,12 @@ def failure_lines(failure: StoredFailure, now: datetime) -> list[str]:
     return [f"{age}{failure.code}: {', '.join(where)}", *(f"{'':{_AGE_WIDTH}}{line}" for line in said)]
 
 
-def _wrapped(line: str, width: int | None, indent: str = " " * _AGE_WIDTH) -> list[str]:
+def _wrapped(line: str, width: int | None) -> list[str]:
     """The line, which goes on below where its text begins if the terminal is too narrow for it."""
     line = one_line(line)
     if width is None or len(line) <= width:
         return [line]
-    return textwrap.wrap(line, width, subsequent_indent=indent, drop_whitespace=True, break_on_hyphens=False)
+    return textwrap.wrap(line, width, subsequent_indent=" " * _AGE_WIDTH, drop_whitespace=True, break_on_hyphens=False)
 
 
 _MOST_CODES = 3

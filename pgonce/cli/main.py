@@ -22,7 +22,7 @@ from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.status.store import OffsetsStore
 
-from . import completion, offsets, recover, status
+from . import offsets, recover, status
 from .answers import output
 from .answers.tables import job_table
 from .answers.waiting import at_work
@@ -82,10 +82,7 @@ def init(
 def explain(
     name: Annotated[
         str,
-        typer.Argument(
-            help="An error's code (TYPE_MISMATCH), an SQLSTATE (22001), or a query's state (lagging).",
-            autocompletion=completion.explained,
-        ),
+        typer.Argument(help="An error's code (TYPE_MISMATCH), an SQLSTATE (22001), or a query's state (lagging)."),
     ],
 ) -> None:
     """Show what an error or a state means, and what to do."""

@@ -13,17 +13,15 @@ import dataclasses
 from typing import Annotated
 
 import typer
-from psycopg import sql
 
-from pgonce.offsets_store.checkpoint.files import open_location, without_credentials
-from pgonce.offsets_store.verdict.facts import Writer
+from pgonce.offsets_store.checkpoint.files import open_location
 from pgonce.recovery.by_hand import accept_batch, retire_sink, revoke_acceptance
 from pgonce.recovery.fence import QUIET_SECONDS
-from pgonce.recovery.forget import Forgetting, forget_query
+from pgonce.recovery.forget import forget_query
 from pgonce.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.recovery.plan import MAY_DOUBLE
 from pgonce.recovery.read_stopped_query import read_checkpoint
-from pgonce.recovery.recover import Recovery, recover_checkpoint, undo_recovery
+from pgonce.recovery.recover import Recovery, recover_checkpoint
 from pgonce.recovery.stopped_query import no_checkpoint
 
 from .answers.output import print_json, print_lines
@@ -38,35 +36,31 @@ def recover(
     *,
     url: Url = "",
     yes: Yes = False,
-    undo: Annotated[
-        bool, typer.Option("--undo", help="Undo the newest recovery: bring back the files that it replaced.")
-    ] = False,
     quiet_for: QuietFor = QUIET_SECONDS,
     wait: Wait = 0,
     as_json: Json = False,
 ) -> None:
     """Make a stopped query's checkpoint agree with the ledger, forward or back. What it replaces is kept."""
-    work = undo_recovery if undo else recover_checkpoint
     with at_work("Comparing the checkpoint with the ledger" if not yes else "Repairing the checkpoint"):
-        done = work(checkpoint, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait)
+        done = recover_checkpoint(
+            checkpoint, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait
+        )
     if done.query_id is None:
         raise no_checkpoint(read_checkpoint(open_location(checkpoint)))
     if as_json:
         print_json({**dataclasses.asdict(done), "is_needed": done.is_needed})
     else:
-        print_lines(_recovery_lines(done))
+        print_lines(_lines(done, f"Done. What was replaced is kept in {done.kept_in}."))
 
 
-def _recovery_lines(recovery: Recovery) -> list[str]:
+def _lines(recovery: Recovery, done: str) -> list[str]:
     lines = [f"Checkpoint {recovery.location} of query {recovery.query_id}.", f"This {recovery.does}."]
     for what, names in (("write", recovery.written), ("remove", recovery.removed), ("keep aside", recovery.kept)):
         lines += [f"  {what:<10} {name}" for name in names]
     if recovery.may_double:
         lines.append(MAY_DOUBLE)
     if recovery.is_done:
-        lines.append(
-            f"Done. The replaced files are kept in {recovery.kept_in}; `pgonce recover --undo` brings them back."
-        )
+        lines.append(done)
     elif recovery.is_needed:
         lines.append("Nothing was changed. Stop the query everywhere, and give --yes to do it.")
     return lines
@@ -83,14 +77,8 @@ def new_checkpoint(
 ) -> None:
     """Write a checkpoint from the ledger for a stateless query that has lost its own: same query id, same batch."""
     with at_work("Writing the checkpoint" if yes else "Reading the ledger"):
-        plan = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
-    lines = [
-        f"A new checkpoint {without_credentials(path)} of query {plan.query_id}.",
-        f"This {plan.does}.",
-        *(f"  write      {name}" for name, _ in plan.files),
-    ]
-    lines.append("Done. Start the query with this checkpointLocation." if yes else NOT_DONE)
-    print_lines(lines)
+        done = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
+    print_lines(_lines(done, "Done. Start the query with this checkpointLocation."))
 
 
 def accept(
@@ -155,7 +143,7 @@ def forget(
     )
     lines = [
         f"Query {found.query_id} ({found.query_name or 'no name'}):",
-        *(f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}{_retired(sink)}" for sink in found.sinks),
+        *(f"  sink {one.sink_name}: stands at batch {one.last_batch_id}" for one in found.sinks),
         "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
         "beginning of its source.",
     ]
@@ -165,53 +153,9 @@ def forget(
             f"and deletes that onlyNewer remembers of them are forgotten: {', '.join(found.emptied)}."
         )
     else:
-        lines += _forget_lines(found)
+        lines.append(
+            "The rows stay in the tables, and so do deletes that onlyNewer remembers of them. A new query that reads "
+            "the same source would write the rows again: --truncate removes all this in the same transaction."
+        )
     done = "Forgotten. If a new query is to load the tables again, start it on a new checkpoint."
     print_lines([*lines, done if yes else NOT_DONE])
-
-
-def _forget_lines(found: Forgetting) -> list[str]:
-    lines = []
-    deletes = ", and forget their deletes, which would keep older rows out" if found.with_deletes else ""
-    lines.append(
-        "The rows stay in the tables, and a new query that reads the same source would write them again. Before you "
-        f"start such a query, empty the tables{deletes}:"
-    )
-    named = sorted({name for names in found.tables.values() for name in names})
-    lines += [f"  TRUNCATE {name};" for name in named]
-    lines += [
-        f"  DELETE FROM pgonce.tombstone_sets WHERE target_name = {sql.Literal(name).as_string(None)};"
-        for name in found.with_deletes
-    ]
-    lines += [
-        f"  ({name} is the name that the table had at its last batch; or it is the whole table, and these are the "
-        "deletes from all of its partitions)"
-        for name in found.with_deletes
-        if name not in named
-    ]
-    lines += [
-        f"  (and the tables of sink {name}, whose names are not recorded)"
-        for name, tables in found.tables.items()
-        if not tables
-    ]
-    for name, jobs in found.jobs.items():
-        others = [
-            f"query {one.query_id} ({one.query_name or 'no name'}) through sink {one.sink_name!r}{_retired(one)}"
-            for one in found.others[name]
-        ]
-        others += [f"batch jobs ({jobs} batchKeys)"] * bool(jobs)
-        if others:
-            lines.append(
-                f"But {name} also has rows of {'; '.join(others)}. TRUNCATE would remove these rows as well, and "
-                "nothing would write them again."
-            )
-    if any(found.jobs.values()):
-        lines.append(
-            "The keys of batch jobs stay: a job that is run again is skipped. If it is to write its rows again, delete "
-            "its record from pgonce.batch_jobs too."
-        )
-    return lines
-
-
-def _retired(writer: Writer) -> str:
-    return ", retired" if writer.retired_at else ""

@@ -40,7 +40,6 @@ from pgonce.offsets_store.status.states import (
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import PartitionLag
 
-from . import completion
 from .answers import tables
 from .answers.output import print_json, print_lines, print_table, text_of
 from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_measured
@@ -51,10 +50,7 @@ _NONE = "No streaming query is in the ledger: it is empty, or has batch jobs onl
 
 OneQuery = Annotated[
     str | None,
-    typer.Argument(
-        help="Show all that is known of one query: its name, its id, the beginning of the id, or its sink.",
-        autocompletion=completion.queries,
-    ),
+    typer.Argument(help="Show all that is known of one query: its name, its id, the beginning of the id, or its sink."),
 ]
 
 

@@ -31,7 +31,6 @@ from pgonce.offsets_store.errors import (
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
-from . import completion
 from .answers.output import print_error
 
 
@@ -90,14 +89,9 @@ Wide = Annotated[bool, typer.Option("--wide", help="Show whole ids and everythin
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, for programs.")]
 Query = Annotated[
     str,
-    typer.Argument(
-        help="The name of the query, its id, or the beginning of the id, as `pgonce status` shows them.",
-        autocompletion=completion.queries,
-    ),
+    typer.Argument(help="The name of the query, its id, or the beginning of the id, as `pgonce status` shows them."),
 ]
-Sink = Annotated[
-    str | None, typer.Option(help="The name of the sink, if the query has several.", autocompletion=completion.sinks)
-]
+Sink = Annotated[str | None, typer.Option(help="The name of the sink, if the query has several.")]
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this option, only show what would be done.")]
 QuietFor = Annotated[

@@ -15,8 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from pgonce.offsets_store.checkpoint.files import open_location, open_recorded
-from pgonce.offsets_store.errors import CheckpointError, ConfigurationError, NotFoundError, RecoveryError
+from pgonce.offsets_store.errors import ConfigurationError, NotFoundError, RecoveryError
 from pgonce.offsets_store.ledger.lock import is_accepted_in_tx, revoke_acceptance_in_tx
 from pgonce.offsets_store.ledger.session import reading, writing
 from pgonce.offsets_store.ledger.tables import failures, heartbeats, writers
@@ -28,11 +27,8 @@ from pgonce.offsets_store.verdict.decide import ACCEPTABLE, Verdict
 
 from .fence import holding, note
 from .next_start import next_start, verdict_on
-from .read_stopped_query import named_sinks, read_checkpoint
-from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts, no_checkpoint
-
-# Records of this many batches are read besides the newest ones: as many as Spark keeps in a checkpoint.
-_LOOK_BACK = 100
+from .read_stopped_query import known_sinks, named_sinks, own_files, read_checkpoint
+from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
 
 
 @dataclass(frozen=True)
@@ -101,17 +97,17 @@ def accept_batch(
     :param checkpoint_location: the query's checkpoint, where it is not the one that the ledger has noted.
     :raises ConfigurationError: OPTION_MISSING.
     :raises RecoveryError: WRITER_GONE, NOTHING_TO_DO, QUERY_RUNNING.
-    :raises CheckpointError: OTHER_CHECKPOINT; or where the checkpoint that was given cannot be read.
+    :raises CheckpointError: if the checkpoint is not there, or cannot be read.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
     refuse_no_reason(reason)
     query_id, recorded, chosen = _chosen_sink(url, query, sink)
-    with reading(url) as connection:
-        refuse_gone(connection, chosen)
-        if batch_id in chosen.accepted:
+    checkpoint = read_checkpoint(own_files(query_id, recorded, checkpoint_location))
+    (chosen,) = (one for one in known_sinks(url, checkpoint) if one.sink_name == chosen.sink_name)
+    verdict = _refused_verdict(checkpoint, chosen, batch_id)
+    if verdict is Verdict.ACCEPTED:
+        with reading(url) as connection:
             raise _accepted_already(connection, chosen, batch_id)
-    checkpoint = _read_if_possible(checkpoint_location, recorded)
-    verdict = _refused_verdict(query_id, checkpoint, chosen, batch_id)
     if not dry_run:
         accept(url, chosen, batch_id, reason)
     return Acceptance(query_id, chosen, batch_id, verdict)
@@ -144,7 +140,7 @@ def revoke_acceptance(
     Take back that a batch may follow, as long as it has not come.
 
     :raises ConfigurationError: OPTION_MISSING.
-    :raises RecoveryError: NOTHING_TO_DO; QUERY_RUNNING, if the sink has moved since it was read.
+    :raises RecoveryError: WRITER_GONE, NOTHING_TO_DO; QUERY_RUNNING, if the sink has moved since it was read.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
     refuse_no_reason(reason)
@@ -193,8 +189,6 @@ def retire_sink(
         query_id, _, chosen = _chosen_sink(url, query, sink)
     except NotFoundError as error:
         return _dismissed(url, query, error, dry_run=dry_run)
-    with reading(url) as connection:
-        refuse_gone(connection, chosen)
     if not dry_run:
         with holding(url, [chosen]) as connection:
             put_out_of_the_way_in_tx(connection, [chosen], "retire", reason=reason)
@@ -266,54 +260,27 @@ def refuse_gone(connection: Connection, sink: SinkFacts) -> None:
 
 
 def _chosen_sink(url: str, query: str, sink: str | None) -> tuple[str, str | None, SinkFacts]:
-    """The query's id, where the ledger says that its checkpoint is, and the one sink that is meant."""
+    """
+    The query's id, where the ledger says that its checkpoint is, and the one sink that is meant.
+
+    :raises RecoveryError: WRITER_GONE.
+    """
     with reading(url) as connection:
-        found, sinks = named_sinks(connection, query, sink, _LOOK_BACK)
-    writer = the_writer(found, query)
+        found, sinks = named_sinks(connection, query, sink)
+        writer = the_writer(found, query)
+        refuse_gone(connection, sinks[0])
     return writer.query_id, writer.checkpoint_location, sinks[0]
 
 
-def _read_if_possible(given: str | None, recorded: str | None) -> CheckpointFacts | None:
-    """The checkpoint that a person has named; else the one that the ledger has noted, None if it is not there."""
-    if given is not None:
-        named = read_checkpoint(open_location(given))
-        if named.query_id is None:
-            raise no_checkpoint(named)
-        return named
-    try:
-        found = read_checkpoint(open_recorded(recorded)) if recorded else None
-    except CheckpointError:
-        return None
-    return found if found is not None and found.query_id is not None else None
-
-
-def _refused_verdict(query_id: str, checkpoint: CheckpointFacts | None, sink: SinkFacts, batch_id: int) -> Verdict:
-    """
-    What the sink would say to the batch without the acceptance.
-
-    :param checkpoint: None if it cannot be read; then only a batch past the next one is surely refused.
-    """
-    if checkpoint is None:
-        if batch_id > sink.last_batch_id + 1:
-            return Verdict.GAP
-        raise _not_needed(
-            f"Without its checkpoint nothing shows that batch {batch_id} would be refused: the sink stands at batch "
-            f"{sink.last_batch_id}."
-        )
-    if checkpoint.query_id != query_id:
-        raise CheckpointError(
-            "OTHER_CHECKPOINT",
-            f"The checkpoint {checkpoint.location} belongs to query {checkpoint.query_id}, not to {query_id}.",
-            NOTHING_CHANGED,
-            "Give the query's own with --checkpoint.",
-        )
+def _refused_verdict(checkpoint: CheckpointFacts, sink: SinkFacts, batch_id: int) -> Verdict:
+    """What the sink says to the batch without the acceptance; ACCEPTED, if there is one already."""
     start = next_start(checkpoint)
     if start.batch_id != batch_id:
         raise _not_needed(
             f"According to {checkpoint.location}, Spark runs batch {start.batch_id} next, not {batch_id}."
         )
     verdict = verdict_on(checkpoint, sink, start)
-    if verdict not in ACCEPTABLE:
+    if verdict not in ACCEPTABLE | {Verdict.ACCEPTED}:
         raise _not_needed(f"Batch {batch_id} would not be refused: {verdict.name}, {verdict.value}.")
     return verdict
 

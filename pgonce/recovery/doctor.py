@@ -104,19 +104,7 @@ def diagnose(
                 advice = f"{advice} {MAY_DOUBLE}"
         else:
             finding, advice = Finding.AGREE, f"Nothing to repair: `pgonce recover` {plan.does}."
-    if finding is Finding.AGREE and checkpoint.is_continuous:
-        finding = Finding.NEEDS_PERSON
-        advice = (
-            "Start the query on a new checkpoint at the stored offsets: page `recovering` of the documentation, A lost "
-            "checkpoint."
-        )
-    elif finding is Finding.RECOVERABLE and not sinks and checkpoint.newest is not None:
-        advice += (
-            f" Then start the query with adoptCheckpoint={start.batch_id}, if batch {start.batch_id} is still to be "
-            f"written, or with adoptCheckpoint={start.batch_id + 1}, if it has been: "
-            "page `replace-your-foreachbatch` of the documentation."
-        )
-    elif finding is Finding.RECOVERABLE and checkpoint.is_stateful:
+    if finding is Finding.RECOVERABLE and checkpoint.is_stateful:
         advice += (
             " Then start the query in a new Spark application: page `recovering` of the documentation, Several batches "
             "run again."
@@ -217,11 +205,6 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
         remarks.append(
             f"{', '.join(checkpoint.orphans)} belong to files that are missing: Spark's next write of these files "
             "would fail."
-        )
-    if checkpoint.is_continuous:
-        remarks.append(
-            f"The metadata line of offsets/{checkpoint.newest} is empty: a continuous query wrote it, and a "
-            "micro-batch query cannot go on from it."
         )
     if any(sink.drops_by_position for sink in sinks):
         remarks.append("The stored rows have positions: all this is true only if the job still sets positionColumns.")

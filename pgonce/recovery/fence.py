@@ -28,16 +28,13 @@ from sqlalchemy import Connection, Row, extract, func, insert, select, text, upd
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import RunningQueryError
 from pgonce.offsets_store.ledger.session import reading, writing
-from pgonce.offsets_store.ledger.tables import batches, interventions, positions, replays, writers
+from pgonce.offsets_store.ledger.tables import interventions, positions, replays, writers
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import driver_error
 from pgonce.offsets_store.status.read_stored import task_positions
 
 from .read_stopped_query import read_checkpoint, with_state
 from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
-
-RECOVERY = "recovery-"
-"""Begins the run id that a recovery gives to a writer, so that the run before it is refused."""
 
 # A commit that is under way holds the row until it is done; then the query runs, and must be stopped first.
 _LOCK_SECONDS = 10.0
@@ -46,7 +43,7 @@ _LOCK_SECONDS = 10.0
 @dataclass(frozen=True)
 class StoppedQuery:
     """
-    A query that should not run, and what was read of it: its sinks, and its checkpoint if there is one.
+    A query that should not run, and what was ``read`` of it: its sinks, and its checkpoint if there is one.
 
     ``quiet_seconds`` says how long nothing may have been written, and ``wait_seconds`` how long to wait for that.
     """
@@ -56,8 +53,7 @@ class StoppedQuery:
     sinks: Sequence[SinkFacts]
     quiet_seconds: float
     wait_seconds: float
-    writer: CheckpointWriter | None = None
-    checkpoint: CheckpointFacts | None = None
+    read: tuple[CheckpointWriter, CheckpointFacts] | None = None
 
     @property
     def living(self) -> list[SinkFacts]:
@@ -66,32 +62,28 @@ class StoppedQuery:
 
     def has_changed(self) -> bool:
         """Whether the checkpoint is another one than was read."""
-        if self.writer is None or self.checkpoint is None:
+        if self.read is None:
             return False
-        files = self.writer.files
-        return with_state(files, read_checkpoint(files), self.sinks) != self.checkpoint
+        writer, checkpoint = self.read
+        return with_state(writer.files, read_checkpoint(writer.files), self.sinks) != checkpoint
 
 
-def take_over(
-    stopped: StoppedQuery, kind: str, stands_at: int | None, details: dict[str, Any], entry: str | None = None
-) -> str:
+def take_over(stopped: StoppedQuery, kind: str, stands_at: int | None, details: dict[str, Any]) -> str:
     """
     Make sure that the query does not run, take its living sinks from the runs that own them, and note why.
 
     No run continues from what was read: each is refused at its next batch. The answer is the new owner's id.
 
-    :param entry: the text of ``offsets/`` to record with each sink's newest batch, where none is recorded.
     :raises RecoveryError: QUERY_RUNNING, also if a sink or the checkpoint has moved since it was read.
     """
     refuse_running(stopped)
-    recovery = f"{RECOVERY}{uuid4()}"
+    # Takes the place of the run's id, so that the run is refused.
+    recovery = f"recovery-{uuid4()}"
     with holding(stopped.url, stopped.living) as connection:
         for sink in stopped.living:
             _keep_positions(connection, sink.writer_id, recovery)
             connection.execute(update(writers).where(writers.c.writer_id == sink.writer_id).values(run_id=recovery))
             note(connection, sink.writer_id, kind, batch_id=stands_at, details={**details, "recovery": recovery})
-            if entry is not None:
-                _record_entry(connection, sink, entry)
     # After the fence: from here on no batch can be published, but one may have been planned until now.
     if stopped.has_changed():
         raise _moved(
@@ -108,19 +100,6 @@ def _keep_positions(connection: Connection, writer_id: int, recovery: str) -> No
     if task_positions(connection, [writer_id]):
         mine = update(positions).where(positions.c.writer_id == writer_id)
         connection.execute(mine.values(run_id=recovery, claim=None))
-
-
-def _record_entry(connection: Connection, sink: SinkFacts, entry: str) -> None:
-    connection.execute(
-        update(batches)
-        .where(
-            batches.c.writer_id == sink.writer_id,
-            batches.c.generation == sink.generation,
-            batches.c.batch_id == sink.last_batch_id,
-            batches.c.offset_log.is_(None),
-        )
-        .values(offset_log=entry)
-    )
 
 
 def note(connection: Connection, writer_id: int, kind: str, **values: Any) -> None:
@@ -231,8 +210,8 @@ def _signs_of_life(stopped: StoppedQuery, sessions: _Sessions) -> list[str]:
     signs = ["it is active in this process"] if _is_active_here(stopped.query_id) else []
     with reading(stopped.url) as connection:
         signs += sessions.alive(connection, living) + _young_rows(connection, living, quiet)
-    if stopped.writer is not None and stopped.checkpoint is not None:
-        signs += _young_files(stopped.writer, stopped.checkpoint, quiet)
+    if stopped.read is not None:
+        signs += _young_files(*stopped.read, quiet)
     return signs
 
 

@@ -8,15 +8,14 @@ them; otherwise no row is touched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Row, func, select, text
 
-from pgonce.offsets_store.checkpoint.files import open_recorded
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
 from pgonce.offsets_store.ledger.restored import is_at_home
@@ -31,30 +30,18 @@ from pgonce.offsets_store.verdict.facts import Writer
 
 from .by_hand import counts_as_feeder, put_out_of_the_way_in_tx, refuse_gone, refuse_no_reason
 from .fence import QUIET_SECONDS, StoppedQuery, holding, refuse_running
-from .read_stopped_query import named_sinks, read_checkpoint
+from .read_stopped_query import named_sinks, own_files, read_checkpoint
 from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
 
 
 @dataclass(frozen=True)
 class Forgetting:
-    """
-    What is forgotten, or would be.
-
-    ``tables`` has the tables that each sink has written to, as SQL names them; none if they are unknown. ``others``
-    has the writers that are not forgotten and whose rows are in these tables as well, and ``jobs`` counts the batch
-    jobs that have written to them. ``with_deletes`` are the names under which deletes from them are remembered
-    (``onlyNewer``): for a table that was renamed since, its former name; for a partition, perhaps that of the whole
-    table. ``emptied`` are the tables that are emptied with it.
-    """
+    """What is forgotten, or would be; ``emptied`` are the tables that are emptied with it."""
 
     query_id: str
     query_name: str | None
     sinks: tuple[SinkFacts, ...]
-    tables: Mapping[str, tuple[str, ...]]
-    others: Mapping[str, tuple[Writer, ...]]
-    jobs: Mapping[str, int]
-    with_deletes: tuple[str, ...] = ()
-    emptied: tuple[str, ...] = ()
+    emptied: tuple[str, ...]
 
 
 def forget_query(
@@ -83,31 +70,19 @@ def forget_query(
         found, sinks = named_sinks(connection, query, sink)
         living = tuple(known for known in sinks if known.is_living)
         chosen = living or tuple(known for known in sinks if counts_as_feeder(connection, known))
-        tables = {known.sink_name: _tables(connection, known) for known in chosen}
-        forgetting = Forgetting(
-            found[0].query_id,
-            found[0].query_name,
-            chosen,
-            tables,
-            {known.sink_name: _others(connection, known, chosen) for known in chosen},
-            {known.sink_name: _jobs(connection, known) for known in chosen},
-            _with_deletes(connection, [name for of_sink in tables.values() for name in of_sink]),
-        )
         if not chosen:
             refuse_gone(connection, sinks[0])
-        if truncate:
-            emptied = tuple(table.name for table in _to_empty(connection, chosen))
-            forgetting = replace(forgetting, emptied=tuple(sorted(set(emptied))))
+        emptied = {table.name for table in _to_empty(connection, chosen)} if truncate else ()
     if not dry_run:
         # What was retired publishes nothing, even if its query runs.
         if living:
             query_id = found[0].query_id
             checkpoint = _checkpoint(last_to_publish(found).checkpoint_location, query_id)
-            refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, *checkpoint))
+            refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, checkpoint))
         with holding(url, chosen) as connection:
             details = _empty_in_tx(connection, chosen) if truncate else None
             put_out_of_the_way_in_tx(connection, chosen, "forget", reason=reason, details=details)
-    return forgetting
+    return Forgetting(found[0].query_id, found[0].query_name, chosen, tuple(sorted(emptied)))
 
 
 def _empty_in_tx(connection: Connection, sinks: Sequence[SinkFacts]) -> dict[str, Any]:
@@ -176,8 +151,8 @@ def _not_emptied(reasons: Sequence[str]) -> RecoveryError:
         "NOT_EMPTIED",
         f"The tables are not emptied, and the query is not forgotten: {'; '.join(dict.fromkeys(reasons))}.",
         NOTHING_CHANGED,
-        "If rows of others may go, forget these queries first, or delete the records of the jobs. Or leave --truncate "
-        "out, and remove the rows by SQL.",
+        "A role that may TRUNCATE the tables has to run this. If rows of others may go, forget these queries first, or "
+        "delete the records of the jobs. Or leave --truncate out, and remove the rows by SQL.",
     )
 
 
@@ -206,57 +181,6 @@ WHERE s.target = o.oid::oid OR s.target IN (SELECT t.relid FROM pg_partition_tre
 """)
 
 
-# By oid, or by the text of the name. Never by a cast to regclass: a sink may have any name.
-_TABLES = text(
-    f"SELECT {QUALIFIED_NAME} FROM pg_catalog.pg_class AS c "
-    "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
-    f"WHERE c.relkind IN ('r', 'p') AND (c.oid::bigint = ANY(:oids) OR {QUALIFIED_NAME} = ANY(:names)) "
-    "ORDER BY 1"
-)
-
-
-def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
-    """The tables that a sink has written to, as SQL names them: those that it recorded, and the one of its name."""
-    targets = sink.targets or {}
-    found = connection.execute(_TABLES, {"oids": list(targets.values()), "names": [sink.sink_name, *targets]})
-    return tuple(found.scalars())
-
-
-def _with_deletes(connection: Connection, names: Sequence[str]) -> tuple[str, ...]:
-    """
-    The names under which there are tombstones of these tables: older rows of a new query would be passed over.
-
-    A role that only looks may not read tombstones, and is told of none.
-    """
-    may_read = select(func.has_table_privilege("pgonce.tombstone_sets", "SELECT"))
-    if not connection.execute(may_read).scalar_one():
-        return ()
-    return tuple(connection.execute(_DELETES, {"names": list(names)}).scalars())
-
-
-# As a commit finds them: those of the table, of its partitions and of the tables that it is a partition of, by oid. By
-# name, as after a restore, in which oids are others. The name in the ledger is the one that the table had at its last
-# batch.
-_DELETES = text(
-    f"""
-WITH RECURSIVE named AS (
-    SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE {QUALIFIED_NAME} = ANY(:names)
-), above AS (
-    SELECT oid FROM named UNION
-    SELECT i.inhparent FROM above JOIN pg_catalog.pg_class AS c ON c.oid = above.oid AND c.relispartition
-    JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = c.oid
-), related AS (
-    SELECT oid FROM above UNION
-    SELECT t.relid FROM named, pg_catalog.pg_partition_tree(named.oid::pg_catalog.regclass) AS t
-)
-SELECT DISTINCT s.target_name FROM pgonce.tombstone_sets AS s
-WHERE s.expires_at > pg_catalog.clock_timestamp()
-  AND (s.target IN (SELECT oid FROM related) OR s.target_name = ANY(:names)) ORDER BY 1
-"""
-)
-
-
 def _fed(sink: SinkFacts) -> dict[str, int | None]:
     # After a restore, an oid that is not known is 0.
     return {sink.sink_name: None, **{name: oid or None for name, oid in (sink.targets or {}).items()}}
@@ -275,11 +199,9 @@ def _jobs(connection: Connection, sink: SinkFacts) -> int:
     return int(connection.execute(select(func.count()).select_from(batch_jobs).where(condition)).scalar_one())
 
 
-def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:
+def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter, CheckpointFacts] | None:
     """The query's checkpoint, which shows whether it runs; None if it is gone, or another query's is there."""
     with suppress(CheckpointError):
-        files = open_recorded(location)
-        facts = read_checkpoint(files)
-        if facts.query_id == query_id:
-            return CheckpointWriter(files), facts
-    return None, None
+        files = own_files(query_id, location)
+        return CheckpointWriter(files), read_checkpoint(files)
+    return None

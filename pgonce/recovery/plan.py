@@ -34,7 +34,7 @@ from .stopped_query import (
     topic_recreated,
     unproven,
 )
-from .target import Target, changes_for, fit_for_micro_batches
+from .target import Target, changes_for
 
 MAY_DOUBLE = (
     "Spark has done batches that the ledger does not have, and runs them again. If the database was restored, or lost "
@@ -71,11 +71,12 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits and checkpoint.damaged <= {"offsets/0"}:
         return _before_the_first_batch(checkpoint)
     if not sinks and checkpoint.is_continuous:
-        target = fit_for_micro_batches(checkpoint)
-        return Plan(tuple(changes_for(checkpoint, target)), target.newest, target.does)
+        raise _continuous(checkpoint)
     living = living_sinks(checkpoint, sinks)
     start = next_start(checkpoint)
     if _all_go_on(checkpoint, living, start) and start.lacks is None and not checkpoint.commits_lead:
+        if checkpoint.is_continuous:
+            raise _continuous(checkpoint)
         changes = (*_state_of_damaged(checkpoint), *(Change(name, None) for name in checkpoint.useless))
         does = f"removes {_named(checkpoint)}" if changes else _agreed(checkpoint, living, start)
         return Plan(changes, checkpoint.newest, does)
@@ -156,6 +157,15 @@ def _before_the_first_batch(checkpoint: CheckpointFacts) -> Plan:
     leavings = [*sorted(checkpoint.unfinished.union(checkpoint.orphans)), *sorted(checkpoint.damaged)]
     does = "removes the incomplete first entry: the driver was killed while it wrote it, before any row was written"
     return Plan(tuple(Change(name, None) for name in leavings), None, does)
+
+
+def _continuous(checkpoint: CheckpointFacts) -> RecoveryError:
+    return unproven(
+        f"A continuous query wrote the newest entry in {checkpoint.location}/offsets: its metadata line is empty, and "
+        "no micro-batch query can go on from it.",
+        "Start the query on a new checkpoint: page `replace-your-foreachbatch` of the documentation, A query that ran "
+        "continuously.",
+    )
 
 
 def _last_batch_again(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> Plan:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TypeVar
 
 from sqlalchemy import Connection, or_, select, text
 
-from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
+from pgonce.offsets_store.checkpoint.files import ArrowFiles, CheckpointFiles, LocalFiles, open_location, open_recorded
 from pgonce.offsets_store.checkpoint.log_entries import MalformedFileError
 from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint
 from pgonce.offsets_store.errors import CheckpointError, NoCheckpointError, NoLedgerError
@@ -31,7 +32,7 @@ from pgonce.offsets_store.verdict.facts import Writer
 
 from .state_files import state_files
 from .stateful_query import lacking_batch, last_batch
-from .stopped_query import CheckpointFacts, SideLog, SinkFacts
+from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SideLog, SinkFacts
 
 _Entry = TypeVar("_Entry")
 
@@ -66,6 +67,28 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
         unfinished=frozenset(f"offsets/{name}" for name in files.names("offsets") if _UNFINISHED.fullmatch(name)),
         has_real_time_runs=bool(files.names(REAL_TIME_RUNS)),
         damaged=bad_offsets | bad_commits,
+    )
+
+
+def own_files(query_id: str, recorded: str | None, given: str | None = None) -> LocalFiles | ArrowFiles:
+    """
+    The checkpoint of this query where a person says that it is, or else where the ledger has it.
+
+    :raises CheckpointError: CHECKPOINT_NOT_FOUND, if it is not there; CHECKPOINT_LOCATION.
+    """
+    what = f"The ledger does not know where the checkpoint of query {query_id} is."
+    if given is not None or recorded is not None:
+        files = open_recorded(recorded) if given is None else open_location(given)
+        with suppress(NoCheckpointError):
+            if Checkpoint(files).query_id() == query_id:
+                return files
+        what = f"On this host, {files.shown} does not have the checkpoint of query {query_id}."
+    raise NoCheckpointError(
+        "CHECKPOINT_NOT_FOUND",
+        what,
+        NOTHING_CHANGED,
+        "Type where it can be read: `pgonce doctor CHECKPOINT`, or `pgonce accept` with --checkpoint. If it was "
+        "deleted: page `recovering` of the documentation, A lost checkpoint.",
     )
 
 
@@ -139,17 +162,15 @@ def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int]
 
 
 def named_sinks(
-    connection: Connection, query: str, sink: str | None = None, look_back: int = 0
+    connection: Connection, query: str, sink: str | None = None
 ) -> tuple[list[StoredWriter], list[SinkFacts]]:
     """
     The writers of a query that a person names, or the one of ``sink``, and what is known of each.
 
-    :param look_back: how many batches before the newest one the records are read of.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
     found = writers_of(connection, query, sink)
-    newest = max(writer.batch_id or 0 for writer in found)
-    known = read_sinks(connection, found[0].query_id, range(max(0, newest - look_back), newest))
+    known = read_sinks(connection, found[0].query_id)
     return found, [one for one in known if one.sink_name in {writer.sink_name for writer in found}]
 
 

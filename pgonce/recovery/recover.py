@@ -1,10 +1,9 @@
 """
-Repair the checkpoint of a stopped query from the ledger, and undo that.
+Repair the checkpoint of a stopped query from the ledger.
 
 Runs on the driver before ``.start()``, and in the command ``pgonce recover``. Invariant: before the first file is
-touched, the ledger has taken the query from the run that owned it, and a copy of everything that will be replaced has
-been kept. If a recovery is cut short, a second one finishes it. An undo changes nothing if the query has run
-since the recovery.
+touched, the ledger has taken the query from the run that owned it, and the bytes of everything that will be replaced or
+removed are in ``pgonce-kept/<UTC time>/``, with a manifest. If a recovery is cut short, a second one finishes it.
 
 Work that is tried again, because Postgres is unavailable, has not changed a file yet. It asks Postgres first, and its
 last statement, the fence, may be run twice.
@@ -12,9 +11,12 @@ last statement, the fence, may be run twice.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from typing import TypeVar
 
 from pgonce.offsets_store.checkpoint.files import without_credentials
@@ -27,11 +29,10 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.backoff import Tries
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
 
-from .backup import has_run_since, keep_aside, kept_folder, mark_undone, newest_kept, undoing
-from .fence import QUIET_SECONDS, RECOVERY, StoppedQuery, take_over
+from .fence import QUIET_SECONDS, StoppedQuery, take_over
 from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, with_state
-from .stopped_query import query_id_of
+from .stopped_query import Change, query_id_of
 
 _log = logging.getLogger("pgonce")
 
@@ -134,12 +135,11 @@ def recover_checkpoint(
             approve(recovery)
         # A checkpoint that will be adopted may be repaired before there is a ledger.
         ensure_ledger(url)
-        folder = kept_folder()
-        stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, writer, checkpoint)
+        folder = f"pgonce-kept/{datetime.now(timezone.utc):%Y-%m-%dT%H-%M-%S.%fZ}"
+        stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, (writer, checkpoint))
         details = {"does": plan.does, "files": [name for name, _ in plan.changes], "kept_in": folder}
         owner = take_over(stopped, "recover", plan.stands_at, details)
-        repaired = checkpoint.after(plan.changes)
-        keep_aside(writer, folder, owner, plan.changes, (repaired.newest, repaired.newest_commit))
+        _keep_aside(writer, folder, owner, plan.changes)
         for name, text in plan.changes:
             writer.put(name, None if text is None else text.encode())
         return replace(recovery, kept_in=folder, is_done=True)
@@ -161,52 +161,15 @@ def _what_failed(checkpoint_location: str) -> Failed:
     return Failed(seen_by="recovery", query_id=Checkpoint(checkpoint_location).query_id())
 
 
-def undo_recovery(
-    checkpoint_location: str,
-    url: str = "",
-    *,
-    dry_run: bool = False,
-    quiet_seconds: float = QUIET_SECONDS,
-    wait_seconds: float = WAIT_SECONDS,
-    retry_timeout: float = RETRY_SECONDS,
-) -> Recovery:
-    """
-    Bring back what the newest recovery has replaced.
-
-    The arguments are those of :func:`~pgonce.recovery.recover.recover_checkpoint`.
-
-    :raises RecoveryError: NOTHING_TO_DO, also where the query has run since; QUERY_RUNNING.
-    """
-
-    def once() -> Recovery:
-        writer = CheckpointWriter(checkpoint_location)
-        kept = newest_kept(writer)
-        checkpoint = read_checkpoint(writer.files)
-        files = undoing(writer, kept, (checkpoint.newest, checkpoint.newest_commit))
-        sinks = known_sinks(url, checkpoint)
-        checkpoint = with_state(writer.files, checkpoint, sinks)
-        for sink in sinks:
-            if sink.is_living and not sink.run_id.startswith(RECOVERY):
-                raise has_run_since(writer, kept, f"run {sink.run_id} has published into {sink.sink_name}")
-        undo = Recovery(
-            writer.location,
-            checkpoint.query_id,
-            f"brings back what the recovery of {kept.time} replaced",
-            None,
-            written=tuple(name for name, data in files if data is not None),
-            removed=tuple(name for name, data in files if data is None),
-        )
-        if dry_run:
-            return undo
-        details = {"undone": kept.recovery, "files": [name for name, _ in files], "kept_in": kept.folder}
-        stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, writer, checkpoint)
-        owner = take_over(stopped, "undo", None, details)
-        for name, data in files:
-            writer.put(name, data)
-        mark_undone(writer, kept, owner)
-        return replace(undo, kept_in=kept.folder, is_done=True)
-
-    return recovered(once, without_credentials(checkpoint_location), retry_timeout)
+def _keep_aside(writer: CheckpointWriter, folder: str, recovery: str, changes: Sequence[Change]) -> None:
+    """Copy everything that ``changes`` will replace or remove, then write the manifest: the hash of each, or null."""
+    files = []
+    for name, _ in changes:
+        before = writer.files.read(name)
+        if before is not None:
+            writer.write(f"{folder}/{name}", before)
+        files.append({"name": name, "before": None if before is None else hashlib.sha256(before).hexdigest()})
+    writer.write(f"{folder}/manifest.json", json.dumps({"recovery": recovery, "files": files}, indent=2).encode())
 
 
 def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:

@@ -8,10 +8,8 @@ Spark would run without delivering rows does not stay started.
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -21,7 +19,7 @@ from pgonce.offsets_store.log_lines import in_command
 from pgonce.recovery.fence import QUIET_SECONDS
 from pgonce.recovery.plan import MAY_DOUBLE
 from pgonce.recovery.recover import Recovery, recover_checkpoint
-from pgonce.sink.errors import SparkError, without_data_sources
+from pgonce.sink.errors import SparkError
 
 # Spark allows asynchronous progress tracking only for sinks that it knows. This internal option of Spark's lifts that.
 _LET_ANY_SINK = "_asyncProgressTrackingOverrideSinkSupportCheck"
@@ -48,10 +46,8 @@ def recover_and_start(
     :param retry_timeout: seconds to wait while Postgres is unavailable, as a commit does.
     :raises RecoveryError: if the checkpoint cannot be repaired, or not in this application; if a repair may write rows
         twice, which people decide (RECOVERY_MAY_DOUBLE); or if the query is running.
-    :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger; UPDATE_MODE; SPARK_TOO_OLD.
+    :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger.
     """
-    _refuse_old_spark(writer)
-    _refuse_update_mode(writer)
     # A query that wrote elsewhere before: the sink judges adoptCheckpoint, at the first batch.
     with suppress(UnknownQueryError):
         recover_checkpoint(
@@ -85,43 +81,6 @@ def _refuse_what_people_decide(planned: Recovery) -> None:
             NOTHING,
             f"End this application, run {command}, and start the query in a new one.",
         )
-
-
-def _refuse_old_spark(writer: DataStreamWriter) -> None:
-    # That Spark reports that it cannot find a data source of this name, but not why.
-    if _asked_of(writer)[0] == "pgonce" and find_spec("pyspark.sql.datasource") is None:
-        raise without_data_sources()
-
-
-def _refuse_update_mode(writer: DataStreamWriter) -> None:
-    # Spark refuses it too, but only once the query runs, and names no way out: "pgonce does not support Update mode".
-    if _asked_of(writer) == ("pgonce", "update"):
-        raise SparkError(
-            "UPDATE_MODE",
-            'Spark does not run a query with outputMode("update") into a Python data source.',
-            "Nothing was written.",
-            'Use foreachBatch(PostgresBatchWriter(url, table=..., mode="upsert", keys=[...])), where update mode '
-            'works; or outputMode("complete").',
-        )
-
-
-def _asked_of(writer: DataStreamWriter) -> tuple[str, str]:
-    """The format and the output mode that a writer was given; Spark has no public way to ask."""
-    plan = getattr(writer, "_write_proto", None)
-    if plan is not None:
-        return plan.format, plan.output_mode.lower()
-    wrapped: Any = getattr(writer, "_jwrite", None)
-
-    def value(name: str) -> str:
-        field = wrapped.getClass().getDeclaredField(name)
-        field.setAccessible(True)
-        return str(field.get(wrapped)).lower()
-
-    try:
-        return value("source"), value("outputMode")
-    except Py4JError:
-        # A version of Spark that keeps them elsewhere still refuses update mode by itself.
-        return "", ""
 
 
 def _stop_if_continuous(query: StreamingQuery) -> None:

@@ -251,20 +251,15 @@ _ELSEWHERE = (
 )
 
 
-def common_text(sinks: Sequence[SinkFacts], batch_id: int) -> str | None:
-    """The text of an entry that all sinks have recorded; None if there is none, or their texts differ."""
-    texts = {sink.text_of(batch_id) for sink in sinks}
-    return texts.pop() if len(texts) == 1 else None
-
-
 def proven_text(sinks: Sequence[SinkFacts], batch_id: int) -> str:
     """
-    The same.
+    The text of an entry that all sinks have recorded.
 
-    :raises RecoveryError: RECOVERY_UNPROVEN, if there is none.
+    :raises RecoveryError: RECOVERY_UNPROVEN, if there is none, or their texts differ.
     """
-    text = common_text(sinks, batch_id)
-    if text is None:
+    texts = {sink.text_of(batch_id) for sink in sinks}
+    text = texts.pop()
+    if texts or text is None:
         names = ", ".join(sink.sink_name for sink in sinks)
         raise unproven(
             f"The ledger does not have the text of offsets/{batch_id}, or not the same text for each sink ({names})."
@@ -315,9 +310,11 @@ def unproven(what: str, remedy: str = "") -> RecoveryError:
     return RecoveryError("RECOVERY_UNPROVEN", what, NOTHING_CHANGED, remedy or _ELSE)
 
 
+NEW_START = (
+    "start a new checkpoint at the stored offsets (Kafka): `pgonce offsets QUERY --starting-offsets`, with "
+    f"replaces=<query id> ({EMPTY_STATE})"
+)
 _ELSE = (
-    "Bring back checkpoint and database of the same time; or start a new checkpoint at the stored offsets (Kafka): "
-    f"`pgonce offsets QUERY --starting-offsets`, with replaces=<query id> ({EMPTY_STATE}); or, if you know that the "
-    "next batch is the right one, let it through with `pgonce accept`. To load the table again instead, use `pgonce "
-    "forget` first."
+    f"Bring back checkpoint and database of the same time; or {NEW_START}; or, if you know that the next batch is the "
+    "right one, let it through with `pgonce accept`. To load the table again instead, use `pgonce forget` first."
 )

@@ -15,13 +15,6 @@ from .stopped_query import Change, CheckpointFacts, checksum_of
 FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 """``commits/N`` of a stateless query, where there is none to copy; found to be enough on Spark 4.3."""
 
-METADATA_LINE = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
-"""
-What Spark writes into ``offsets/N`` for a query without a watermark.
-
-Settings that are not named here are taken from the session.
-"""
-
 
 @dataclass(frozen=True)
 class Target:
@@ -71,21 +64,3 @@ def _commit_text(checkpoint: CheckpointFacts) -> str:
     """A copy of Spark's newest note: Spark refuses a note of another version than the one that it writes."""
     newest = checkpoint.newest_commit
     return FIRST_COMMIT if newest is None else checkpoint.commits[newest].text
-
-
-def fit_for_micro_batches(checkpoint: CheckpointFacts) -> Target:
-    """The newest two entries, with their metadata line: Spark reads no others at a start."""
-    newest = checkpoint.newest
-    assert newest is not None  # noqa: S101 (narrows the type)
-    entries = {
-        number: checkpoint.offsets[number].text.replace("\n\n", f"\n{METADATA_LINE}\n", 1)
-        for number in (newest - 1, newest)
-        if number in checkpoint.offsets and checkpoint.offsets[number].is_continuous
-    }
-    return Target(
-        entries,
-        newest,
-        is_committed=newest in checkpoint.commits,
-        does="puts in the metadata lines without which a micro-batch query cannot go on from a continuous one's "
-        "checkpoint",
-    )

@@ -51,8 +51,8 @@ def test_programs_read_the_same_promises_under_stable_keys(command):
 
 
 def test_what_does_not_hold_is_explained(url):
-    """The promise that is lost, and the way out, stand below the line; the url may be given as it is."""
-    shown = CliRunner().invoke(app, ["check", url_with(url, options="-csynchronous_commit=off")])
+    """The promise that is lost, and the way out, stand below the line."""
+    shown = CliRunner().invoke(app, ["check", "--url", url_with(url, options="-csynchronous_commit=off")])
     assert shown.exit_code == ExitCode.NOT_FIT
     assert "What does not hold: A batch that Spark calls done is on disk." in shown.stdout
     assert "Help: Set it to on (or local)" in shown.stdout
@@ -79,7 +79,7 @@ class TestTable:
         admin.execute("CREATE TABLE t (id bigint)")
 
         def said():
-            found = CliRunner().invoke(app, ["check", login.url, "--json", "--table", "t"]).stdout
+            found = CliRunner().invoke(app, ["check", "--url", login.url, "--json", "--table", "t"]).stdout
             return [one["holds"] for one in json.loads(found) if one["name"] == "table"]
 
         assert said() == ["does not hold"]
@@ -94,7 +94,7 @@ class TestTable:
         )
 
         def said():
-            found = CliRunner().invoke(app, ["check", login.url, "--json", "--table", "t"]).stdout
+            found = CliRunner().invoke(app, ["check", "--url", login.url, "--json", "--table", "t"]).stdout
             return [(one["holds"], one["remedy"]) for one in json.loads(found) if one["name"] == "table"]
 
         ((holds, remedy),) = said()
@@ -107,5 +107,5 @@ class TestTable:
         admin.execute(
             f"CREATE TABLE t (id bigint); ALTER TABLE t ENABLE ROW LEVEL SECURITY; GRANT INSERT ON t TO {login.user}"
         )
-        shown = CliRunner().invoke(app, ["check", login.url, "--table", "t"]).stdout
+        shown = CliRunner().invoke(app, ["check", "--url", login.url, "--table", "t"]).stdout
         assert "row-level security checks each row" in shown

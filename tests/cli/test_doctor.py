@@ -58,7 +58,7 @@ def check(url):
     """What `pgonce check --query` finds about tables, as (holds, says), and its exit code."""
 
     def ask(*more):
-        shown = CliRunner().invoke(app, ["check", url, "--json", *more])
+        shown = CliRunner().invoke(app, ["check", "--url", url, "--json", *more])
         return [(one["holds"], one["says"]) for one in json.loads(shown.stdout) if one["name"] == "table"]
 
     return ask
@@ -213,7 +213,7 @@ def test_privileges_count_for_check(url, admin, doctor, check, login):
     for grant in grants(login.user):
         admin.execute(grant)
     admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}")
-    shown = CliRunner().invoke(app, ["check", login.url, "--json", "--query", "orders"])
+    shown = CliRunner().invoke(app, ["check", "--url", login.url, "--json", "--query", "orders"])
     (table,) = (one for one in json.loads(shown.stdout) if one["name"] == "table")
     assert table["holds"] == "does not hold"
     assert table["remedy"].startswith("GRANT DELETE ON")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.ledger_history import KAFKA, QUERY, RUN, publish
+from support.ledger_history import QUERY, RUN
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.ledger.failures import Failed, keep_failure
@@ -60,23 +60,9 @@ def test_each_failure_is_one_object_with_stable_keys(pgonce, failed):
 def test_without_any_failure_the_command_says_so(pgonce, url):
     """If nothing is known, that is said."""
     ensure_ledger(url)
-    assert pgonce("errors", "--since", "3h").output == "No failure since 3h is in the ledger.\n"
-
-
-def test_it_names_what_needs_attention_without_an_error(pgonce, failed, admin, url):
-    """A query that is gone raised nothing; one that is refused stands in the list already."""
-    publish(url, 3, KAFKA, query_id="33", query_name="inventory")
-    admin.execute("UPDATE pgonce.writers SET updated_at = now() - interval '2 hours'")
-    admin.execute("UPDATE pgonce.batches SET committed_at = now() - interval '2 hours'")
-    admin.execute(
-        "INSERT INTO pgonce.heartbeats (query_id, run_id, listener, heard_at) "
-        "SELECT query_id, run_id, 'a driver', now() - interval '1 hour' FROM pgonce.writers"
-    )
-    silent = "No error tells of these, and they need attention: inventory (gone). See: pgonce health"
-    assert pgonce("errors").output.splitlines()[-1] == silent
-    assert pgonce("errors", "--query", "inventory").output.splitlines()[-1] == silent
-    assert "inventory" not in pgonce("errors", "--query", "orders").output
-    assert len(json.loads(pgonce("errors", "--json").output)) == 2
+    said = pgonce("errors", "--since", "3h").output
+    assert said.startswith("No failure since 3h is in the ledger. ")
+    assert "pgonce health" in said
 
 
 def test_a_time_that_cannot_be_read(pgonce, url):

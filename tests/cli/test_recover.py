@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
+import pyarrow.fs
 import pytest
 from support.ledger_history import QUERY
 from support.recoveries import recover_at_once
 from support.stopped_query import entry, files_of
 
 from pgonce.cli.terms import ExitCode
+from pgonce.offsets_store.checkpoint.files import ArrowFiles
 
 
 class TestCommands:
@@ -39,25 +40,22 @@ class TestCommands:
         assert pgonce("doctor", tmp_path / "elsewhere").exit_code == ExitCode.UNREADABLE
 
     def test_recover_shows_the_files_and_writes_them_when_told_to(self, pgonce, behind):
-        """It shows the files first, does it when told to, and takes it back."""
+        """It shows the files first, does it when told to, and says where it has kept what it replaced."""
         before = files_of(behind)
         shown = pgonce("recover", behind)
         assert (shown.exit_code, files_of(behind)) == (ExitCode.OK, before)
         assert "write      offsets/9" in shown.stdout
         assert "--yes" in shown.stdout
         assert pgonce("recover", behind, "--yes").exit_code == ExitCode.RUNNING
-        assert pgonce("recover", behind, "--yes", "--quiet-for", 0.5, "--wait", 20).exit_code == ExitCode.OK
+        done = pgonce("recover", behind, "--yes", "--quiet-for", 0.5, "--wait", 20)
+        assert (done.exit_code, "kept in pgonce-kept/" in done.stdout) == (ExitCode.OK, True)
         assert (behind / "offsets/9").exists()
         assert json.loads(pgonce("recover", behind, "--json").stdout)["is_needed"] is False
-        assert pgonce("recover", behind, "--undo").exit_code == ExitCode.OK
-        assert (behind / "offsets/9").exists()
-        assert pgonce("recover", behind, "--undo", "--yes", "--quiet-for", 0).exit_code == ExitCode.OK
-        assert files_of(behind) == before
 
-    def test_a_path_with_a_key_in_it(self, pgonce, behind, monkeypatch):
-        """The answer shows where the checkpoint is, and not how one logs in there."""
-        plan = SimpleNamespace(query_id=QUERY, does="would begin at batch 10", files=())
-        monkeypatch.setattr("pgonce.cli.recover.write_new_checkpoint", lambda *_, **__: plan)
+    def test_a_path_with_a_key_in_it(self, pgonce, behind, tmp_path, monkeypatch):
+        """The answer shows where the checkpoint is, and not how one logs in there. (A folder stands for the store.)"""
+        folder = pyarrow.fs.LocalFileSystem(), str(tmp_path / "store")
+        monkeypatch.setattr(ArrowFiles, "_store_and_base", property(lambda files: folder))
         shown = pgonce("new-checkpoint", QUERY, "s3a://key:zq7s3cret@bucket/checkpoint")
         assert "s3a://bucket/checkpoint" in shown.stdout
         assert "zq7s3cret" not in shown.stdout + shown.stderr

@@ -18,13 +18,14 @@ from support.audit import replays, what_is_wrong, wrong_rows
 from support.messages import Messages
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish, rewind
+from support.recoveries import bring_back
 from support.ways_in import WAYS, Sink
 
 from pgonce import recover_and_start
 from pgonce.offsets_store.errors import RecoveryError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.recovery.doctor import Finding, examine
-from pgonce.recovery.recover import recover_checkpoint, undo_recovery
+from pgonce.recovery.recover import recover_checkpoint
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -125,7 +126,7 @@ class TestStateful:
         done = self.recovered(sink, 3)
         # Of the state that the refused planning made, nothing is left that Spark would read without its changes.
         assert [name for name in state_of(sink.checkpoint, 4) if name.endswith((".zip", ".snapshot"))] == []
-        undo_recovery(sink.checkpoint, sink.url, quiet_seconds=0)
+        bring_back(sink.checkpoint)
         assert_refused(stream(), "CHANGED")
         self.recovered(sink, 3)
         assert done.is_done

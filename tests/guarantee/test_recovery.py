@@ -2,6 +2,8 @@
 Spark goes on from what recovery has written: after each repair the table equals the source, row by row.
 
 The source is rate-micro-batch: batch N has the rows 10*N to 10*N+9, whenever it is planned.
+
+Covers: pgonce.recovery.recover_and_start.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pgonce.offsets_store.errors import RecoveryError
 from pgonce.recovery import fence
 from pgonce.recovery.doctor import Finding, examine
 from pgonce.recovery.new_checkpoint import write_new_checkpoint
-from pgonce.recovery.recover import recover_checkpoint, undo_recovery
+from pgonce.recovery.recover import recover_checkpoint
 
 pytestmark = pytest.mark.spark
 
@@ -246,5 +248,3 @@ def test_a_driver_killed_while_it_wrote_the_first_entry(way, query, observer):
     finish(stream())
     finish(stream())
     assert values(observer) == list(range(20))
-    with pytest.raises(RecoveryError, match="NOTHING_TO_DO"):
-        undo_recovery(query.checkpoint, query.url, quiet_seconds=0)

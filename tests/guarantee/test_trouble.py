@@ -3,7 +3,7 @@ Bad input and trouble: each is refused with its code, and once repaired the same
 
 Each case runs twice on one checkpoint: first into the trouble, then after it was repaired.
 
-Covers: sink.identity.from_checkpoint, sink.identity.planned_batch, pgonce.recovery.recover_and_start.
+Covers: sink.identity.from_checkpoint, sink.identity.planned_batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from pyspark.errors import PySparkException
 from support.patience import PATIENCE_SECONDS
 
-from pgonce import PostgresBatchWriter, recover_and_start, transactional_batch
+from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
 from pgonce.sink.identity.from_checkpoint import Origin, batch_from_checkpoint
@@ -223,15 +223,6 @@ def test_a_checkpoint_that_only_the_session_names_is_refused(spark, url, events,
             query.awaitTermination(PATIENCE_SECONDS)
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
-
-
-def test_recover_and_start_refuses_update_mode_with_a_way_out(spark, url, events, checkpoint):
-    """Spark's own words name none; here the query is not even started."""
-    frame = stream(spark, events).groupBy("name").count()
-    writer = frame.writeStream.format("pgonce").options(url=url, table="events").outputMode("update")
-    with pytest.raises(PgonceError, match=r"\[UPDATE_MODE\].*Help: .*PostgresBatchWriter"):
-        recover_and_start(writer, checkpoint, url)
-    assert not Path(checkpoint).exists()
 
 
 def test_foreach_batch_without_a_checkpoint_location_is_refused(spark, admin, url, events):

@@ -359,11 +359,6 @@ def plainly(combination: Combination) -> Combination:
     return combination._replace(trigger="available now", progress="off")
 
 
-def is_refused_before_its_start(combination: Combination) -> bool:
-    """Whether ``recover_and_start`` refuses the query by itself: it names a way out, and Spark does not."""
-    return recovers(combination) and (combination.way, combination.query) == (WAYS[0], "stateful in update")
-
-
 def recovers(combination: Combination) -> bool:
     """Whether the checkpoint is repaired before a start."""
     return combination.progress.endswith("`recover_and_start`")
@@ -409,9 +404,8 @@ def test_a_combination_without_a_promise_is_refused_before_a_row_moves(combinati
             subject.start(combination)
     else:
         words = subject.refusal(combination)
-        says, by = ("UPDATE_MODE", "pgonce") if is_refused_before_its_start(combination) else (row.says, row.by)
-        assert (f"[{says}]" if by == "pgonce" else says) in words
-        assert ("Help: " in words) == (by == "pgonce")
+        assert (f"[{row.says}]" if row.by == "pgonce" else row.says) in words
+        assert ("Help: " in words) == (row.by == "pgonce")
     assert subject.state() == before
     if is_plain:
         subject.source.feed(7)

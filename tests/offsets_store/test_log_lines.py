@@ -153,7 +153,7 @@ def test_a_text_is_one_word_of_a_command_or_is_not_in_it(text, means):
         ("TYPE_MISMATCH", "CODE", "TYPE_MISMATCH"),
         ("java.io.IOException", "CODE", "CODE"),
         ("s3a://bucket/a b", "CHECKPOINT", "'s3a://bucket/a b'"),
-        ("--undo", "CHECKPOINT", "CHECKPOINT"),
+        ("--yes", "CHECKPOINT", "CHECKPOINT"),
         ("", "SINK", "SINK"),
         (None, "CHECKPOINT", "CHECKPOINT"),
     ],

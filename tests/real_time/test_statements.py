@@ -25,6 +25,7 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import NOTHING, ConnectError, RefusedBatch, TargetError
 from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
@@ -36,7 +37,8 @@ from pgonce.real_time.recorder import Recorder
 from pgonce.real_time.start import new_checkpoint, query_id_of
 from pgonce.recovery.by_hand import retire_sink
 from pgonce.recovery.doctor import Finding, examine
-from pgonce.recovery.new_checkpoint import write_new_checkpoint
+from pgonce.recovery.fence import StoppedQuery, take_over
+from pgonce.recovery.read_stopped_query import read_sinks
 from pgonce.recovery.recover import recover_checkpoint
 
 OTHER = "22222222-0000-0000-0000-000000000000"
@@ -232,10 +234,12 @@ def stored_for_a_micro_batch(url, query_id):
 class TestRecovery:
     """Commands that fence a query keep what its tasks have stored."""
 
-    def test_a_new_checkpoint_reads_nothing_that_is_stored(self, url, orders, tmp_path, task):
-        """A start from there reads nothing that is stored, though no batch has recorded it yet."""
+    def test_a_start_after_it_reads_nothing_that_is_stored(self, url, orders, task):
+        """Though no batch has recorded it yet."""
         task.flushes(0, 1, 2)
-        write_new_checkpoint("orders", str(tmp_path / "new"), url, quiet_seconds=0)
+        with reading(url) as connection:
+            sinks = read_sinks(connection, QUERY)
+        take_over(StoppedQuery(url, QUERY, sinks, quiet_seconds=0, wait_seconds=0), "recover", None, {})
         assert not task.flushes(3)
         assert stored_positions(url, QUERY, "public.orders", None)[1] == {("orders", 0): 3}
         new = begun(url, last=0)

@@ -100,7 +100,7 @@ class TestAccept:
         (stuck / "metadata").write_text(f'{{"id":"{OTHER}"}}')
         with psycopg.connect(url) as connection:
             connection.execute("DELETE FROM pgonce.interventions")
-        assert "[OTHER_CHECKPOINT]" in self.accept(pgonce, stuck, "--yes").stderr
+        assert "[CHECKPOINT_NOT_FOUND]" in self.accept(pgonce, stuck, "--yes").stderr
 
     def test_a_batch_that_would_be_no_error(self, pgonce, url, tmp_path):
         """What goes through anyhow needs nobody's word, and an unused one would let through what comes later."""
@@ -108,12 +108,11 @@ class TestAccept:
         checkpoint = write_checkpoint(tmp_path / "ckpt", entries(4, 5), (4, 5))
         assert "[NOTHING_TO_DO]" in self.accept(pgonce, checkpoint, "--yes", batch=6).stderr
 
-    def test_without_the_checkpoint_only_a_batch_past_the_next_is_refused(self, pgonce, stuck, url, observer):
-        """Where it cannot be read, only a batch past the next one is surely refused."""
-        give = ("accept", "orders", "--reason", "because", "--yes", "--batch")
-        assert "[NOTHING_TO_DO]" in pgonce(*give, 6).stderr
-        assert pgonce(*give, 7).exit_code == ExitCode.OK
-        assert [batch_id for _, batch_id, *_ in noted(observer)] == [7]
+    def test_a_checkpoint_that_is_not_there(self, pgonce, stuck, observer):
+        """Without it, nothing shows which batch Spark runs next: an acceptance might let another one through."""
+        refused = pgonce("accept", "orders", "--reason", "because", "--yes", "--batch", 9)
+        assert (refused.exit_code, "[CHECKPOINT_NOT_FOUND]" in refused.stderr) == (ExitCode.UNREADABLE, True)
+        assert noted(observer) == []
 
 
 class TestRetire:

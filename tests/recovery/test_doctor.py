@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from support.ledger_history import OTHER
 from support.recoveries import history, recover_at_once
-from support.stopped_query import entries, entry, kafka, write_checkpoint
+from support.stopped_query import entries, kafka, write_checkpoint
 
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.recovery.doctor import Finding, examine
@@ -58,14 +58,6 @@ class TestDoctor:
         found = examine(str(ahead), url)
         assert found.finding is Finding.NEEDS_PERSON
         assert says in " ".join([*found.remarks, found.advice])
-
-    def test_a_continuous_query_needs_a_person_though_offsets_agree(self, url, tmp_path):
-        """An empty metadata line is named, though the offsets agree."""
-        continuous = entry(5).replace(entry(5).split("\n")[1], "")
-        history(url, 5, {5: continuous})
-        found = examine(str(write_checkpoint(tmp_path / "ckpt", {4: entry(4), 5: continuous}, (4, 5))), url)
-        assert found.finding is Finding.NEEDS_PERSON
-        assert any("continuous" in remark for remark in found.remarks)
 
     def test_sinks_that_are_gone(self, url, behind):
         """A retired sink is shown as such, and would be refused."""

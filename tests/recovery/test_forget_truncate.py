@@ -146,6 +146,12 @@ class TestRefused:
         forget(url)
         assert ids(admin) == []
 
+    def test_rows_of_a_query_that_knows_the_table_by_another_name(self, admin, url):
+        """The table was renamed in between."""
+        admin.execute("ALTER TABLE events RENAME TO orders")
+        commit(url, "beside", 0, 7, table="orders", remedies=INDEPENDENT)
+        assert "beside" in refused(url)
+
     def test_rows_of_another_sink_of_the_query(self, admin, url):
         """If one sink alone is named."""
         commit(url, "old", 0, 7, sink_name="mine", remedies=INDEPENDENT)
@@ -219,6 +225,14 @@ class TestRefused:
         )
         assert "restored" in refused(url)
         assert ids(admin) == [1, 2]
+
+    def test_a_role_that_may_not(self, admin, url, login):
+        """It is told who may."""
+        admin.execute(f"GRANT USAGE ON SCHEMA pgonce TO {login.user}".encode())
+        admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA pgonce TO {login.user}".encode())
+        with pytest.raises(PgonceError, match="NOT_EMPTIED.*denied.* role that may TRUNCATE"):
+            forget(login.url)
+        assert (ids(admin), noted(admin)) == ([1, 2], [])
 
     @pytest.mark.parametrize("action", ["CASCADE", "SET NULL", "NO ACTION DEFERRABLE INITIALLY DEFERRED"])
     def test_a_table_that_others_refer_to_is_not_emptied(self, admin, url, action):

@@ -12,7 +12,6 @@ from support.stopped_query import entries, entry, files_of, kafka, write_checkpo
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.checkpoint.files import ArrowFiles
-from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
 from pgonce.offsets_store.offsets import Span
@@ -60,17 +59,14 @@ class TestNewCheckpoint:
         with pytest.raises(RecoveryError, match="RECOVERY_APART"):
             self.make(url, tmp_path / "newer")
 
-    def test_rows_that_carry_positions(self, url, tmp_path, observer):
-        """Where the last text was never recorded, an entry is made at the stored end and recorded: it is proof then."""
+    def test_an_entry_that_was_not_recorded_is_not_made_up(self, url, tmp_path):
+        """With asynchronous progress, rows that carry positions may be stored without it."""
         history(url, 3)
         stored = {"0": kafka(47)}
         publish(url, 4, {"0": kafka(45)}, start={"0": kafka(40)}, span=Span({"0": kafka(40)}, stored))
-        plan = self.make(url, tmp_path / "new")
-        written = parse_offset_log((tmp_path / "new/offsets/4").read_text())
-        assert written.offsets == {"0": kafka(47)}
-        assert written.metadata == parse_offset_log(entry(3)).metadata
-        assert observer.execute("SELECT offset_log FROM pgonce.batches WHERE batch_id = 4").fetchone() == (plan.entry,)
-        assert examine(str(tmp_path / "new"), url).sinks[0].verdict is Verdict.NEW
+        with pytest.raises(RecoveryError, match="RECOVERY_UNPROVEN.*offsets/4.*--starting-offsets"):
+            self.make(url, tmp_path / "new")
+        assert not (tmp_path / "new").exists()
 
     @pytest.mark.parametrize(
         ("code", "identity", "texts"),
@@ -111,23 +107,24 @@ class TestNewCheckpoint:
         with pytest.raises(RecoveryError, match="PATH_NOT_EMPTY"):
             self.make(url, "gs://bucket/new")
 
-    def test_one_that_was_cut_short_goes_on(self, url, tmp_path):
-        """The same command writes what is missing; a file that it would have written otherwise is not its own."""
+    def test_one_that_was_cut_short_is_written_elsewhere(self, url, tmp_path, monkeypatch):
+        """What was written of it stays in the way, and the query is fenced once more."""
         history(url, 2)
-        (tmp_path / "new").mkdir()
-        in_the_way = tmp_path / "new/offsets"
-        in_the_way.touch()
-        with pytest.raises(CheckpointError, match="CHECKPOINT_NOT_WRITTEN"):
-            self.make(url, tmp_path / "new")
-        in_the_way.unlink()
-        metadata = tmp_path / "new/metadata"
-        of_this_query = metadata.read_text()
-        metadata.write_text("of another query")
+        put = CheckpointWriter.put
+
+        def until_cut(writer, name, data):
+            if name != "metadata":
+                raise InterruptedError
+            put(writer, name, data)
+
+        with monkeypatch.context() as cut:
+            cut.setattr(CheckpointWriter, "put", until_cut)
+            with pytest.raises(InterruptedError):
+                self.make(url, tmp_path / "new")
         with pytest.raises(RecoveryError, match="PATH_NOT_EMPTY"):
             self.make(url, tmp_path / "new")
-        metadata.write_text(of_this_query)
-        self.make(url, tmp_path / "new")
-        assert set(files_of(tmp_path / "new")) == {"metadata", "offsets/1", "offsets/2", "commits/2"}
+        self.make(url, tmp_path / "newer")
+        assert set(files_of(tmp_path / "newer")) == {"metadata", "offsets/1", "offsets/2", "commits/2"}
 
     def test_a_path_where_something_lies_is_refused(self, url, tmp_path):
         history(url, 2)

@@ -7,7 +7,6 @@ Covers: offsets_store.ledger.writers, pgonce.recovery.forget.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import uuid
 from dataclasses import replace
@@ -16,16 +15,13 @@ import psycopg
 import pytest
 from support.committed_rows import TABLE, rows
 from support.stopped_query import checkpoint, entries, entry, kafka, published_to, write_checkpoint
-from support.tombstones import put_tombstone
 from support.with_rooms import work_into
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.recovery.by_hand import retire_sink
@@ -269,21 +265,15 @@ class TestDoctor:
 
 class TestForget:
     def test_a_forgotten_query_lets_a_new_one_in_and_is_refused_itself(self, url, target, tmp_path, pgonce, admin):
-        """It shows what it means and the SQL, waits for --yes, and lets a new query in; the old one is refused."""
+        """It shows what it means, waits for --yes, and lets a new query in; the old one is refused."""
         place = tmp_path / "ckpt"
         old = fed(url, place, FILES, name="orders")
         place.rename(tmp_path / "kept")
         again = begun(place, FILES)
         shown = pgonce("forget", "orders", "--reason", "full refresh")
         assert shown.exit_code == ExitCode.OK
-        assert "TRUNCATE public.events;" in shown.stdout
-        assert "tombstone_sets" not in shown.stdout
+        assert "--truncate removes all this" in shown.stdout
         assert "Give --yes" in shown.stdout
-        put_tombstone(admin, "events", "[3]", "100")
-        shown = pgonce("forget", "orders", "--reason", "full refresh").stdout
-        (forgets,) = re.findall(r"DELETE FROM pgonce\.tombstone_sets .*;", shown)
-        admin.execute(forgets.encode())
-        assert admin.execute("SELECT count(*) FROM pgonce.tombstone_sets").fetchone() == (0,)
         assert publish(url, place, again, 1, 2, name="orders") == "FOREIGN"
         done = pgonce("forget", "orders", "--reason", "full refresh", "--yes", "--quiet-for", 0)
         assert done.exit_code == ExitCode.OK, done.stderr
@@ -297,26 +287,6 @@ class TestForget:
         # The name means the new query now.
         assert json.loads(pgonce("offsets", "orders", "--json").stdout)[0]["query_id"] == again
 
-    @pytest.mark.parametrize(
-        "since",
-        [
-            "ALTER TABLE events RENAME TO shop_events",
-            "CREATE TABLE whole (LIKE events) PARTITION BY RANGE (id); "
-            "ALTER TABLE whole ATTACH PARTITION events DEFAULT; "
-            "UPDATE pgonce.tombstone_sets SET target = 'whole'::regclass, target_name = 'public.whole'",
-        ],
-    )
-    def test_deletes_that_are_remembered_under_another_name(self, since, url, target, tmp_path, pgonce, admin):
-        """Of a table that was renamed since, and of a partition, whose deletes are those of the whole table."""
-        fed(url, tmp_path / "ckpt", FILES, name="orders")
-        put_tombstone(admin, "events", "[3]", "100")
-        admin.execute(since.encode())
-        shown = pgonce("forget", "orders", "--reason", "full refresh").stdout
-        (forgets,) = re.findall(r"DELETE FROM pgonce\.tombstone_sets .*;", shown)
-        assert "the name that the table had" in " ".join(shown.split())
-        admin.execute(forgets.encode())
-        assert admin.execute("SELECT count(*) FROM pgonce.tombstone_sets").fetchone() == (0,)
-
     def test_a_query_that_runs(self, url, target, tmp_path, pgonce):
         """A query that has just been heard of is not forgotten."""
         old = fed(url, tmp_path / "ckpt", FILES)
@@ -326,42 +296,16 @@ class TestForget:
         again = begun(tmp_path / "two", FILES)
         assert publish(url, tmp_path / "two", again, 1) == "FOREIGN"
 
-    def test_one_sink_of_two_and_what_else_feeds_it(self, url, target, tmp_path, pgonce):
-        """--sink forgets one; whose rows a TRUNCATE would take too is said, and what is gone cannot be forgotten."""
+    def test_one_sink_of_two(self, url, target, tmp_path, pgonce):
+        """--sink forgets one, and what is gone cannot be forgotten."""
         old = fed(url, tmp_path / "ckpt", FILES)
         assert publish(url, tmp_path / "ckpt", old, 1, table="others") == "NEW"
-        also = begun(tmp_path / "also", FILES)
-        assert publish(url, tmp_path / "also", also, 9, name="also", independent=True) == "NEW"
         done = pgonce("forget", old, "--sink", SINK, "--reason", "why", "--yes", "--quiet-for", 0)
         assert done.exit_code == ExitCode.OK, done.stderr
-        assert f"But {SINK} also has rows of query {also} (also) through sink '{SINK}'." in done.stdout
         assert "others" not in done.stdout
         again = pgonce("forget", old, "--sink", SINK, "--reason", "why")
         assert (again.exit_code, "[WRITER_GONE]" in again.stderr) == (ExitCode.NEEDS_PERSON, True)
-        assert "TRUNCATE public.others;" in pgonce("forget", old, "--reason", "why").stdout
-
-    def test_what_feeds_its_table_under_another_name(self, url, target, tmp_path, pgonce, admin):
-        """A TRUNCATE would take those rows as well, whatever the table was called when they were written."""
-        old = fed(url, tmp_path / "ckpt", FILES)
-        admin.execute("ALTER TABLE events RENAME TO orders")
-        also = begun(tmp_path / "also", FILES)
-        assert publish(url, tmp_path / "also", also, 9, table="orders", name="also", independent=True) == "NEW"
-        assert f"But {SINK} also has rows of query {also} (also)" in pgonce("forget", old, "--reason", "why").stdout
-
-    def test_rows_that_do_not_come_back(self, url, target, tmp_path, pgonce, admin):
-        """Those of batch jobs, of a retired query and of another sink of the same query are named."""
-        old = fed(url, tmp_path / "ckpt", FILES)
-        ended = begun(tmp_path / "ended", FILES)
-        assert publish(url, tmp_path / "ended", ended, 7, independent=True) == "NEW"
-        retire_sink(ended, url)
-        commit_job(CommitSettings(url), Job("2026-09", uuid.uuid4()), work_into(None, destination(SINK), rows(8)))
-        command = ("forget", old, "--sink", SINK, "--reason", "why")
-        jobs = "batch jobs (1 batchKeys). TRUNCATE would remove these rows as well"
-        named = f"But {SINK} also has rows of query {ended} (no name) through sink '{SINK}', retired; {jobs}"
-        assert named in pgonce(*command).stdout
-        assert "delete its record from pgonce.batch_jobs" in pgonce(*command).stdout
-        admin.execute("UPDATE pgonce.writers SET query_id = %s, sink_name = 'mine' WHERE query_id = %s", [old, ended])
-        assert f"query {old} (no name) through sink 'mine', retired; {jobs}" in pgonce(*command).stdout
+        assert "public.others" in pgonce("forget", old, "--reason", "why").stdout
 
     def test_a_sink_that_was_retired(self, url, target, tmp_path, pgonce, admin):
         """It is forgotten if it is named, or if no sink is living, even while its query runs, and only once."""
@@ -370,7 +314,7 @@ class TestForget:
         retire_sink(old, url, sink=SINK)
         retired = "SELECT retired_at FROM pgonce.writers WHERE sink_name = %s"
         since = admin.execute(retired, [SINK]).fetchone()
-        assert "TRUNCATE public.events" not in pgonce("forget", old, "--reason", "why").stdout
+        assert SINK not in pgonce("forget", old, "--reason", "why").stdout
         named = ("forget", old, "--sink", SINK, "--reason", "why", "--yes", "--quiet-for", 3600)
         assert pgonce(*named).exit_code == ExitCode.OK
         assert admin.execute(retired, [SINK]).fetchone() == since

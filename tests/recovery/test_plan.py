@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 import pytest
 from support.stopped_query import COMMIT, checkpoint, entries, entry, kafka, published_to, record, sink
 
-from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError, UnknownQueryError
 from pgonce.offsets_store.offsets import tells_which_rows
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -543,24 +542,12 @@ def continuous(number):
 
 
 class TestContinuous:
-    @pytest.mark.parametrize("commits", [(4, 5), (4,)])
-    def test_made_fit_for_micro_batches(self, commits):
-        """The newest two entries get a metadata line; offsets and commits stay as they are."""
-        facts = checkpoint({number: continuous(number) for number in (3, 4, 5)}, commits)
-        plan = plan_recovery(facts, [])
-        offsets, committed = stands(facts.after(plan.changes))
-        assert committed == list(commits)
-        assert offsets[3] == continuous(3)
-        for number in (4, 5):
-            found = parse_offset_log(offsets[number])
-            assert not found.is_continuous
-            assert found.offsets == parse_offset_log(continuous(number)).offsets
-        assert plan_recovery_is_over(facts.after(plan.changes))
-
-
-def plan_recovery_is_over(facts):
-    """What is made fit is a checkpoint like any other whose query the ledger does not know."""
-    return refused("UNKNOWN", facts, []).code
+    @pytest.mark.parametrize("sinks", [[], [published_to(5, {5: continuous(5)})]], ids=["unknown", "known"])
+    def test_no_micro_batch_goes_on_from_its_entry(self, sinks):
+        """The page says how the query goes on; but where the ledger is before the entry, the checkpoint goes back."""
+        facts = checkpoint({4: entry(4), 5: continuous(5)}, (4, 5))
+        assert "ran continuously" in refused("RECOVERY_UNPROVEN", facts, sinks).remedy
+        assert plan_recovery(facts, [published_to(4)]).stands_at == 4
 
 
 class TestRefused:

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from support.ledger_history import RUN, publish
 from support.made_up_migration import made_up, upgrade_pgonce
-from support.recoveries import history, noted, recover_at_once, verdict
+from support.recoveries import bring_back, history, noted, recover_at_once, verdict
 from support.stopped_query import COMMIT, entries, entry, files_of, kafka, write_checkpoint
 
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
@@ -24,7 +24,7 @@ from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.recovery.doctor import Finding, examine
-from pgonce.recovery.recover import recover_checkpoint, undo_recovery
+from pgonce.recovery.recover import recover_checkpoint
 
 
 class TestRecover:
@@ -45,6 +45,17 @@ class TestRecover:
         assert files_of(ahead) == {name: data for name, data in before.items() if name not in gone}
         kept = ahead / done.kept_in
         assert {name: (kept / name).read_bytes() for name in done.kept} == {name: before[name] for name in gone}
+
+    @pytest.mark.parametrize("which", ["behind", "ahead"])
+    def test_what_it_replaced_can_be_brought_back_by_hand(self, which, url, request):
+        """Every byte is as before, checksums too, and a second recovery does the same again."""
+        checkpoint = request.getfixturevalue(which)
+        before = files_of(checkpoint)
+        for _ in range(2):
+            recover_at_once(checkpoint, url)
+            assert files_of(checkpoint) != before
+            bring_back(checkpoint)
+            assert files_of(checkpoint) == before
 
     def test_the_old_run_is_fenced_and_a_new_one_goes_on(self, url, ahead):
         """Whatever lives on after all is refused; a new run publishes the next batch."""
@@ -101,7 +112,7 @@ class TestRecover:
 
     @pytest.mark.parametrize("planned", [{}, {5: entry(5, kafka(87), planned=1)}], ids=["absent", "planned_again"])
     def test_the_last_batch_of_a_stateful_query(self, planned, url, tmp_path):
-        """Its recorded entry is written, whole states go aside, all else stays; undone, every byte is as before."""
+        """Its recorded entry is written, whole states go aside, the rest stays; all of it can be brought back."""
         history(url, 5, stateful=True)
         checkpoint = write_checkpoint(tmp_path / "ckpt", {**entries(3, 4), **planned}, (3, 4))
         whole = ["state/0/0/.6.zip.crc", "state/0/0/6.zip", "state/0/1/left-keyToNumValues/6.snapshot"]
@@ -120,7 +131,7 @@ class TestRecover:
         assert [name for name in others if not (checkpoint / name).exists()] == []
         assert verdict(url, checkpoint, 5, RUN) is Verdict.FENCED
         assert verdict(url, checkpoint, 5, "new") is Verdict.REPLAY
-        undo_recovery(str(checkpoint), url, quiet_seconds=0)
+        bring_back(checkpoint)
         assert files_of(checkpoint) == before
 
     def test_a_refusal_is_kept(self, url, tmp_path):
@@ -152,7 +163,7 @@ class TestRecover:
         assert examine(str(checkpoint), url).finding is Finding.AGREE
 
     def test_a_first_entry_half_written(self, url, tmp_path, observer):
-        """What is left of it is taken aside, from a query that nobody knows yet; undone, it is back."""
+        """What is left of it is taken aside, from a query that nobody knows yet; brought back, it is as before."""
         checkpoint = write_checkpoint(tmp_path / "ckpt", {})
         (checkpoint / "offsets").mkdir()
         (checkpoint / f"offsets/.0.{uuid4()}.tmp").write_text("v1")
@@ -163,7 +174,7 @@ class TestRecover:
         assert recover_at_once(checkpoint, url).is_done
         assert list(files_of(checkpoint)) == ["metadata"]
         assert observer.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
-        undo_recovery(str(checkpoint), url, quiet_seconds=0)
+        bring_back(checkpoint)
         assert files_of(checkpoint) == before
 
     def test_a_writer_with_positions_goes_back_to_a_proven_entry(self, url, tmp_path):
@@ -246,11 +257,11 @@ class TestCutShort:
             assert (found.finding, found.next_batch_id, found.begins) == (Finding.AGREE, 6, {"0": kafka(60)})
             assert found.remarks == ()
 
-    def test_undo_of_what_was_cut_short(self, url, places, monkeypatch):
-        """What was changed before the cut is brought back, every byte."""
+    def test_what_was_changed_before_the_cut_can_be_brought_back(self, url, places, monkeypatch):
+        """Every byte is as before."""
         for done, place in enumerate(places[:ALL_FILES]):
             before = files_of(place)
             with cut_short(monkeypatch, done), pytest.raises(Cut):
                 recover_at_once(place, url)
-            undo_recovery(str(place), url, quiet_seconds=0)
+            bring_back(place)
             assert files_of(place) == before

@@ -14,7 +14,6 @@ from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import RecoveryError
 from pgonce.recovery.doctor import Finding, examine
-from pgonce.recovery.recover import undo_recovery
 
 
 @pytest.fixture
@@ -48,8 +47,8 @@ def make_weak(weak_store, day: str) -> None:
 
 
 @pytest.mark.parametrize("day", ["good", "slow", "failing", "late"])
-def test_a_checkpoint_comes_forward_and_back_by_undo(url, behind, bring, weak_store, day):
-    """A checkpoint behind the ledger is brought to where the ledger stands, and back again by undo."""
+def test_a_checkpoint_comes_forward(url, behind, bring, weak_store, day):
+    """A checkpoint behind the ledger is brought to where the ledger stands."""
     location = bring(behind)
     make_weak(weak_store, day)
     assert examine(location, url).finding is Finding.RECOVERABLE
@@ -61,11 +60,7 @@ def test_a_checkpoint_comes_forward_and_back_by_undo(url, behind, bring, weak_st
     # What no listing has, and does not follow on what one has, is written again.
     assert again.is_done or not again.is_needed
     assert again.stands_at == 9
-    if day == "late":
-        return
-    assert not again.is_needed
-    undo_recovery(location, url, quiet_seconds=0)
-    assert in_store(location, "offsets/9") is None
+    assert day == "late" or not again.is_needed
 
 
 @pytest.mark.parametrize("day", ["good", "failing", "late"])

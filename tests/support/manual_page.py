@@ -60,7 +60,7 @@ def page() -> str:
             ".SH ENVIRONMENT",
             *(line for name, meaning in ENVIRONMENT.items() for line in _item(name, meaning)),
             ".SH COMPLETION",
-            *_item("pgonce --install-completion", "Completes commands, options, and the names of queries and sinks."),
+            *_item("pgonce --install-completion", "Completes commands and options."),
             ".SH SEE ALSO",
             ".B pgonce explain",
             "shows what an error's code or a query's state means.",

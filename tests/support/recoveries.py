@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,17 @@ def history(url: str, last: int, texts: Mapping[int, str] | None = None, **ident
 def recover_at_once(checkpoint: Path, url: str, **options: Any) -> Recovery:
     """Recover at once: what the test has written just now does not mean that the query runs."""
     return recover_checkpoint(str(checkpoint), url, quiet_seconds=0, **options)
+
+
+def bring_back(checkpoint: str | Path) -> None:
+    """Bring back by hand what the newest recovery has replaced, as page `recovering` says."""
+    kept = max((Path(checkpoint) / "pgonce-kept").iterdir())
+    for folder in kept.iterdir():
+        if folder.is_dir():
+            shutil.copytree(folder, Path(checkpoint) / folder.name, dirs_exist_ok=True)
+    for file in json.loads((kept / "manifest.json").read_text())["files"]:
+        if file["before"] is None:
+            (Path(checkpoint) / file["name"]).unlink(missing_ok=True)
 
 
 def verdict(url: str, checkpoint: Path, batch_id: int, run_id: str, *, sink_name: str = "public.orders") -> Verdict:
