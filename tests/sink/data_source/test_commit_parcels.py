@@ -138,6 +138,7 @@ def test_a_job_for_a_table_in_another_schema_keeps_what_it_has_staged(admin, url
 WAY_OF_A_ROW = [
     "commit_parcels",
     "commit_batch",
+    "tried",
     "publish_or_skip",
     "_publish_in_tx",
     "write_rows_in_tx",
