@@ -7,7 +7,7 @@ commit and the recovery themselves use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -238,7 +238,8 @@ def examine(
     checkpoint = read_checkpoint(files)
     sinks = known_sinks(url, checkpoint)
     fed = {} if sinks else _fed(url, sink)
-    if checkpoint.is_empty and sink is None and not _knows(fed, checkpoint.location):
+    here = (other for others in fed.values() for other in others if other.checkpoint_location == checkpoint.location)
+    if checkpoint.is_empty and sink is None and not any(here):
         raise no_checkpoint(checkpoint)
     contacts = [] if sinks else first_contacts(checkpoint, fed, next_start(checkpoint), sink, query_name)
     return diagnose(with_state(files, checkpoint, sinks), sinks, contacts)
@@ -251,7 +252,3 @@ def _fed(url: str, sink: str | None) -> dict[str, tuple[Writer, ...]]:
     except NoLedgerError:
         # The first batch of the query will create it.
         return {}
-
-
-def _knows(fed: Mapping[str, Sequence[Writer]], location: str) -> bool:
-    return any(other.checkpoint_location == location for others in fed.values() for other in others)

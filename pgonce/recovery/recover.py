@@ -180,8 +180,7 @@ def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:
     :param what: the checkpoint or the query, for the log.
     :raises PgonceError: what ``work`` raised in the last try.
     """
-    trying = f"recovery of {what}: trying again"
-    tries = Tries(seconds, log=_log, trying=trying, failed=_failed)
+    tries = Tries(seconds, log=_log, trying=f"recovery of {what}: trying again", failed=_failed)
     while True:
         with tries:
             return work()

@@ -15,14 +15,13 @@ import pyarrow as pa
 import pytest
 from psycopg.types.json import Jsonb
 from support.data_source_with_rooms import commit_parcels
+from support.recoveries import only_sink
 from support.sparse_query import ARROW, STRUCT, Planned, SparseQuery, Topic
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
-from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.recovery.by_hand import accept
-from pgonce.recovery.read_stopped_query import read_sinks
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -249,12 +248,6 @@ def test_a_run_that_goes_on_after_a_failover_lost_its_batches_is_refused(job, re
     assert job.is_whole()
 
 
-def acceptable(job, query):
-    """The writer, as `pgonce accept` reads it."""
-    with reading(job.url) as connection:
-        return read_sinks(connection, query.query_id)[0]
-
-
 def moved(query, batch_id, offset):
     """An entry as a wrong copy of the checkpoint has it."""
     path = query.root / "offsets" / str(batch_id)
@@ -275,7 +268,7 @@ def test_an_accepted_batch_forgets_nothing_that_is_stored(job):
     query.write_entry(planned)
     with pytest.raises(RefusedBatch):
         job.commit(query, planned, SPARSE)
-    accept(job.url, acceptable(job, query), planned.batch_id, "10 to 19 of partition 0 are gone")
+    accept(job.url, only_sink(job.url, query.query_id), planned.batch_id, "10 to 19 of partition 0 are gone")
     query.start()
     assert job.run(query, query.plan({}, is_due=True), SPARSE) is Verdict.ACCEPTED
     job.run(query, query.plan({0: 100, 1: 100}, is_due=True), SPARSE)
@@ -289,7 +282,7 @@ def test_an_acceptance_that_was_not_needed_lets_nothing_through_later(job):
     """Once its batch is published, with or without it, a person's word is used up."""
     query = job.query()
     job.run(query, query.plan({0: 10}, is_due=True), POSITIONS)
-    accept(job.url, acceptable(job, query), 1, "let it through")
+    accept(job.url, only_sink(job.url, query.query_id), 1, "let it through")
     assert job.run(query, query.plan({0: 10}, is_due=True), POSITIONS) is Verdict.NEW
     query.roll_back(0)
     moved(query, 0, {"t": {"0": 60}})

@@ -17,6 +17,7 @@ from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.patience import PATIENCE_SECONDS
 from support.real_time_tasks import QUERY, Task, a_run, begun, start
+from support.recoveries import only_sink
 
 from pgonce import OffsetsStore
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -25,7 +26,6 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import NOTHING, ConnectError, RefusedBatch, TargetError
 from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
@@ -38,7 +38,6 @@ from pgonce.real_time.start import new_checkpoint, query_id_of
 from pgonce.recovery.by_hand import retire_sink
 from pgonce.recovery.doctor import Finding, examine
 from pgonce.recovery.fence import StoppedQuery, take_over
-from pgonce.recovery.read_stopped_query import read_sinks
 from pgonce.recovery.recover import recover_checkpoint
 
 OTHER = "22222222-0000-0000-0000-000000000000"
@@ -237,9 +236,7 @@ class TestRecovery:
     def test_a_start_after_it_reads_nothing_that_is_stored(self, url, orders, task):
         """Though no batch has recorded it yet."""
         task.flushes(0, 1, 2)
-        with reading(url) as connection:
-            sinks = read_sinks(connection, QUERY)
-        take_over(StoppedQuery(url, QUERY, sinks, quiet_seconds=0, wait_seconds=0), "recover", None, {})
+        take_over(StoppedQuery(url, QUERY, [only_sink(url, QUERY)], 0, 0), "recover", None, {})
         assert not task.flushes(3)
         assert stored_positions(url, QUERY, "public.orders", None)[1] == {("orders", 0): 3}
         new = begun(url, last=0)

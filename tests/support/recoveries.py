@@ -15,10 +15,12 @@ from support.stopped_query import entries
 
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
-from pgonce.offsets_store.ledger.session import writing
+from pgonce.offsets_store.ledger.session import reading, writing
 from pgonce.offsets_store.verdict.decide import Verdict, decide
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.recovery.read_stopped_query import read_sinks
 from pgonce.recovery.recover import Recovery, recover_checkpoint
+from pgonce.recovery.stopped_query import SinkFacts
 
 
 def history(url: str, last: int, texts: Mapping[int, str] | None = None, **identity: Any) -> Batch:
@@ -33,6 +35,13 @@ def history(url: str, last: int, texts: Mapping[int, str] | None = None, **ident
 def recover_at_once(checkpoint: Path, url: str, **options: Any) -> Recovery:
     """Recover at once: what the test has written just now does not mean that the query runs."""
     return recover_checkpoint(str(checkpoint), url, quiet_seconds=0, **options)
+
+
+def only_sink(url: str, query_id: str = QUERY) -> SinkFacts:
+    """The sink of a query that has one."""
+    with reading(url) as connection:
+        (sink,) = read_sinks(connection, query_id)
+    return sink
 
 
 def bring_back(checkpoint: str | Path) -> None:

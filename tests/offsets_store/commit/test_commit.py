@@ -23,6 +23,7 @@ from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.gate import gate
 from support.patience import PATIENCE_SECONDS
+from support.recoveries import only_sink
 from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.one_transaction import application_name
@@ -33,11 +34,9 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.failures import kept_words
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.recovery.by_hand import accept
-from pgonce.recovery.read_stopped_query import read_sinks
 from pgonce.sink.options.destination import destination
 
 pytestmark = pytest.mark.usefixtures("events")
@@ -121,9 +120,7 @@ def test_what_was_accepted_ends_with_the_next_batch(admin, url):
     """It was accepted for a ledger that stood elsewhere, so a gap before that number is one again."""
     for number in range(2):
         commit_batch(settings(url), make_batch(number), appending(number))
-    with reading(url) as connection:
-        (sink,) = read_sinks(connection, "q1")
-    accept(url, sink, 5, "we can live without them")
+    accept(url, only_sink(url, "q1"), 5, "we can live without them")
     commit_batch(settings(url), make_batch(2), appending(2))
     with pytest.raises(PgonceError, match="GAP"):
         commit_batch(settings(url), make_batch(5), appending(5))
