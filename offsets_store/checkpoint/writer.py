@@ -99,8 +99,9 @@ def _not_written(path: str, said: str) -> CheckpointError:
     return CheckpointError(
         "CHECKPOINT_NOT_WRITTEN",
         f"The checkpoint's {path} could not be written: {said}.",
-        "Files that were written before stay. If you give the same command again, it goes on from there.",
-        "Let the user that runs this write to the checkpoint. Credentials for stores other than disks come from the "
+        "Files that were written before stay.",
+        "Let the user that runs this write to the checkpoint, and give the same command again (new-checkpoint: for "
+        "another, empty path). Credentials for stores other than disks come from the "
         "environment, not from Spark's settings.",
     )
 

@@ -1,7 +1,7 @@
 """
 Ask Kafka brokers for the ids of topics.
 
-Runs at the first batch of a run. Needs the optional ``confluent-kafka``. Invariant: it only reads.
+Runs at the first batch of a run, and in real time. Needs the optional ``confluent-kafka``. Invariant: it only reads.
 
 All that asks brokers raises ConfigurationError (NOT_INSTALLED), or OffsetsError (KAFKA_UNREACHABLE, KAFKA_REFUSED).
 """

@@ -73,7 +73,6 @@ def record_batch_in_tx(
     generation = generation_of(locked, batch)
     end = _end(locked, batch)
     known = locked.ledger.writer
-    known_ids = (locked.ledger.last and locked.ledger.last.topic_ids) or {}
     moved = {
         "query_name": batch.query_name,
         "checkpoint_location": batch.checkpoint_location,
@@ -102,7 +101,7 @@ def record_batch_in_tx(
         "tables": published.tables,
         "stateful": batch.stateful,
         # If the brokers were not asked this time, what was known stays known.
-        "topic_ids": {**known_ids, **(batch.topic_ids or {})} or None,
+        "topic_ids": {**(known.topic_ids if known else {}), **(batch.topic_ids or {})} or None,
     }
     driver = driver_connection(connection)
     ask(driver, _RECORD, of_columns(recorded))
@@ -114,8 +113,7 @@ def record_batch_in_tx(
     for name, note in published.notes.items():
         if name not in tables.changes:
             _note_once_in_tx(connection, {**row, "table_name": name, "change": note})
-    owner = locked.ledger.writer
-    if owner is None or owner.run_id != batch.run_id:
+    if known is None or known.run_id != batch.run_id:
         _own_in_tx(connection, locked, batch)
         _note_brokers_in_tx(connection, batch)
     _note_how_in_tx(connection, locked, published.written_as)
@@ -175,8 +173,7 @@ def _end(locked: LockedWriter, batch: Batch) -> Offsets | None:
         return batch.end
     last = locked.ledger.last
     owner = locked.ledger.writer
-    is_first_of_run = owner is None or owner.run_id != batch.run_id
-    reached = last.end if last and not is_first_of_run else None
+    reached = last.end if last and owner and owner.run_id == batch.run_id else None
     # Within a run, the entry before this batch may be older than what the run has reached since.
     begins = (without_gone(furthest(known), batch) for known in (batch.start, batch.resumes_at) if known)
     return furthest(reached, *begins, batch.span.next)

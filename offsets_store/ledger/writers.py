@@ -217,8 +217,8 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
 
     Sinks of the same query count as well, if they have this batch already and its run has neither written to them nor
     skipped anything there. A query may write one table by several sinks, and then each run does so. But a sink that has
-    got another name would write its rows once more; and so would one whose table had the sink's name before it took the
-    place of another table.
+    got another name would write its rows once more, also if it got it between two tries of one commit; and so would one
+    whose table had the sink's name before it took the place of another table.
 
     :raises LedgerError: LEDGER_MALFORMED, because what such a query has read cannot be known, and the new query might
         write the same rows once more.
@@ -231,12 +231,14 @@ def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None)
         select(literal(1)).where(seen.c.writer_id == writers.c.writer_id, seen.c.run_id == batch.run_id).exists()
         for seen in (runs, replays)
     )
+    is_batch = (batches.c.writer_id == writers.c.writer_id, batches.c.batch_id == batch.batch_id)
+    earlier_try = select(literal(1)).where(*is_batch, batches.c.attempt == batch.attempt).exists()
     renamed = and_(
         writers.c.query_id == batch.query_id,
         writers.c.sink_name != batch.sink_name,
         writers.c.last_batch_id >= batch.batch_id,
         or_(
-            and_(by_name, not_(or_(*heard))),
+            and_(by_name, or_(not_(or_(*heard)), earlier_try)),
             _has_intervention("swap", interventions.c.details["was"].astext == batch.sink_name),
         ),
     )

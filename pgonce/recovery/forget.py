@@ -152,7 +152,8 @@ def _not_emptied(reasons: Sequence[str]) -> RecoveryError:
         f"The tables are not emptied, and the query is not forgotten: {'; '.join(dict.fromkeys(reasons))}.",
         NOTHING_CHANGED,
         "A role that may TRUNCATE the tables has to run this. If rows of others may go, forget these queries first, or "
-        "delete the records of the jobs. Or leave --truncate out, and remove the rows by SQL.",
+        "delete the records of the jobs. Or leave --truncate out, remove the rows by SQL, and forget the deletes that "
+        "onlyNewer remembers of them (page `change-data` of the documentation, Other keys, or another order).",
     )
 
 

@@ -68,10 +68,10 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
         raise no_checkpoint(checkpoint)
     if checkpoint.is_real_time:
         return Plan((), None, "changes nothing: the query runs in real time, and each start goes on where its rows end")
-    if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits and checkpoint.damaged <= {"offsets/0"}:
-        return _before_the_first_batch(checkpoint)
     if not sinks and checkpoint.is_continuous:
         raise _continuous(checkpoint)
+    if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits and checkpoint.damaged <= {"offsets/0"}:
+        return _before_the_first_batch(checkpoint)
     living = living_sinks(checkpoint, sinks)
     start = next_start(checkpoint)
     if _all_go_on(checkpoint, living, start) and start.lacks is None and not checkpoint.commits_lead:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TypeVar
 
@@ -74,21 +73,23 @@ def own_files(query_id: str, recorded: str | None, given: str | None = None) -> 
     """
     The checkpoint of this query where a person says that it is, or else where the ledger has it.
 
-    :raises CheckpointError: CHECKPOINT_NOT_FOUND, if it is not there; CHECKPOINT_LOCATION.
+    :raises CheckpointError: CHECKPOINT_NOT_FOUND, if it is not there, or only Spark can read it.
     """
     what = f"The ledger does not know where the checkpoint of query {query_id} is."
     if given is not None or recorded is not None:
-        files = open_recorded(recorded) if given is None else open_location(given)
-        with suppress(NoCheckpointError):
+        try:
+            files = open_recorded(recorded) if given is None else open_location(given)
             if Checkpoint(files).query_id() == query_id:
                 return files
-        what = f"On this host, {files.shown} does not have the checkpoint of query {query_id}."
+            what = f"On this host, {files.shown} does not have the checkpoint of query {query_id}."
+        except CheckpointError as error:
+            what = error.what
     raise NoCheckpointError(
         "CHECKPOINT_NOT_FOUND",
         what,
         NOTHING_CHANGED,
-        "Type where it can be read: `pgonce doctor CHECKPOINT`, or `pgonce accept` with --checkpoint. If it was "
-        "deleted: page `recovering` of the documentation, A lost checkpoint.",
+        "Type where it or a copy can be read: `pgonce doctor CHECKPOINT`, `pgonce accept` with --checkpoint. "
+        "If it was deleted: page `recovering` of the documentation, A lost checkpoint.",
     )
 
 

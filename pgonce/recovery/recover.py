@@ -133,7 +133,7 @@ def recover_checkpoint(
             return recovery
         if approve is not None:
             approve(recovery)
-        # A checkpoint that will be adopted may be repaired before there is a ledger.
+        # An incomplete first entry may be removed before there is a ledger.
         ensure_ledger(url)
         folder = f"pgonce-kept/{datetime.now(timezone.utc):%Y-%m-%dT%H-%M-%S.%fZ}"
         stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, (writer, checkpoint))

@@ -109,12 +109,12 @@ def refuse_other_query(checkpoint: Checkpoint, origin: Origin) -> None:
 
 
 def describe_batch(
-    checkpoint: Checkpoint, origin: Origin, query_name: str | None, planned_at: int | None = None
+    checkpoint: Checkpoint, origin: Origin, query_name: str | None, planned: OffsetLog | None = None
 ) -> PlannedBatch:
     """
     Like :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's and to have this batch's entry.
 
-    :param planned_at: the batch's ``batchTimestampMs``, if it is known from elsewhere than the checkpoint.
+    :param planned: what the running query would write there, if it can be asked.
     """
     log = checkpoint.offset_log(origin.batch_id, wait_seconds=WAIT_FOR_OFFSETS_SECONDS)
     if origin.planned is None:
@@ -122,7 +122,7 @@ def describe_batch(
     else:
         # Its bytes are compared, not clocks: an entry that is run again may have been written on another host.
         is_other_entry = origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
-    if is_other_entry or planned_at not in (None, log.metadata.get("batchTimestampMs")):
+    if is_other_entry or not is_plan(log, planned or log):
         raise rewritten(origin.batch_id)
     before = origin.batch_id - 1
     previous = checkpoint.find_offset_log(before) if origin.batch_id else None
@@ -169,6 +169,12 @@ def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | 
     )
     # Dated by the clock of another host, or by a driver that has taken over.
     return replace(batch, has_later_entries=bool(later))
+
+
+def is_plan(log: OffsetLog, planned: OffsetLog) -> bool:
+    """Whether an entry is what a query has planned: another version of Spark may have written other settings there."""
+    own, found = ((of.offsets, of.metadata.get("batchTimestampMs")) for of in (planned, log))
+    return own == found
 
 
 def rewritten(batch_id: int) -> SparkError:

@@ -30,7 +30,7 @@ from pgonce.offsets_store.errors import NOTHING, CheckpointError
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError
-from .from_checkpoint import Origin, batch_of_query, describe_batch, refuse_other_query, rewritten
+from .from_checkpoint import Origin, batch_of_query, describe_batch, is_plan, refuse_other_query, rewritten
 
 _log = logging.getLogger("pgonce")
 
@@ -71,13 +71,13 @@ def batch_of(frame: DataFrame, batch_id: int) -> PlannedBatch:
         # Two drivers that begin a checkpoint at the same time may each believe that its file metadata is theirs.
         refuse_other_query(run.checkpoint, origin)
     # On some file systems, two drivers that rename a file to offsets/N may each believe that it is theirs. The query
-    # itself knows when it planned the batch.
+    # itself knows what it has planned.
+    planned = _entry(frame.sparkSession, run.query, planned_end(run.query))
     if run.async_interval_ms:
-        batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin)
+        batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin, planned)
     else:
         # Also with interval 0: once the entry is there, a batch that is run again has the same range.
-        planned_at = planned_metadata(run.query).batchTimestampMs()
-        batch = describe_batch(run.checkpoint, origin, run.name, planned_at)
+        batch = describe_batch(run.checkpoint, origin, run.name, planned)
     return replace(batch, folders=run.folders)
 
 
@@ -279,16 +279,16 @@ _NAMES_SOURCES = _PYSPARK >= (4, 2)
 _HAS_CONTEXTS = _PYSPARK >= (4, 0)
 
 
-def batch_in_memory(session: SparkSession, query: Any, checkpoint: Checkpoint, origin: Origin) -> PlannedBatch:
+def batch_in_memory(
+    session: SparkSession, query: Any, checkpoint: Checkpoint, origin: Origin, planned: OffsetLog
+) -> PlannedBatch:
     """
     The batch that ``query`` runs, from the offsets that it holds in memory.
 
     :raises SparkError: if another driver has written this batch's entry.
     """
-    log = checkpoint.find_offset_log(origin.batch_id)
-    if log is None:
-        log = _entry(session, query, planned_end(query))
-    elif log.metadata.get("batchTimestampMs") != planned_metadata(query).batchTimestampMs():
+    log = checkpoint.find_offset_log(origin.batch_id) or planned
+    if not is_plan(log, planned):
         raise rewritten(origin.batch_id)
     before = origin.batch_id - 1
     previous = checkpoint.find_offset_log(before) if origin.batch_id else None

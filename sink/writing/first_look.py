@@ -62,8 +62,7 @@ _BOUNDS = (
 def looking(url: str) -> Iterator[psycopg.Connection]:
     """A new session for one look; nothing of it stays."""
     with connect(url, connect_timeout=_CONNECT_SECONDS) as connection:
-        # Where the role's transactions are serializable and deferrable, this one would wait for others.
-        connection.read_only, connection.deferrable = True, False
+        connection.read_only = True
         yield connection
         connection.rollback()
 
@@ -301,7 +300,7 @@ def _what_is_known(settings: CommitSettings, batch: Batch) -> tuple[Ledger, Reme
     try:
         with lone(settings.url, connect_timeout=_CONNECT_SECONDS) as connection:
             driver = driver_connection(connection)
-            driver.read_only, driver.deferrable = True, False
+            driver.read_only = True
             enter_in_tx(driver, lock_seconds=1, statement_seconds=5)
             known = unknown_writer_in_tx(connection, batch, settings.remedies)
             driver.rollback()

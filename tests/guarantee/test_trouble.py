@@ -381,6 +381,22 @@ def test_a_checkpoint_that_does_not_say_which_batch_this_is_stops_the_commit(
             batch_from_checkpoint(options_for(str(damaged)), origin, None)
 
 
+def test_an_entry_of_the_same_millisecond_is_another_drivers(spark, admin, url, events, checkpoint):
+    """Renames that are not atomic: the entry is dated as this batch, and has another range."""
+    admin.execute(TABLE)
+    writer = PostgresBatchWriter(url, table="events", retry_timeout=0)
+
+    def after_another(frame, batch_id):
+        entry = Path(checkpoint, "offsets", str(batch_id))
+        entry.write_text("\n".join([*entry.read_text().split("\n")[:2], '{"logOffset":7}']))
+        writer(frame, batch_id)
+
+    query = stream(spark, events).writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+    with pytest.raises(PySparkException, match="CHECKPOINT_IN_USE"):
+        query.foreachBatch(after_another).start().awaitTermination(PATIENCE_SECONDS)
+    assert admin.execute("TABLE events").fetchall() == []
+
+
 def test_a_transactional_function_needs_a_name():
     """The name is the sink's identity in the ledger."""
     with pytest.raises(ConfigurationError, match="OPTION_MISSING"):

@@ -37,7 +37,6 @@ class TargetColumn:
     base_type: str
     full_type: str
     type_oid: int = 0
-    typmod: int = -1
     not_null: bool = False
     has_default: bool = False
     generated: str = ""
@@ -205,7 +204,7 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
        a.attname::text AS column_name,
        pg_catalog.format_type(r.type_oid, NULL) AS base_type,
        pg_catalog.format_type(r.type_oid, r.typmod) AS full_type,
-       r.type_oid, r.typmod, ARRAY[a.attnum, a.atttypid::int8, a.atttypmod] AS declared,
+       r.type_oid, ARRAY[a.attnum, a.atttypid::int8, a.atttypmod] AS declared,
        r.not_null,
        a.atthasdef OR a.attidentity <> '' OR y.typdefault IS NOT NULL AS has_default,
        CASE WHEN a.attidentity = 'a' THEN 'identity' WHEN a.attgenerated <> '' THEN 'expression' ELSE '' END

@@ -49,6 +49,19 @@ def test_batch_0_is_run_again_under_another_name(how, url, admin):
     assert committed(url, "run 2", batch_id=1, **{**changed, "sink_name": "public.events"}) is Verdict.NEW
 
 
+def test_a_table_that_is_moved_while_the_answer_to_commit_is_awaited(url, admin):
+    """The next try of the same commit finds it under its new name, and not what the first one has recorded."""
+    batch, written = (
+        make_planned_batch(0),
+        [destination(name, "append", (), None) for name in ("events", "shop.events")],
+    )
+    commit(url, batch, written[0], ROWS)
+    admin.execute("CREATE SCHEMA shop; ALTER TABLE events SET SCHEMA shop")
+    with pytest.raises(PgonceError, match=r"FOREIGN.*'public\.events'"):
+        commit(url, batch, written[1], ROWS)
+    assert rows_in(admin, "shop.events") == ROWS
+
+
 def test_a_sink_that_was_retired(url, admin):
     """Its rows have stayed."""
     committed(url)
