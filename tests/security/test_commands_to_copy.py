@@ -64,5 +64,5 @@ def test_doctor_asks_no_server_that_a_role_has_named(url, store, admin, monkeypa
         admin.execute("UPDATE pgonce.writers SET checkpoint_location = %s", [location])
         said = pgonce("doctor", QUERY, "--url", url)
     assert not server.requests
-    assert "[CHECKPOINT_LOCATION]" in said
+    assert "[CHECKPOINT_NOT_FOUND]" in said
     assert "endpoint_override" not in said
