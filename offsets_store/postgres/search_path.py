@@ -17,7 +17,7 @@ lists. All were looked at, those of Postgres 14 to 19. What is not named here or
 - Set where it matters, or asked for: ``synchronous_commit`` (a commit refuses ``off``), ``lock_timeout``,
   ``statement_timeout``, ``transaction_timeout``, ``idle_in_transaction_session_timeout``, ``application_name``,
   ``tcp_*``, ``client_encoding`` (in each connection's first message), ``transaction_isolation`` (each BEGIN says which:
-  READ COMMITTED, or for who reads the ledger REPEATABLE READ), ``default_transaction_read_only`` (a commit fails, and
+  READ COMMITTED, or REPEATABLE READ to read the ledger), ``default_transaction_read_only`` (a commit fails, and
   ``pgonce check`` says so).
 - Left to the user, who may see an error but no other value: ``row_security``, ``xmloption`` (a text that goes into a
   column of xml), ``exit_on_error``, ``idle_session_timeout``, ``restrict_nonsystem_relation_kind``,

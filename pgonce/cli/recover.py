@@ -154,9 +154,9 @@ def forget(
         )
     else:
         lines.append(
-            "The rows stay in the tables, and so do deletes that onlyNewer remembers of them. A new query that reads "
-            "the same source would write the rows again: --truncate removes all this in the same transaction. (By SQL, "
-            "remove these deletes as well: page `change-data` of the documentation, Other keys, or another order.)"
+            "The rows stay in the tables, and so do the deletes that onlyNewer remembers. A new query of the same "
+            "source would write the rows again: --truncate removes all this. If you remove the rows by SQL, forget "
+            "the deletes too: page `change-data` of the documentation, Other keys, or another order."
         )
     done = "Forgotten. If a new query is to load the tables again, start it on a new checkpoint."
     print_lines([*lines, done if yes else NOT_DONE])

@@ -88,8 +88,8 @@ def own_files(query_id: str, recorded: str | None, given: str | None = None) -> 
         "CHECKPOINT_NOT_FOUND",
         what,
         NOTHING_CHANGED,
-        "Type where it or a copy can be read: `pgonce doctor CHECKPOINT`, `pgonce accept` with --checkpoint. "
-        "If it was deleted: page `recovering` of the documentation, A lost checkpoint.",
+        "Type the place of the checkpoint, or a copy that this host can read: `pgonce doctor CHECKPOINT`, or `pgonce "
+        "accept` with --checkpoint. If it was deleted: page `recovering` of the documentation, A lost checkpoint.",
     )
 
 

@@ -74,8 +74,8 @@ class TestStandbys:
     def test_fewer_than_commit_waits_for(self, names, says, primary):
         """The answer says how many are missing, and a COMMIT that is tried then is indeed not answered."""
         primary.configure(synchronous_standby_names=names)
-        # The walsender reads its settings a moment later.
-        assert not all(is_answered(primary, within=1) for _ in range(20))
+        assert any(not is_answered(primary, within=1) for _ in range(20))  # The walsender reads its settings later.
+        assert not is_answered(primary, within=1)
         found = of_standbys(primary)
         assert (found.holds, says in found.says, "without a limit" in found.says) == (Holds.NO, True, True)
         assert "When a synchronous standby is missing" in found.remedy
