@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pgonce.recovery.recover_and_start import recover_and_start
     from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction
     from pgonce.sink.options.sink_options import pipeline_sink_options
+    from pgonce.topic_query import topic_to_table
 
     __version__: str
 else:
@@ -51,6 +52,7 @@ else:
         "recover_and_start": "pgonce.recovery.recover_and_start",
         "recover_checkpoint": "pgonce.recovery.recover",
         "start_real_time": "pgonce.real_time.start",
+        "topic_to_table": "pgonce.topic_query",
         "transactional_batch": "pgonce.for_each_batch",
         "watch": "pgonce.offsets_store.progress.listener",
     }
@@ -93,6 +95,7 @@ __all__ = [
     "recover_and_start",
     "recover_checkpoint",
     "start_real_time",
+    "topic_to_table",
     "transactional_batch",
     "watch",
 ]

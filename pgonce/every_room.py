@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pgonce.sink.data_source.offer import Receivers
-    from pgonce.sink.read_rows import Feeds
+    from pgonce.sink.read_rows import Decoders, Feeds
     from pgonce.sink.writing.rooms import BadRows, ByKey, NewColumns, Routing
 
 
@@ -30,6 +30,12 @@ class EveryRoom:
         from pgonce.sink import changes
 
         return changes
+
+    def decoders(self) -> Decoders:
+        """For ``decode``."""
+        from pgonce.sink import decoding
+
+        return decoding
 
     def by_key(self) -> ByKey:
         """For ``mode=upsert`` and ``mode=apply``."""

@@ -7,7 +7,6 @@ they came.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,8 +20,9 @@ from .options.routes import Routes
 class RowReader(Protocol):
     """Reads the rows of one frame."""
 
-    drops_rows: bool
-    """Whether some rows of the frame may not be among those that are read."""
+    @property
+    def drops_rows(self) -> bool:
+        """Whether some rows of the frame may not be among those that are read."""
 
     @property
     def struct_type(self) -> StructType:
@@ -48,6 +48,29 @@ class AllRows:
         return batch
 
 
+class Decoders(Protocol):
+    """:mod:`pgonce.sink.decoding`, for ``decode``."""
+
+    def reader_of_records(
+        self, where: Destination, struct_type: StructType, url: str | None, *, with_positions: bool
+    ) -> RowReader:
+        """
+        What decodes the records of a frame that is Spark's Kafka source, by the types of the table's columns.
+
+        :param url: the database that has the table. None in the commit worker, where nothing is read.
+        """
+
+
+class Readers(Protocol):
+    """The rooms that read rows."""
+
+    def feeds(self) -> Feeds:
+        """For ``mode=apply``."""
+
+    def decoders(self) -> Decoders:
+        """For ``decode``."""
+
+
 class Feeds(Protocol):
     """:mod:`pgonce.sink.changes`, for ``mode=apply``."""
 
@@ -55,16 +78,27 @@ class Feeds(Protocol):
         """What reads rows that say what is to be done; refused if the frame lacks a column that it needs."""
 
 
-def reader_of(where: Destination | Routes, struct_type: StructType, feeds: Callable[[], Feeds]) -> RowReader:
+def reader_of(
+    where: Destination | Routes,
+    struct_type: StructType,
+    rooms: Readers,
+    url: str | None = None,
+    *,
+    with_positions: bool = True,
+) -> RowReader:
     """
     What reads the rows of a frame with these columns, which go ``where``.
 
+    :param url: the database that has the table, where records are to be decoded.
+    :param with_positions: whether decoded rows carry their positions in Kafka.
     :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says what to do; ROUTE_COLUMN, if it
         lacks the one that names the table.
     """
+    if isinstance(where, Destination) and where.decoding:
+        return rooms.decoders().reader_of_records(where, struct_type, url, with_positions=with_positions)
     each = [route.destination for route in where] if isinstance(where, Routes) else [where]
     has_changes = any(destination.changes for destination in each)
-    reader = feeds().reader_of_changes(where, struct_type) if has_changes else AllRows(struct_type)
+    reader = rooms.feeds().reader_of_changes(where, struct_type) if has_changes else AllRows(struct_type)
     if isinstance(where, Routes):
         where.refuse_unfit(reader.struct_type)
     return reader

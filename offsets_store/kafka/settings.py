@@ -90,6 +90,15 @@ class Brokers:
         return text
 
 
+# What only consumers of Spark's have, and a question about metadata needs not.
+_LOGIN = ("security.", "sasl.", "ssl.", "client.")
+
+
+def of_the_login(given: Mapping[str, str]) -> dict[str, str]:
+    """Those of Kafka's settings, by their names in Spark, that say how to log in."""
+    return {name: value for name, value in given.items() if name.removeprefix(PREFIX).startswith(_LOGIN)}
+
+
 def brokers(servers: str | None, options: Mapping[str, str] | None = None) -> Brokers | None:
     """
     The brokers that a person names; None if none are named.

@@ -48,6 +48,7 @@ from pgonce.sink.writing.table.catalogue import look_up_table, parents_first
 from pgonce.sink.writing.table.table_name import ask_for_tables, resolve_table
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
+from .decoded_letters import decoded_in_tx
 from .mended_rows import mended_rows_in_tx, only, ranked_in_tx
 from .replay_rules import (
     Kept,
@@ -222,6 +223,7 @@ def _read_in_tx(
     now = connection.execute(select(func.clock_timestamp())).scalar_one()
     table, driver = sql.Identifier(choice.table.schema or "", choice.table.name), driver_connection(connection)
     refuse_begun_again(letters, begun_again_in_tx(connection, letters))
+    letters = decoded_in_tx(connection, choice.table, letters)
     found = []
     for recorded in map(_group, _by_table_and_way(letters)):
         refuse_unsafe(recorded.destination, recorded.letters, now)

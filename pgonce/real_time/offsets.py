@@ -23,7 +23,7 @@ from pgonce.offsets_store.errors import (
     bad_option,
 )
 from pgonce.offsets_store.kafka.partitions import ends_of
-from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
+from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers, of_the_login
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets import Offsets, TopicPartition
 from pgonce.offsets_store.status.ends import EARLIEST, kafka_end
@@ -64,7 +64,7 @@ class KafkaSource:
                     "Name the topics in subscribe, and where a new query begins in startingOffsets.",
                 )
         login = {n: v for n, v in plain.items() if n.startswith(PREFIX) and n != f"{PREFIX}bootstrap.servers"}
-        self.brokers: Brokers = brokers(servers, _of_the_login(login)) or Brokers(servers)
+        self.brokers: Brokers = brokers(servers, of_the_login(login)) or Brokers(servers)
         self._isolation = plain.get(f"{PREFIX}isolation.level", _UNCOMMITTED)
         self._starting = plain.get("startingoffsets", "latest")
         self._may_lose = plain.get("failondataloss", "true").lower() == "false"
@@ -172,14 +172,6 @@ class KafkaSource:
 
 def _topics(plain: Mapping[str, str]) -> list[str]:
     return sorted({name.strip() for name in plain.get("subscribe", "").split(",") if name.strip()})
-
-
-# What only consumers of Spark's have, and a question about metadata needs not.
-_LOGIN = ("security.", "sasl.", "ssl.", "client.")
-
-
-def _of_the_login(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in given.items() if name.removeprefix(PREFIX).startswith(_LOGIN)}
 
 
 def stored_positions(

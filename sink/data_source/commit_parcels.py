@@ -59,6 +59,8 @@ def commit_parcels(
     :raises PgonceError: if neither can be done.
     """
     origin, parcels = open_parcels(messages, batch_id)
+    # One plan made all of them.
+    columns = parcels[0].columns or columns
     failed = Failed(
         seen_by="commit",
         query_id=origin.query_id,

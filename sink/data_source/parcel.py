@@ -48,7 +48,8 @@ class Parcel(WriterCommitMessage):
     are. If rows carry their position in Kafka, ``reach`` says how far all of them reach, the unfit ones too. ``offer``
     has the receiver that the batch was planned with, even if the rows did not go through it. If no process was at its
     addresses, ``unreached`` says where Spark's driver listens. ``row_sum`` is the sum of the rows' hashes, if a batch
-    job asks for them. ``made_by`` is the version of the code that encoded the rows: another version may encode them
+    job asks for them. ``columns`` are those of the rows, where records were decoded: only their planner has seen the
+    table. ``made_by`` is the version of the code that encoded the rows: another version may encode them
     otherwise, and order the fields of a parcel otherwise.
     """
 
@@ -63,6 +64,7 @@ class Parcel(WriterCommitMessage):
     unreached: str | None = None
     unfit: tuple[UnfitRow, ...] = ()
     row_sum: int | None = None
+    columns: tuple[EncodedColumn, ...] = ()
     # By a factory, so that the class has no such attribute: unpickling a parcel that lacks it must not find ours.
     made_by: str = field(default_factory=lambda: LOADED_VERSION)
 

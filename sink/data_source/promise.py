@@ -17,7 +17,7 @@ from typing import Any
 from pgonce.offsets_store.offsets import Offsets
 
 from ..encoding.encoded_types import EncodedColumn
-from ..encoding.unfit_rows import UnfitRow
+from ..encoding.unfit_rows import Record, UnfitRow
 from ..options.position_columns import PositionColumns
 from ..positions import EncodedRows, Reach, is_stored
 from ..staging import StagedRows, StagingTable
@@ -72,8 +72,10 @@ class Promise:
             inline,
             tuple((mark, rows) for mark, rows in message["staged"]),
             tuple(
-                UnfitRow(row_data, column_name, code, said, place and (place[0], place[1], place[2]))
-                for row_data, column_name, code, said, place in message["unfit"]
+                UnfitRow(
+                    row_data, column, code, said, place and (place[0], place[1], place[2]), record and Record(*record)
+                )
+                for row_data, column, code, said, place, record in message["unfit"]
             ),
             {
                 topic: {partition: (first, after) for partition, (first, after) in partitions.items()}

@@ -23,6 +23,7 @@ from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..encoding.unfit_rows import UnfitRows
 from ..errors import SparkError
 from ..identity.from_checkpoint import Origin
+from ..options.destination import Destination
 from ..options.position_columns import PositionColumns, written_type
 from ..options.routes import most_dead_letters
 from ..options.sink_options import JobOptions, SinkOptions
@@ -84,8 +85,9 @@ class TaskWriter:
 
     @property
     def columns(self) -> tuple[EncodedColumn, ...]:
-        """The same columns as they are encoded."""
-        return encoded_columns(self.written_type)
+        """The same columns as they are encoded; none in the commit worker, where records are decoded."""
+        written = self.written_type
+        return encoded_columns(written) if written.fields else ()
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Parcel:
         """
@@ -181,6 +183,7 @@ class TaskWriter:
 
     def _parcel(self, task: _Task, rows: int, held: _HeldRows) -> Parcel:
         """The parcel of the task, which does not say yet where the rows are."""
+        where = self.options.destination
         return Parcel(
             task.origin,
             task.partition_id,
@@ -189,6 +192,7 @@ class TaskWriter:
             offer=self.offer,
             unfit=tuple(held.unfit.rows),
             row_sum=held.row_sum.value if held.row_sum else None,
+            columns=self.columns if isinstance(where, Destination) and where.decoding else (),
         )
 
 

@@ -66,7 +66,7 @@ def in_form(array: pa.Array, data_type: t.DataType) -> pa.Array:
 
     :raises UnfitValueError: if there is a value that this type does not hold.
     """
-    form = _form(data_type, array.type)
+    form = arrow_form(data_type, array.type)
     try:
         return array if array.type == form else array.cast(form)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -115,9 +115,10 @@ def _json(array: pa.Array, data_type: t.DataType) -> pa.Array:
         raise _unencodable(f"a value that JSON cannot represent: {error}") from error
 
 
-def _form(data_type: t.DataType, sent: pa.DataType) -> pa.DataType:
+def arrow_form(data_type: t.DataType, sent: pa.DataType) -> pa.DataType:
+    """The type of Arrow in which values of Spark's type are encoded, where Spark has ``sent`` another one for texts."""
     if isinstance(data_type, t.ArrayType):
-        return pa.list_(_form(data_type.elementType, getattr(sent, "value_type", sent)))
+        return pa.list_(arrow_form(data_type.elementType, getattr(sent, "value_type", sent)))
     if isinstance(data_type, t.DecimalType):
         return pa.decimal128(data_type.precision, data_type.scale)
     # spark.sql.execution.arrow.useLargeVarTypes decides which of the two is sent; anything else, such as a view,

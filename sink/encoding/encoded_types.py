@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark.sql import types as t
@@ -100,6 +100,7 @@ class EncodedColumn:
     :param postgres_type: the type whose binary form the encoder writes (``int8``, ``jsonb``, ``int8[]``).
     :param ddl_type: what ``createTable`` writes (``bigint``, ``numeric(10,2)``).
     :param data_type: Spark's type; where it is encoded as JSON, the table's type decides what becomes of its parts.
+    :param decoded_for: the type of the table's column for which the values were decoded; None if a frame has them.
     """
 
     name: str
@@ -107,6 +108,11 @@ class EncodedColumn:
     postgres_type: str
     ddl_type: str
     data_type: t.DataType
+    decoded_for: str | None = None
+
+
+DECODED_FOR = "pgonce.decoded_for"
+"""The name in a field's metadata of the type for which it was decoded."""
 
 
 def encoded_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
@@ -120,7 +126,10 @@ def encoded_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
     refuse_more_columns_than(struct_type, _MOST_COLUMNS, "a table in Postgres has at most that many")
     _refuse_doubled(struct_type, "")
     _refuse_names_that_no_column_has(struct_type.names)
-    return tuple(encoded_column(field.name, field.dataType) for field in struct_type)
+    return tuple(
+        replace(encoded_column(field.name, field.dataType), decoded_for=field.metadata.get(DECODED_FOR))
+        for field in struct_type
+    )
 
 
 def encoded_column(name: str, data_type: t.DataType) -> EncodedColumn:

@@ -8,12 +8,13 @@ have been encoded as the encoder would have written it; no byte of the other val
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from json.encoder import encode_basestring
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql import types as t
@@ -25,6 +26,8 @@ from .encoded_types import TEXTS, EncodedColumn
 from .json_texts import READ_BY_POSTGRES, Forms, json_texts, quoted
 
 _NO_FORM = (ValueError, pa.ArrowNotImplementedError, UnfitValueError)
+UNDECODED = "RECORD_UNDECODED"
+"""The code of a record that cannot be decoded."""
 _WITH_NUL = Forms(text=encode_basestring)
 
 
@@ -35,7 +38,8 @@ class UnfitRow:
 
     It goes where the other rows of its task attempt go, and counts only if that attempt is chosen. ``column_name`` has
     the value that Postgres cannot hold; ``code`` and ``message`` are those of the error that it would be without dead
-    letters. ``place`` is the row's topic, partition and offset in Kafka, where rows carry them.
+    letters. ``place`` is the row's topic, partition and offset in Kafka, where rows carry them. ``record`` is a record
+    that could not be decoded to a row; then ``row_data`` is an empty object, because a replay decodes it again.
     """
 
     row_data: str = field(repr=False)
@@ -43,6 +47,32 @@ class UnfitRow:
     code: str
     message: str
     place: tuple[str, int, int] | None = None
+    record: Record | None = field(default=None, repr=False)
+
+    @property
+    def size(self) -> int:
+        """The characters of the row, or of the record."""
+        return len(self.row_data) + sum(len(part) for part in self.record or () if part)
+
+
+class Record(NamedTuple):
+    """
+    A record of Kafka's, in texts: key and value in base64, its time in ISO 8601, and its headers as JSON, a list of
+    lists of a name and a value in base64.
+    """
+
+    key: str | None
+    value: str | None
+    time: str
+    headers: str | None
+
+
+RECORD, REFUSED = "pgonce_record", "pgonce_refused"
+"""Columns of decoded rows that are never written: the records that they come from, and why one cannot be decoded."""
+OF_RECORD = ("key", "value", "time", "headers")
+"""The fields of :data:`RECORD`."""
+OF_REFUSED = ("column", "message", "remedy")
+"""The fields of :data:`REFUSED`, which is null for rows that were decoded."""
 
 
 class Positions(Protocol):
@@ -98,6 +128,7 @@ class UnfitRows:
 
         :raises EncodingError: as the encoder does, if more rows than may be put aside cannot be encoded.
         """
+        batch = self._decoded(batch)
         try:
             return encoder.encode(self._of(batch, encoder.columns)), batch
         except EncodingError as error:
@@ -106,9 +137,30 @@ class UnfitRows:
         fit = self._without_unfit(encoder, batch)
         return encoder.encode(self._of(fit, encoder.columns)), fit
 
+    def _decoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows whose records could be decoded; the others are put aside."""
+        if REFUSED not in batch.schema.names or batch.column(REFUSED).null_count == len(batch):
+            return batch
+        refused = batch.column(REFUSED)
+        numbers = [row for row, is_refused in enumerate(refused.is_valid().to_pylist()) if is_refused]
+        rows = [(number, number + 1) for number in numbers]
+        bad = _ranges(batch, rows)
+        for place, record, why in zip(self._places(bad), _records(bad), bad.column(REFUSED).to_pylist(), strict=True):
+            if self._most is None or len(self.rows) >= self._most:
+                raise self._undecoded(place, why)
+            self.rows.append(UnfitRow("{}", why["column"], UNDECODED, why["message"], place, record))
+        return _ranges(batch, [(before + 1, end) for before, end in pairwise([-1, *numbers, len(batch)])])
+
+    def _undecoded(self, place: tuple[str, int, int] | None, why: Mapping[str, str]) -> EncodingError:
+        where = "topic {!r}, partition {}, offset {}".format(*place) if place else "the topic"
+        what = f"A record ({where}) cannot be decoded: {why['message']}"
+        if self._most is not None:
+            what += f" {self._most} other records of the task cannot be decoded either (maxDeadLetters)."
+        return EncodingError(UNDECODED, what, NOTHING_WRITTEN, why["remedy"])
+
     def _of(self, batch: pa.RecordBatch, columns: Sequence[EncodedColumn]) -> pa.RecordBatch:
-        # Only position columns are left out.
-        if self._positions is None or batch.num_columns == len(columns):
+        # Position columns are left out, and the records that rows were decoded from.
+        if batch.num_columns == len(columns):
             return batch
         return batch.select([column.name for column in columns])
 
@@ -161,6 +213,19 @@ def _find(written: pa.RecordBatch, columns: Sequence[EncodedColumn], most: int) 
             if len(found) > most:
                 return list(found.values())
     return list(found.values())
+
+
+def _records(batch: pa.RecordBatch) -> list[Record]:
+    """The records that these rows come from."""
+    found = []
+    for row in batch.column(RECORD).to_pylist():
+        key, value = (None if part is None else b64encode(part).decode() for part in (row["key"], row["value"]))
+        headers = [
+            [one["key"], None if one["value"] is None else b64encode(one["value"]).decode()]
+            for one in row["headers"] or ()
+        ]
+        found.append(Record(key, value, row["time"].isoformat(), json.dumps(headers) if headers else None))
+    return found
 
 
 def _ranges(batch: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:

@@ -30,6 +30,7 @@ from pgonce.offsets_store.verdict.facts import Batch
 from ..options.definitions import RowOptions, TableOptions
 from ..options.destination import DELETED_COLUMN, Changes, Destination, destination
 from ..options.routes import Routes, where_to
+from ..read_rows import reader_of
 from ..writing.rooms import Rooms
 from ..writing.rows import whole_or_failed
 from ..writing.write_batch import write_batch_in_tx
@@ -263,7 +264,8 @@ class BatchTransaction:
             where = place()
             if isinstance(where, Destination):
                 where = replace(where, may_be_temporary=True)
-            with arriving_rows(frame, where, batch=self._batch, rooms=self._rooms) as rows:
+            reader = reader_of(where, frame.schema, self._rooms)
+            with arriving_rows(frame, reader, where, batch=self._batch) as rows:
                 driver = driver_connection(self._connection)
                 published = write_batch_in_tx(driver, where, rows, self._batch, rooms=self._rooms)
             # What went into a temporary table, and goes away with the batch, is not published.

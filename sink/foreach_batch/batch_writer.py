@@ -31,7 +31,7 @@ from ..options.position_columns import PositionColumns, positions_of, written_ty
 from ..options.reading import Given
 from ..options.routes import where_of
 from ..options.sink_options import commit_settings_of
-from ..read_rows import reader_of
+from ..read_rows import RowReader, reader_of
 from ..writing.first_look import look_once, refuse_first_batch
 from ..writing.rooms import Rooms
 from ..writing.write_batch import work_into
@@ -142,16 +142,17 @@ class BatchWriter:
         """Publish one batch, or skip it if it is proven to be published already; foreachBatch calls this."""
         batch = self._settings.batch_of(frame, batch_id)
         with self._settings.failures_kept(batch, self._sink_name):
-            self._look_first(batch, frame)
+            where, positions = self._destination, self._settings.positions
+            reader = reader_of(where, frame.schema, self._rooms, self._settings.commit.url)
+            self._look_first(batch, reader)
             # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
-            with arriving_rows(frame, self._destination, self._settings.positions, batch, rooms=self._rooms) as rows:
+            with arriving_rows(frame, reader, where, positions, batch) as rows:
                 work = work_into(self._sink_name, self._destination, rows, rooms=self._rooms)
                 commit_batch(self._settings.commit, batch, self._settings.checked(frame, work))
                 rows.count()
 
-    def _look_first(self, batch: PlannedBatch, frame: DataFrame) -> None:
-        positions = self._settings.positions
-        struct_type = reader_of(self._destination, frame.schema, self._rooms.feeds).struct_type
+    def _look_first(self, batch: PlannedBatch, reader: RowReader) -> None:
+        positions, struct_type = self._settings.positions, reader.struct_type
         if positions:
             positions.check(struct_type)
         written = written_type(struct_type, positions, self._destination)

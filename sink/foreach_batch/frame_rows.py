@@ -36,8 +36,7 @@ from ..options.destination import Destination
 from ..options.position_columns import PositionColumns, written_type
 from ..options.routes import Routes, most_dead_letters
 from ..positions import not_stored, reach, refuse_outside, span_of
-from ..read_rows import RowReader, reader_of
-from ..writing.rooms import Rooms
+from ..read_rows import RowReader
 from ..writing.rows import Rows
 
 if TYPE_CHECKING:
@@ -47,11 +46,10 @@ if TYPE_CHECKING:
 @contextmanager
 def arriving_rows(
     frame: DataFrame,
+    reader: RowReader,
     destination: Destination | Routes,
     positions: PositionColumns | None = None,
     batch: PlannedBatch | None = None,
-    *,
-    rooms: Rooms,
 ) -> Iterator[Rows]:
     """
     Run the frame, and wait for enough of its rows to begin with; the others are encoded as they arrive.
@@ -59,14 +57,13 @@ def arriving_rows(
     They are encoded again as often as a commit needs. Rows come in no particular order. ``bodies`` and ``count`` raise
     what Spark raises. If the block fails, Spark's job is cancelled, because its rows are no longer needed.
 
-    :param destination: says how rows tell what is to be done.
+    :param reader: reads them as ``destination`` says.
     :param positions: the columns that say where in Kafka each row comes from; bodies raise POSITION_COLUMNS for
         a row that has none, or one that is not in the range of ``batch``.
     :param batch: the batch whose rows they are; Spark's own page names it.
     :raises TypeMappingError: before any job runs, for a type that Postgres cannot hold.
     :raises ConfigurationError: POSITION_COLUMNS, before any job runs.
     """
-    reader = reader_of(destination, frame.schema, rooms.feeds)
     if positions:
         positions.check(reader.struct_type)
     written = written_type(reader.struct_type, positions, destination)

@@ -26,6 +26,10 @@ SchemaEvolution = Literal["strict", "addColumns", "ignoreExtra"]
 UnknownRoutes = Literal["refuse", "drop", "deadLetters"]
 """What happens to a row whose value is not in the list: it stops the batch, is left out, or is put aside."""
 OffsetsFrom = Literal["checkpoint", "listener"]
+DecodeFormat = Literal["json"]
+KeyFormat = Literal["json", "text"]
+NullValues = Literal["refuse", "ignore"]
+"""What happens to a record without a value where that is no delete: it is a bad row, or it is left out."""
 
 BY_KEY: tuple[Mode, ...] = ("upsert", "apply")
 DEAD_LETTERS = "pgonce.dead_letters"
@@ -241,8 +245,29 @@ class RouteOptions(RowOptions, total=False):
         "T, in either spelling.", None, "required with `route`", needs=("route",),
         not_in_jobs=_ONE_JOB_EACH,
     )]
-    columns: Annotated[Sequence[str], Option(
-        Way.ENTRY, "In an entry of `tables`: the only columns of its rows that are written.", (), "all",
+    columns: Annotated[Sequence[str] | Mapping[str, str], Option(
+        _WRITERS | Way.JOB | Way.ENTRY, "With `decode`: for columns that are not called as their field is, the "
+        "[field's path](kafka-json.md#names): `{\"customer_id\": \"customer.id\"}`. In an entry of `tables`: a list "
+        "of the only columns of its rows that are written.", (), "all",
+    )]
+    decode: Annotated[DecodeFormat | None, Option(
+        _WRITERS | Way.JOB, "The frame is Spark's Kafka source as it comes: the [values of its records are "
+        "read](kafka-json.md) by the types of the table's columns.",
+        clashes=("route", "change_feed", "position_columns"),
+    )]
+    decode_key: Annotated[KeyFormat | None, Option(
+        _WRITERS | Way.JOB, "How a record's key is read for the columns in `keys` that its value does not have: as a "
+        "JSON object, or as the text of a single one.", None, "`text` with `mode=apply`", needs=("decode",),
+        modes=BY_KEY,
+    )]
+    kafka_columns: Annotated[Mapping[str, str], Option(
+        _WRITERS | Way.JOB, "Columns that get what [Kafka knows](kafka-json.md#columns-of-kafkas-own) of a record: "
+        '`{"sent_at": "timestamp", "trace": "headers.trace"}`.', {}, "none", needs=("decode",),
+    )]
+    null_values: Annotated[NullValues, Option(
+        _WRITERS | Way.JOB, "A record without a value is a bad row (`refuse`), or is left out (`ignore`). With "
+        "`mode=apply` it deletes by its key instead.", "refuse", needs=("decode",),
+        modes=("append", "upsert"),
     )]
 
 

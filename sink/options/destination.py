@@ -7,7 +7,7 @@ when they are made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
@@ -21,6 +21,9 @@ from .definitions import (
     MOST_DEAD_LETTERS,
     TOMBSTONE_DAYS,
     ChangeFeed,
+    DecodeFormat,
+    KeyFormat,
+    NullValues,
     OnConflict,
     SchemaEvolution,
     TableOptions,
@@ -38,6 +41,11 @@ BEFORE_COLUMN = "pgonce_before"
 """The column that has, as JSON, the row before an update, where it may have other keys, and the record's key."""
 CHANGE_TYPE = "_change_type"
 COMMIT_VERSION = "_commit_version"
+OFFSET_COLUMN = "pgonce_offset"
+"""The column that has a decoded record's offset: of a key's records in one partition, the one with the greatest is the
+last."""
+ORIGIN_COLUMN = "pgonce_origin"
+"""The column that tells the partitions of decoded records apart: between these, offsets say nothing."""
 _OF_CHANGE_TYPES = frozenset({CHANGE_TYPE, COMMIT_VERSION, "_commit_timestamp"})
 
 
@@ -103,6 +111,22 @@ class DeadLetters:
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """
+    How the records of a topic become rows: what their values are, and where other columns come from.
+
+    ``paths`` has a field's path for each column that is not called as its field; ``kafka`` the columns that get what
+    Kafka knows of a record.
+    """
+
+    values: DecodeFormat
+    key: KeyFormat | None = None
+    paths: tuple[tuple[str, str], ...] = ()
+    kafka: tuple[tuple[str, str], ...] = ()
+    null_values: NullValues = "refuse"
+
+
+@dataclass(frozen=True)
 class Destination:
     """
     Where rows go and how: the table as the user wrote it, the write mode, and what writing by key needs.
@@ -125,6 +149,7 @@ class Destination:
     aside: frozenset[str] = frozenset()
     may_be_temporary: bool = False
     of_letters: bool = False
+    decoding: Decoding | None = None
 
     @property
     def order_column(self) -> str | None:
@@ -141,7 +166,8 @@ class Destination:
         With ``onlyNewer``, ``orderBy`` is compared with the stored one, and so it is a column of the row.
         """
         order = self.order_column if self.existing.only_newer else None
-        return (self.aside | (self.changes.about_changes if self.changes else frozenset())) - {order}
+        of_records = frozenset({OFFSET_COLUMN, ORIGIN_COLUMN}) if self.decoding else frozenset[str]()
+        return (self.aside | of_records | (self.changes.about_changes if self.changes else frozenset())) - {order}
 
     def is_only_if_there(self, name: str) -> bool:
         """Whether the rows' column of this name is written only if the table has it; ``orderBy`` means any case."""
@@ -174,21 +200,39 @@ def destination_of(given: Given) -> Destination:
             f"mode={mode} with createTable needs keys, which become the new table's primary key.",
             'Set keys, for example "id" or "region,day".',
         )
+    decoding = _decoding(given)
     return Destination(
         table,
         mode,
         given["keys"],
-        given["order_by"],
+        given["order_by"] or (OFFSET_COLUMN if decoding and mode in BY_KEY else None),
         given["create_table"],
         given["schema_evolution"],
         _changes(given) if mode == "apply" else None,
         Existing(*(given[argument] for argument in Existing.__dataclass_fields__)),
         dead_letters_of(given),
+        decoding=decoding,
     )
 
 
+def _decoding(given: Given) -> Decoding | None:
+    columns = given["columns"]
+    if not given["decode"]:
+        if isinstance(columns, Mapping):
+            raise bad_option(
+                "CLASHING_OPTIONS", "columns has no effect without decode.", "Set decode, or leave it out."
+            )
+        return None
+    if columns and not isinstance(columns, Mapping):
+        what = 'With decode, columns says where a column finds its field: {"customer_id": "customer.id"}.'
+        raise bad_option("BAD_OPTION", what, "Leave it out where a field is called as its column is.")
+    key: KeyFormat | None = given["decode_key"] or ("text" if given["mode"] == "apply" else None)
+    paths, kafka = (tuple(sorted(dict(found).items())) for found in (columns or {}, given["kafka_columns"]))
+    return Decoding(given["decode"], key, paths, kafka, given["null_values"])
+
+
 def _changes(given: Given) -> Changes:
-    if not (given["delete_when"] or given["change_feed"]):
+    if not (given["delete_when"] or given["change_feed"] or given["decode"]):
         raise bad_option(
             "OPTION_MISSING",
             "mode=apply needs to know which rows delete.",

@@ -8,6 +8,7 @@ and in the JSON of ``tables``; an error names the option as Spark's users write 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,10 @@ class Option:
             return None if chosen is bool(self.default) else chosen
         if self.kinds & {int, float}:
             return self._number(value)
+        if Mapping in self.kinds and str not in self.kinds and not self.secret:
+            is_object = isinstance(value, str) and (value.lstrip().startswith("{") or Sequence not in self.kinds)
+            if is_object or isinstance(value, Mapping):
+                return self._texts(json_object(self.name, value) if isinstance(value, str) else value)
         if Sequence in self.kinds and isinstance(value, (str, Sequence)):
             return self._names(value)
         if isinstance(value, str) and str in self.kinds:
@@ -175,6 +180,12 @@ class Option:
             self._refuse_length(len(names))
         return names or None
 
+    def _texts(self, value: object) -> dict[str, str] | None:
+        if not isinstance(value, Mapping) or not all(isinstance(one, str) for pair in value.items() for one in pair):
+            raise bad_option("BAD_OPTION", f"{self.name} must map names to strings.", f"It means: {self.summary}")
+        refuse_unstorable(**{self.name: "".join(one for pair in value.items() for one in pair)})
+        return dict(value) or None
+
     def _refused(self, value: object) -> ConfigurationError:
         allowed = (*self.words, *(("true", "false") if bool in self.kinds else ()))
         if isinstance(value, (str, int, float)) and allowed:
@@ -182,6 +193,26 @@ class Option:
         form = "a mapping" if Mapping in self.kinds else "a list of names" if Sequence in self.kinds else "a string"
         what = f"{self.name} must be {form}, not {type(value).__name__}."
         return bad_option("BAD_OPTION", what, f"Write one of {', '.join(allowed)}." if allowed else "Write it as one.")
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """The JSON object that is given for this option; a name that it has twice is refused: one of both would be lost."""
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise bad_option("BAD_OPTION", f"{name} has {twice!r} twice.", "Name each once.")
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=object_of)
+    except ValueError as error:
+        raise bad_option("BAD_OPTION", f"{name} is not JSON: {error}.", "Write it as a JSON object.") from None
+    if not isinstance(found, dict):
+        raise bad_option("BAD_OPTION", f"{name} is not a JSON object.", "Write it as one.")
+    return found
 
 
 def one_of(value: str, allowed: Sequence[str]) -> str:

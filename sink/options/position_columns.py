@@ -77,6 +77,10 @@ class PositionColumns:
         return pa.RecordBatch.from_arrays([topic.dictionary_encode(), partition, offset], names=list(KAFKAS_NAMES))
 
 
+RECORD_POSITIONS = PositionColumns("pgonce_topic", "pgonce_partition", "pgonce_position", written=False)
+"""The columns of records that are decoded. They have names that no field has, and do not go into the table."""
+
+
 def written_type(
     struct_type: StructType, positions: PositionColumns | None, where: Destination | Routes | None = None
 ) -> StructType:
@@ -86,7 +90,9 @@ def written_type(
 
 
 def positions_of(given: Given) -> PositionColumns | None:
-    """The columns that the options name, which are three, or None."""
+    """The columns that the options name, which are three, or those of decoded records; else None."""
+    if given["decode"]:
+        return RECORD_POSITIONS
     if not given["position_columns"]:
         return None
     topic, partition, offset = given["position_columns"]

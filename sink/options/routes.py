@@ -8,10 +8,8 @@ cannot work is refused before any row moves.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pyspark.sql import types as t
 from typing_extensions import Unpack
@@ -22,7 +20,7 @@ from pgonce.offsets_store.postgres.text import refuse_unstorable
 from ..encoding.encoded_types import TEXTS, EncodedColumn
 from .definitions import OPTIONS, ChangeFeed, RouteOptions, UnknownRoutes
 from .destination import DeadLetters, Destination, dead_letters_of, destination_of
-from .option import Way
+from .option import Way, json_object
 from .reading import OF_THE_QUERY, Given, named_in, read, refuse_clashes
 
 # Types whose values have one text only, which is the same in Spark and in Postgres under all settings of a session.
@@ -115,7 +113,7 @@ def where_of(given: Given) -> Destination | Routes:
         return destination_of(given)
     column, tables = given["route"], given["tables"]
     refuse_clashes(given, OF_THE_QUERY)
-    tables = _parsed(tables) if isinstance(tables, str) else tables
+    tables = json_object("tables", tables) if isinstance(tables, str) else tables
     if not isinstance(tables, Mapping) or not tables:
         raise _bad(f"route={column} is set, but tables lists no table.", f"Set it to {_EXAMPLE}")
     pairs = [_route(value, entry, given) for value, entry in tables.items()]
@@ -148,30 +146,12 @@ def _route(value: object, entry: object, outside: Given) -> tuple[Route, Given]:
             if argument not in own_word
             and (mode == outside["mode"] or not OPTIONS[argument].modes or mode in OPTIONS[argument].modes)
         }
+        if not isinstance(own["columns"], Sequence):
+            raise _bad("columns is not a list.", 'Write the names of columns, as in ["id", "day"].')
         settings = Given({"table": value, **inherited, **own})
-        return Route(value, destination_of(settings), own["columns"]), settings
+        return Route(value, destination_of(settings), tuple(own["columns"])), settings
     except ConfigurationError as error:
         raise error.beginning(f"For {value!r} in tables") from None
-
-
-def _parsed(text: str) -> Mapping[str, Any]:
-    """The JSON object; a name that comes twice in it is refused, because one of the two would be lost."""
-
-    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise _bad(f"tables has {twice!r} twice.", "Name each once.")
-        return found
-
-    try:
-        found = json.loads(text, object_pairs_hook=object_of)
-    except ValueError as error:
-        raise _bad(f"tables is not JSON: {error}.", f"Write it as a JSON object: {_EXAMPLE}") from None
-    if not isinstance(found, dict):
-        raise _bad("tables is not a JSON object.", f"Write it as {_EXAMPLE}")
-    return found
 
 
 def _refuse_unlike(each: Sequence[Given]) -> None:

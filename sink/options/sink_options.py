@@ -269,7 +269,7 @@ def _async_interval(raw: Mapping[str, str], given: Given) -> int | None:
     text = sparks.get("asyncprogresstrackingcheckpointintervalms", str(SPARKS_ASYNC_INTERVAL_MS))
     # Spark itself refuses what is not a number.
     interval = int(text) if text.strip().isdecimal() else SPARKS_ASYNC_INTERVAL_MS
-    if given["offsets_from"] == "listener" or (interval > 0 and not given["position_columns"]):
+    if given["offsets_from"] == "listener" or (interval > 0 and not given["position_columns"] and not given["decode"]):
         raise bad_option(
             "ASYNC_PROGRESS",
             "Asynchronous progress tracking is on, with an interval or with offsetsFrom=listener: Spark then writes "

@@ -147,6 +147,13 @@ def plan_columns(
         if destination.is_only_if_there(column.name) and not table.columns_named(column.name):
             continue
         target = _find(table, column)
+        if column.decoded_for not in (None, target.full_type):
+            raise bad_target(
+                "TYPE_MISMATCH",
+                f"Records were decoded for {column.name!r} as {column.decoded_for}, and {table.qualified_name} has "
+                f"{target.full_type} now: the column was altered meanwhile.",
+                "Start the query again: the batch is decoded for the table as it is then.",
+            )
         if target.generated and not only_deletes:
             raise _generated(table, target, column)
         fitting = fit_column(column, target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
@@ -42,6 +42,7 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
         "oid": oid,
         "options": _options(destination),
         "aside": sorted(destination.aside),
+        **({"decoding": asdict(destination.decoding)} if destination.decoding else {}),
         "columns": [{"name": column.name, "type": type_as_json(column.data_type)} for column in columns],
     }
 
@@ -69,7 +70,7 @@ def _options(of: Destination) -> dict[str, Any]:
         "keys": of.keys if of.mode in BY_KEY else (),
         "order_by": of.order_by,
         "schema_evolution": of.schema_evolution if of.schema_evolution == "ignoreExtra" else "strict",
-        "delete_when": changes.delete_when,
+        "delete_when": changes.deleted if of.decoding and of.changes else changes.delete_when,
         "change_feed": changes.feed,
         "deletes": changes.deletes + soft,
         **vars(of.existing),

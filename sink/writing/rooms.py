@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..encoding.encoded_types import EncodedColumn
     from ..options.destination import Changes, DeadLetters, Destination
     from ..options.routes import Routes
-    from ..read_rows import Feeds
+    from ..read_rows import Decoders, Feeds
     from .checked_table import ColumnPlan
     from .rows import GatheredRows, Rows
     from .table.catalogue import TargetTable
@@ -142,6 +142,9 @@ class Rooms(Protocol):
 
     def feeds(self) -> Feeds:
         """For ``mode=apply``."""
+
+    def decoders(self) -> Decoders:
+        """For ``decode``."""
 
     def by_key(self) -> ByKey:
         """For ``mode=upsert`` and ``mode=apply``."""

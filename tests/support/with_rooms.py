@@ -14,9 +14,13 @@ from pgonce.sink import read_rows
 from pgonce.sink.foreach_batch import frame_rows
 from pgonce.sink.writing import first_look, write_batch
 
-arriving_rows = partial(frame_rows.arriving_rows, rooms=EVERY_ROOM)
 look_at_table = partial(first_look.look_at_table, rooms=EVERY_ROOM)
 look_once = partial(first_look.look_once, rooms=EVERY_ROOM)
-reader_of = partial(read_rows.reader_of, feeds=EVERY_ROOM.feeds)
+reader_of = partial(read_rows.reader_of, rooms=EVERY_ROOM)
 work_into = partial(write_batch.work_into, rooms=EVERY_ROOM)
 write_batch_in_tx = partial(write_batch.write_batch_in_tx, rooms=EVERY_ROOM)
+
+
+def arriving_rows(frame, where, positions=None, batch=None):
+    """The rows of a frame, read as ``where`` says."""
+    return frame_rows.arriving_rows(frame, reader_of(where, frame.schema), where, positions, batch)

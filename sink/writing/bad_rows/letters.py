@@ -39,6 +39,11 @@ _log = logging.getLogger("pgonce")
 # would be tried again without end. (Seen with 40 rows of 30 MB.)
 _STATEMENT_CHARACTERS = 16 * 1024 * 1024
 _LARGEST_JSONB = 268_435_455
+_RECORD = ("record_key", "record_value", "record_headers")
+_OF_RECORD = sql.SQL(
+    "pg_catalog.decode(s.record_key, 'base64'), pg_catalog.decode(s.record_value, 'base64'), s.record_headers"
+)
+_NO_RECORD = sql.SQL("NULL, NULL, NULL")
 
 
 @dataclass(frozen=True)
@@ -64,11 +69,14 @@ class Letters:
             return
         for some in _in_parts(rows):
             values = _values(
-                ("jsonb", "jsonb", "text", "text", "text"),
-                ((_position(row), row.row_data, row.column_name, row.code, row.message) for row in some),
+                ("jsonb", "jsonb", "text", "text", "text", "text", "text", "jsonb"),
+                (
+                    (_position(row), row.row_data, row.column_name or None, row.code, row.message, *_record(row))
+                    for row in some
+                ),
             )
-            bad = sql.SQL("(VALUES {}) AS s(position, row_data, column_name, code, message)").format(values)
-            self._write(connection, bad, len(some))
+            bad = sql.SQL("(VALUES {}) AS s(position, row_data, {})").format(values, _names((*_REASONS, *_RECORD)))
+            self._write(connection, bad, len(some), _OF_RECORD)
 
     def write_refused_in_tx(
         self,
@@ -104,12 +112,14 @@ class Letters:
         bad = _whole_rows(gathered.source, columns, positions, reasons, wanted)
         self._write(connection, bad, gathered.count)
 
-    def _write(self, connection: psycopg.Connection, rows: sql.Composable, count: int) -> None:
+    def _write(
+        self, connection: psycopg.Connection, rows: sql.Composable, count: int, record: sql.Composable = _NO_RECORD
+    ) -> None:
         """:raises TargetError: if the table of the letters is unfit, or does not take just ``count`` of them."""
         found, table = lock_table(connection, self.settings.table)
         table = checked_letters_table(found, table)
         # JSON has floats and intervals in the form that the session's settings say.
-        done = search_path.execute_in_tx(connection, self._insert(table.identifier, rows), makes_texts=True)
+        done = search_path.execute_in_tx(connection, self._insert(table.identifier, rows, record), makes_texts=True)
         if done.rowcount != count:
             raise _left_out(table, done.rowcount, count)
         if (culprit := unsafe_partition(connection, table)) is not None:
@@ -123,15 +133,16 @@ class Letters:
         word = in_command(batch.query_id, "QUERY")
         _log.warning(said, batch.batch_id, batch.query_id, self.target, self.settings.table, count, word)
 
-    def _insert(self, table: sql.Identifier, rows: sql.Composable) -> sql.Composed:
+    def _insert(self, table: sql.Identifier, rows: sql.Composable, record: sql.Composable) -> sql.Composed:
         return sql.SQL(
             "INSERT INTO {} (query_id, sink_name, batch_id, target, position, row_data, column_name, code, message, "
-            "destination) SELECT {}, {}, {}, {}, s.position, s.row_data, s.column_name, s.code, s.message, {}::jsonb "
-            "FROM {}"
+            "destination, record_key, record_value, record_headers) "
+            "SELECT {}, {}, {}, {}, s.position, s.row_data, s.column_name, s.code, s.message, {}::jsonb, {} FROM {}"
         ).format(
             table,
             *map(sql.Literal, (self.batch.query_id, self.batch.sink_name, self.batch.batch_id, self.target)),
             sql.Literal(json.dumps(self.destination)),
+            record,
             rows,
         )
 
@@ -174,19 +185,19 @@ def _in_parts(rows: Sequence[UnfitRow]) -> Iterator[list[UnfitRow]]:
     some: list[UnfitRow] = []
     size = 0
     for row in rows:
-        if len(row.row_data) > _LARGEST_JSONB:
+        if row.size > _LARGEST_JSONB:
             raise bad_target(
                 "ROW_TOO_LARGE",
                 f"A row that cannot be written, because of {row.column_name!r} ({row.code}), is too large to be put "
-                f"aside: its {len(row.row_data):,} characters of JSON are more than jsonb can store.",
+                f"aside: its {row.size:,} characters are more than Postgres can store.",
                 "Repair the row in the source or in Spark, or store large values elsewhere and write a reference to "
                 "them.",
             )
-        if some and size + len(row.row_data) > _STATEMENT_CHARACTERS:
+        if some and size + row.size > _STATEMENT_CHARACTERS:
             yield some
             some, size = [], 0
         some.append(row)
-        size += len(row.row_data)
+        size += row.size
     yield some
 
 
@@ -235,9 +246,18 @@ def _values(types: Sequence[str], rows: Iterable[tuple[str | None, ...]]) -> sql
     return sql.SQL(", ").join(sql.SQL(row).format(*map(sql.Literal, values)) for values in rows)
 
 
+def _names(names: Iterable[str]) -> sql.Composable:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def _record(row: UnfitRow) -> tuple[str | None, str | None, str | None]:
+    return (row.record.key, row.record.value, row.record.headers) if row.record else (None, None, None)
+
+
 def _position(row: UnfitRow) -> str | None:
     place = row.place or tuple(map(json.loads(row.row_data).get, KAFKAS_NAMES))
-    return None if None in place else json.dumps(dict(zip(KAFKAS_NAMES, place, strict=True)))
+    time = {"timestamp": row.record.time} if row.record else {}
+    return None if None in place else json.dumps(dict(zip(KAFKAS_NAMES, place, strict=True)) | time)
 
 
 def _position_of(columns: Sequence[EncodedColumn], positions: PositionColumns | None) -> sql.Composable:

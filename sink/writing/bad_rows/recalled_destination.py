@@ -17,7 +17,7 @@ from pyspark.sql import types as t
 from pgonce.offsets_store.errors import UNCHANGED, PgonceError, RecoveryError
 
 from ...encoding.encoded_types import EncodedColumn, encoded_columns, type_from_json
-from ...options.destination import DELETED_COLUMN, Changes, Destination, Existing, destination
+from ...options.destination import DELETED_COLUMN, Changes, Decoding, Destination, Existing, destination
 from ..recorded_destination import ADDS_COLUMNS, ALL_DELETE, CREATES, VERSION
 
 RECORDED = frozenset({"mode", "keys", "order_by", "schema_evolution", "delete_when", "change_feed", "deletes"}).union(
@@ -93,7 +93,18 @@ def _recalled_destination(value: Mapping[str, Any]) -> Destination:
         options["delete_when"] = DELETED_COLUMN
     # The way that options of a query take: what they refuse is refused here.
     found = destination(_text(value["table"]), **options)
-    return replace(found, changes=Changes(all_delete=True) if all_delete else found.changes, aside=aside)
+    decoding = _recalled_decoding(value["decoding"]) if "decoding" in value else None
+    changes = Changes(all_delete=True) if all_delete else found.changes
+    return replace(found, changes=changes, aside=aside, decoding=decoding)
+
+
+def _recalled_decoding(value: Any) -> Decoding:
+    given = dict(value)
+    pairs = {name: tuple((_text(one), _text(of)) for one, of in given.pop(name)) for name in ("paths", "kafka")}
+    values, key, null_values = given.pop("values"), given.pop("key"), given.pop("null_values")
+    if given:
+        raise ValueError(sorted(given))
+    return Decoding(values, key, pairs["paths"], pairs["kafka"], null_values)
 
 
 def _text(value: Any) -> str:

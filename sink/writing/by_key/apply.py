@@ -40,7 +40,7 @@ from .moved_rows import refuse_moved
 from .tombstone_sets import Tombstones, tombstones_in_tx
 from .tombstones import is_traceable, pass_over_in_tx, refuse_unordered, refuse_untraceable
 from .trigger_outcome import TriggerOutcome
-from .upsert import compare_in_tx, doubled_key, null_keys, upsert_in_tx
+from .upsert import compare_in_tx, doubled_key, null_keys, refuse_several_origins, upsert_in_tx
 from .write_changes import (
     count_deletes_in_tx,
     delete_in_tx,
@@ -119,6 +119,7 @@ def begin_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     batch = ChangeTable(_name(), table, written.plan, written.columns, uncompared, changes)
     found, compared = compare_in_tx(connection, table, upsert, batch.facts(rows))
     count, deletes, moved, unread = _checked_rows(found, compared, written)
+    refuse_several_origins(connection, rows, written, compared)
     if not unread:
         compared = replace(compared, existing=replace(compared.existing, keep_where=None))
     batch = replace(batch, upsert=compared)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from psycopg import sql
 
 from ...encoding.encoded_types import EncodedColumn
-from ...options.destination import OPERATION_COLUMN
+from ...options.destination import OPERATION_COLUMN, ORIGIN_COLUMN
 from ..checked_table import ColumnPlan
 from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
@@ -119,21 +119,36 @@ def key_facts_statement(rows: GatheredRows, upsert: Upsert, *, bounded: bool) ->
     )
 
 
-def doubled_key_statement(rows: GatheredRows, upsert: ComparedUpsert) -> sql.Composed:
-    """A key that several of ``rows`` have: how many do, and its values as texts; no row if all differ."""
+_SEVERAL = sql.SQL("pg_catalog.count(*) OPERATOR(pg_catalog.>) 1")
+_ORIGIN = sql.Identifier(ORIGIN_COLUMN)
+
+
+def doubled_key_statement(
+    rows: GatheredRows, upsert: ComparedUpsert, several: sql.Composable = _SEVERAL
+) -> sql.Composed:
+    """
+    A key that several of ``rows`` have: how many do, and its values as texts; no row if all differ.
+
+    :param several: what is true of the rows of such a key.
+    """
     texts = (
         sql.SQL('pg_catalog.min({}::pg_catalog.text COLLATE pg_catalog."C")').format(sql.Identifier(key.source))
         for key in upsert.keys
     )
-    return sql.SQL(
-        "SELECT pg_catalog.count(*), {} FROM {} WHERE {} GROUP BY {} "
-        "HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 1 LIMIT 1"
-    ).format(
+    return sql.SQL("SELECT pg_catalog.count(*), {} FROM {} WHERE {} GROUP BY {} HAVING {} LIMIT 1").format(
         sql.SQL(", ").join(texts),
         rows.source,
         rows.wanted,
         sql.SQL(", ").join(value_as_assigned(key, upsert) for key in upsert.keys),
+        several,
     )
+
+
+def several_origins_statement(rows: GatheredRows, upsert: ComparedUpsert) -> sql.Composed:
+    """Like :func:`doubled_key_statement`, of a key whose rows come from several partitions of Kafka's."""
+    origins = sql.SQL("pg_catalog.min({0}) OPERATOR(pg_catalog.<>) pg_catalog.max({0})").format(_ORIGIN)
+    several = sql.SQL("(SELECT {} FROM {} WHERE {})").format(origins, rows.source, rows.wanted)
+    return doubled_key_statement(rows.only(several), upsert, origins)
 
 
 def selected(

@@ -25,13 +25,20 @@ from pgonce.offsets_store.errors import NOTHING, NullKeyError, TargetError, bad_
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import UPDATES_A_ROW_TWICE, add_note
 
+from ...options.destination import ORIGIN_COLUMN
 from ..checked_table import ColumnPlan
 from ..rows import BACK, RELEASE, SAVEPOINT, GatheredRows, fail_in_tx
 from ..table.catalogue import TargetTable
 from ..table.fit import Fit
 from ..written import Upsert, Written
 from .keys import ComparedUpsert, Comparison, execute_by_index, shortened_value
-from .statements import doubled_key_statement, insert_statement, key_facts_statement, merge_statement
+from .statements import (
+    doubled_key_statement,
+    insert_statement,
+    key_facts_statement,
+    merge_statement,
+    several_origins_statement,
+)
 
 MERGED_ROWS = 50_000
 """With fewer rows, the difference in speed does not matter."""
@@ -74,6 +81,7 @@ def upsert_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wr
     nulls, *bounds = found or (0, None, None)
     if nulls:
         raise null_keys(nulls, upsert)
+    refuse_several_origins(connection, rows, written, compared)
     return write_by_key_in_tx(
         connection, rows, table, written.plan, compared, None if bounds[0] is None else (bounds[0], bounds[1])
     )
@@ -161,6 +169,23 @@ def null_keys(count: int, upsert: Upsert) -> NullKeyError:
     )
 
 
+def refuse_several_origins(
+    connection: psycopg.Connection, rows: GatheredRows, written: Written, upsert: ComparedUpsert
+) -> None:
+    """:raises TargetError: DOUBLED_KEYS, if offsets order records, and those of a key come from several partitions."""
+    if all(column.name != ORIGIN_COLUMN for column in written.columns):
+        return
+    found = connection.execute(several_origins_statement(rows, upsert), prepare=False).fetchone()
+    if found is not None:
+        raise bad_target(
+            "DOUBLED_KEYS",
+            f"Records of the batch have the same key and come from several partitions, whose offsets do not say which "
+            f"is the last. {_for_example(found, upsert)}.",
+            "Set orderBy to a column that grows with every change of a key, or let the producer send all records of "
+            "a key to one partition.",
+        )
+
+
 def is_large(row_count: int) -> bool:
     """Whether a batch of so many rows is worth a MERGE."""
     return row_count >= MERGED_ROWS
@@ -236,6 +261,10 @@ def doubled_key(connection: psycopg.Connection, rows: GatheredRows, upsert: Comp
         return ""
     if found is None:
         return ""
+    return _for_example(found, upsert)
+
+
+def _for_example(found: Sequence[Any], upsert: Upsert) -> str:
     count, *values = found
     of = ", ".join(f"{key.source} = {shortened_value(value)}" for key, value in zip(upsert.keys, values, strict=True))
     return f"For example, {count} rows have {of}"

@@ -1,0 +1,115 @@
+"""
+Decode the records of letters again, so that a replay finds a row in each of them.
+
+Runs in a replay, in its transaction. Invariant: a record is decoded for the table as it is now, by the code that
+decodes the records of a batch. What cannot be decoded now either is an error that names the letter.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from sqlalchemy import Connection, Table, Text, cast, literal, select, update
+from sqlalchemy.dialects.postgresql import JSONB
+
+from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.search_path import ENTER_COLUMNS, leave_in_tx
+from pgonce.offsets_store.status.dead_letters import StoredLetter, one_of
+from pgonce.sink.decoding.by_table import reader_for
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.unfit_rows import REFUSED, row_texts
+from pgonce.sink.writing.bad_rows.recalled_destination import recalled
+from pgonce.sink.writing.recorded_destination import recorded
+from pgonce.sink.writing.table.catalogue import look_up_table
+from pgonce.sink.writing.table.table_name import missing_table
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_RECORDS = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("headers", _HEADERS),
+    ]
+)
+
+
+def is_undecoded(letter: StoredLetter) -> bool:
+    """Whether the letter has a record in place of a row."""
+    return letter.row_data == "{}"
+
+
+def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[StoredLetter]) -> list[StoredLetter]:
+    """
+    The same letters, each with a row, which ``table`` has from here on in place of the record.
+
+    :raises RecoveryError: DEAD_LETTER_UNMENDED, REPLAY_IMPOSSIBLE.
+    :raises TargetError: TARGET_MISSING, COLUMN_UNKNOWN.
+    """
+    undecoded = [letter for letter in letters if is_undecoded(letter)]
+    if not undecoded:
+        return list(letters)
+    columns = table.c.dead_letter_id, table.c.record_key, table.c.record_value, table.c.record_headers
+    ids = [letter.dead_letter_id for letter in undecoded]
+    records = {row[0]: row[1:] for row in connection.execute(select(*columns).where(one_of(columns[0], ids)))}
+    driver = driver_connection(connection)
+    # Tables are looked up along the user's search_path.
+    leave_in_tx(driver)
+    made = {one.dead_letter_id: _decoded(driver, one, records[one.dead_letter_id]) for one in undecoded}
+    driver.execute(sql.SQL("SELECT {}").format(ENTER_COLUMNS))
+    for one in made.values():
+        values = {"row_data": cast(literal(one.row_data, Text), JSONB), "destination": one.destination}
+        connection.execute(update(table).where(table.c.dead_letter_id == one.dead_letter_id).values(values))
+    return [made.get(letter.dead_letter_id, letter) for letter in letters]
+
+
+def _decoded(driver: psycopg.Connection, letter: StoredLetter, record: Sequence[Any]) -> StoredLetter:
+    where, _ = recalled(letter.destination)
+    found, table = look_up_table(driver, where.table)
+    if table is None:
+        raise missing_table(driver, found)
+    reader = reader_for(table, where, with_positions=False)
+    rows = reader.read(_as_kafka_has_it(letter, record))
+    if REFUSED in rows.schema.names:
+        raise RecoveryError(
+            "DEAD_LETTER_UNMENDED",
+            f"The record of dead letter {letter.dead_letter_id} cannot be decoded: {rows[REFUSED][0]['message']}",
+            UNCHANGED,
+            "Repair `record_value` (or `record_key`) of the letter, or the table, and replay it again. With --id, only "
+            "the letters that you name are replayed.",
+        )
+    columns = encoded_columns(reader.struct_type)
+    (text,) = row_texts(rows.select([column.name for column in columns]).columns, columns)
+    return replace(letter, row_data=text, destination=recorded(where, columns, letter.destination.get("oid")))
+
+
+def _as_kafka_has_it(letter: StoredLetter, record: Sequence[Any]) -> pa.RecordBatch:
+    key, value, headers = record
+    place = letter.position or {}
+    time = place.get("timestamp")
+    row = {
+        **{name: place.get(name) for name in ("topic", "partition", "offset")},
+        "key": key and bytes(key),
+        "value": None if value is None else bytes(value),
+        "timestamp": time and datetime.fromisoformat(time),
+        "headers": headers
+        and [{"key": name, "value": None if of is None else b64decode(of)} for name, of in _listed(headers)],
+    }
+    return pa.RecordBatch.from_pylist([row], schema=_RECORDS)
+
+
+def _listed(headers: Any) -> list[Any]:
+    found = json.loads(headers) if isinstance(headers, str) else headers
+    return list(found)

@@ -1,0 +1,208 @@
+"""
+Which columns of the table get a field of the record, and as what each field is read.
+
+Runs where a batch is planned. Invariant: the type of the table's column decides how a field is read. A column that
+Postgres fills (generated, or with a default) is left to it unless the user names the column, so a record that has such
+a field is refused, and its value is never left out in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import psycopg
+from pyspark.sql import types as t
+
+from pgonce.offsets_store.errors import ConnectError, TargetError, bad_option, bad_target
+from pgonce.offsets_store.postgres.refused_rows import target_error
+
+from ..encoding.encoded_types import encoded_column
+from ..options.destination import Destination
+from ..writing.first_look import looking
+from ..writing.table.catalogue import TargetColumn, TargetTable, look_up_table
+from ..writing.table.fit import Fit
+from ..writing.table.fit_column import fit_column
+from ..writing.table.table_name import missing_table
+from .decoded_columns import DecodedColumn, Form, KafkaColumn
+from .record_reader import RecordReader
+
+# What this process has seen last: a server that is away for a moment does not keep a batch from being planned, and the
+# commit compares types under its lock.
+_last_seen: dict[tuple[str, str], TargetTable] = {}
+
+
+def described(url: str, where: Destination) -> TargetTable:
+    """
+    The table as it is now.
+
+    :raises TargetError: TARGET_MISSING.
+    :raises ConnectError: if Postgres cannot be asked, and this process has not seen the table before.
+    """
+    try:
+        with looking(url) as connection:
+            found, table = look_up_table(connection, where.table)
+            if table is None:
+                raise missing_table(connection, found)
+    except (ConnectError, psycopg.OperationalError) as error:
+        table = _last_seen.get((url, where.table))
+        if table is None:
+            raise target_error(error) if isinstance(error, psycopg.Error) else error from None
+    except psycopg.Error as error:
+        raise target_error(error) from None
+    _last_seen[url, where.table] = table
+    return table
+
+
+def reader_for(table: TargetTable, where: Destination, *, with_positions: bool) -> RecordReader:
+    """
+    What decodes records for this table.
+
+    :raises ConfigurationError: BAD_OPTION.
+    :raises TargetError: as :func:`columns_of`.
+    """
+    found = columns_of(table, where)
+    keys = [column for column in found if column.is_key]
+    if where.decoding and where.decoding.key == "text" and len(keys) != 1:
+        raise bad_option(
+            "BAD_OPTION",
+            f"decodeKey=text, but {table.qualified_name} has {len(keys)} keys.",
+            "Set decodeKey=json if the key of a record is a JSON object with these fields.",
+        )
+    name = table.identifier.as_string(None)
+    return RecordReader(where, found, kafka_columns_of(table, where), name, with_positions=with_positions)
+
+
+def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, ...]:
+    """
+    The columns that are decoded.
+
+    :raises TargetError: COLUMN_UNKNOWN, if an option names a column that the table lacks; TYPE_MISMATCH, if it names
+        one that no field can be read for.
+    """
+    decoding = where.decoding
+    paths = dict(decoding.paths) if decoding else {}
+    of_kafka = dict(decoding.kafka) if decoding else {}
+    for name in (*paths, *of_kafka):
+        if name not in {column.column_name for column in table.columns}:
+            raise unknown_column(table, name)
+    keys = keys_of(table, where)
+    found = [
+        decoded
+        for column in table.columns
+        if column.column_name not in of_kafka
+        and (decoded := _decoded(table, column, paths, column.column_name in keys)) is not None
+    ]
+    deleted = where.changes.delete_when if where.changes else None
+    if deleted and deleted not in {column.name for column in found}:
+        found.append(DecodedColumn(deleted, tuple(paths.get(deleted, deleted).split(".")), t.BooleanType()))
+    return tuple(found)
+
+
+_KNOWN: dict[str, t.DataType] = {
+    "topic": t.StringType(),
+    "partition": t.IntegerType(),
+    "offset": t.LongType(),
+    "timestamp": t.TimestampType(),
+    "key": t.BinaryType(),
+}
+
+
+def kafka_columns_of(table: TargetTable, where: Destination) -> tuple[KafkaColumn, ...]:
+    """
+    The columns that get what Kafka knows of a record.
+
+    :raises ConfigurationError: BAD_OPTION, for something that Kafka does not know.
+    """
+    found = []
+    for name, what in where.decoding.kafka if where.decoding else ():
+        if what not in _KNOWN and not what.startswith("headers."):
+            raise bad_option(
+                "BAD_OPTION",
+                f"kafkaColumns has {what!r} for {name!r}, which is nothing that Kafka knows of a record.",
+                f"Use {', '.join(_KNOWN)}, or headers.<name>.",
+            )
+        data_type = _KNOWN.get(what, t.BinaryType())
+        is_bytes = isinstance(data_type, t.BinaryType)
+        takes_bytes = any(column.base_type == "bytea" for column in table.columns_named(name))
+        found.append(KafkaColumn(name, what, t.StringType() if is_bytes and not takes_bytes else data_type))
+    return tuple(found)
+
+
+def keys_of(table: TargetTable, where: Destination) -> tuple[str, ...]:
+    """The columns that tell rows apart: those that the user names, or the table's primary key."""
+    primary = [column for column in table.columns if column.primary_key is not None]
+    return where.keys or tuple(
+        column.column_name for column in sorted(primary, key=lambda column: column.primary_key or 0)
+    )
+
+
+def unknown_column(table: TargetTable, name: str) -> TargetError:
+    """The error for an option that names a column which the table lacks."""
+    return bad_target(
+        "COLUMN_UNKNOWN",
+        f"{table.qualified_name} has no column {name!r}, which columns or kafkaColumns names.",
+        f"Its columns are {', '.join(column.column_name for column in table.columns)}.",
+    )
+
+
+def _decoded(table: TargetTable, column: TargetColumn, paths: Mapping[str, str], is_key: bool) -> DecodedColumn | None:
+    name = column.column_name
+    is_filled = bool(column.generated) or column.has_default
+    if is_filled and name not in paths and not (is_key and not column.generated):
+        return None
+    chosen = _chosen(column)
+    if chosen is None:
+        if name not in paths and not column.required:
+            return None
+        raise bad_target(
+            "TYPE_MISMATCH",
+            f"Column {name!r} of {table.qualified_name} is {column.full_type}, for which no field of a record can be "
+            "read.",
+            "Give the column another type, or write it from a frame (page `types` of the documentation).",
+        )
+    path = tuple(paths.get(name, name).split(".")) if name in paths else (name,)
+    data_type, form = chosen
+    return DecodedColumn(name, path, data_type, form, column.not_null, is_key, column.full_type)
+
+
+_PLAIN: dict[str, t.DataType] = {
+    "boolean": t.BooleanType(),
+    "smallint": t.ShortType(),
+    "integer": t.IntegerType(),
+    "bigint": t.LongType(),
+    "real": t.FloatType(),
+    "double precision": t.DoubleType(),
+    "date": t.DateType(),
+    "timestamp with time zone": t.TimestampType(),
+    "timestamp without time zone": t.TimestampNTZType(),
+    "bytea": t.BinaryType(),
+}
+_NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
+_MOST_DIGITS = 38
+_JSON = ("json", "jsonb")
+
+
+def _chosen(column: TargetColumn) -> tuple[t.DataType, Form] | None:
+    """As what a field travels to this column, and how it is read; None if no field fits."""
+    base, is_array = column.base_type.removesuffix("[]"), column.base_type.endswith("[]")
+    found, form = column.user_type, Form.VALUE
+    data_type: t.DataType = _PLAIN.get(base, t.StringType())
+    if base in _JSON:
+        form = Form.JSON
+    elif base == "numeric":
+        digits = _NUMERIC.fullmatch(column.full_type.removesuffix("[]"))
+        if digits and int(digits[2]) <= int(digits[1]) <= _MOST_DIGITS:
+            data_type = t.DecimalType(int(digits[1]), int(digits[2]))
+        else:
+            form = Form.DIGITS
+    elif found and found.is_of("vector", "vector"):
+        data_type = t.ArrayType(t.FloatType())
+    elif found and found.is_of("hstore", "hstore"):
+        data_type = t.MapType(t.StringType(), t.StringType())
+    if is_array:
+        if form is Form.JSON or base == "bytea":
+            return None
+        data_type = t.ArrayType(data_type)
+    is_refused = fit_column(encoded_column(column.column_name, data_type), column).fit is Fit.REFUSED
+    return None if is_refused else (data_type, form)

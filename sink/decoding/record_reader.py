@@ -1,0 +1,252 @@
+"""
+Read the records of a frame that is Spark's Kafka source as it comes: each becomes a row of the table, or is refused.
+
+Runs in tasks, and on the driver for foreachBatch, before rows are encoded. Invariants: every record is one row, in the
+order in which they came, with its own position, unless the user leaves out those without a value. A record that cannot
+be decoded stays a row, of nulls, with the reason and the whole record beside it, so that its position counts as others
+do; what encodes rows refuses it or puts it aside.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import types as t
+
+from pgonce.offsets_store.errors import bad_target
+
+from ..encoding import compute as pc
+from ..encoding.unfit_rows import OF_RECORD, RECORD, REFUSED
+from ..options.destination import OFFSET_COLUMN, ORIGIN_COLUMN, Decoding, Destination
+from ..options.position_columns import RECORD_POSITIONS
+from .decoded_columns import DecodedColumn, KafkaColumn, arrow_type
+from .json_records import JsonRecords, Refusal, UnknownFieldError, has_double, made, read_as
+
+OF_KAFKA: dict[str, t.DataType] = {
+    "value": t.BinaryType(),
+    "topic": t.StringType(),
+    "partition": t.IntegerType(),
+    "offset": t.LongType(),
+    "timestamp": t.TimestampType(),
+    "key": t.BinaryType(),
+}
+"""The columns of Spark's Kafka source that are always there."""
+HEADERS = "headers"
+_REFUSED_TYPE = pa.struct([("column", pa.string()), ("message", pa.string()), ("remedy", pa.string())])
+_REMEDY = "Repair the record at its source and produce it again, or set deadLetters=true, so that it is put aside."
+
+
+@dataclass(frozen=True)
+class RecordReader:
+    """
+    Decodes records for the columns of ``table``, which is its name as SQL has it.
+
+    :param columns: those that get fields; :param of_kafka: those that get what Kafka knows.
+    """
+
+    where: Destination
+    columns: tuple[DecodedColumn, ...]
+    of_kafka: tuple[KafkaColumn, ...]
+    table: str
+    with_positions: bool = True
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether records without a value are left out."""
+        return self._decoding.null_values == "ignore"
+
+    @property
+    def _decoding(self) -> Decoding:
+        return self.where.decoding or Decoding("json")
+
+    @property
+    def _deleted(self) -> str | None:
+        return self.where.changes.deleted if self.where.changes else None
+
+    @cached_property
+    def struct_type(self) -> t.StructType:
+        """The columns that are decoded, and what says how their rows are written and where they come from."""
+        fields = [column.field for column in self.columns]
+        fields += [t.StructField(column.name, column.data_type) for column in self.of_kafka]
+        if self._deleted and self._deleted not in {field.name for field in fields}:
+            fields.append(t.StructField(self._deleted, t.BooleanType()))
+        if self.where.order_by == OFFSET_COLUMN:
+            fields += [t.StructField(OFFSET_COLUMN, t.LongType()), t.StructField(ORIGIN_COLUMN, t.LongType())]
+        if self.with_positions:
+            kinds = (OF_KAFKA["topic"], OF_KAFKA["partition"], OF_KAFKA["offset"])
+            fields += map(t.StructField, RECORD_POSITIONS.names, kinds)
+        return t.StructType(fields)
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """
+        The rows.
+
+        :raises TargetError: COLUMN_UNKNOWN, if a record has a field that the table lacks.
+        """
+        values = batch.column("value").to_pylist()
+        try:
+            decoded = _records_for(self.columns, self._ignores_extra, self._lenient).decode(values)
+        except UnknownFieldError as unknown:
+            raise self._unknown(unknown) from None
+        by_name = dict(zip((column.name for column in self.columns), decoded.arrays, strict=True))
+        refused = decoded.refused
+        has_none = batch.column("value").null_count > 0
+        absent = batch.column("value").is_null() if has_none else None
+        if absent is not None and self._deleted is None:
+            none = [row for row, is_absent in enumerate(absent.to_pylist()) if is_absent]
+            refused |= {row: Refusal("", "It has no value.") for row in none if not self.drops_rows}
+        if self._decoding.key:
+            self._fill_keys(batch, by_name, refused)
+        for column in self.of_kafka:
+            by_name[column.name] = self._known(batch, column, refused)
+        if self._deleted:
+            by_name[self._deleted] = self._deletes(by_name.get(self._deleted), absent, len(batch), refused)
+        if self.where.order_by == OFFSET_COLUMN:
+            by_name[OFFSET_COLUMN], by_name[ORIGIN_COLUMN] = batch.column("offset"), _origins(batch)
+        if self.with_positions:
+            by_name |= {
+                name: batch.column(of)
+                for name, of in zip(RECORD_POSITIONS.names, ("topic", "partition", "offset"), strict=True)
+            }
+        arrays = [by_name[name] for name in self.struct_type.names]
+        names = list(self.struct_type.names)
+        if refused:
+            arrays += [_whole(batch), _reasons(refused, len(batch))]
+            names += [RECORD, REFUSED]
+        read = pa.RecordBatch.from_arrays(arrays, names=names)
+        return read.filter(pc.invert(absent)) if self.drops_rows and absent is not None else read
+
+    @property
+    def _ignores_extra(self) -> bool:
+        return self.where.schema_evolution == "ignoreExtra"
+
+    @cached_property
+    def _lenient(self) -> frozenset[str]:
+        """The columns that the record's key may have instead of its value."""
+        return frozenset(column.name for column in self.columns if column.is_key and self._decoding.key)
+
+    def _unknown(self, unknown: UnknownFieldError) -> Exception:
+        name = unknown.path.rpartition(".")[2].replace('"', '""')
+        return bad_target(
+            "COLUMN_UNKNOWN",
+            f"A record has a field {unknown.path!r}, for which {self.table} has no column that records fill.",
+            f'Add one, for example ALTER TABLE {self.table} ADD COLUMN "{name}" {unknown.fits}; or name the column in '
+            f'columns, for example {{"{name}": "{unknown.path}"}}, which is needed where it has a default or another '
+            "name; or set schemaEvolution=ignoreExtra. Then start the query again.",
+        )
+
+    def _fill_keys(self, batch: pa.RecordBatch, by_name: dict[str, Any], refused: dict[int, Refusal]) -> None:
+        """Take the keys that a value does not have from the record's key."""
+        keys = [column for column in self.columns if column.is_key]
+        lacking = sorted(
+            {
+                row
+                for column in keys
+                if by_name[column.name].null_count
+                for row, is_null in enumerate(by_name[column.name].is_null().to_pylist())
+                if is_null and row not in refused
+            }
+        )
+        if not lacking:
+            return
+        places = pa.array(lacking, pa.int64())
+        found = [self._of_key(key, keys) for key in batch.column("key").take(places).to_pylist()]
+        refused |= {row: of_key for row, of_key in zip(lacking, found, strict=True) if isinstance(of_key, Refusal)}
+        is_lacking = pa.array([row in set(lacking) for row in range(len(batch))])
+        for number, column in enumerate(keys):
+            values = [None if isinstance(of_key, Refusal) else of_key[number] for of_key in found]
+            filled, unfit = made(column, values)
+            refused |= {lacking[place]: why for place, why in unfit.items()}
+            array = by_name[column.name]
+            # Of a record whose value has some of the keys, these count.
+            chosen = pc.coalesce(array.take(places), filled)
+            by_name[column.name] = pc.replace_with_mask(array, is_lacking, chosen)
+
+    def _of_key(self, key: bytes | None, keys: Sequence[DecodedColumn]) -> list[Any] | Refusal:
+        """The values that a record's key has for these columns."""
+        if key is None:
+            return Refusal(keys[0].name, f"It has neither a key nor a value for {keys[0].name}.")
+        try:
+            if self._decoding.key == "text":
+                return [msgspec.convert(key.decode(), read_as(keys[0].data_type, keys[0].form), strict=False)]
+            found = msgspec.json.decode(key, type=dict[str, msgspec.Raw])
+            if has_double(key):
+                return Refusal(keys[0].name, "Its key has a name twice.")
+            return [
+                msgspec.json.decode(found[column.path[-1]], type=read_as(column.data_type, column.form))
+                for column in keys
+            ]
+        except KeyError as missing:
+            return Refusal(str(missing.args[0]), f"Its key has no field {missing.args[0]!r}.")
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return Refusal(keys[0].name, f"Its key does not fit: {error}.")
+
+    def _deletes(
+        self, said: pa.Array | None, absent: pa.Array | None, count: int, refused: dict[int, Refusal]
+    ) -> pa.Array:
+        """Which rows delete: those without a value, and those that say so."""
+        none = absent if absent is not None else pa.repeat(pa.scalar(value=False), count)
+        if said is None:
+            return none
+        deletes = pc.if_else(none, pa.scalar(value=True), said)
+        for row, is_null in enumerate(deletes.is_null().to_pylist()) if deletes.null_count else ():
+            if is_null:
+                refused.setdefault(row, Refusal(self._deleted or "", "It does not say whether it deletes."))
+        return pc.fill_null(deletes, fill_value=False)
+
+    def _known(self, batch: pa.RecordBatch, column: KafkaColumn, refused: dict[int, Refusal]) -> pa.Array:
+        """What Kafka knows of the records, for one column."""
+        if not column.what.startswith(f"{HEADERS}."):
+            array = batch.column(column.what)
+        else:
+            name = column.what.partition(".")[2]
+            # Of several with one name, the last, as Kafka's own lastHeader.
+            texts = [
+                next((one["value"] for one in reversed(of_row or ()) if one["key"] == name), None)
+                for of_row in batch.column(HEADERS).to_pylist()
+            ]
+            array = pa.array(texts, pa.binary())
+        to = arrow_type(column.data_type)
+        if not pa.types.is_string(to) or pa.types.is_string(array.type):
+            return array
+        texts = []
+        for row, value in enumerate(array.to_pylist()):
+            try:
+                texts.append(None if value is None else value.decode())
+            except UnicodeDecodeError:
+                refused.setdefault(row, Refusal(column.name, f"Its {column.what} is not a text in UTF-8."))
+                texts.append(None)
+        return pa.array(texts, to)
+
+
+@lru_cache(maxsize=64)
+def _records_for(columns: tuple[DecodedColumn, ...], ignores_extra: bool, lenient: frozenset[str]) -> JsonRecords:
+    return JsonRecords(columns, ignores_extra=ignores_extra, lenient=lenient)
+
+
+def _origins(batch: pa.RecordBatch) -> pa.Array:
+    """A number for each topic and partition."""
+    topics = batch.column("topic").dictionary_encode()
+    by_topic = pa.array([zlib.crc32(name.encode()) << 31 for name in topics.dictionary.to_pylist()], pa.int64())
+    return pc.add(by_topic.take(topics.indices), batch.column("partition").cast(pa.int64()))
+
+
+def _whole(batch: pa.RecordBatch) -> pa.Array:
+    """The records themselves."""
+    headers = batch.column(HEADERS) if HEADERS in batch.schema.names else pa.nulls(len(batch))
+    parts = [batch.column("key"), batch.column("value"), batch.column("timestamp"), headers]
+    return pa.StructArray.from_arrays(parts, OF_RECORD)
+
+
+def _reasons(refused: dict[int, Refusal], count: int) -> pa.Array:
+    said = [
+        {"column": why.column, "message": why.message, "remedy": _REMEDY} if (why := refused.get(row)) else None
+        for row in range(count)
+    ]
+    return pa.array(said, _REFUSED_TYPE)

@@ -1,0 +1,280 @@
+"""
+A topic of JSON records into a table: every record is in the table once, or aside with the reason, by every way in.
+
+Covers: dead_letters.decoded_letters, sink.decoding.kafka_frame, topic_query.
+"""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from support.fixtures.thorough import by_way
+from support.query_runs import assert_refused, finish, rewind
+from support.ways_in import TABLE_WAYS, Sink
+
+from pgonce import topic_to_table
+from pgonce.dead_letters.chosen_letters import chosen_letters
+from pgonce.dead_letters.replay import replay_letters
+from pgonce.offsets_store.errors import RecoveryError, TargetError
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+DECODED = {"decode": "json"}
+
+
+def by_name(name):
+    """The way in of this name."""
+    return next(way for way in TABLE_WAYS if way.name == name)
+
+
+class Topic:
+    """A topic of two partitions, to which records go."""
+
+    def __init__(self, servers, name):
+        self.servers, self.name = servers, name
+        self._producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+
+    def send(self, value, *, key=None, partition=0, headers=None):
+        """Send a record; a value that is no bytes, as JSON."""
+        if value is not None and not isinstance(value, bytes):
+            value = json.dumps(value).encode()
+        self._producer.produce(self.name, value=value, key=key, partition=partition, headers=headers)
+        assert self._producer.flush(30) == 0
+
+    def frame(self, spark, **options):
+        """Spark's Kafka source as it comes."""
+        source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", self.servers).options(**options)
+        return source.option("subscribe", self.name).option("startingOffsets", "earliest").load()
+
+
+@pytest.fixture
+def records(kafka, topic):
+    """A topic without records."""
+    return Topic(kafka.bootstrap_servers, topic(partitions=2))
+
+
+@pytest.fixture
+def create(url):
+    """Create a table."""
+
+    def run(columns, name="orders"):
+        with psycopg.connect(url) as connection:
+            connection.execute(f"CREATE TABLE {name} ({columns})")
+
+    return run
+
+
+NAMES = ("inline", "writer_append", "received", "staged")
+WAYS = by_way([way for way in TABLE_WAYS if way.name in NAMES], NAMES[:2])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_record_is_in_the_table_or_aside(spark, way, records, create, url, checkpoint, observer):
+    """What cannot be read is put aside with its bytes, and a batch that comes again adds nothing."""
+    create("id bigint PRIMARY KEY, amount numeric(10,2), at timestamptz, info jsonb")
+    good = {"id": 9007199254740993, "amount": 12.50, "at": "2026-01-31T12:00:00+01:00", "info": {"b": 1, "a": [1.0]}}
+    records.send(good)
+    records.send(b'{"id": 2, "amount": "12,50"}', key=b"two", headers=[("trace", b"abc")])
+    records.send(b"not JSON", partition=1)
+    records.send({"id": 4, "at": "2026-01-31T12:00:00"})
+    sink = Sink(url, "orders", checkpoint, DECODED | {"dead_letters": True})
+    frame = records.frame(spark, includeHeaders="true")
+    finish(way.append(frame, sink))
+    rewind(checkpoint)
+    finish(way.append(frame, sink))
+    stored = observer.execute("SELECT id, amount::text, at AT TIME ZONE 'UTC', info::text FROM orders").fetchall()
+    assert [(row[0], row[1], str(row[2]), row[3]) for row in stored] == [
+        (9007199254740993, "12.50", "2026-01-31 11:00:00", '{"a": [1.0], "b": 1}')
+    ]
+    letters = observer.execute(
+        "SELECT record_value, record_key, record_headers, column_name, code, position - 'timestamp' "
+        "FROM pgonce.dead_letters ORDER BY position -> 'partition', position -> 'offset'"
+    ).fetchall()
+    at = {"topic": records.name}
+    assert letters == [
+        (b'{"id": 2, "amount": "12,50"}', b"two", [["trace", "YWJj"]], "amount", "RECORD_UNDECODED",
+         at | {"partition": 0, "offset": 1}),
+        (b'{"id": 4, "at": "2026-01-31T12:00:00"}', None, None, "at", "RECORD_UNDECODED",
+         at | {"partition": 0, "offset": 2}),
+        (b"not JSON", None, None, None, "RECORD_UNDECODED", at | {"partition": 1, "offset": 0}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bad_record_stops_the_batch_by_its_place(spark, way, records, create, url, checkpoint, observer):
+    """Without dead letters the error names topic, partition, offset and the reason, and nothing is written."""
+    create("id bigint")
+    records.send({"id": 1})
+    records.send({"id": "x"})
+    with pytest.raises(Exception, match=r"partition 0, offset 1\) cannot be decoded: Field 'id'"):
+        finish(way.append(records.frame(spark), Sink(url, "orders", checkpoint, DECODED)))
+    assert observer.execute("SELECT count(*) FROM orders").fetchone() == (0,)
+
+
+def test_of_one_key_the_record_with_the_greatest_offset_wins(spark, records, create, url, checkpoint, observer):
+    """The order of a key's records in their partition is the order of its changes, whichever task reads them."""
+    create("id bigint PRIMARY KEY, state text")
+    for number in range(40):
+        records.send({"id": number % 4, "state": f"number {number}"}, partition=number % 2)
+    records.send({"id": 5, "state": None})
+    sink = Sink(url, "orders", checkpoint, DECODED | {"mode": "upsert"})
+    finish(by_name("inline").append(records.frame(spark, minPartitions="7"), sink))
+    assert observer.execute("SELECT * FROM orders ORDER BY id").fetchall() == [
+        *((key, f"number {36 + key}") for key in range(4)),
+        (5, None),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["upsert", "apply"])
+def test_a_key_from_two_partitions_is_refused(spark, mode, records, create, url, checkpoint, observer):
+    """Offsets of two partitions do not say which record is the later one; `orderBy` does."""
+    create("id bigint PRIMARY KEY, version int")
+    records.send({"id": 1, "version": 2}, partition=0)
+    records.send({"id": 1, "version": 1}, partition=1)
+    sink = Sink(url, "orders", checkpoint, DECODED | {"mode": mode})
+    assert_refused(by_name("inline").append(records.frame(spark), sink), "DOUBLED_KEYS")
+    sink = Sink(url, "orders", checkpoint, DECODED | {"mode": mode, "order_by": "version"})
+    finish(by_name("inline").append(records.frame(spark), sink))
+    assert observer.execute("SELECT * FROM orders").fetchall() == [(1, 2)]
+
+
+@pytest.mark.parametrize(("key", "form"), [(b"1", "text"), (b'{"id": 1, "other": "x"}', "json")], ids=["text", "json"])
+def test_a_record_without_a_value_deletes_by_its_key(spark, key, form, records, create, url, checkpoint, observer):
+    """With mode=apply it is a tombstone; without a key it is a bad record."""
+    create("id bigint PRIMARY KEY, name text NOT NULL")
+    records.send({"id": 1, "name": "a"}, key=key)
+    records.send({"id": 2, "name": "b"}, key=key)
+    records.send(None, key=key)
+    settings = DECODED | {"mode": "apply", "decode_key": form, "dead_letters": True}
+    sink = Sink(url, "orders", checkpoint, settings)
+    records.send(None)
+    finish(by_name("inline").append(records.frame(spark), sink))
+    assert observer.execute("SELECT * FROM orders").fetchall() == [(2, "b")]
+    letters = "SELECT record_key, record_value, message FROM pgonce.dead_letters"
+    assert observer.execute(letters).fetchall() == [(None, None, "It has neither a key nor a value for id.")]
+
+
+def test_a_record_without_a_value_is_refused_or_left_out(spark, records, create, url, checkpoint, observer):
+    """With other modes than apply it says nothing about a row."""
+    create("id bigint")
+    records.send({"id": 1})
+    records.send(None)
+    sink = Sink(url, "orders", checkpoint, DECODED)
+    assert_refused(by_name("inline").append(records.frame(spark), sink), "RECORD_UNDECODED")
+    sink = Sink(url, "orders", checkpoint, DECODED | {"null_values": "ignore"})
+    finish(by_name("writer_append").append(records.frame(spark), sink))
+    assert observer.execute("SELECT * FROM orders").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_lost_checkpoint_goes_on_at_the_stored_positions(spark, way, records, create, url, tmp_path, observer):
+    """With `replaces`, the records that are stored are read again and left out, the bad ones too."""
+    create("id bigint")
+    for number in range(6):
+        records.send({"id": number} if number != 4 else b"bad", partition=number % 2)
+    settings = DECODED | {"dead_letters": True}
+    finish(way.append(records.frame(spark), Sink(url, "orders", str(tmp_path / "lost"), settings)))
+    records.send({"id": 7})
+    (query_id,) = observer.execute("SELECT query_id FROM pgonce.writers").fetchone()
+    again = Sink(url, "orders", str(tmp_path / "new"), settings | {"replaces": query_id})
+    finish(way.append(records.frame(spark), again))
+    assert observer.execute("SELECT array_agg(id ORDER BY id) FROM orders").fetchone() == ([0, 1, 2, 3, 5, 7],)
+    assert observer.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (1,)
+
+
+def test_what_kafka_knows_of_a_record_goes_into_columns(spark, records, create, url, checkpoint, observer):
+    """On request; of several headers with one name, the last."""
+    create("id bigint, sent_at timestamptz, trace text, raw bytea, place text")
+    records.send({"id": 1}, headers=[("trace", b"old"), ("trace", b"new")], key=b"\xff")
+    known = {"sent_at": "timestamp", "trace": "headers.trace", "raw": "key", "place": "topic"}
+    sink = Sink(url, "orders", checkpoint, DECODED | {"kafka_columns": json.dumps(known)})
+    finish(by_name("inline").append(records.frame(spark, includeHeaders="true"), sink))
+    found = observer.execute("SELECT id, now() - sent_at < '1 hour', trace, raw, place FROM orders").fetchall()
+    assert found == [(1, True, "new", b"\xff", records.name)]
+
+
+def test_a_letter_is_decoded_again_for_the_table_as_it_is_then(spark, records, create, url, checkpoint, observer):
+    """So a replay writes it once the table, or the record in the letter, is mended."""
+    create("id integer, at timestamptz")
+    records.send({"id": 3_000_000_000, "at": "2026-01-31T12:00:00Z"})
+    records.send({"id": 2, "at": "yesterday"})
+    sink = Sink(url, "orders", checkpoint, DECODED | {"dead_letters": True, "max_dead_letters": 5})
+    records.send({"id": 1})
+    finish(by_name("inline").append(records.frame(spark), sink))
+    (query_id,) = observer.execute("SELECT query_id FROM pgonce.writers").fetchone()
+    choice = chosen_letters(url, query_id)
+    with pytest.raises(RecoveryError, match="DEAD_LETTER_UNMENDED"):
+        replay_letters(choice, url)
+    with psycopg.connect(url) as connection:
+        connection.execute("ALTER TABLE orders ALTER id TYPE bigint")
+        mended = b'{"id": 2, "at": "2026-01-30T12:00:00Z"}'
+        connection.execute(
+            "UPDATE pgonce.dead_letters SET record_value = %s WHERE column_name = 'at'", [mended], binary=True
+        )
+    replay_letters(choice, url)
+    stored = observer.execute("SELECT id, at::date::text FROM orders ORDER BY id").fetchall()
+    assert stored == [(1, None), (2, "2026-01-30"), (3_000_000_000, "2026-01-31")]
+    assert observer.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (0,)
+
+
+def test_a_field_that_the_table_lacks_is_refused_until_there_is_a_column(
+    spark, records, create, url, checkpoint, observer
+):
+    """The error has the ALTER TABLE, and after that the query goes on with the record."""
+    create("id bigint")
+    records.send({"id": 1, "note": "new"})
+    sink = Sink(url, "orders", checkpoint, DECODED)
+    assert_refused(by_name("inline").append(records.frame(spark), sink), "COLUMN_UNKNOWN")
+    with psycopg.connect(url) as connection:
+        connection.execute("ALTER TABLE public.orders ADD COLUMN note text")
+    finish(by_name("inline").append(records.frame(spark), sink))
+    assert observer.execute("SELECT * FROM orders").fetchall() == [(1, "new")]
+
+
+def test_a_batch_job_decodes_a_range_of_a_topic(spark, records, create, url, observer):
+    """As a stream does; the key is skipped when it comes again."""
+    create("id bigint, city text, created timestamptz DEFAULT now()")
+    records.send({"id": 1, "home": {"city": "Ulm"}})
+    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", records.servers)
+    options = {"url": url, "table": "orders", "batchKey": "one", "decode": "json", "columns": '{"city": "home.city"}'}
+    for _ in range(2):
+        frame = reader.option("subscribe", records.name).load()
+        frame.write.format("pgonce").mode("append").options(**options).save()
+    assert observer.execute("SELECT id, city, created IS NOT NULL FROM orders").fetchall() == [(1, "Ulm", True)]
+
+
+@pytest.mark.parametrize("on_executors", [False, True], ids=["driver", "executors"])
+def test_one_call_brings_a_topic_into_a_table(spark, on_executors, records, create, url, checkpoint, observer):
+    """It reads from the beginning, proposes a table that is missing, and knows the topic's id."""
+    records.send({"id": 1, "at": "2026-01-31T12:00:00Z", "amount": 1.5, "tags": ["a"]})
+
+    def start():
+        return topic_to_table(
+            spark,
+            kafka={"kafka.bootstrap.servers": records.servers, "subscribe": records.name},
+            url=url,
+            table="orders",
+            decode="json",
+            mode="upsert",
+            keys=["id"],
+            checkpoint_location=checkpoint,
+            trigger={"availableNow": True},
+            on_executors=on_executors,
+        )
+
+    with pytest.raises(TargetError, match="CREATE TABLE") as missing:
+        start()
+    assert missing.value.code == "TARGET_MISSING"
+    create_table = missing.value.remedy[missing.value.remedy.index("CREATE TABLE") :]
+    with psycopg.connect(url) as connection:
+        connection.execute(create_table)
+    assert start().awaitTermination(60)
+    records.send({"id": 2, "at": None, "amount": 2, "tags": None})
+    assert start().awaitTermination(60)
+    rows = observer.execute("SELECT id, amount, tags FROM orders ORDER BY id").fetchall()
+    assert rows == [(1, Decimal("1.5"), ["a"]), (2, 2, None)]
+    assert observer.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (2,)
