@@ -167,7 +167,7 @@ class JsonRecords:
         except _MALFORMED as malformed:
             return Refusal("", f"It is not a JSON object: {_said(malformed)}.")
         if has_double(value):
-            return Refusal("", _DOUBLED)
+            return Refusal("", DOUBLED)
         if not self._ignores_extra and (unknown := self._fields.unknown(found)):
             raise UnknownFieldError(*unknown)
         for column in self._columns:
@@ -187,7 +187,7 @@ class JsonRecords:
             return
         for row, value in enumerate(values):
             if value is not None and has_double(value):
-                refused[row] = Refusal("", _DOUBLED)
+                refused[row] = Refusal("", DOUBLED)
 
 
 def made(column: DecodedColumn, values: list[Any]) -> tuple[pa.Array, dict[int, Refusal]]:
@@ -213,7 +213,7 @@ class _Missing:
         return None
 
 
-_DOUBLED = "An object in it has a name twice, and one of the two values would be lost."
+DOUBLED = "An object in it has a name twice, and one of the two values would be lost."
 _NAME = re.compile(rb'"([^"]*)"\s*:')
 
 

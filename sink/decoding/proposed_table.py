@@ -17,7 +17,7 @@ from pyspark.sql import types as t
 from .decoded_columns import DecodedColumn
 from .json_records import made, type_that_fits
 
-_TIMES = ((t.TimestampType(), "timestamptz"), (t.TimestampNTZType(), "timestamp"), (t.DateType(), "date"))
+_TIMES = ((t.DateType(), "date"), (t.TimestampType(), "timestamptz"), (t.TimestampNTZType(), "timestamp"))
 _WIDER = {frozenset({"bigint", "numeric"}): "numeric"}
 
 

@@ -1,0 +1,126 @@
+"""The table says which fields a record has, and as what each one is read."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from support.decoded_rows import KAFKA, where_records_go, write_records
+from support.with_rooms import reader_of
+
+from pgonce.offsets_store.errors import ConfigurationError, ConnectError, TargetError
+from pgonce.sink.decoding import by_table
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.writing.checked_table import plan_columns
+from pgonce.sink.writing.table.catalogue import look_up_table
+
+
+def create(url, columns):
+    """Create the table ``t``."""
+    with psycopg.connect(url) as connection:
+        connection.execute(f"CREATE TABLE t ({columns})")
+
+
+def reader(url, **options):
+    """What reads records for that table."""
+    return reader_of(where_records_go(**{"table": "t", **options}), KAFKA, url=url)
+
+
+def stored(url):
+    """The rows of the table, as texts."""
+    with psycopg.connect(url) as connection:
+        return connection.execute("SELECT t::text FROM t ORDER BY 1").fetchall()
+
+
+def test_a_column_with_a_default_is_left_to_postgres(url):
+    """Unless the user names it: a record that has such a field is refused, so its value is not left out in silence."""
+    create(url, "id bigint, at timestamptz DEFAULT '2020-01-01Z', n int GENERATED ALWAYS AS IDENTITY")
+    write_records(url, [b'{"id":1}'])
+    assert stored(url)[0][0].startswith('(1,"2020-01-01')
+    with pytest.raises(TargetError, match="COLUMN_UNKNOWN"):
+        write_records(url, [b'{"id":1,"at":"2026-01-31T00:00:00Z"}'])
+    write_records(url, [b'{"id":2,"at":"2026-01-31T00:00:00Z"}'], columns={"at": "at"})
+    assert len(stored(url)) == 2
+
+
+def test_types_of_the_users_and_texts_are_read_by_postgres(url):
+    """An enum, a domain and a range get the text that the record has; one that they refuse is a bad row."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TYPE mood AS ENUM ('good', 'bad'); CREATE DOMAIN even AS int CHECK (value % 2 = 0)")
+    create(url, "id even, mood mood, during int4range, at time, moods mood[]")
+    write_records(url, [b'{"id":2,"mood":"good","during":"[1,3)","at":"12:30:00","moods":["bad",null]}'])
+    assert stored(url) == [('(2,good,"[1,3)",12:30:00,"{bad,NULL}")',)]
+    for bad in (b'{"id":1}', b'{"mood":"none"}', b'{"at":"12:30:00.1234567"}'):
+        with pytest.raises(psycopg.Error):
+            write_records(url, [bad])
+
+
+def test_a_column_that_no_field_can_be_read_for_is_refused_if_it_is_needed(url):
+    """Otherwise it is as if the table did not have it."""
+    create(url, "id bigint, price money")
+    write_records(url, [b'{"id":1}'])
+    with pytest.raises(TargetError, match="COLUMN_UNKNOWN"):
+        write_records(url, [b'{"id":1,"price":"$1"}'])
+    with pytest.raises(TargetError, match="TYPE_MISMATCH"):
+        reader(url, columns={"price": "price"})
+    with psycopg.connect(url) as connection:
+        connection.execute("TRUNCATE t; ALTER TABLE t ALTER price SET NOT NULL")
+    with pytest.raises(TargetError, match="TYPE_MISMATCH"):
+        reader(url)
+
+
+@pytest.mark.parametrize("options", [{"columns": {"x": "a.b"}}, {"kafka_columns": {"x": "topic"}}])
+def test_an_option_that_names_a_column_which_the_table_lacks_is_refused(options, url):
+    """Before a record is read."""
+    create(url, "id bigint")
+    with pytest.raises(TargetError, match="COLUMN_UNKNOWN"):
+        reader(url, **options)
+
+
+def test_kafka_columns_name_what_kafka_knows(url):
+    """Anything else is refused."""
+    create(url, "id bigint, x text")
+    with pytest.raises(ConfigurationError, match="nothing that Kafka knows"):
+        reader(url, kafka_columns={"x": "size"})
+
+
+def test_a_text_can_be_only_one_key(url):
+    """A table with two keys needs a key that is an object."""
+    create(url, "a int, b int, PRIMARY KEY (a, b)")
+    with pytest.raises(ConfigurationError, match="has 2 keys"):
+        reader(url, mode="apply")
+    assert reader(url, mode="apply", decode_key="json").struct_type
+
+
+def test_a_type_that_changes_before_the_commit_is_refused_there(url):
+    """Records that were decoded for one type are not written to another, which may read them otherwise."""
+    create(url, "id text")
+    where = where_records_go(table="t")
+    columns = encoded_columns(reader(url).struct_type)[:1]
+    with psycopg.connect(url) as connection:
+        _, table = look_up_table(connection, "t")
+        assert plan_columns(table, columns, where)
+        connection.execute("ALTER TABLE t ALTER id TYPE varchar(9)")
+        _, table = look_up_table(connection, "t")
+        with pytest.raises(TargetError, match="TYPE_MISMATCH.*altered meanwhile"):
+            plan_columns(table, columns, where)
+
+
+def test_a_server_that_is_away_for_a_moment_does_not_stop_a_query(url, monkeypatch):
+    """The table is known as it was, and the commit, which waits for the server, compares the types."""
+    create(url, "id bigint")
+    known = reader(url).struct_type
+
+    def away(_):
+        raise ConnectError("CONNECT_FAILED", "It is away.", "", "", may_pass=True)
+
+    monkeypatch.setattr(by_table, "looking", away)
+    assert reader(url).struct_type == known
+    monkeypatch.setattr(by_table, "_last_seen", {})
+    with pytest.raises(ConnectError):
+        reader(url)
+
+
+def test_a_table_that_is_missing_is_refused(url):
+    """JSON does not say which types it should have."""
+    with pytest.raises(TargetError, match="TARGET_MISSING"):
+        reader(url)

@@ -1,0 +1,156 @@
+"""What a record says is what is read, or the record is refused, with the reason and without its values."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import types as t
+
+from pgonce.sink.decoding import json_records
+from pgonce.sink.decoding.decoded_columns import DecodedColumn, Form
+from pgonce.sink.decoding.json_records import JsonRecords, UnknownFieldError
+
+LONG, TEXT = t.LongType(), t.StringType()
+
+
+def column(name, data_type=LONG, form=Form.VALUE, *, required=False, path=None):
+    """A column that gets the field of its name, or the one at this path."""
+    return DecodedColumn(name, path or (name,), data_type, form, required, decoded_for="a type")
+
+
+def decoded(columns, *values, **settings):
+    """The rows of these records, and for each refused one its row, column and sentence."""
+    found = JsonRecords(columns, **settings).decode(values)
+    rows = list(zip(*(array.to_pylist() for array in found.arrays), strict=True))
+    return rows, [(row, why.column, why.message) for row, why in sorted(found.refused.items())]
+
+
+REFUSED = {
+    b"": ("", "It is empty."),
+    b"[1]": ("", "It is not a JSON object: Expected `object`, got `array`."),
+    b'{"id":1}\n{"id":2}': ("", "It is not a JSON object: JSON is malformed: trailing characters (byte 10)."),
+    b'{"id":1}{"id":2}': ("", "It is not a JSON object: JSON is malformed: trailing characters (byte 9)."),
+    b'{"id":NaN}': ("", "It is not a JSON object: JSON is malformed: invalid character (byte 6)."),
+    b'{"id":"1"}': ("id", "Field 'id' does not fit: Expected `int`, got `str`."),
+    b'{"id":1.0}': ("id", "Field 'id' does not fit: Expected `int`, got `float`."),
+    b'{"id":9223372036854775808}': ("id", "Field 'id' does not fit: Expected `int` <= 9223372036854775807."),
+    b'{"id":null}': ("id", "Field 'id' does not fit: Expected `int`, got `null`."),
+    b"{}": ("id", "Field 'id' does not fit: it is missing."),
+}
+
+
+@pytest.mark.parametrize("value", REFUSED)
+def test_a_record_that_cannot_be_read_is_refused_and_no_other_is(value):
+    """Each record is looked at by itself: one never takes the place of another."""
+    rows, refused = decoded([column("id", required=True)], b'{"id":1}', value, b'{"id":3}')
+    assert rows == [(1,), (None,), (3,)]
+    assert refused == [(1, *REFUSED[value])]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"id":1,"id":2}',
+        b'{"id" :1, "id":2}',
+        b'{"id":1,"i\\u0064":2}',
+        b'{"id":1,"o":{"a":1,"a":2}}',
+        b'{"id":1,"text":"\\":","id":2}',
+        b'{"o":[{"a":1},{"b":{"c":1,"c":1}}]}',
+    ],
+)
+def test_an_object_with_a_name_twice_is_refused(value):
+    """One of the two values would be lost; it may be anywhere within the record, and written in any way."""
+    columns = [column("id"), column("o", TEXT, Form.JSON), column("text", TEXT)]
+    assert decoded(columns, value) == ([(None, None, None)], [(0, "", json_records.DOUBLED)])
+    assert decoded([column("id")], value, ignores_extra=True)[1] == [(0, "", json_records.DOUBLED)]
+
+
+def test_what_looks_like_a_name_within_a_text_is_none():
+    """Names are counted, and texts may look like them."""
+    value = b'{"text": "a \\":1, \\"id\\" : 2", "o": {"a": "\\"b\\":", "b": 1}, "id": 1}'
+    rows, refused = decoded([column("id"), column("text", TEXT), column("o", TEXT, Form.JSON)], value)
+    assert refused == []
+    assert rows == [(1, 'a ":1, "id" : 2', '{"a": "\\"b\\":", "b": 1}')]
+
+
+UNFIT = {
+    b'{"at":"2026-01-31T12:00:00"}': "at",
+    b'{"at":"2026-01-31T12:00:00.1234567Z"}': "at",
+    b'{"at":1}': "at",
+    b'{"day":"2026-02-30"}': "day",
+    b'{"amount":1.234}': "amount",
+    b'{"amount":98765}': "amount",
+    b'{"text":"a\\u0000b"}': "text",
+    b'{"text":"\xff"}': "text",
+    b'{"text":1}': "text",
+    b'{"json":"\xff"}': "json",
+    b'{"real":1e39}': "real",
+    b'{"texts":["a",1]}': "texts",
+    b'{"bytes":"a"}': "bytes",
+}
+
+
+@pytest.mark.parametrize("value", UNFIT)
+def test_a_value_that_a_column_cannot_hold_is_refused(value):
+    """It is never rounded, cut, or taken for another one; and the sentence repeats no value."""
+    columns = [
+        column("at", t.TimestampType()),
+        column("day", t.DateType()),
+        column("amount", t.DecimalType(5, 2)),
+        column("text", TEXT),
+        column("json", TEXT, Form.JSON),
+        column("real", t.FloatType()),
+        column("texts", t.ArrayType(TEXT)),
+        column("bytes", t.BinaryType()),
+    ]
+    rows, ((row, name, message),) = decoded(columns, value)
+    assert (rows, row, name) == ([(None,) * len(columns)], 0, UNFIT[value])
+    assert message.startswith(f"Field {name!r} ")
+    assert "98765" not in message
+
+
+def test_numbers_keep_all_their_digits():
+    """Those of a numeric without a scale travel as text."""
+    digits = "12345678901234567890.12345678901234567890123456789012345678900"
+    value = f'{{"n":{digits},"d":"1.50","list":[1.50,null]}}'.encode()
+    listed = column("list", t.ArrayType(TEXT), Form.DIGITS)
+    columns = [column("n", TEXT, Form.DIGITS), column("d", TEXT, Form.DIGITS), listed]
+    assert decoded(columns, value) == ([(digits, "1.50", ["1.50", None])], [])
+
+
+def test_a_path_leads_into_an_object():
+    """An object that is missing or null has no fields; a sibling that no column takes is refused."""
+    columns = [column("id", path=("c", "id")), column("name", TEXT, path=("c", "name"))]
+    assert decoded(columns, b'{"c":{"id":1,"name":"a"}}', b'{"c":{"name":"b"}}', b'{"c":null}', b"{}")[0] == [
+        (1, "a"),
+        (None, "b"),
+        (None, None),
+        (None, None),
+    ]
+    with pytest.raises(UnknownFieldError) as unknown:
+        decoded(columns, b'{"c":{"id":1,"age":7}}')
+    assert (unknown.value.path, unknown.value.fits) == ("c.age", "bigint")
+    required = [column("id", path=("c", "id"), required=True)]
+    assert [row for row, *_ in decoded(required, b'{"c":null}', b'{"c":{}}', b'{"c":{"id":1}}')[1]] == [0, 1]
+
+
+def test_a_field_that_no_column_takes_is_refused_or_passed_over():
+    """That is not about the record, but about the table."""
+    with pytest.raises(UnknownFieldError) as unknown:
+        decoded([column("id")], b'{"id":1}', b'{"id":1,"x":{"a":1}}')
+    assert (unknown.value.path, unknown.value.fits) == ("x", "jsonb")
+    assert decoded([column("id")], b'{"id":1,"x":{"a":1}}', ignores_extra=True) == ([(1,)], [])
+
+
+def test_records_without_a_value_have_no_fields():
+    """They are no bad records here: what they mean depends on the mode."""
+    assert decoded([column("id", required=True)], None, b'{"id":2}', None) == ([(None,), (2,), (None,)], [])
+
+
+def test_many_slices_are_one_column(monkeypatch):
+    """A refused record keeps its place, whichever slice it is in."""
+    monkeypatch.setattr(json_records, "SLICE", 3)
+    values = [f'{{"id":{number}}}'.encode() if number % 5 else b"bad" for number in range(11)]
+    rows, refused = decoded([column("id")], *values)
+    assert rows == [(number if number % 5 else None,) for number in range(11)]
+    assert [row for row, *_ in refused] == [0, 5, 10]
+    assert decoded([column("id")]) == ([], [])

@@ -1,0 +1,73 @@
+"""
+Records of a topic, as Spark's Kafka source gives them, decoded and written into a table without Spark.
+
+Runs in: pytest. Invariant: the way of a record is that of a batch: reader, encoder, and what the commit writes.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql import types as t
+from support.with_rooms import reader_of, write_batch_in_tx
+
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.unfit_rows import UnfitRows
+from pgonce.sink.options.option import Way
+from pgonce.sink.options.position_columns import RECORD_POSITIONS, written_type
+from pgonce.sink.options.reading import read
+from pgonce.sink.options.routes import where_of
+from pgonce.sink.writing.rows import Rows
+
+KAFKA = t.StructType(
+    [
+        t.StructField("key", t.BinaryType()),
+        t.StructField("value", t.BinaryType()),
+        t.StructField("topic", t.StringType()),
+        t.StructField("partition", t.IntegerType()),
+        t.StructField("offset", t.LongType()),
+        t.StructField("timestamp", t.TimestampType()),
+        t.StructField("timestampType", t.IntegerType()),
+    ]
+)
+_ARROW = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestampType", pa.int32()),
+    ]
+)
+SENT_AT = dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone.utc)
+
+
+def kafka_batch(values, *, keys=None, partitions=None):
+    """The records with these values, and with these keys and partitions if any are given; offsets count from 0."""
+    keys, partitions = keys or [None] * len(values), partitions or [0] * len(values)
+    columns = [keys, values, ["t"] * len(values), partitions, range(len(values))]
+    columns += [[SENT_AT] * len(values), [0] * len(values)]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(list(column), field.type) for column, field in zip(columns, _ARROW, strict=True)], schema=_ARROW
+    )
+
+
+def where_records_go(**options):
+    """The destination of records that are decoded."""
+    return where_of(read({"decode": "json", **options}, Way.WRITER))
+
+
+def write_records(url, values, *, table="t", most=1_000_000, keys=None, partitions=None, **options):
+    """Write these records into the table; those that cannot be decoded are given back, as they would be put aside."""
+    where = where_records_go(table=table, **options)
+    reader = reader_of(where, KAFKA, url=url)
+    written = written_type(reader.struct_type, RECORD_POSITIONS, where)
+    encoder, unfit = CopyEncoder(written), UnfitRows(most, RECORD_POSITIONS)
+    body, fit = unfit.encode_others(encoder, reader.read(kafka_batch(values, keys=keys, partitions=partitions)))
+    with psycopg.connect(url) as connection:
+        write_batch_in_tx(connection, where, Rows(encoder.columns, lambda: len(fit), lambda: [body]))
+    return unfit.rows
