@@ -230,8 +230,8 @@ bench-changes: setup ## changes with deletes from Kafka, against Debezium's JDBC
 bench-cluster: setup ## rows a second with 1, 2 and 4 executors of one core, on a real cluster; SMALL=1 for a quick look
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/cluster.py $(if $(SMALL),--small)
 
-bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, against Spark JDBC, Debezium, Flink XA, a consumer
-	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py
+bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, against Spark JDBC, Debezium, Flink XA, a consumer; NESTED=1
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py $(if $(NESTED),--nested)
 
 bench-latency: setup ## from the producer to a visible row, for each trigger and asynchronous setting, and in real time; PART=real-time
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/latency.py \

@@ -42,10 +42,16 @@ class JsonLoad(Load):
 
     bootstrap_servers: str = ""
     columns: str = COLUMNS
+    decodes: bool = False
+    """Whether the sink decodes the records, and not ``from_json``."""
+    nests: bool = False
+    """Whether a record has an object more, which only a sink that decodes reads."""
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """All records that are there."""
         source = topic_stream(spark, self.bootstrap_servers, TOPIC, maxOffsetsPerTrigger=self.rows)
+        if self.decodes:
+            return source
         return source.select(f.from_json(f.col("value").cast("string"), STRUCT).alias("row")).select("row.*")
 
     @property
@@ -69,9 +75,10 @@ class JsonLoad(Load):
         at = f"2025-06-15T15:{number // 60 % 60:02}:{number % 60:02}Z"
         record = (
             f'{{"id":{number},"customer":{number % 100_000},"amount":{number / 100},'
-            f'"status":"accepted","note":"order {number} of the day","at":"{at}"}}'
+            f'"status":"accepted","note":"order {number} of the day","at":"{at}"'
         )
-        return record.encode()
+        nested = f',"info":{{"channel":"web","score":{number % 100},"tags":["a","b"]}}' if self.nests else ""
+        return f"{record}{nested}}}".encode()
 
 
 def consume(load: JsonLoad, url: str, table: str) -> list[Stretch]:

@@ -9,7 +9,7 @@ a field is refused, and its value is never left out in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import psycopg
 from pyspark.sql import types as t
@@ -23,7 +23,6 @@ from ..writing.first_look import looking
 from ..writing.table.catalogue import TargetColumn, TargetTable, look_up_table
 from ..writing.table.fit import Fit
 from ..writing.table.fit_column import fit_column
-from ..writing.table.table_name import missing_table
 from .decoded_columns import DecodedColumn, Form, KafkaColumn
 from .record_reader import RecordReader
 
@@ -43,7 +42,12 @@ def described(url: str, where: Destination) -> TargetTable:
         with looking(url) as connection:
             found, table = look_up_table(connection, where.table)
             if table is None:
-                raise missing_table(connection, found)
+                raise bad_target(
+                    "TARGET_MISSING",
+                    f"There is no table {found.qualified_name}.",
+                    "Create it: JSON does not say of which types. pgonce.topic_to_table shows a CREATE TABLE that "
+                    "would hold the first records.",
+                )
     except (ConnectError, psycopg.OperationalError) as error:
         table = _last_seen.get((url, where.table))
         if table is None:
@@ -95,8 +99,24 @@ def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, .
     ]
     deleted = where.changes.delete_when if where.changes else None
     if deleted and deleted not in {column.name for column in found}:
-        found.append(DecodedColumn(deleted, tuple(paths.get(deleted, deleted).split(".")), t.BooleanType()))
+        found.append(DecodedColumn(deleted, (deleted,), t.BooleanType()))
+    _refuse_shared(found)
     return tuple(found)
+
+
+def _refuse_shared(columns: Sequence[DecodedColumn]) -> None:
+    """:raises ConfigurationError: BAD_OPTION, if two columns get one field, or one gets a part of another's."""
+    by_path: dict[tuple[str, ...], DecodedColumn] = {}
+    for column in sorted(columns, key=lambda column: len(column.path)):
+        for depth in range(1, len(column.path) + 1):
+            if (other := by_path.get(column.path[:depth])) is not None:
+                raise bad_option(
+                    "BAD_OPTION",
+                    f"Column {column.name!r} gets the field {'.'.join(column.path)!r}, which column {other.name!r} "
+                    "gets already, alone or within an object.",
+                    "Name another field for one of them in columns.",
+                )
+        by_path[column.path] = column
 
 
 _KNOWN: dict[str, t.DataType] = {
@@ -151,7 +171,9 @@ def _decoded(table: TargetTable, column: TargetColumn, paths: Mapping[str, str],
     is_filled = bool(column.generated) or column.has_default
     if is_filled and name not in paths and not (is_key and not column.generated):
         return None
-    chosen = _chosen(column)
+    path = tuple(paths[name].split(".")) if name in paths else (name,)
+    # msgspec has no fields of other names.
+    chosen = None if any(_ODD.search(part) or not part for part in path) else _chosen(column)
     if chosen is None:
         if name not in paths and not column.required:
             return None
@@ -161,7 +183,6 @@ def _decoded(table: TargetTable, column: TargetColumn, paths: Mapping[str, str],
             "read.",
             "Give the column another type, or write it from a frame (page `types` of the documentation).",
         )
-    path = tuple(paths.get(name, name).split(".")) if name in paths else (name,)
     data_type, form = chosen
     return DecodedColumn(name, path, data_type, form, column.not_null, is_key, column.full_type)
 
@@ -178,6 +199,7 @@ _PLAIN: dict[str, t.DataType] = {
     "timestamp without time zone": t.TimestampNTZType(),
     "bytea": t.BinaryType(),
 }
+_ODD = re.compile(r'["\\\x00-\x1f]')
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 _MOST_DIGITS = 38
 _JSON = ("json", "jsonb")

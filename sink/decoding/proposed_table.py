@@ -7,18 +7,18 @@ ones may have others, so a table is proposed and never created.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
-import pyarrow as pa
+import msgspec
 from psycopg import sql
 from pyspark.sql import types as t
 
 from .decoded_columns import DecodedColumn
-from .json_records import made, type_that_fits
+from .fields import type_that_fits
+from .values import made
 
 _TIMES = ((t.DateType(), "date"), (t.TimestampType(), "timestamptz"), (t.TimestampNTZType(), "timestamp"))
-_WIDER = {frozenset({"bigint", "numeric"}): "numeric"}
+_NUMBERS = {"bigint", "numeric"}
 
 
 def create_statement(table: sql.Composable, values: Iterable[bytes | None], keys: Sequence[str] = ()) -> str:
@@ -27,31 +27,31 @@ def create_statement(table: sql.Composable, values: Iterable[bytes | None], keys
 
     :param keys: what becomes the primary key.
     """
-    by_name: dict[str, list[object]] = {}
+    by_name: dict[str, list[bytes]] = {}
     for value in values:
         try:
-            found = json.loads(value or b"null")
-        except ValueError:
+            found = msgspec.json.decode(value or b"", type=dict[str, msgspec.Raw])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
-        for name, one in found.items() if isinstance(found, dict) else ():
-            by_name.setdefault(name, []).append(one)
+        for name, raw in found.items():
+            by_name.setdefault(name, []).append(bytes(raw))
     if not by_name:
         return ""
-    parts = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(_type_of(of))) for name, of in by_name.items()]
+    parts = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(_type_of(raws))) for name, raws in by_name.items()]
     if keys:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, keys))))
     return sql.SQL("CREATE TABLE {} ({})").format(table, sql.SQL(", ").join(parts)).as_string(None)
 
 
-def _type_of(values: Sequence[object]) -> str:
-    there = [value for value in values if value is not None]
-    found = {type_that_fits(value) for value in there}
-    if found == {"text"}:
+def _type_of(raws: Sequence[bytes]) -> str:
+    there = [raw for raw in raws if raw != b"null"]
+    found = {type_that_fits(raw) for raw in there} or {"text"}
+    if found == {"text"} and there:
+        texts = list(map(msgspec.json.decode, there))
         for data_type, name in _TIMES:
-            array, unfit = made(DecodedColumn("", ("",), data_type), list(there))
-            if not unfit and isinstance(array, pa.Array):
+            if not made(DecodedColumn("", ("",), data_type), texts)[1]:
                 return name
-    if len(found) == 1:
-        return found.pop()
+    if found == _NUMBERS:
+        return "numeric"
     # Values of several kinds: JSON holds any of them.
-    return _WIDER.get(frozenset(found), "jsonb") if found else "text"
+    return found.pop() if len(found) == 1 else "jsonb"

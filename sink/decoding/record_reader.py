@@ -26,7 +26,9 @@ from ..encoding.unfit_rows import OF_RECORD, RECORD, REFUSED
 from ..options.destination import OFFSET_COLUMN, ORIGIN_COLUMN, Decoding, Destination
 from ..options.position_columns import RECORD_POSITIONS
 from .decoded_columns import DecodedColumn, KafkaColumn, arrow_type
-from .json_records import JsonRecords, Refusal, UnknownFieldError, has_double, made, read_as
+from .fields import UnknownFieldError, read_as
+from .json_records import JsonRecords, has_double
+from .values import Refusal, made
 
 OF_KAFKA: dict[str, t.DataType] = {
     "value": t.BinaryType(),

@@ -26,8 +26,6 @@ from .encoded_types import TEXTS, EncodedColumn
 from .json_texts import READ_BY_POSTGRES, Forms, json_texts, quoted
 
 _NO_FORM = (ValueError, pa.ArrowNotImplementedError, UnfitValueError)
-UNDECODED = "RECORD_UNDECODED"
-"""The code of a record that cannot be decoded."""
 _WITH_NUL = Forms(text=encode_basestring)
 
 
@@ -148,7 +146,7 @@ class UnfitRows:
         for place, record, why in zip(self._places(bad), _records(bad), bad.column(REFUSED).to_pylist(), strict=True):
             if self._most is None or len(self.rows) >= self._most:
                 raise self._undecoded(place, why)
-            self.rows.append(UnfitRow("{}", why["column"], UNDECODED, why["message"], place, record))
+            self.rows.append(UnfitRow("{}", why["column"], "RECORD_UNDECODED", why["message"], place, record))
         return _ranges(batch, [(before + 1, end) for before, end in pairwise([-1, *numbers, len(batch)])])
 
     def _undecoded(self, place: tuple[str, int, int] | None, why: Mapping[str, str]) -> EncodingError:
@@ -156,7 +154,7 @@ class UnfitRows:
         what = f"A record ({where}) cannot be decoded: {why['message']}"
         if self._most is not None:
             what += f" {self._most} other records of the task cannot be decoded either (maxDeadLetters)."
-        return EncodingError(UNDECODED, what, NOTHING_WRITTEN, why["remedy"])
+        return EncodingError("RECORD_UNDECODED", what, NOTHING_WRITTEN, why["remedy"])
 
     def _of(self, batch: pa.RecordBatch, columns: Sequence[EncodedColumn]) -> pa.RecordBatch:
         # Position columns are left out, and the records that rows were decoded from.

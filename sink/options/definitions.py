@@ -250,10 +250,23 @@ class RouteOptions(RowOptions, total=False):
         "[field's path](kafka-json.md#names): `{\"customer_id\": \"customer.id\"}`. In an entry of `tables`: a list "
         "of the only columns of its rows that are written.", (), "all",
     )]
+
+
+class WriterOptions(QueryOptions, RouteOptions, total=False):
+    """What ``PostgresBatchWriter`` takes."""
+
+    sink_name: Annotated[str | None, Option(
+        _WRITERS | Way.JOB | Way.REAL_TIME, "Tells writers of one query apart. Changing it makes a new writer.", None,
+        'the qualified table (`public.events`, `app."Orders"`), or `route:<column>`',
+    )]
+    write_positions: Annotated[bool, Option(
+        _WRITERS | Way.REAL_TIME, "Whether the position columns are also written to the table.", True,
+        needs=("position_columns",),
+    )]
     decode: Annotated[DecodeFormat | None, Option(
         _WRITERS | Way.JOB, "The frame is Spark's Kafka source as it comes: the [values of its records are "
         "read](kafka-json.md) by the types of the table's columns.",
-        clashes=("route", "change_feed", "position_columns"),
+        clashes=("route", "change_feed", "position_columns", "create_table"),
     )]
     decode_key: Annotated[KeyFormat | None, Option(
         _WRITERS | Way.JOB, "How a record's key is read for the columns in `keys` that its value does not have: as a "
@@ -268,19 +281,6 @@ class RouteOptions(RowOptions, total=False):
         _WRITERS | Way.JOB, "A record without a value is a bad row (`refuse`), or is left out (`ignore`). With "
         "`mode=apply` it deletes by its key instead.", "refuse", needs=("decode",),
         modes=("append", "upsert"),
-    )]
-
-
-class WriterOptions(QueryOptions, RouteOptions, total=False):
-    """What ``PostgresBatchWriter`` takes."""
-
-    sink_name: Annotated[str | None, Option(
-        _WRITERS | Way.JOB | Way.REAL_TIME, "Tells writers of one query apart. Changing it makes a new writer.", None,
-        'the qualified table (`public.events`, `app."Orders"`), or `route:<column>`',
-    )]
-    write_positions: Annotated[bool, Option(
-        _WRITERS | Way.REAL_TIME, "Whether the position columns are also written to the table.", True,
-        needs=("position_columns",),
     )]
 
 

@@ -1,7 +1,7 @@
 """
 A topic of JSON records into a table: every record is in the table once, or aside with the reason, by every way in.
 
-Covers: dead_letters.decoded_letters, sink.decoding.kafka_frame, topic_query.
+Covers: pgonce.dead_letters.decoded_letters, sink.decoding.record_reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The table says which fields a record has, and as what each one is read."""
+"""
+The table says which fields a record has, and as what each one is read.
+
+Covers: sink.decoding.decoded_columns.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +85,30 @@ def test_kafka_columns_name_what_kafka_knows(url):
     create(url, "id bigint, x text")
     with pytest.raises(ConfigurationError, match="nothing that Kafka knows"):
         reader(url, kafka_columns={"x": "size"})
+
+
+@pytest.mark.parametrize("paths", [{"city": "home.city"}, {"city": "id"}, {"id": "x.y", "city": "x.y.z"}])
+def test_a_field_goes_into_one_column(paths, url):
+    """Otherwise one of the columns would decide as what the field is read for both."""
+    create(url, "id bigint, home jsonb, city text")
+    with pytest.raises(ConfigurationError, match="gets the field"):
+        reader(url, columns=paths)
+
+
+def test_a_name_that_no_reader_of_json_has_is_no_field(url):
+    """The column is as if it could not be read for another reason."""
+    create(url, 'id bigint, "a""b" int')
+    write_records(url, [b'{"id":1}'])
+    assert stored(url) == [("(1,)",)]
+
+
+def test_vectors_and_hstores_are_read(url_with):
+    """A list of numbers, and an object of texts."""
+    url = url_with("hstore")
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE t (id bigint, tags ext.hstore)")
+    write_records(url, [b'{"id":1,"tags":{"a":"b","c":null}}', b'{"id":2}', b'{"id":3,"tags":{"a":1}}'])
+    assert stored(url) == [('(1,"""a""=>""b"", ""c""=>NULL")',), ("(2,)",)]
 
 
 def test_a_text_can_be_only_one_key(url):

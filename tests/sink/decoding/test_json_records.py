@@ -1,4 +1,8 @@
-"""What a record says is what is read, or the record is refused, with the reason and without its values."""
+"""
+What a record says is what is read, or the record is refused, with the reason and without its values.
+
+Covers: sink.decoding.fields, sink.decoding.values.
+"""
 
 from __future__ import annotations
 
@@ -131,6 +135,20 @@ def test_a_path_leads_into_an_object():
     assert (unknown.value.path, unknown.value.fits) == ("c.age", "bigint")
     required = [column("id", path=("c", "id"), required=True)]
     assert [row for row, *_ in decoded(required, b'{"c":null}', b'{"c":{}}', b'{"c":{"id":1}}')[1]] == [0, 1]
+
+
+def test_a_missing_object_hides_no_name_that_comes_twice():
+    """What an object would have that is missing is not taken for names that are there."""
+    columns = [column("id", path=("c", "id")), column("name", TEXT, path=("c", "name")), column("x")]
+    assert decoded(columns, b'{"x":1,"x":1,"x":1,"x":1}')[1] == [(0, "", json_records.DOUBLED)]
+    assert decoded(columns, b'{"x":1}', b'{"x":2,"c":{"id":3}}') == ([(None, None, 1), (3, None, 2)], [])
+
+
+def test_a_record_with_bytes_that_are_no_text_is_refused():
+    """Whether the field with these bytes is read or not, no record ends the batch with an error of Python's."""
+    columns = [column("id"), column("o", TEXT, Form.JSON)]
+    assert [row for row, *_ in decoded(columns, b'{"id":1,"o":"\\n\xff"}', b'{"id":2}')[1]] == [0]
+    assert decoded([column("id")], b'{"id":1,"o":"\\n\xff"}', ignores_extra=True) == ([(1,)], [])
 
 
 def test_a_field_that_no_column_takes_is_refused_or_passed_over():

@@ -16,12 +16,12 @@ T = sql.Identifier("t")
 def test_a_type_holds_all_values_of_its_field(url):
     """And the records can be written into the table."""
     first = {"id": 1, "n": 1, "at": "2026-01-31T12:00:00Z", "day": "2026-01-31", "any": 1, "on": True}
-    second = {"id": 2, "n": 1.5, "at": None, "any": "a", "tags": ["x"], "local": "2026-01-31T12:00", 'Odd "name': None}
+    second = {"id": 2, "n": 1.5, "at": None, "any": "a", "tags": ["x"], "local": "2026-01-31T12:00"}
     values = [json.dumps(record).encode() for record in (first, second)]
     statement = create_statement(T, [*values, None, b"bad", b"[]"], ["id"])
     assert statement == (
         'CREATE TABLE "t" ("id" bigint, "n" numeric, "at" timestamptz, "day" date, "any" jsonb, "on" boolean, '
-        '"tags" jsonb, "local" timestamp, "Odd ""name" text, PRIMARY KEY ("id"))'
+        '"tags" jsonb, "local" timestamp, PRIMARY KEY ("id"))'
     )
     with psycopg.connect(url) as connection:
         connection.execute(statement)

@@ -1,0 +1,176 @@
+"""
+The fields of a record: which there are, as what each one is read, and where its value is.
+
+Pure: runs where records are decoded. Invariant: a field belongs to one column, and no column's field lies within
+another one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from operator import attrgetter
+from typing import Annotated, Any
+
+import msgspec
+from pyspark.sql import types as t
+
+from .decoded_columns import DecodedColumn, Form
+
+
+class UnknownFieldError(Exception):
+    """A record has a field that no column takes: its path, and a type of Postgres that would fit its value."""
+
+    def __init__(self, path: str, fits: str) -> None:
+        super().__init__(path, fits)
+        self.path, self.fits = path, fits
+
+
+_WHOLE = {t.ShortType: 16, t.IntegerType: 32, t.LongType: 64}
+_READ_AS: dict[type[t.DataType], Any] = {
+    t.BooleanType: bool,
+    t.FloatType: float,
+    t.DoubleType: float,
+    t.BinaryType: bytes,
+    t.DecimalType: Decimal,
+    **{kind: Annotated[int, msgspec.Meta(ge=-(2 ** (n - 1)), le=2 ** (n - 1) - 1)] for kind, n in _WHOLE.items()},
+}
+
+
+def read_as(data_type: t.DataType, form: Form) -> Any:
+    """The type of Python as which a value is read, by msgspec's rules."""
+    if form is Form.JSON:
+        return msgspec.Raw
+    if isinstance(data_type, t.ArrayType):
+        return list[read_as(data_type.elementType, form) | None]  # type: ignore[misc]
+    if isinstance(data_type, t.MapType):
+        return dict[str, str | None]
+    return Decimal if form is Form.DIGITS else _READ_AS.get(type(data_type), str)
+
+
+def or_null(kind: Any) -> Any:
+    """The same type, which also takes null; raw JSON does so by itself."""
+    return kind if kind is msgspec.Raw else kind | None
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of an object: a column's value, or another object."""
+
+    inner: dict[str, DecodedColumn | Fields]
+    required: frozenset[str]
+
+    @classmethod
+    def of(cls, columns: Iterable[DecodedColumn], required: Iterable[bool]) -> Fields:
+        """The objects to which the columns' paths lead."""
+        inner: dict[str, Any] = {}
+        needed = set()
+        for column, is_needed in zip(columns, required, strict=True):
+            at = inner
+            for name in column.path[:-1]:
+                at = at.setdefault(name, {})
+            at[column.path[-1]] = column
+            if is_needed:
+                needed.add(column.name)
+        return cls._made(inner, frozenset(needed))
+
+    @classmethod
+    def _made(cls, inner: dict[str, Any], needed: frozenset[str]) -> Fields:
+        return cls(
+            {name: cls._made(one, needed) if isinstance(one, dict) else one for name, one in inner.items()}, needed
+        )
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a column within it needs a value."""
+        return any(
+            one.is_needed if isinstance(one, Fields) else one.name in self.required for one in self.inner.values()
+        )
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no column's field lies within another object."""
+        return not any(isinstance(one, Fields) for one in self.inner.values())
+
+    @property
+    def count(self) -> int:
+        """How many names a record has that lacks none."""
+        return sum(1 + (one.count if isinstance(one, Fields) else 0) for one in self.inner.values())
+
+    def struct(self, name: str, *, forbids: bool, whole: bool = False) -> type[msgspec.Struct]:
+        """The class of such an object; ``whole`` if none of the fields may be missing."""
+        fields: list[Any] = []
+        for number, one in enumerate(self.inner.values()):
+            at = f"f{number}"
+            if isinstance(one, Fields):
+                kind: Any = one.struct(f"{name}{number}", forbids=forbids, whole=whole)
+                fields.append((at, kind) if whole or one.is_needed else (at, kind | None, None))
+                continue
+            kind = read_as(one.data_type, one.form)
+            if one.name in self.required:
+                fields.append((at, kind))
+            elif whole:
+                fields.append((at, or_null(kind)))
+            else:
+                fields.append(
+                    (at, or_null(kind) | msgspec.UnsetType if kind is not msgspec.Raw else kind, msgspec.UNSET)
+                )
+        names = {f"f{number}": inner for number, inner in enumerate(self.inner)}
+        return msgspec.defstruct(name, fields, rename=names, forbid_unknown_fields=forbids, kw_only=True, gc=False)
+
+    def getter(self, path: Sequence[str]) -> Callable[[Any], Any]:
+        """What gets the value at this path of such an object; None if an object on the way is missing."""
+        numbers = {name: number for number, name in enumerate(self.inner)}
+        first, inner = attrgetter(f"f{numbers[path[0]]}"), self.inner[path[0]]
+        if not isinstance(inner, Fields):
+            return first
+        rest = inner.getter(path[1:])
+
+        def get(row: Any) -> Any:
+            found = first(row)
+            return None if found is None else rest(found)
+
+        return get
+
+    def unknown(self, found: dict[str, msgspec.Raw], at: str = "") -> tuple[str, str] | None:
+        """The first field of an object that no column takes, with a type that would fit; None if there is none."""
+        for name, raw in found.items():
+            one = self.inner.get(name)
+            if one is None:
+                return f"{at}{name}", type_that_fits(bytes(raw))
+            if isinstance(one, Fields) and bytes(raw)[:1] == b"{":
+                inner = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+                if deeper := one.unknown(inner, f"{at}{name}."):
+                    return deeper
+        return None
+
+    def read_one(self, found: dict[str, msgspec.Raw], column: DecodedColumn, *, required: bool) -> None:
+        """:raises msgspec.MsgspecError: if the field of this column is not one that it takes."""
+        raw: msgspec.Raw | None = None
+        for depth, name in enumerate(column.path):
+            raw = found.get(name)
+            if raw is None:
+                break
+            if depth < len(column.path) - 1:
+                found = msgspec.json.decode(raw, type=dict[str, msgspec.Raw] | None) or {}
+        if raw is None:
+            if required:
+                raise msgspec.ValidationError("it is missing")
+            return
+        kind = read_as(column.data_type, column.form)
+        msgspec.json.decode(raw, type=kind if required else or_null(kind))
+
+
+def type_that_fits(raw: bytes) -> str:
+    """A type of Postgres that holds such JSON values."""
+    if raw[:1] in b'"n':
+        return "text"
+    if raw[:1] in b"{[":
+        return "jsonb"
+    if raw[:1] in b"tf":
+        return "boolean"
+    return "numeric" if set(raw) & set(b".eE") or len(raw) > _BIGINT_DIGITS else "bigint"
+
+
+_BIGINT_DIGITS = 18
