@@ -13,6 +13,8 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from pgonce.offsets_store.commit.settings import CommitSettings
+
 from .options.destination import Destination
 from .options.routes import Routes
 
@@ -52,12 +54,12 @@ class Decoders(Protocol):
     """:mod:`pgonce.sink.decoding`, for ``decode``."""
 
     def reader_of_records(
-        self, where: Destination, struct_type: StructType, url: str | None, *, with_positions: bool
+        self, where: Destination, struct_type: StructType, settings: CommitSettings | None, *, with_positions: bool
     ) -> RowReader:
         """
         What decodes the records of a frame that is Spark's Kafka source, by the types of the table's columns.
 
-        :param url: the database that has the table. None in the commit worker, where nothing is read.
+        :param settings: how the table's database is reached. None in the commit worker, where nothing is read.
         """
 
 
@@ -82,20 +84,20 @@ def reader_of(
     where: Destination | Routes,
     struct_type: StructType,
     rooms: Readers,
-    url: str | None = None,
+    settings: CommitSettings | None = None,
     *,
     with_positions: bool = True,
 ) -> RowReader:
     """
     What reads the rows of a frame with these columns, which go ``where``.
 
-    :param url: the database that has the table, where records are to be decoded.
+    :param settings: how the table's database is reached, where records are to be decoded.
     :param with_positions: whether decoded rows carry their positions in Kafka.
     :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says what to do; ROUTE_COLUMN, if it
         lacks the one that names the table.
     """
     if isinstance(where, Destination) and where.decoding:
-        return rooms.decoders().reader_of_records(where, struct_type, url, with_positions=with_positions)
+        return rooms.decoders().reader_of_records(where, struct_type, settings, with_positions=with_positions)
     each = [route.destination for route in where] if isinstance(where, Routes) else [where]
     has_changes = any(destination.changes for destination in each)
     reader = rooms.feeds().reader_of_changes(where, struct_type) if has_changes else AllRows(struct_type)

@@ -8,27 +8,48 @@ it the first time and after every crash.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (as all of Spark's documentation has it)
+import psycopg
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pgonce import topic_to_table
 
 ORDER = "order_id BIGINT, customer STRING, amount DECIMAL(10, 2), placed_at TIMESTAMP"
+TABLE = "order_id bigint, customer text, amount numeric(10, 2), placed_at timestamptz"
 
 
-def orders_from_files(spark: SparkSession, directory: str) -> DataFrame:
-    return spark.readStream.schema(ORDER).option("maxFilesPerTrigger", 8).json(directory)
-
-
-def orders_from_kafka(spark: SparkSession, servers: str, topic: str) -> DataFrame:
-    messages = (
-        spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", servers)
-        .option("subscribe", topic)
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", 1500)
-        .load()
+def start_from_kafka(given: argparse.Namespace, spark: SparkSession, trigger: dict[str, Any]) -> StreamingQuery:
+    with psycopg.connect(given.url) as connection:
+        connection.execute(f"CREATE TABLE IF NOT EXISTS orders ({TABLE})")
+    servers, topic = given.kafka
+    return topic_to_table(
+        spark,
+        kafka={"kafka.bootstrap.servers": servers, "subscribe": topic, "maxOffsetsPerTrigger": 1500},
+        url=given.url,
+        table="orders",
+        decode="json",
+        checkpoint_location=given.checkpoint,
+        query_name="orders",
+        trigger=trigger,
     )
-    return messages.select(F.from_json(F.col("value").cast("string"), ORDER).alias("order")).select("order.*")
+
+
+def start_from_files(given: argparse.Namespace, spark: SparkSession, trigger: dict[str, Any]) -> StreamingQuery:
+    return (
+        spark.readStream.schema(ORDER)
+        .option("maxFilesPerTrigger", 8)
+        .json(given.files)
+        .writeStream.format("pgonce")
+        .option("url", given.url)
+        .option("table", "orders")
+        .option("createTable", "true")
+        .option("checkpointLocation", given.checkpoint)
+        .queryName("orders")
+        .trigger(**trigger)
+        .start()
+    )
 
 
 def main() -> None:
@@ -41,17 +62,8 @@ def main() -> None:
     given = parser.parse_args()
 
     spark = SparkSession.builder.appName("orders").getOrCreate()
-    orders = orders_from_kafka(spark, *given.kafka) if given.kafka else orders_from_files(spark, given.files)
-    query = (
-        orders.writeStream.format("pgonce")
-        .option("url", given.url)
-        .option("table", "orders")
-        .option("createTable", "true")
-        .option("checkpointLocation", given.checkpoint)
-        .queryName("orders")
-        .trigger(**({"availableNow": True} if given.until_caught_up else {"processingTime": "0 seconds"}))
-        .start()
-    )
+    trigger: dict[str, Any] = {"availableNow": True} if given.until_caught_up else {"processingTime": "0 seconds"}
+    query = (start_from_kafka if given.kafka else start_from_files)(given, spark, trigger)
     query.awaitTermination()
 
 

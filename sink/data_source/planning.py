@@ -64,7 +64,7 @@ def _failed(options: SinkOptions) -> Failed:
 
 
 def _task_writer(options: SinkOptions, frame_type: StructType, rooms: DataSourceRooms, *, looks: bool) -> TaskWriter:
-    reader = reader_of(options.destination, frame_type, rooms, options.commit.url if looks else None)
+    reader = reader_of(options.destination, frame_type, rooms, options.commit if looks else None)
     encoded = reader.struct_type
     if options.positions:
         options.positions.check(encoded)
@@ -98,7 +98,7 @@ def plan_job(
     :raises PgonceError: if the options, the schema or the table do not allow one; no row has moved yet.
     """
     options = parse_job_options(raw, overwrite=overwrite)
-    reader = reader_of(options.destination, frame_type, rooms, options.commit.url, with_positions=False)
+    reader = reader_of(options.destination, frame_type, rooms, options.commit, with_positions=False)
     encoded = reader.struct_type
     columns = encoded_columns(encoded)
     # Refused at once, not only when a partition is too large to travel inline.

@@ -8,13 +8,16 @@ a field is refused, and its value is never left out in silence.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 
 import psycopg
 from pyspark.sql import types as t
 
-from pgonce.offsets_store.errors import ConnectError, TargetError, bad_option, bad_target
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import TargetError, bad_option, bad_target
+from pgonce.offsets_store.postgres.backoff import Tries
 from pgonce.offsets_store.postgres.refused_rows import target_error
 
 from ..encoding.encoded_types import encoded_column
@@ -26,36 +29,32 @@ from ..writing.table.fit_column import fit_column
 from .decoded_columns import DecodedColumn, Form, KafkaColumn
 from .record_reader import RecordReader
 
-# What this process has seen last: a server that is away for a moment does not keep a batch from being planned, and the
-# commit compares types under its lock.
-_last_seen: dict[tuple[str, str], TargetTable] = {}
+_log = logging.getLogger("pgonce")
 
 
-def described(url: str, where: Destination) -> TargetTable:
+def described(settings: CommitSettings, where: Destination) -> TargetTable:
     """
-    The table as it is now.
+    The table as it is now; a server that is away is waited for, as long as a commit would.
 
     :raises TargetError: TARGET_MISSING.
-    :raises ConnectError: if Postgres cannot be asked, and this process has not seen the table before.
+    :raises ConnectError: if Postgres cannot be asked.
     """
-    try:
-        with looking(url) as connection:
+    tries = Tries(settings.retry_timeout, log=_log, trying=f"looking at {where.table} again", failed=_failed)
+    while True:
+        with tries, looking(settings.url) as connection:
             found, table = look_up_table(connection, where.table)
-            if table is None:
-                raise bad_target(
-                    "TARGET_MISSING",
-                    f"There is no table {found.qualified_name}.",
-                    "Create it: JSON does not say of which types. pgonce.topic_to_table shows a CREATE TABLE that "
-                    "would hold the first records.",
-                )
-    except (ConnectError, psycopg.OperationalError) as error:
-        table = _last_seen.get((url, where.table))
-        if table is None:
-            raise target_error(error) if isinstance(error, psycopg.Error) else error from None
-    except psycopg.Error as error:
-        raise target_error(error) from None
-    _last_seen[url, where.table] = table
-    return table
+            if table is not None:
+                return table
+            raise bad_target(
+                "TARGET_MISSING",
+                f"There is no table {found.qualified_name}.",
+                "Create it: JSON does not say of which types. pgonce.topic_to_table shows a CREATE TABLE that would "
+                "hold the first records.",
+            )
+
+
+def _failed(error: Exception) -> Exception:
+    return target_error(error) if isinstance(error, psycopg.Error) else error
 
 
 def reader_for(table: TargetTable, where: Destination, *, with_positions: bool) -> RecordReader:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pyspark.sql import types as t
 
+from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import bad_option
 
 from ..options.destination import Decoding, Destination
@@ -16,22 +17,22 @@ from .record_reader import HEADERS, OF_KAFKA, RecordReader
 
 
 def reader_of_records(
-    where: Destination, struct_type: t.StructType, url: str | None, *, with_positions: bool
+    where: Destination, struct_type: t.StructType, settings: CommitSettings | None, *, with_positions: bool
 ) -> RecordReader:
     """
     What decodes the records of such a frame for the table ``where`` they go.
 
-    :param url: the database that has the table. None in the commit worker, where nothing is read.
+    :param settings: how the table's database is reached. None in the commit worker, where nothing is read.
     :raises ConfigurationError: CHANGE_COLUMNS, if the frame is not Spark's Kafka source.
     :raises TargetError: TARGET_MISSING, COLUMN_UNKNOWN, TYPE_MISMATCH.
     """
     _require_kafka(struct_type, where.decoding)
-    if url is None:
+    if settings is None:
         return RecordReader(where, (), (), "", with_positions=with_positions)
     # Tasks import this module, and have no use for psycopg.
     from .by_table import described, reader_for
 
-    return reader_for(described(url, where), where, with_positions=with_positions)
+    return reader_for(described(settings, where), where, with_positions=with_positions)
 
 
 def _require_kafka(struct_type: t.StructType, decoding: Decoding | None) -> None:

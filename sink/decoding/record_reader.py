@@ -9,7 +9,9 @@ do; what encodes rows refuses it or puts it aside.
 
 from __future__ import annotations
 
+import json
 import zlib
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -22,10 +24,10 @@ from pyspark.sql import types as t
 from pgonce.offsets_store.errors import bad_target
 
 from ..encoding import compute as pc
-from ..encoding.unfit_rows import OF_RECORD, RECORD, REFUSED
+from ..encoding.unfit_rows import REFUSED, Record
 from ..options.destination import OFFSET_COLUMN, ORIGIN_COLUMN, Decoding, Destination
 from ..options.position_columns import RECORD_POSITIONS
-from .decoded_columns import DecodedColumn, KafkaColumn, arrow_type
+from .decoded_columns import DecodedColumn, KafkaColumn
 from .fields import UnknownFieldError, read_as
 from .json_records import JsonRecords, has_double
 from .values import Refusal, made
@@ -40,7 +42,7 @@ OF_KAFKA: dict[str, t.DataType] = {
 }
 """The columns of Spark's Kafka source that are always there."""
 HEADERS = "headers"
-_REFUSED_TYPE = pa.struct([("column", pa.string()), ("message", pa.string()), ("remedy", pa.string())])
+_REFUSED_TYPE = pa.struct([(name, pa.string()) for name in ("column", "message", "remedy", *Record._fields)])
 _REMEDY = "Repair the record at its source and produce it again, or set deadLetters=true, so that it is put aside."
 
 
@@ -119,8 +121,8 @@ class RecordReader:
         arrays = [by_name[name] for name in self.struct_type.names]
         names = list(self.struct_type.names)
         if refused:
-            arrays += [_whole(batch), _reasons(refused, len(batch))]
-            names += [RECORD, REFUSED]
+            arrays.append(_reasons(batch, refused))
+            names.append(REFUSED)
         read = pa.RecordBatch.from_arrays(arrays, names=names)
         return read.filter(pc.invert(absent)) if self.drops_rows and absent is not None else read
 
@@ -214,8 +216,7 @@ class RecordReader:
                 for of_row in batch.column(HEADERS).to_pylist()
             ]
             array = pa.array(texts, pa.binary())
-        to = arrow_type(column.data_type)
-        if not pa.types.is_string(to) or pa.types.is_string(array.type):
+        if not isinstance(column.data_type, t.StringType) or column.what == "topic":
             return array
         texts = []
         for row, value in enumerate(array.to_pylist()):
@@ -224,7 +225,7 @@ class RecordReader:
             except UnicodeDecodeError:
                 refused.setdefault(row, Refusal(column.name, f"Its {column.what} is not a text in UTF-8."))
                 texts.append(None)
-        return pa.array(texts, to)
+        return pa.array(texts, pa.string())
 
 
 @lru_cache(maxsize=64)
@@ -239,16 +240,26 @@ def _origins(batch: pa.RecordBatch) -> pa.Array:
     return pc.add(by_topic.take(topics.indices), batch.column("partition").cast(pa.int64()))
 
 
-def _whole(batch: pa.RecordBatch) -> pa.Array:
-    """The records themselves."""
-    headers = batch.column(HEADERS) if HEADERS in batch.schema.names else pa.nulls(len(batch))
-    parts = [batch.column("key"), batch.column("value"), batch.column("timestamp"), headers]
-    return pa.StructArray.from_arrays(parts, OF_RECORD)
-
-
-def _reasons(refused: dict[int, Refusal], count: int) -> pa.Array:
-    said = [
-        {"column": why.column, "message": why.message, "remedy": _REMEDY} if (why := refused.get(row)) else None
-        for row in range(count)
-    ]
+def _reasons(batch: pa.RecordBatch, refused: dict[int, Refusal]) -> pa.Array:
+    """Why records are refused, each with the record itself."""
+    parts = {name: batch.column(name) for name in ("key", "value", "timestamp")}
+    headers = batch.column(HEADERS) if HEADERS in batch.schema.names else None
+    said: list[dict[str, Any] | None] = [None] * len(batch)
+    for row, why in refused.items():
+        key, value, time = (part[row].as_py() for part in parts.values())
+        named = (headers[row].as_py() if headers is not None else None) or ()
+        texts = [[one["key"], _base64(one["value"])] for one in named]
+        said[row] = {
+            "column": why.column,
+            "message": why.message,
+            "remedy": _REMEDY,
+            "key": _base64(key),
+            "value": _base64(value),
+            "time": time.isoformat(),
+            "headers": json.dumps(texts) if texts else None,
+        }
     return pa.array(said, _REFUSED_TYPE)
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else b64encode(value).decode()

@@ -8,7 +8,6 @@ have been encoded as the encoder would have written it; no byte of the other val
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,12 +64,12 @@ class Record(NamedTuple):
     headers: str | None
 
 
-RECORD, REFUSED = "pgonce_record", "pgonce_refused"
-"""Columns of decoded rows that are never written: the records that they come from, and why one cannot be decoded."""
-OF_RECORD = ("key", "value", "time", "headers")
-"""The fields of :data:`RECORD`."""
-OF_REFUSED = ("column", "message", "remedy")
-"""The fields of :data:`REFUSED`, which is null for rows that were decoded."""
+REFUSED = "pgonce_refused"
+"""
+The column of decoded rows that says why a record cannot be decoded; it is never written, and null for all others.
+
+It is a struct of texts: ``column``, ``message``, ``remedy``, and the fields of :class:`Record`.
+"""
 
 
 class Positions(Protocol):
@@ -141,11 +140,11 @@ class UnfitRows:
             return batch
         refused = batch.column(REFUSED)
         numbers = [row for row, is_refused in enumerate(refused.is_valid().to_pylist()) if is_refused]
-        rows = [(number, number + 1) for number in numbers]
-        bad = _ranges(batch, rows)
-        for place, record, why in zip(self._places(bad), _records(bad), bad.column(REFUSED).to_pylist(), strict=True):
+        bad = _ranges(batch, [(number, number + 1) for number in numbers])
+        for place, why in zip(self._places(bad), bad.column(REFUSED).to_pylist(), strict=True):
             if self._most is None or len(self.rows) >= self._most:
                 raise self._undecoded(place, why)
+            record = Record(*(why[name] for name in Record._fields))
             self.rows.append(UnfitRow("{}", why["column"], "RECORD_UNDECODED", why["message"], place, record))
         return _ranges(batch, [(before + 1, end) for before, end in pairwise([-1, *numbers, len(batch)])])
 
@@ -211,19 +210,6 @@ def _find(written: pa.RecordBatch, columns: Sequence[EncodedColumn], most: int) 
             if len(found) > most:
                 return list(found.values())
     return list(found.values())
-
-
-def _records(batch: pa.RecordBatch) -> list[Record]:
-    """The records that these rows come from."""
-    found = []
-    for row in batch.column(RECORD).to_pylist():
-        key, value = (None if part is None else b64encode(part).decode() for part in (row["key"], row["value"]))
-        headers = [
-            [one["key"], None if one["value"] is None else b64encode(one["value"]).decode()]
-            for one in row["headers"] or ()
-        ]
-        found.append(Record(key, value, row["time"].isoformat(), json.dumps(headers) if headers else None))
-    return found
 
 
 def _ranges(batch: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:

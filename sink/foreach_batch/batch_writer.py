@@ -143,7 +143,7 @@ class BatchWriter:
         batch = self._settings.batch_of(frame, batch_id)
         with self._settings.failures_kept(batch, self._sink_name):
             where, positions = self._destination, self._settings.positions
-            reader = reader_of(where, frame.schema, self._rooms, self._settings.commit.url)
+            reader = reader_of(where, frame.schema, self._rooms, self._settings.commit)
             self._look_first(batch, reader)
             # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
             with arriving_rows(frame, reader, where, positions, batch) as rows:

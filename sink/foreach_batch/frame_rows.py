@@ -118,7 +118,7 @@ class _Frame:
 
     @cached_property
     def _count(self) -> int:
-        # Asked when the rows are written and again when they are recorded; each time would read them all.
+        # Where bodies were read to their end, they were counted.
         return sum(part.num_rows for part in self._parts())
 
     def bodies(self) -> Iterator[bytes]:
@@ -130,6 +130,7 @@ class _Frame:
             yield body
         # Only now: a try that failed on its way has found only some, and a second one finds them again.
         self.put_aside[:] = unfit.rows
+        vars(self)["_count"] = encoder.rows + len(unfit.rows)
 
     def _parts(self) -> Iterator[pa.RecordBatch]:
         for part in map(self.reader.read, self.arriving):

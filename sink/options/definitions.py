@@ -266,7 +266,9 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     decode: Annotated[DecodeFormat | None, Option(
         _WRITERS | Way.JOB, "The frame is Spark's Kafka source as it comes: the [values of its records are "
         "read](kafka-json.md) by the types of the table's columns.",
-        clashes=("route", "change_feed", "position_columns", "create_table"),
+        clashes=(
+            "route", "change_feed", "position_columns", "create_table", "mode=complete", "offsets_from=listener",
+        ),
     )]
     decode_key: Annotated[KeyFormat | None, Option(
         _WRITERS | Way.JOB, "How a record's key is read for the columns in `keys` that its value does not have: as a "

@@ -200,7 +200,7 @@ def destination_of(given: Given) -> Destination:
             f"mode={mode} with createTable needs keys, which become the new table's primary key.",
             'Set keys, for example "id" or "region,day".',
         )
-    decoding = _decoding(given)
+    decoding = decoding_of(given)
     return Destination(
         table,
         mode,
@@ -215,13 +215,10 @@ def destination_of(given: Given) -> Destination:
     )
 
 
-def _decoding(given: Given) -> Decoding | None:
+def decoding_of(given: Given) -> Decoding | None:
+    """How records become rows, as the options say; None if the frame has rows."""
     columns = given["columns"]
     if not given["decode"]:
-        if isinstance(columns, Mapping):
-            raise bad_option(
-                "CLASHING_OPTIONS", "columns has no effect without decode.", "Set decode, or leave it out."
-            )
         return None
     if columns and not isinstance(columns, Mapping):
         what = 'With decode, columns says where a column finds its field: {"customer_id": "customer.id"}.'
@@ -229,6 +226,13 @@ def _decoding(given: Given) -> Decoding | None:
     key: KeyFormat | None = given["decode_key"] or ("text" if given["mode"] == "apply" else None)
     paths, kafka = (tuple(sorted(dict(found).items())) for found in (columns or {}, given["kafka_columns"]))
     return Decoding(given["decode"], key, paths, kafka, given["null_values"])
+
+
+def refuse_columns_alone(given: Given) -> None:
+    """:raises ConfigurationError: CLASHING_OPTIONS, if ``columns`` stands outside ``tables`` and without ``decode``."""
+    if given["columns"] and not given["decode"]:
+        remedy = "Select the columns in Spark, and leave it out. (In an entry of tables, it lists columns.)"
+        raise bad_option("CLASHING_OPTIONS", "columns has no effect without decode.", remedy)
 
 
 def _changes(given: Given) -> Changes:

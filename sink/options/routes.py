@@ -19,7 +19,7 @@ from pgonce.offsets_store.postgres.text import refuse_unstorable
 
 from ..encoding.encoded_types import TEXTS, EncodedColumn
 from .definitions import OPTIONS, ChangeFeed, RouteOptions, UnknownRoutes
-from .destination import DeadLetters, Destination, dead_letters_of, destination_of
+from .destination import DeadLetters, Destination, dead_letters_of, destination_of, refuse_columns_alone
 from .option import Way, json_object
 from .reading import OF_THE_QUERY, Given, named_in, read, refuse_clashes
 
@@ -109,6 +109,7 @@ def where_to(**options: Unpack[RouteOptions]) -> Destination | Routes:
 
 def where_of(given: Given) -> Destination | Routes:
     """Where rows go: into one table, or with ``route`` into several."""
+    refuse_columns_alone(given)
     if not given["route"]:
         return destination_of(given)
     column, tables = given["route"], given["tables"]

@@ -20,7 +20,7 @@ from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 from pgonce.offsets_store.verdict.facts import Remedies
 
 from .definitions import AUTOMATIC, DEFAULT_INLINE_BYTES, NO_RECEIVER, OffsetsFrom
-from .destination import Destination, destination_of
+from .destination import Destination, destination_of, refuse_columns_alone
 from .option import Mode, Way
 from .position_columns import PositionColumns, positions_of
 from .reading import OF_THE_QUERY, Given, read, refuse_clashes
@@ -167,6 +167,7 @@ def parse_job_options(raw: Mapping[str, str], *, overwrite: bool) -> JobOptions:
             'Set batchKey to what names the input of this run, for example .option("batchKey", "2026-11-20"): the '
             "scheduler's logical date, never the time at which the job starts.",
         )
+    refuse_columns_alone(given)
     given["mode"] = _mode(given, overwrite, "Spark's save mode", '.mode("overwrite")')
     return JobOptions(
         commit=commit_settings_of(given),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from pgonce.offsets_store.ledger.published import WrittenAs
 
 from ..encoding.encoded_types import EncodedColumn, type_as_json
 from ..options.definitions import BY_KEY, OPTIONS
-from ..options.destination import Changes, Destination
+from ..options.destination import Changes, Decoding, Destination
 
 VERSION = 2
 """A reader that does not know it cannot replay the letter."""
@@ -42,7 +42,7 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
         "oid": oid,
         "options": _options(destination),
         "aside": sorted(destination.aside),
-        **({"decoding": asdict(destination.decoding)} if destination.decoding else {}),
+        **({"decoding": _decoding(destination.decoding)} if destination.decoding else {}),
         "columns": [{"name": column.name, "type": type_as_json(column.data_type)} for column in columns],
     }
 
@@ -59,6 +59,17 @@ def written_as(destination: Destination, columns: tuple[EncodedColumn, ...], ide
     how = recorded(replace(destination, table=identifier, dead_letters=None), columns, oid)
     how |= {CREATES: destination.create_table, ADDS_COLUMNS: destination.schema_evolution == "addColumns"}
     return WrittenAs(how, hashlib.sha256(json.dumps(how).encode()).hexdigest())
+
+
+def _decoding(of: Decoding) -> dict[str, Any]:
+    """The options that a user would give for it."""
+    return {
+        "decode": of.values,
+        "decode_key": of.key,
+        "columns": dict(of.paths),
+        "kafka_columns": dict(of.kafka),
+        "null_values": of.null_values,
+    }
 
 
 def _options(of: Destination) -> dict[str, Any]:

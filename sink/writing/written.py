@@ -105,8 +105,8 @@ class TableOutcome:
 
     ``refused`` of the batch's rows were put aside, and ``rows`` are the others that were not stored before; ``counts``
     says what became of all rows, including those that could not be encoded. ``too_early`` of them do not speak against
-    the table: they are bad only because the rows that they update are not there yet. ``why`` says in a sentence why a
-    row is bad.
+    the table: the rows that they update are not there yet, or they come from records that would be rows of no table.
+    ``why`` says in a sentence why a row is bad.
     """
 
     table: TargetTable

@@ -104,9 +104,10 @@ def plan_of(text: str, seed: int, faults: int, missing: Iterable[str] = (), only
     at_one = [fault for fault in at_one if text in fault.name]
     at_all = [fault for fault, _ in AT_ALL if text in fault.name]
     cluster = any(isinstance(fault, KillExecutor) for fault in at_all)
-    fitting = [name for name in IN_MICRO_BATCHES if any(fault.fits_workload(name) for fault in at_one)]
-    workloads = tuple(dice.sample(fitting or IN_MICRO_BATCHES, min(_QUERIES, len(fitting or IN_MICRO_BATCHES))))
     source = "kafka" if any(isinstance(fault, KillBroker) for fault in at_all) else dice.choice(("files", "rate"))
+    possible = [name for name in IN_MICRO_BATCHES if _reads(name, source)]
+    fitting = [name for name in possible if any(fault.fits_workload(name) for fault in at_one)] or possible
+    workloads = tuple(dice.sample(fitting, min(_QUERIES, len(fitting))))
     settings: dict[Only, Setting] = {
         "micro-batches": Setting(source, cluster, workloads, () if POOLER in without else workloads[::2]),
         "real-time": Setting("kafka", cluster, IN_REAL_TIME),
@@ -122,6 +123,11 @@ def plan_of(text: str, seed: int, faults: int, missing: Iterable[str] = (), only
         if waves:
             return [Round(0, dice.randrange(2**32), setting, tuple(waves))]
     raise ValueError(f"no fault's name has {text!r} in it, or none fits; or this machine lacks what it needs")
+
+
+def _reads(workload: str, source: str) -> bool:
+    """Whether the source has what the workload reads."""
+    return source == "kafka" or not WORKLOADS[workload].needs_kafka
 
 
 def _by_data_source(workload: str) -> bool:
@@ -172,7 +178,7 @@ class _Dealer:
 
     def setting(self, source: str) -> Setting:
         """That of the next round in micro-batches."""
-        workloads = self._queries(stateful=self._rounds % 2)
+        workloads = self._queries(source, stateful=self._rounds % 2)
         setting = Setting(source, self._rounds % 4 == 2, workloads, self._behind_poolers(workloads))
         self._rounds += 1
         return setting
@@ -200,12 +206,12 @@ class _Dealer:
         self._dealt[family] += 1
         return self._of_family[family].draw(fits)
 
-    def _queries(self, *, stateful: int) -> tuple[str, ...]:
+    def _queries(self, source: str, *, stateful: int) -> tuple[str, ...]:
         """So many that keep state, one of the Data Source's always, and others."""
         chosen = [self._workloads[True].draw(lambda _: True) for _ in range(stateful)]
         while len(chosen) < _QUERIES:
             is_missing = len(chosen) == _QUERIES - 1 and not any(map(_by_data_source, chosen))
-            others = [name for name in self._names if name not in chosen]
+            others = [name for name in self._names if name not in chosen and _reads(name, source)]
             may_be = [name for name in others if _by_data_source(name) or not is_missing]
             chosen.append(self._workloads[False].draw(may_be.__contains__))
         return tuple(chosen)

@@ -177,6 +177,11 @@ class Stream:
         """A frame of (stream int, position bigint, payload string)."""
         return passed_through(self.tasks, self._read()) if self.tasks else self._read()
 
+    def records(self) -> DataFrame:
+        """Spark's Kafka source as it comes, which the source must be."""
+        read = self.session.readStream.format("kafka").options(**self.kafka_options()).load()
+        return passed_through(self.tasks, read) if self.tasks else read
+
     def kafka_options(self) -> dict[str, str]:
         """For a reader of the topic from its beginning, which the source must be."""
         servers, topic = self.spec["servers"], self.spec["topic"]

@@ -78,7 +78,8 @@ FROM {t} JOIN tops USING (stream) GROUP BY stream, top
 
 # With every fourth row comes a copy that the table refuses: it must be a dead letter, once.
 _LETTERS = "CREATE TABLE {t}_letters (query_id text, sink_name text, batch_id bigint, target text, position jsonb, \
-row_data jsonb, column_name text, code text, message text, destination jsonb)"
+record_key bytea, record_value bytea, record_headers jsonb, row_data jsonb, column_name text, code text, \
+message text, destination jsonb)"
 _DIVERTED = """
 WITH letters AS (SELECT (row_data ->> 'stream')::int AS stream, count(*) AS n,
                         count(DISTINCT row_data ->> 'payload') AS kinds FROM {t}_letters GROUP BY 1)
@@ -88,6 +89,14 @@ SELECT stream, count(*), count(*) - count(DISTINCT position) + coalesce(min(n - 
        count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position))
 FROM {t} LEFT JOIN letters USING (stream) GROUP BY stream
 """
+
+# Every fourth record cannot be decoded: it must be a dead letter, once, with its bytes and its place.
+_DECODED = _PREFIX.format(
+    t="""(SELECT stream, position, payload FROM {t} UNION ALL
+    SELECT (position ->> 'partition')::int, (position ->> 'offset')::bigint,
+           right(convert_from(record_value, 'UTF8'), 32) FROM {t}_letters) AS rows""",
+    again="0",
+)
 
 _BUCKETED = f"""
 WITH tops AS (SELECT stream, sum(n)::bigint AS top FROM {{t}} GROUP BY stream),
@@ -116,7 +125,7 @@ class Workload:
 
     ``judge`` gives for each stream: rows, doubled, lost, wrong. ``counts_rows`` tells whether the ledger's row
     counts add up to the table's. ``commits_in`` says which process speaks to Postgres when rows are committed; in real
-    time it is an executor, for each task by itself.
+    time it is an executor, for each task by itself. ``needs_kafka`` says that no other source has what it reads.
     """
 
     name: str
@@ -126,6 +135,7 @@ class Workload:
     counts_rows: bool = True
     commits_in: Literal["worker", "receiver", "driver", "task"] = "driver"
     stateful: bool = False
+    needs_kafka: bool = False
 
     @property
     def table(self) -> str:
@@ -236,6 +246,17 @@ def _routed(frame: DataFrame, place: Place) -> DataStreamWriter:
     return rows.writeStream.format("pgonce").options(**settings, route="kind", tables=json.dumps(tables))
 
 
+def _decoded(stream: Stream, place: Place) -> StreamingQuery:
+    value = f.col("value").cast("string")
+    good = f.concat(
+        f.lit('{"stream":'), "partition", f.lit(',"position":'), "offset", f.lit(',"payload":"'), value, f.lit('"}')
+    )
+    text = f.when(f.col("offset") % 4 == 0, f.concat(f.lit("bad "), value)).otherwise(good)
+    records = stream.records().withColumn("value", text.cast("binary"))
+    letters = {"deadLetters": f"{place.table}_letters", "maxDeadLetters": "1000000"}
+    return _data_source(records, place, decode="json", **letters).trigger(**stream.trigger).start()
+
+
 def _two_tables(frame: DataFrame, place: Place) -> DataStreamWriter:
     @transactional_batch(place.url, name=place.table, **_PATIENCE)
     def append_and_total(batch: DataFrame, tx: BatchTransaction) -> None:
@@ -299,6 +320,15 @@ WORKLOADS = {
             create=_EVENTS.format(t="{t}", more="") + ";" + _LETTERS,
             judge=_DIVERTED,
             commits_in="worker",
+        ),
+        Workload(
+            "decoded",
+            _decoded,
+            create=_EVENTS.format(t="{t}", more="") + ";" + _LETTERS,
+            judge=_DECODED,
+            counts_rows=False,
+            commits_in="worker",
+            needs_kafka=True,
         ),
         Workload(
             "routed",

@@ -37,6 +37,7 @@ PROOFS = {
     ],
     "bad rows": ["tests/sink/writing/bad_rows"],
     "changes": ["tests/sink/writing/by_key"],
+    "decoding": ["tests/sink/decoding"],
     "real time": ["tests/real_time"],
     "restored databases": ["tests/guarantee/test_restored_machine.py"],
     "receiver": ["tests/sink/data_source/receiver"],

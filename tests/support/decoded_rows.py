@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 from support.with_rooms import reader_of, write_batch_in_tx
 
+from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.unfit_rows import UnfitRows
 from pgonce.sink.options.option import Way
@@ -64,7 +65,7 @@ def where_records_go(**options):
 def write_records(url, values, *, table="t", most=1_000_000, keys=None, partitions=None, **options):
     """Write these records into the table; those that cannot be decoded are given back, as they would be put aside."""
     where = where_records_go(table=table, **options)
-    reader = reader_of(where, KAFKA, url=url)
+    reader = reader_of(where, KAFKA, settings=CommitSettings(url, retry_timeout=0))
     written = written_type(reader.struct_type, RECORD_POSITIONS, where)
     encoder, unfit = CopyEncoder(written), UnfitRows(most, RECORD_POSITIONS)
     body, fit = unfit.encode_others(encoder, reader.read(kafka_batch(values, keys=keys, partitions=partitions)))

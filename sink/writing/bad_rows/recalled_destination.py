@@ -17,13 +17,25 @@ from pyspark.sql import types as t
 from pgonce.offsets_store.errors import UNCHANGED, PgonceError, RecoveryError
 
 from ...encoding.encoded_types import EncodedColumn, encoded_columns, type_from_json
-from ...options.destination import DELETED_COLUMN, Changes, Decoding, Destination, Existing, destination
+from ...options.destination import (
+    DELETED_COLUMN,
+    Changes,
+    Decoding,
+    Destination,
+    Existing,
+    decoding_of,
+    destination,
+)
+from ...options.option import Way
+from ...options.reading import read
 from ..recorded_destination import ADDS_COLUMNS, ALL_DELETE, CREATES, VERSION
 
 RECORDED = frozenset({"mode", "keys", "order_by", "schema_evolution", "delete_when", "change_feed", "deletes"}).union(
     Existing.__dataclass_fields__
 )
 """The options that say how a row is written to a table that is there."""
+RECORDED_OF_DECODING = frozenset({"decode", "decode_key", "columns", "kafka_columns", "null_values"})
+"""The options that say how a record becomes a row."""
 
 
 def recalled(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
@@ -98,13 +110,11 @@ def _recalled_destination(value: Mapping[str, Any]) -> Destination:
     return replace(found, changes=changes, aside=aside, decoding=decoding)
 
 
-def _recalled_decoding(value: Any) -> Decoding:
+def _recalled_decoding(value: Any) -> Decoding | None:
     given = dict(value)
-    pairs = {name: tuple((_text(one), _text(of)) for one, of in given.pop(name)) for name in ("paths", "kafka")}
-    values, key, null_values = given.pop("values"), given.pop("key"), given.pop("null_values")
-    if given:
+    if not RECORDED_OF_DECODING.issuperset(given):
         raise ValueError(sorted(given))
-    return Decoding(values, key, pairs["paths"], pairs["kafka"], null_values)
+    return decoding_of(read(given, Way.WRITER))
 
 
 def _text(value: Any) -> str:

@@ -108,7 +108,11 @@ def write_what_fits_in_tx(
     if gathered is not None:
         letters.write_refused_in_tx(connection, gathered, bad, part.gathering.columns, rows.positions)
     counts = {**outcome.counts, PUT_ASIDE: len(aside)}
-    return replace(outcome, counts=counts, too_early=sum(row.code == VALUE_NOT_READ for row in bad), why=why)
+    # A record that is no object of JSON would be none for any table.
+    apart = sum(row.code == VALUE_NOT_READ for row in bad) + sum(
+        row.record is not None and not row.column_name for row in unfit
+    )
+    return replace(outcome, counts=counts, too_early=apart, why=why)
 
 
 def _written_and_bad_in_tx(

@@ -27,4 +27,4 @@ def test_another_frame_is_refused(frame, options):
 
 def test_the_commit_worker_reads_no_record_and_asks_for_no_table():
     """Parcels say which columns their rows have."""
-    assert reader_of(where_records_go(table="t"), KAFKA, url=None, with_positions=False).struct_type.fields == []
+    assert reader_of(where_records_go(table="t"), KAFKA, with_positions=False).struct_type.fields == []

@@ -11,6 +11,7 @@ import pytest
 from pgonce import pipeline_sink_options
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.options.position_columns import RECORD_POSITIONS
 from pgonce.sink.options.sink_options import parse_job_options, parse_options
 
 LEAST = {"url": "host=db", "table": "events", "checkpointLocation": "/ckpt"}
@@ -127,12 +128,36 @@ def test_sparks_own_option_keys_pass(key):
         ({"batchKey": "2026-11-20"}, "UNKNOWN_OPTION"),
         ({"tables": "{}"}, "CLASHING_OPTIONS"),
         ({"unknownRoutes": "drop"}, "CLASHING_OPTIONS"),
+        ({"decode": "xml"}, "BAD_OPTION"),
+        ({"decode": "json", "positionColumns": "a,b,c"}, "CLASHING_OPTIONS"),
+        ({"decode": "json", "offsetsFrom": "listener"}, "CLASHING_OPTIONS"),
+        ({"decode": "json", "createTable": "true"}, "CLASHING_OPTIONS"),
+        ({"decode": "json", "columns": "id,name"}, "BAD_OPTION"),
+        ({"decode": "json", "columns": '{"id": 1}'}, "BAD_OPTION"),
+        ({"decode": "json", "columns": '{"id": "a", "id": "b"}'}, "BAD_OPTION"),
+        ({"decode": "json", "kafkaColumns": "at"}, "BAD_OPTION"),
+        ({"columns": '{"id": "a.b"}'}, "CLASHING_OPTIONS"),
+        ({"columns": "id"}, "CLASHING_OPTIONS"),
+        ({"decodeKey": "text"}, "CLASHING_OPTIONS"),
+        ({"nullValues": "ignore"}, "CLASHING_OPTIONS"),
     ],
 )
 def test_bad_options_are_refused(options, code):
     """Each bad value or pair of options has its code, and the text says that nothing was written."""
     with pytest.raises(ConfigurationError, match=f"\\[{code}\\].*Nothing was written"):
         parse(**options)
+
+
+def test_records_that_are_decoded_carry_their_positions():
+    """So asynchronous progress is exactly-once with its own interval, and rows of a key have an order."""
+    found = parse(decode="json", mode="upsert", keys="id", asyncProgressTrackingEnabled="true")
+    assert found.async_interval_ms == 1000
+    assert found.positions == RECORD_POSITIONS
+    assert not found.positions.written
+    assert found.destination.order_by == "pgonce_offset"
+    assert parse(decode="json", mode="upsert", keys="id", orderBy="at").destination.order_by == "at"
+    decoding = parse(decode="json", mode="apply", keys="id", columns='{"a": "b.c"}').destination.decoding
+    assert (decoding.key, decoding.paths) == ("text", (("a", "b.c"),))
 
 
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="s3cret";'

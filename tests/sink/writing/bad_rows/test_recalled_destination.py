@@ -22,6 +22,7 @@ from pgonce.sink.options.definitions import BY_KEY, Mode
 from pgonce.sink.options.definitions import OPTIONS as OPTIONS_TABLE
 from pgonce.sink.options.destination import Changes, DeadLetters, destination
 from pgonce.sink.options.option import Way
+from pgonce.sink.options.routes import where_to
 from pgonce.sink.writing.bad_rows.recalled_destination import RECORDED, recalled, recorded_oid
 from pgonce.sink.writing.recorded_destination import recorded
 
@@ -80,6 +81,16 @@ def test_what_is_recorded_is_recalled(options, columns, aside, all_delete):
     assert recalled(kept) == (alters_nothing, tuple(columns))
 
 
+def test_how_records_are_decoded_is_recalled_too():
+    """A replay decodes the record of a letter as its batch would have."""
+    more = {"decode_key": "json", "columns": {"name": "a.b"}, "kafka_columns": {"at": "timestamp"}}
+    where = where_to(table="public.t", mode="apply", decode="json", **more)
+    kept = json.loads(json.dumps(recorded(where, [encoded_column("id", t.LongType())])))
+    assert recalled(kept)[0].decoding == where.decoding
+    # The column that says which rows delete is one of those that were decoded.
+    assert recalled(kept)[0].changes.deleted == where.changes.deleted
+
+
 def test_where_dead_letters_go_is_left_out():
     """A replay puts no row aside: a row that is refused again is an error."""
     where = destination("public.events", dead_letters=True)
@@ -133,6 +144,10 @@ KEPT = recorded(destination("public.events"), encoded_columns(STRUCT))
         with_options(mode="upsert", tombstone_days=True),
         with_options(mode="upsert", on_conflict="do nothing; DROP TABLE events; --"),
         {**KEPT, "aside": [1]},
+        {**KEPT, "decoding": ["decode"]},
+        {**KEPT, "decoding": {"decode": "avro"}},
+        {**KEPT, "decoding": {"decode": "json", "url": "host=elsewhere"}},
+        {**KEPT, "decoding": {"decode": "json", "columns": {"id": 1}}},
         {**KEPT, "aside": None},
         {**KEPT, "table": ""},
         {**KEPT, "table": 1},

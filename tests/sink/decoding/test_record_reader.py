@@ -1,0 +1,124 @@
+"""Every record is one row with its own position, or is refused and kept whole."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+
+import psycopg
+import pytest
+from support.decoded_rows import KAFKA, SENT_AT, kafka_batch, where_records_go, write_records
+from support.with_rooms import reader_of
+
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import TargetError
+from pgonce.sink.encoding.unfit_rows import Record
+from pgonce.sink.errors import EncodingError
+
+
+@pytest.fixture
+def table(url):
+    """A table with a key, and one column more."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE t (id bigint PRIMARY KEY, name text)")
+
+
+@pytest.fixture
+def stored(url):
+    """The rows of that table, in their order."""
+
+    def read():
+        with psycopg.connect(url) as connection:
+            return connection.execute("SELECT id, name FROM t ORDER BY id").fetchall()
+
+    return read
+
+
+def values_of(*rows):
+    """The values of records with these ids and names; bytes are values by themselves."""
+    return [row if row is None or isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+
+
+def test_each_row_has_the_position_of_its_record(table, url):
+    """Also one that is refused, so that it counts where the batch reaches."""
+    reader = reader_of(where_records_go(table="t"), KAFKA, settings=CommitSettings(url))
+    rows = reader.read(kafka_batch(values_of({"id": 1}, b"bad", {"id": 3}), partitions=[7, 8, 9])).to_pylist()
+    places = [(row["pgonce_topic"], row["pgonce_partition"], row["pgonce_position"]) for row in rows]
+    assert places == [("t", 7, 0), ("t", 8, 1), ("t", 9, 2)]
+    assert [row["id"] for row in rows] == [1, None, 3]
+
+
+def test_a_record_that_cannot_be_decoded_is_put_aside_whole(table, url, stored):
+    """With its bytes, its place and its time; nothing of it is in the table."""
+    aside = write_records(url, values_of({"id": 1, "name": "a"}, b"bad\xff"), keys=[None, b"k"])
+    assert stored() == [(1, "a")]
+    (letter,) = aside
+    assert (letter.row_data, letter.place, letter.code) == ("{}", ("t", 0, 1), "RECORD_UNDECODED")
+    assert letter.record == Record(b64encode(b"k").decode(), b64encode(b"bad\xff").decode(), SENT_AT.isoformat(), None)
+
+
+def test_more_bad_records_than_may_be_put_aside_stop_the_batch(table, url, stored):
+    """The error names the place of the first one that is too many."""
+    with pytest.raises(EncodingError, match=r"partition 0, offset 2\) cannot be decoded: It is not a JSON object"):
+        write_records(url, values_of(b"a", {"id": 1}, b"b"), most=1)
+    assert stored() == []
+
+
+@pytest.mark.parametrize("mode", ["upsert", "apply"])
+def test_the_last_record_of_a_key_wins(mode, table, url, stored):
+    """Its partition's order is that of the changes, also within one batch."""
+    write_records(url, values_of({"id": 1, "name": "a"}, {"id": 1, "name": "b"}, {"id": 2, "name": "c"}), mode=mode)
+    assert stored() == [(1, "b"), (2, "c")]
+
+
+@pytest.mark.parametrize("mode", ["upsert", "apply"])
+def test_records_of_a_key_from_two_partitions_have_no_order(mode, table, url, stored):
+    """Unless a column says which is the later one; other keys may come from any partition."""
+    values = values_of({"id": 1, "name": "a"}, {"id": 1, "name": "b"})
+    with pytest.raises(TargetError, match="DOUBLED_KEYS.*2 rows have id = 1"):
+        write_records(url, values, partitions=[0, 1], mode=mode)
+    write_records(url, values, partitions=[0, 1], mode=mode, order_by="name")
+    write_records(url, values_of({"id": 3, "name": "c"}, {"id": 4, "name": "d"}), partitions=[0, 1], mode=mode)
+    assert stored() == [(1, "b"), (3, "c"), (4, "d")]
+
+
+def test_a_record_without_a_value_deletes_by_its_key(table, url, stored):
+    """The text of the key is read as its column; one that does not fit is a bad record."""
+    write_records(url, values_of({"id": 1, "name": "a"}, {"id": 2, "name": "b"}))
+    aside = write_records(url, [None, None, None], keys=[b"1", b"two", None], mode="apply")
+    assert stored() == [(2, "b")]
+    assert [row.message for row in aside] == [
+        "Its key does not fit: Expected `int`, got `str`.",
+        "It has neither a key nor a value for id.",
+    ]
+
+
+def test_a_key_that_is_an_object_fills_what_the_value_lacks(table, url, stored):
+    """A value that has the key counts; a name twice in the key is refused."""
+    keys = [b'{"id":1,"x":2}', b'{"id":7}', b'{"id":3,"id":4}', b'{"x":1}', b"5"]
+    values = values_of({"name": "a"}, {"id": 2, "name": "b"}, {"name": "c"}, {"name": "d"}, {"name": "e"})
+    aside = write_records(url, values, keys=keys, mode="upsert", decode_key="json")
+    assert stored() == [(1, "a"), (2, "b")]
+    assert [row.message for row in aside] == [
+        "Its key has a name twice.",
+        "Its key has no field 'id'.",
+        "Its key does not fit: Expected `object`, got `int`.",
+    ]
+
+
+def test_a_field_may_say_what_deletes(table, url, stored):
+    """With deleteWhen; null does not say it."""
+    write_records(url, values_of({"id": 1, "name": "a"}))
+    changes = values_of({"id": 1, "gone": True}, {"id": 2, "name": "b", "gone": False}, {"id": 3, "name": "c"}, None)
+    keys = [None, None, None, b"2"]
+    aside = write_records(url, changes, keys=keys, mode="apply", delete_when="gone")
+    assert stored() == []
+    assert [row.message for row in aside] == ["It does not say whether it deletes."]
+
+
+def test_a_record_without_a_value_is_bad_or_left_out(table, url, stored):
+    """Where it cannot delete."""
+    aside = write_records(url, values_of({"id": 1}, None))
+    assert [row.message for row in aside] == ["It has no value."]
+    assert write_records(url, values_of(None, {"id": 2}, None), null_values="ignore") == []
+    assert stored() == [(1, None), (2, None)]
