@@ -203,6 +203,10 @@ check: lint test ## lint, then test
 nightly: test test-all test-long ## all that CI runs only in short: every test, the benchmarks, and 200 faults
 	$(MAKE) bench bench-bad-rows bench-changes bench-routes chaos N=200
 
+fuzz: setup ## look for records that the decoder takes wrongly; SECONDS=3600
+	@$(INSTALL) atheris && $(BIN)/python tests/sink/decoding/fuzz_json_records.py -max_total_time=$(or $(SECONDS),60) \
+	-max_len=400 -print_final_stats=1
+
 bench: setup ## compare with Spark's JDBC writer and with a sink that does nothing; SMALL=1 for a quick look
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/run.py $(if $(SMALL),--small)
 
@@ -228,7 +232,7 @@ bench-changes: setup ## changes with deletes from Kafka, against Debezium's JDBC
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/changes.py $(if $(SMALL),--small)
 
 bench-cluster: setup ## rows a second with 1, 2 and 4 executors of one core, on a real cluster; SMALL=1 for a quick look
-	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/cluster.py $(if $(SMALL),--small)
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/cluster.py $(if $(SMALL),--small) $(if $(DECODING),--decoding)
 
 bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, against Spark JDBC, Debezium, Flink XA, a consumer; NESTED=1
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py $(if $(NESTED),--nested)

@@ -13,11 +13,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
-from contenders import BATCH_WRITER, INLINE, PGONCE, STAGED, Contender
+from contenders import BATCH_WRITER, DECODING, INLINE, PGONCE, STAGED, Contender
 from embedded_postgres import EmbeddedPostgres
+from kafka_broker import KafkaBroker, spark_connector_jars
+from kafka_json import JsonLoad
 from loads import Load
 from maven import MissingTool
 from measure import Bench, alternate
@@ -30,7 +33,7 @@ from screen import about_this_run, load_as_json, show_goals, write_results
 from standalone_cluster import StandaloneCluster
 
 EXECUTORS = (1, 2, 4)
-_WAYS = (PGONCE, INLINE, STAGED, BATCH_WRITER)
+_WAYS: tuple[Contender, ...] = (PGONCE, INLINE, STAGED, BATCH_WRITER)
 # A worker each, as on hosts of their own.
 _HOSTS = tuple(f"127.0.0.{number}" for number in range(2, 2 + max(EXECUTORS)))
 _START_SECONDS = 120.0
@@ -43,24 +46,32 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make bench-cluster", description="Rows a second, by executors.")
     parser.add_argument("--small", action="store_true", help="a quick look")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--decoding", action="store_true", help="records of a topic, which the sink decodes")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory for the file with all times")
     given = parser.parse_args(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     rows, rounds = (100_000, 1) if given.small else (1_000_000, given.rounds)
-    load = Load(f"{rows:,} rows", rows, 4, rounds, warm_up=2, measured=3)
-    times: dict[str, list[list[int]]] = {_name(way, count): [] for way in _WAYS for count in EXECUTORS}
+    load, jars = Load(f"{rows:,} rows", rows, 4, rounds, warm_up=2, measured=3), tuple[Path, ...]()
+    ways = DECODING if given.decoding else _WAYS
+    times: dict[str, list[list[int]]] = {_name(way, count): [] for way in ways for count in EXECUTORS}
     try:
-        with EmbeddedPostgres(settings=POSTGRES) as postgres, StandaloneCluster() as cluster:
+        with EmbeddedPostgres(settings=POSTGRES) as postgres, StandaloneCluster() as cluster, ExitStack() as stack:
+            if given.decoding:
+                servers, jars = stack.enter_context(KafkaBroker()).bootstrap_servers, tuple(spark_connector_jars())
+                load = JsonLoad(
+                    f"{rows:,} JSON records", rows, 4, rounds, 2, 3, bootstrap_servers=servers, decodes=True
+                )
+                load.fill()
             cluster.add_workers(*_HOSTS)
             with psycopg.connect(postgres.uri()) as connection:
                 version = connection.info.parameter_status("server_version") or "unknown"
             about = about_this_run(POSTGRES, version)
 
             def measure(count: int, number: int) -> None:
-                with spark_session(settings=_settings(cluster, count)) as spark:
+                with spark_session(*jars, settings=_settings(cluster, count)) as spark:
                     _wait_for_executors(cluster, count)
                     bench = Bench(spark, postgres.tcp_uri(), "")
-                    for way in _WAYS:
+                    for way in ways:
                         console.print(f"round {number + 1} of {rounds}: {_name(way, count)}")
                         times[_name(way, count)].append(bench.run(way, load))
 
@@ -68,10 +79,11 @@ def main(arguments: Sequence[str]) -> int:
     except MissingTool as missing:
         console.print(str(missing), style="red")
         return 2
-    console.print(_table(load, times))
-    of_two = {way.name: times[_name(way, _JUDGED)] for way in (PGONCE, STAGED)}
-    goal = Goal(f"{load.name}, {_JUDGED} executors", PGONCE.name, STAGED.name, 1 / 1.5)
-    show_goals(console, [judge(goal, of_two)], judged=not given.small)
+    console.print(_table(load, times, ways))
+    if not given.decoding:
+        of_two = {way.name: times[_name(way, _JUDGED)] for way in (PGONCE, STAGED)}
+        goal = Goal(f"{load.name}, {_JUDGED} executors", PGONCE.name, STAGED.name, 1 / 1.5)
+        show_goals(console, [judge(goal, of_two)], judged=not given.small)
     path = write_results(given.results, about, {"loads": [load_as_json(load, times)]}, prefix="cluster-")
     console.print(f"{os.cpu_count()} cores for all of it. All times are in {path}.", soft_wrap=True)
     return 0
@@ -100,12 +112,12 @@ def _name(way: Contender, executors: int) -> str:
     return f"{way.name}, {executors} executor{'s' if executors > 1 else ''}"
 
 
-def _table(load: Load, times: dict[str, list[list[int]]]) -> Table:
+def _table(load: Load, times: dict[str, list[list[int]]], ways: Sequence[Contender]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=f"Rows a second, batches of {load.name}", title_justify="left")
     table.add_column("sink")
     for count in EXECUTORS:
         table.add_column(f"{count} x 1 core", justify="right")
-    for way in _WAYS:
+    for way in ways:
         medians = (figures(times[_name(way, count)]).median for count in EXECUTORS)
         table.add_row(way.name, *(f"{load.rows / found * 1000:,.0f}" for found in medians))
     return table

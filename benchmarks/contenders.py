@@ -80,6 +80,14 @@ def _batch_writer(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table, independent=True))
 
 
+def _decoding_writer(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table, independent=True, decode="json"))
+
+
+def _decoding_tasks(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return _pgonce(writer, place).option("decode", "json")
+
+
 def _upserting_writer(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     batch_writer = PostgresBatchWriter(place.url, table=place.table, mode="upsert", keys=["id"], independent=True)
     return writer.foreachBatch(batch_writer)
@@ -170,3 +178,6 @@ LARGE_BATCHES = (
 )  # fmt: skip
 WIDE_ROWS = (PGONCE, STAGED, BATCH_WRITER, SPARK_JDBC)
 UPSERTS = (WRITER_UPSERT, PGONCE_UPSERT, UPSERT_BY_HAND)
+DECODING_WRITER = Contender("PostgresBatchWriter, decode=json", _decoding_writer, "rows_decoded")
+DECODING = (DECODING_WRITER, Contender('format("pgonce"), decode=json', _decoding_tasks, "rows_decoded_by_tasks"))
+"""Those that get the records of a topic as they are."""

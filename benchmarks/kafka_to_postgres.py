@@ -17,7 +17,7 @@ from functools import partial
 import psycopg
 from async_ways import WRITER
 from commit_times import Sink, write_with
-from contenders import FOREACH_NOTHING, PGONCE, PYTHON_NOTHING, SPARK_JDBC, STAGED, Contender
+from contenders import DECODING, DECODING_WRITER, FOREACH_NOTHING, PGONCE, PYTHON_NOTHING, SPARK_JDBC, STAGED, Contender
 from cpu_seconds import CpuWatch, Used
 from debezium import debezium
 from embedded_postgres import EmbeddedPostgres
@@ -32,27 +32,10 @@ from rich.console import Console
 from run import POSTGRES, RESULTS, spark_session
 from screen import about_this_run, load_as_json, show_cpu, show_goals, show_load, write_results
 
-from pgonce import PostgresBatchWriter
-from pgonce.sink.options.definitions import WriterOptions
-
 BY_HAND = Contender("a consumer by hand, without Spark", lambda writer, _: writer, "rows_by_hand")
 DEBEZIUM = Contender("Debezium's JDBC sink", lambda writer, _: writer, "rows_debezium")
 FLINK = Contender("Flink's JDBC sink, XA", lambda writer, _: writer, "rows_flink")
 
-_HOW: WriterOptions = {"decode": "json", "independent": True}
-DECODING_WRITER = Contender(
-    "PostgresBatchWriter, decode=json",
-    lambda writer, place: writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table, **_HOW)),
-    "rows_decoded",
-)
-DECODING_TASKS = Contender(
-    'format("pgonce"), decode=json',
-    lambda writer, place: writer.format("pgonce").options(
-        url=place.url, table=place.table, independent="true", decode="json"
-    ),
-    "rows_decoded_by_tasks",
-)
-DECODING = (DECODING_WRITER, DECODING_TASKS)
 CONTENDERS = (
     FOREACH_NOTHING,
     PYTHON_NOTHING,
