@@ -204,7 +204,7 @@ nightly: test test-all test-long ## all that CI runs only in short: every test, 
 	$(MAKE) bench bench-bad-rows bench-changes bench-routes chaos N=200
 
 fuzz: setup ## look for records that the decoder takes wrongly; SECONDS=3600
-	@$(INSTALL) atheris && $(BIN)/python tests/sink/decoding/fuzz_json_records.py -max_total_time=$(or $(SECONDS),60) \
+	@$(INSTALL) atheris && $(BIN)/python tests/support/fuzz_json_records.py -max_total_time=$(or $(SECONDS),60) \
 	-max_len=400 -print_final_stats=1
 
 bench: setup ## compare with Spark's JDBC writer and with a sink that does nothing; SMALL=1 for a quick look

@@ -76,7 +76,7 @@ def topic_to_table(
     frame = spark.readStream.format("kafka").options(**source).load()
     writer: DataStreamWriter = frame.writeStream
     if on_executors:
-        writer = writer.format("pgonce").options(url=url, **_as_sparks(given, login))
+        writer = writer.format("pgonce").options(url=url, **_as_sparks(given))
     else:
         writer = writer.foreachBatch(PostgresBatchWriter(url, **asked))
     if query_name:
@@ -86,7 +86,7 @@ def topic_to_table(
     return recover_and_start(writer, location, url)
 
 
-def _as_sparks(given: Given, login: Mapping[str, str]) -> dict[str, str]:
+def _as_sparks(given: Given) -> dict[str, str]:
     """The options as Spark takes them, which are texts; the location comes with the start."""
     found = {}
     for argument, value in given.items():
@@ -95,7 +95,7 @@ def _as_sparks(given: Given, login: Mapping[str, str]) -> dict[str, str]:
         text = json.dumps(value) if isinstance(value, Mapping) else value
         text = ",".join(text) if isinstance(text, tuple) else text
         found[OPTIONS[argument].name] = str(text).lower() if isinstance(text, bool) else str(text)
-    return {**found, **login}
+    return {**found, **(given["kafka_options"] or {})}
 
 
 def _refuse_missing_table(spark: SparkSession, source: Mapping[str, str], url: str, given: Given) -> None:

@@ -11,7 +11,6 @@ import json
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -82,10 +81,11 @@ def _decoded(driver: psycopg.Connection, letter: StoredLetter, record: Sequence[
         raise missing_table(driver, found)
     reader = reader_for(table, where, with_positions=False)
     rows = reader.read(_as_kafka_has_it(letter, record))
-    if REFUSED in rows.schema.names:
+    if len(rows) == 0 or REFUSED in rows.schema.names:
+        why = rows[REFUSED][0]["message"] if len(rows) else "It has no value, and nullValues=ignore is set."
         raise RecoveryError(
             "DEAD_LETTER_UNMENDED",
-            f"The record of dead letter {letter.dead_letter_id} cannot be decoded: {rows[REFUSED][0]['message']}",
+            f"The record of dead letter {letter.dead_letter_id} cannot be decoded: {why}",
             UNCHANGED,
             "Repair `record_value` (or `record_key`) of the letter, or the table, and replay it again. With --id, only "
             "the letters that you name are replayed.",
@@ -98,16 +98,16 @@ def _decoded(driver: psycopg.Connection, letter: StoredLetter, record: Sequence[
 def _as_kafka_has_it(letter: StoredLetter, record: Sequence[Any]) -> pa.RecordBatch:
     key, value, headers = record
     place = letter.position or {}
-    time = place.get("timestamp")
     row = {
         **{name: place.get(name) for name in ("topic", "partition", "offset")},
         "key": key and bytes(key),
         "value": None if value is None else bytes(value),
-        "timestamp": time and datetime.fromisoformat(time),
         "headers": headers
         and [{"key": name, "value": None if of is None else b64decode(of)} for name, of in _listed(headers)],
     }
-    return pa.RecordBatch.from_pylist([row], schema=_RECORDS)
+    batch = pa.RecordBatch.from_pylist([row], schema=_RECORDS)
+    sent = pa.array([place.get("timestamp")], pa.int64()).cast(_RECORDS.field("timestamp").type)
+    return batch.set_column(batch.schema.get_field_index("timestamp"), "timestamp", sent)
 
 
 def _listed(headers: Any) -> list[Any]:

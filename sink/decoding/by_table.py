@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import psycopg
 from pyspark.sql import types as t
@@ -21,20 +22,21 @@ from pgonce.offsets_store.postgres.backoff import Tries
 from pgonce.offsets_store.postgres.refused_rows import target_error
 
 from ..encoding.encoded_types import encoded_column
-from ..options.destination import Destination
+from ..options.definitions import BY_KEY, KeyFormat
+from ..options.destination import DELETED_COLUMN, Changes, Destination
 from ..writing.first_look import looking
 from ..writing.table.catalogue import TargetColumn, TargetTable, look_up_table
 from ..writing.table.fit import Fit
 from ..writing.table.fit_column import fit_column
 from .decoded_columns import DecodedColumn, Form, KafkaColumn
-from .record_reader import RecordReader
+from .record_reader import RESERVED, RecordReader
 
 _log = logging.getLogger("pgonce")
 
 
 def described(settings: CommitSettings, where: Destination) -> TargetTable:
     """
-    The table as it is now; a server that is away is waited for, as long as a commit would.
+    Ask Postgres what the table is; try it again for ``retry_timeout`` if the server does not answer.
 
     :raises TargetError: TARGET_MISSING.
     :raises ConnectError: if Postgres cannot be asked.
@@ -65,15 +67,27 @@ def reader_for(table: TargetTable, where: Destination, *, with_positions: bool) 
     :raises TargetError: as :func:`columns_of`.
     """
     found = columns_of(table, where)
-    keys = [column for column in found if column.is_key]
-    if where.decoding and where.decoding.key == "text" and len(keys) != 1:
-        raise bad_option(
-            "BAD_OPTION",
-            f"decodeKey=text, but {table.qualified_name} has {len(keys)} keys.",
-            "Set decodeKey=json if the key of a record is a JSON object with these fields.",
-        )
+    if where.decoding and where.decoding.key:
+        _refuse_keys(table, [column for column in found if column.is_key], where.decoding.key)
+    filled = {column.name for column in found}
+    others = tuple(column.column_name for column in table.columns if column.column_name not in filled)
     name = table.identifier.as_string(None)
-    return RecordReader(where, found, kafka_columns_of(table, where), name, with_positions=with_positions)
+    known = kafka_columns_of(table, where)
+    return RecordReader(where, found, known, name, others, with_positions=with_positions)
+
+
+def _refuse_keys(table: TargetTable, keys: Sequence[DecodedColumn], form: KeyFormat) -> None:
+    """:raises ConfigurationError: BAD_OPTION, for keys that a record's key cannot have."""
+    names, what = [column.path[-1] for column in keys], ""
+    if form == "text" and len(keys) > 1:
+        what = f"decodeKey=text reads one key, and {table.qualified_name} has {', '.join(names)}."
+    elif len(set(names)) < len(names):
+        what = f"Two keys of {table.qualified_name} would get one field of a record's key ({', '.join(names)})."
+    elif any(isinstance(column.data_type, (t.ArrayType, t.MapType)) for column in keys):
+        what = f"A key of {table.qualified_name} is an array or an hstore, which is not read from a record's key."
+    if what:
+        remedy = "Set decodeKey=json if it is a JSON object with a field of its own for each of them."
+        raise bad_option("BAD_OPTION", what, remedy)
 
 
 def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, ...]:
@@ -89,18 +103,39 @@ def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, .
     for name in (*paths, *of_kafka):
         if name not in {column.column_name for column in table.columns}:
             raise unknown_column(table, name)
-    keys = keys_of(table, where)
+    for name in RESERVED & {column.column_name for column in table.columns}:
+        what = f"{table.qualified_name} has a column {name}, and decoded rows have one of this name for another use."
+        raise bad_target("COLUMN_TWICE", what, "Rename the column.")
+    changes = where.changes or Changes()
+    keys = keys_of(table, where) if where.mode in BY_KEY else ()
+    # Where a field says which rows delete, whether others are missing is left to Postgres: a delete needs none of them.
+    unneeded = {column.column_name for column in table.columns} if changes.delete_when else {changes.soft_column}
     found = [
         decoded
         for column in table.columns
         if column.column_name not in of_kafka
-        and (decoded := _decoded(table, column, paths, column.column_name in keys)) is not None
+        and (decoded := _decoded(table, column, paths, where, is_key=column.column_name in keys)) is not None
     ]
-    deleted = where.changes.delete_when if where.changes else None
-    if deleted and deleted not in {column.name for column in found}:
-        found.append(DecodedColumn(deleted, (deleted,), t.BooleanType()))
+    found = [replace(column, required=False) if column.name in unneeded else column for column in found]
+    if changes.delete_when not in (None, DELETED_COLUMN):
+        found = _with_deleted(found, changes.deleted, of_kafka)
+    if not found and not of_kafka:
+        raise bad_target(
+            "COLUMN_UNKNOWN",
+            f"{table.qualified_name} has no column that a record fills: all have defaults, or no field fits them.",
+            'Name some in columns, for example {"id": "id"}.',
+        )
     _refuse_shared(found)
     return tuple(found)
+
+
+def _with_deleted(columns: list[DecodedColumn], name: str, of_kafka: Collection[str]) -> list[DecodedColumn]:
+    """The columns, among which is the one that says which rows delete; the table need not have it."""
+    same = next((column for column in columns if column.name == name), None)
+    if _ODD.search(name) or name in of_kafka or (same and not isinstance(same.data_type, t.BooleanType)):
+        what = f"deleteWhen={name!r} does not name a field that is true or false."
+        raise bad_option("BAD_OPTION", what, "Name another one, or compute the condition in Spark.")
+    return columns if same else [*columns, DecodedColumn(name, (name,), t.BooleanType())]
 
 
 def _refuse_shared(columns: Sequence[DecodedColumn]) -> None:
@@ -165,10 +200,12 @@ def unknown_column(table: TargetTable, name: str) -> TargetError:
     )
 
 
-def _decoded(table: TargetTable, column: TargetColumn, paths: Mapping[str, str], is_key: bool) -> DecodedColumn | None:
+def _decoded(
+    table: TargetTable, column: TargetColumn, paths: Mapping[str, str], where: Destination, *, is_key: bool
+) -> DecodedColumn | None:
     name = column.column_name
-    is_filled = bool(column.generated) or column.has_default
-    if is_filled and name not in paths and not (is_key and not column.generated):
+    is_named = name in paths or ((is_key or name == where.order_by) and not column.generated)
+    if (column.generated or column.has_default) and not is_named:
         return None
     path = tuple(paths[name].split(".")) if name in paths else (name,)
     # msgspec has no fields of other names.

@@ -22,7 +22,7 @@ from .decoded_columns import DecodedColumn, Form
 class UnknownFieldError(Exception):
     """A record has a field that no column takes: its path, and a type of Postgres that would fit its value."""
 
-    def __init__(self, path: str, fits: str) -> None:
+    def __init__(self, path: tuple[str, ...], fits: str) -> None:
         super().__init__(path, fits)
         self.path, self.fits = path, fits
 
@@ -133,15 +133,15 @@ class Fields:
 
         return get
 
-    def unknown(self, found: dict[str, msgspec.Raw], at: str = "") -> tuple[str, str] | None:
+    def unknown(self, found: dict[str, msgspec.Raw], at: tuple[str, ...] = ()) -> tuple[tuple[str, ...], str] | None:
         """The first field of an object that no column takes, with a type that would fit; None if there is none."""
         for name, raw in found.items():
             one = self.inner.get(name)
             if one is None:
-                return f"{at}{name}", type_that_fits(bytes(raw))
+                return (*at, name), type_that_fits(bytes(raw))
             if isinstance(one, Fields) and bytes(raw)[:1] == b"{":
                 inner = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-                if deeper := one.unknown(inner, f"{at}{name}."):
+                if deeper := one.unknown(inner, (*at, name)):
                     return deeper
         return None
 

@@ -38,7 +38,7 @@ class Decoded:
 
 
 # A deeply nested record ends in RecursionError.
-_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class JsonRecords:
@@ -80,7 +80,7 @@ class JsonRecords:
         is_whole = True
         try:
             rows: list[Any] = list(map(self._decode_whole, values))  # type: ignore[arg-type]
-        except (*_MALFORMED, TypeError):
+        except (*MALFORMED, TypeError):
             rows = [self._one(row, value, refused) for row, value in enumerate(values)]
             is_whole = False
         lists = [list(map(get, rows)) for get in self._gets]
@@ -113,7 +113,7 @@ class JsonRecords:
             return self._empty
         try:
             return self._decode(value)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             refused[row] = self._why(value, error)
             return self._empty
 
@@ -123,22 +123,26 @@ class JsonRecords:
             return Refusal("", "It is empty.")
         try:
             found = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
-        except _MALFORMED as malformed:
+        except MALFORMED as malformed:
             return Refusal("", f"It is not a JSON object: {malformed}.")
         if has_double(value):
             return Refusal("", DOUBLED)
-        if not self._ignores_extra and (unknown := self._fields.unknown(found)):
+        try:
+            unknown = None if self._ignores_extra else self._fields.unknown(found)
+        except MALFORMED as malformed:
+            return Refusal("", f"It is not a JSON object: {malformed}.")
+        if unknown:
             raise UnknownFieldError(*unknown)
         for column in self._columns:
             try:
                 self._fields.read_one(found, column, required=self._required[self._columns.index(column)])
-            except _MALFORMED as unfit:
+            except MALFORMED as unfit:
                 return Refusal(column.name, f"Field {'.'.join(column.path)!r} does not fit: {unfit}.")
         return Refusal("", f"{error}.")
 
     def _refuse_doubled(self, there: dict[int, bytes], expected: int | None, refused: dict[int, Refusal]) -> None:
         """
-        Refuse records with an object that has a name twice, of which msgspec takes the last one without a word.
+        Refuse records with an object that has a name twice: msgspec takes the last one, and says nothing.
 
         :param expected: how many fields were read, if that is known.
         """
@@ -157,12 +161,13 @@ class _Missing:
 
 
 DOUBLED = "An object in it has a name twice, and one of the two values would be lost."
-_NAME = re.compile(rb'"([^"]*)"\s*:')
+# Every string, so that it stays clear where one begins; those that are names have a colon.
+_STRING = re.compile(rb'"([^"]*)"(\s*:)?')
 
 
 def has_double(value: bytes) -> bool:
     """Whether an object in this JSON has a name twice, or is nested too deeply to tell."""
-    names = _NAME.findall(value)
+    names = [name for name, colon in _STRING.findall(value) if colon]
     # A name may be written in several ways where characters are escaped.
     if b"\\" not in value and len(set(names)) == len(names):
         return False

@@ -13,8 +13,11 @@ import msgspec
 from psycopg import sql
 from pyspark.sql import types as t
 
+from pgonce.offsets_store.postgres.text import LONGEST_NAME, is_storable
+
 from .decoded_columns import DecodedColumn
 from .fields import type_that_fits
+from .json_records import MALFORMED
 from .values import made
 
 _TIMES = ((t.DateType(), "date"), (t.TimestampType(), "timestamptz"), (t.TimestampNTZType(), "timestamp"))
@@ -31,23 +34,32 @@ def create_statement(table: sql.Composable, values: Iterable[bytes | None], keys
     for value in values:
         try:
             found = msgspec.json.decode(value or b"", type=dict[str, msgspec.Raw])
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except MALFORMED:
             continue
-        for name, raw in found.items():
+        for name, raw in found.items() if all(map(_may_be_named, found)) else ():
             by_name.setdefault(name, []).append(bytes(raw))
     if not by_name:
         return ""
+    # A key that no value has may be in the records' keys.
+    by_name |= {key: [] for key in keys if key not in by_name}
     parts = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(_type_of(raws))) for name, raws in by_name.items()]
     if keys:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, keys))))
     return sql.SQL("CREATE TABLE {} ({})").format(table, sql.SQL(", ").join(parts)).as_string(None)
 
 
+def _may_be_named(name: str) -> bool:
+    return 0 < len(name.encode()) <= LONGEST_NAME and is_storable(name)
+
+
 def _type_of(raws: Sequence[bytes]) -> str:
     there = [raw for raw in raws if raw != b"null"]
     found = {type_that_fits(raw) for raw in there} or {"text"}
     if found == {"text"} and there:
-        texts = list(map(msgspec.json.decode, there))
+        try:
+            texts = list(map(msgspec.json.decode, there))
+        except MALFORMED:
+            return "text"
         for data_type, name in _TIMES:
             if not made(DecodedColumn("", ("",), data_type), texts)[1]:
                 return name

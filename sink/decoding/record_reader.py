@@ -3,14 +3,14 @@ Read the records of a frame that is Spark's Kafka source as it comes: each becom
 
 Runs in tasks, and on the driver for foreachBatch, before rows are encoded. Invariants: every record is one row, in the
 order in which they came, with its own position, unless the user leaves out those without a value. A record that cannot
-be decoded stays a row, of nulls, with the reason and the whole record beside it, so that its position counts as others
+be decoded stays a row, of nulls, with the reason and the whole record, so that its position counts as others
 do; what encodes rows refuses it or puts it aside.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,14 +22,15 @@ import pyarrow as pa
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.errors import bad_target
+from pgonce.offsets_store.postgres.text import is_storable
 
 from ..encoding import compute as pc
 from ..encoding.unfit_rows import REFUSED, Record
-from ..options.destination import OFFSET_COLUMN, ORIGIN_COLUMN, Decoding, Destination
+from ..options.destination import DELETED_COLUMN, OFFSET_COLUMN, ORIGIN_COLUMN, Decoding, Destination
 from ..options.position_columns import RECORD_POSITIONS
 from .decoded_columns import DecodedColumn, KafkaColumn
-from .fields import UnknownFieldError, read_as
-from .json_records import JsonRecords, has_double
+from .fields import UnknownFieldError, or_null, read_as
+from .json_records import MALFORMED, JsonRecords, has_double
 from .values import Refusal, made
 
 OF_KAFKA: dict[str, t.DataType] = {
@@ -42,8 +43,10 @@ OF_KAFKA: dict[str, t.DataType] = {
 }
 """The columns of Spark's Kafka source that are always there."""
 HEADERS = "headers"
-_REFUSED_TYPE = pa.struct([(name, pa.string()) for name in ("column", "message", "remedy", *Record._fields)])
-_REMEDY = "Repair the record at its source and produce it again, or set deadLetters=true, so that it is put aside."
+RESERVED = frozenset({*RECORD_POSITIONS.names, OFFSET_COLUMN, ORIGIN_COLUMN, DELETED_COLUMN, REFUSED})
+"""The names of columns that decoded rows have besides those of the table."""
+_REFUSED_TYPE = pa.struct([(name, pa.string()) for name in ("column", "message", "where", *Record._fields)])
+_LONGEST_NAME = 63
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,14 @@ class RecordReader:
     """
     Decodes records for the columns of ``table``, which is its name as SQL has it.
 
-    :param columns: those that get fields; :param of_kafka: those that get what Kafka knows.
+    :param columns: those that get fields; :param of_kafka: those that get what Kafka knows; :param others: the rest.
     """
 
     where: Destination
     columns: tuple[DecodedColumn, ...]
     of_kafka: tuple[KafkaColumn, ...]
     table: str
+    others: tuple[str, ...] = ()
     with_positions: bool = True
 
     @property
@@ -136,14 +140,25 @@ class RecordReader:
         return frozenset(column.name for column in self.columns if column.is_key and self._decoding.key)
 
     def _unknown(self, unknown: UnknownFieldError) -> Exception:
-        name = unknown.path.rpartition(".")[2].replace('"', '""')
-        return bad_target(
+        *above, name = unknown.path
+        path, column = ".".join(unknown.path), name.replace('"', '""')
+        add = f'ALTER TABLE {self.table} ADD COLUMN "{column}" {unknown.fits}'
+        if name in self.others and not above:
+            remedy = f'If column {name} has a default, name it in columns, as in {{"{name}": "{name}"}}, to fill it.'
+        elif len(name.encode()) > _LONGEST_NAME or not is_storable(name) or not name:
+            remedy = "No column can have this name."
+        elif above:
+            remedy = f'Add a column, for example {add}; and name it in columns, as in {{"{column}": "{path}"}}.'
+        else:
+            remedy = f"Add a column, for example {add}."
+        error = bad_target(
             "COLUMN_UNKNOWN",
-            f"A record has a field {unknown.path!r}, for which {self.table} has no column that records fill.",
-            f'Add one, for example ALTER TABLE {self.table} ADD COLUMN "{name}" {unknown.fits}; or name the column in '
-            f'columns, for example {{"{name}": "{unknown.path}"}}, which is needed where it has a default or another '
-            "name; or set schemaEvolution=ignoreExtra. Then start the query again.",
+            f"A record has a field {path[:_LONGEST_NAME]!r}, for which {self.table} has no column that records fill.",
+            f"{remedy} Or pass over all such fields with schemaEvolution=ignoreExtra. Then start the query again.",
         )
+        # The names of fields are the producer's, and may be data.
+        error.kept = f"A record has a field for which {self.table} has no column that records fill."
+        return error
 
     def _fill_keys(self, batch: pa.RecordBatch, by_name: dict[str, Any], refused: dict[int, Refusal]) -> None:
         """Take the keys that a value does not have from the record's key."""
@@ -170,25 +185,25 @@ class RecordReader:
             array = by_name[column.name]
             # Of a record whose value has some of the keys, these count.
             chosen = pc.coalesce(array.take(places), filled)
+            for row, is_null in zip(lacking, chosen.is_null().to_pylist(), strict=True):
+                if is_null:
+                    why = Refusal(column.name, f"Neither its value nor its key has a value for {column.name}.")
+                    refused.setdefault(row, why)
             by_name[column.name] = pc.replace_with_mask(array, is_lacking, chosen)
 
     def _of_key(self, key: bytes | None, keys: Sequence[DecodedColumn]) -> list[Any] | Refusal:
-        """The values that a record's key has for these columns."""
+        """The values that a record's key has for these columns, None for those that it lacks."""
         if key is None:
-            return Refusal(keys[0].name, f"It has neither a key nor a value for {keys[0].name}.")
+            return [None] * len(keys)
         try:
             if self._decoding.key == "text":
-                return [msgspec.convert(key.decode(), read_as(keys[0].data_type, keys[0].form), strict=False)]
+                return [_of_text(key, read_as(keys[0].data_type, keys[0].form))]
             found = msgspec.json.decode(key, type=dict[str, msgspec.Raw])
             if has_double(key):
                 return Refusal(keys[0].name, "Its key has a name twice.")
-            return [
-                msgspec.json.decode(found[column.path[-1]], type=read_as(column.data_type, column.form))
-                for column in keys
-            ]
-        except KeyError as missing:
-            return Refusal(str(missing.args[0]), f"Its key has no field {missing.args[0]!r}.")
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            kinds = [(found.get(column.path[-1]), or_null(read_as(column.data_type, column.form))) for column in keys]
+            return [None if raw is None else msgspec.json.decode(raw, type=kind) for raw, kind in kinds]
+        except MALFORMED as error:
             return Refusal(keys[0].name, f"Its key does not fit: {error}.")
 
     def _deletes(
@@ -233,29 +248,41 @@ def _records_for(columns: tuple[DecodedColumn, ...], ignores_extra: bool, lenien
     return JsonRecords(columns, ignores_extra=ignores_extra, lenient=lenient)
 
 
+def _of_text(key: bytes, kind: Any) -> Any:
+    """A key that is one value: bytes and texts as they are, others as JSON has them."""
+    if kind is bytes:
+        return key
+    return key.decode() if kind is str else msgspec.json.decode(key, type=kind)
+
+
 def _origins(batch: pa.RecordBatch) -> pa.Array:
-    """A number for each topic and partition."""
+    """A number for each topic and partition; two have the same one in 2**64 cases."""
     topics = batch.column("topic").dictionary_encode()
-    by_topic = pa.array([zlib.crc32(name.encode()) << 31 for name in topics.dictionary.to_pylist()], pa.int64())
-    return pc.add(by_topic.take(topics.indices), batch.column("partition").cast(pa.int64()))
+    hashes = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in topics.dictionary.to_pylist())
+    by_topic = pa.array([int.from_bytes(one, "big", signed=True) for one in hashes], pa.int64())
+    return pc.bit_wise_xor(by_topic.take(topics.indices), batch.column("partition").cast(pa.int64()))
 
 
 def _reasons(batch: pa.RecordBatch, refused: dict[int, Refusal]) -> pa.Array:
     """Why records are refused, each with the record itself."""
-    parts = {name: batch.column(name) for name in ("key", "value", "timestamp")}
+    # As a number: Python has not all years, and not all names of time zones that Spark has.
+    times = batch.column("timestamp").cast(pa.int64())
     headers = batch.column(HEADERS) if HEADERS in batch.schema.names else None
     said: list[dict[str, Any] | None] = [None] * len(batch)
     for row, why in refused.items():
-        key, value, time = (part[row].as_py() for part in parts.values())
+        topic, partition, offset, key, value = (
+            batch.column(name)[row].as_py() for name in ("topic", "partition", "offset", "key", "value")
+        )
         named = (headers[row].as_py() if headers is not None else None) or ()
-        texts = [[one["key"], _base64(one["value"])] for one in named]
+        # No JSON of Postgres has a NUL.
+        texts = [[one["key"].replace("\0", "\ufffd"), _base64(one["value"])] for one in named]
         said[row] = {
             "column": why.column,
             "message": why.message,
-            "remedy": _REMEDY,
+            "where": f"topic {topic!r}, partition {partition}, offset {offset}",
             "key": _base64(key),
             "value": _base64(value),
-            "time": time.isoformat(),
+            "time": str(times[row].as_py()),
             "headers": json.dumps(texts) if texts else None,
         }
     return pa.array(said, _REFUSED_TYPE)

@@ -54,8 +54,8 @@ class UnfitRow:
 
 class Record(NamedTuple):
     """
-    A record of Kafka's, in texts: key and value in base64, its time in ISO 8601, and its headers as JSON, a list of
-    lists of a name and a value in base64.
+    A record of Kafka's, in texts: key and value in base64, its time in microseconds, and its headers as JSON, a list
+    of lists of a name and a value in base64.
     """
 
     key: str | None
@@ -68,7 +68,7 @@ REFUSED = "pgonce_refused"
 """
 The column of decoded rows that says why a record cannot be decoded; it is never written, and null for all others.
 
-It is a struct of texts: ``column``, ``message``, ``remedy``, and the fields of :class:`Record`.
+It is a struct of texts: ``column``, ``message``, ``where`` the record is, and the fields of :class:`Record`.
 """
 
 
@@ -143,17 +143,21 @@ class UnfitRows:
         bad = _ranges(batch, [(number, number + 1) for number in numbers])
         for place, why in zip(self._places(bad), bad.column(REFUSED).to_pylist(), strict=True):
             if self._most is None or len(self.rows) >= self._most:
-                raise self._undecoded(place, why)
+                raise self._undecoded(why)
             record = Record(*(why[name] for name in Record._fields))
             self.rows.append(UnfitRow("{}", why["column"], "RECORD_UNDECODED", why["message"], place, record))
         return _ranges(batch, [(before + 1, end) for before, end in pairwise([-1, *numbers, len(batch)])])
 
-    def _undecoded(self, place: tuple[str, int, int] | None, why: Mapping[str, str]) -> EncodingError:
-        where = "topic {!r}, partition {}, offset {}".format(*place) if place else "the topic"
-        what = f"A record ({where}) cannot be decoded: {why['message']}"
+    def _undecoded(self, why: Mapping[str, str]) -> EncodingError:
+        what = f"A record ({why['where']}) cannot be decoded: {why['message']}"
+        remedy = (
+            "Leave it out in Spark, with where(...) on partition and offset. In a stream, deadLetters puts it aside."
+        )
         if self._most is not None:
             what += f" {self._most} other records of the task cannot be decoded either (maxDeadLetters)."
-        return EncodingError("RECORD_UNDECODED", what, NOTHING_WRITTEN, why["remedy"])
+            remedy = "So many bad records often have one cause, in the source or in the table: remove it. Or raise "
+            remedy += "maxDeadLetters."
+        return EncodingError("RECORD_UNDECODED", what, NOTHING_WRITTEN, remedy)
 
     def _of(self, batch: pa.RecordBatch, columns: Sequence[EncodedColumn]) -> pa.RecordBatch:
         # Position columns are left out, and the records that rows were decoded from.

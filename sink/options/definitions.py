@@ -268,6 +268,7 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
         "read](kafka-json.md) by the types of the table's columns.",
         clashes=(
             "route", "change_feed", "position_columns", "create_table", "mode=complete", "offsets_from=listener",
+            "schema_evolution=addColumns",
         ),
     )]
     decode_key: Annotated[KeyFormat | None, Option(

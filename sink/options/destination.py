@@ -223,6 +223,11 @@ def decoding_of(given: Given) -> Decoding | None:
     if columns and not isinstance(columns, Mapping):
         what = 'With decode, columns says where a column finds its field: {"customer_id": "customer.id"}.'
         raise bad_option("BAD_OPTION", what, "Leave it out where a field is called as its column is.")
+    twice = set(columns) & set(given["kafka_columns"])
+    bad = next((path for path in dict(columns or {}).values() if not all(path.split("."))), None)
+    if twice or bad is not None:
+        what = f"{min(twice)} is in columns and in kafkaColumns" if twice else f"columns has the path {bad!r}"
+        raise bad_option("BAD_OPTION", f"{what}.", "Name a field, or what Kafka knows, for each column.")
     key: KeyFormat | None = given["decode_key"] or ("text" if given["mode"] == "apply" else None)
     paths, kafka = (tuple(sorted(dict(found).items())) for found in (columns or {}, given["kafka_columns"]))
     return Decoding(given["decode"], key, paths, kafka, given["null_values"])

@@ -155,7 +155,7 @@ def test_a_record_without_a_value_deletes_by_its_key(spark, key, form, records, 
     finish(by_name("inline").append(records.frame(spark), sink))
     assert observer.execute("SELECT * FROM orders").fetchall() == [(2, "b")]
     letters = "SELECT record_key, record_value, message FROM pgonce.dead_letters"
-    assert observer.execute(letters).fetchall() == [(None, None, "It has neither a key nor a value for id.")]
+    assert observer.execute(letters).fetchall() == [(None, None, "Neither its value nor its key has a value for id.")]
 
 
 def test_a_record_without_a_value_is_refused_or_left_out(spark, records, create, url, checkpoint, observer):

@@ -11,9 +11,12 @@ import datetime as dt
 import psycopg
 import pyarrow as pa
 from pyspark.sql import types as t
-from support.with_rooms import reader_of, write_batch_in_tx
+from support.batches import make_planned_batch
+from support.with_rooms import reader_of, work_into, write_batch_in_tx
 
+from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.unfit_rows import UnfitRows
 from pgonce.sink.options.option import Way
@@ -65,10 +68,23 @@ def where_records_go(**options):
 def write_records(url, values, *, table="t", most=1_000_000, keys=None, partitions=None, **options):
     """Write these records into the table; those that cannot be decoded are given back, as they would be put aside."""
     where = where_records_go(table=table, **options)
+    rows = _rows(url, where, kafka_batch(values, keys=keys, partitions=partitions), most)
+    with psycopg.connect(url) as connection:
+        write_batch_in_tx(connection, where, rows)
+    return list(rows.unfit())
+
+
+def commit_records(url, values, *, partitions=None, **options):
+    """Commit a batch of these records, whose bad rows are dead letters."""
+    where = where_records_go(table="t", dead_letters=True, **options)
+    rows = _rows(url, where, kafka_batch(values, partitions=partitions), 1_000_000)
+    settings = CommitSettings(url, Remedies(independent=True), retry_timeout=0)
+    return commit_batch(settings, make_planned_batch(0), work_into(None, where, rows))
+
+
+def _rows(url, where, batch, most):
     reader = reader_of(where, KAFKA, settings=CommitSettings(url, retry_timeout=0))
     written = written_type(reader.struct_type, RECORD_POSITIONS, where)
     encoder, unfit = CopyEncoder(written), UnfitRows(most, RECORD_POSITIONS)
-    body, fit = unfit.encode_others(encoder, reader.read(kafka_batch(values, keys=keys, partitions=partitions)))
-    with psycopg.connect(url) as connection:
-        write_batch_in_tx(connection, where, Rows(encoder.columns, lambda: len(fit), lambda: [body]))
-    return unfit.rows
+    body, fit = unfit.encode_others(encoder, reader.read(batch))
+    return Rows(encoder.columns, lambda: len(fit), lambda: [body], unfit=lambda: tuple(unfit.rows))

@@ -256,7 +256,7 @@ def _record(row: UnfitRow) -> tuple[str | None, str | None, str | None]:
 
 def _position(row: UnfitRow) -> str | None:
     place = row.place or tuple(map(json.loads(row.row_data).get, KAFKAS_NAMES))
-    time = {"timestamp": row.record.time} if row.record else {}
+    time = {"timestamp": int(row.record.time)} if row.record else {}
     return None if None in place else json.dumps(dict(zip(KAFKAS_NAMES, place, strict=True)) | time)
 
 

@@ -24,7 +24,7 @@ from ..by_key.tombstone_sets import own_set_in_tx
 from ..by_key.tombstones import keep_in_tx
 from ..by_key.trigger_outcome import TriggerOutcome
 from ..by_key.unread_value import UNREAD
-from ..by_key.upsert import compare_in_tx, doubled_key
+from ..by_key.upsert import compare_in_tx, doubled_key, refuse_several_origins
 from ..checked_table import ColumnPlan
 from ..rows import RELEASE, GatheredRows
 from ..written import Written
@@ -233,13 +233,14 @@ def turns_in_tx(
         return Turns(connection, table, count, _set_at_once(table, hint, written, None))
     own_set = begun = None
     if needs_changes(upsert, written.changes):
-        begun = begin_in_tx(connection, rows, written)
+        begun = begin_in_tx(connection, rows, written, in_turn=True)
         batch = begun.batch
         rows = wanted_changes(written.changes, rows)
         if begun.traced and begun.has_deletes:
             own_set = own_set_in_tx(connection, batch)
     else:
         _, compared = compare_in_tx(connection, written.table, upsert, sql.SQL("SELECT"))
+        refuse_several_origins(connection, rows, written, compared, in_turn=True)
         batch = ChangeTable(table, written.table, written.plan, written.columns, compared, None)
     connection.execute(RELEASE)
     batch = replace(batch, place=TURN)

@@ -107,10 +107,13 @@ class Begun:
         return self.deletes + self.moved > self.ignored
 
 
-def begin_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Written) -> Begun:
+def begin_in_tx(
+    connection: psycopg.Connection, rows: GatheredRows, written: Written, *, in_turn: bool = False
+) -> Begun:
     """
     Look at the rows and at the target, and take the locks that are needed where only newer rows are written.
 
+    :param in_turn: whether the rows are to be written in their turn, because all at once was refused.
     :raises TargetError: if rows lack keys or an order, or the table cannot be written in this way.
     """
     table, changes = written.table, written.changes
@@ -119,7 +122,7 @@ def begin_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     batch = ChangeTable(_name(), table, written.plan, written.columns, uncompared, changes)
     found, compared = compare_in_tx(connection, table, upsert, batch.facts(rows))
     count, deletes, moved, unread = _checked_rows(found, compared, written)
-    refuse_several_origins(connection, rows, written, compared)
+    refuse_several_origins(connection, rows, written, compared, in_turn=in_turn)
     if not unread:
         compared = replace(compared, existing=replace(compared.existing, keep_where=None))
     batch = replace(batch, upsert=compared)

@@ -170,20 +170,36 @@ def null_keys(count: int, upsert: Upsert) -> NullKeyError:
 
 
 def refuse_several_origins(
-    connection: psycopg.Connection, rows: GatheredRows, written: Written, upsert: ComparedUpsert
+    connection: psycopg.Connection,
+    rows: GatheredRows,
+    written: Written,
+    upsert: ComparedUpsert,
+    *,
+    in_turn: bool = False,
 ) -> None:
     """:raises TargetError: DOUBLED_KEYS, if offsets order records, and those of a key come from several partitions."""
     if all(column.name != ORIGIN_COLUMN for column in written.columns):
         return
-    found = connection.execute(several_origins_statement(rows, upsert), prepare=False).fetchone()
+    try:
+        found = connection.execute(several_origins_statement(rows, upsert), prepare=False).fetchone()
+    except psycopg.DataError:
+        if not in_turn:
+            # All at once fails for the same value, and then the rows are written in their turn.
+            raise
+        raise _several_origins(
+            "A key cannot be read as its column's type, so it is unknown whether there are"
+        ) from None
     if found is not None:
-        raise bad_target(
-            "DOUBLED_KEYS",
-            f"Records of the batch have the same key and come from several partitions, whose offsets do not say which "
-            f"is the last. {_for_example(found, upsert)}.",
-            "Set orderBy to a column that grows with every change of a key, or let the producer send all records of "
-            "a key to one partition.",
-        )
+        raise _several_origins(f"{_for_example(found, upsert)}: these are")
+
+
+def _several_origins(what: str) -> TargetError:
+    return bad_target(
+        "DOUBLED_KEYS",
+        f"{what} records of one key from several partitions, whose offsets do not say which of them is the last.",
+        "Set orderBy to a column that grows with every change of a key, let the producer send all records of a key to "
+        "one partition, or leave a record out in Spark, with where(...) on partition and offset.",
+    )
 
 
 def is_large(row_count: int) -> bool:

@@ -105,6 +105,44 @@ def test_a_name_that_no_reader_of_json_has_is_no_field(url):
     assert stored(url) == [("(1,)",)]
 
 
+def test_a_key_with_a_default_is_left_to_postgres_where_rows_are_appended(url):
+    """It tells rows apart only where they are written by key."""
+    create(url, "id bigserial PRIMARY KEY, name text")
+    write_records(url, [b'{"name":"a"}'])
+    assert stored(url) == [("(1,a)",)]
+    assert [row.message for row in write_records(url, [b'{"name":"b"}'], mode="upsert")] == [
+        "Field 'id' does not fit: it is missing."
+    ]
+
+
+def test_a_delete_needs_no_more_than_its_key(url):
+    """Where a field says that a row deletes, and for the column that a soft delete sets."""
+    create(url, "id bigint PRIMARY KEY, name text NOT NULL, gone boolean NOT NULL DEFAULT false")
+    write_records(url, [b'{"id":1,"name":"a"}', b'{"id":2,"name":"b"}'])
+    assert write_records(url, [b'{"id":1,"out":true}'], mode="apply", delete_when="out") == []
+    assert write_records(url, [None], keys=[b"2"], mode="apply", deletes="soft:gone") == []
+    assert stored(url) == [("(2,b,t)",)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "code"),
+    [
+        ("id bigint PRIMARY KEY, name text", {"mode": "apply", "delete_when": "name"}, "BAD_OPTION"),
+        ("id bigint PRIMARY KEY", {"mode": "apply", "delete_when": 'a"b'}, "BAD_OPTION"),
+        ("id int[] PRIMARY KEY", {"mode": "upsert", "decode_key": "json"}, "BAD_OPTION"),
+        ("a int, b int, PRIMARY KEY (a, b)",
+         {"mode": "apply", "decode_key": "json", "columns": {"a": "x.id", "b": "y.id"}}, "BAD_OPTION"),
+        ("id bigint, pgonce_refused int", {}, "COLUMN_TWICE"),
+        ("id bigserial", {}, "COLUMN_UNKNOWN"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_decoded_for_is_refused_before_a_record_is_read(columns, options, code, url):
+    """With the option, or the column, that stands in the way."""
+    create(url, columns)
+    with pytest.raises((ConfigurationError, TargetError), match=code):
+        reader(url, **options)
+
+
 def test_vectors_and_hstores_are_read(url_with):
     """A list of numbers, and an object of texts."""
     url = url_with("hstore")
@@ -117,7 +155,7 @@ def test_vectors_and_hstores_are_read(url_with):
 def test_a_text_can_be_only_one_key(url):
     """A table with two keys needs a key that is an object."""
     create(url, "a int, b int, PRIMARY KEY (a, b)")
-    with pytest.raises(ConfigurationError, match="has 2 keys"):
+    with pytest.raises(ConfigurationError, match="reads one key, and public.t has a, b"):
         reader(url, mode="apply")
     assert reader(url, mode="apply", decode_key="json").struct_type
 

@@ -59,12 +59,14 @@ def test_a_record_that_cannot_be_read_is_refused_and_no_other_is(value):
         b'{"id":1,"o":{"a":1,"a":2}}',
         b'{"id":1,"text":"\\":","id":2}',
         b'{"o":[{"a":1},{"b":{"c":1,"c":1}}]}',
+        b'{":y":1,"text":"x",":y":2}',
+        b'{"o":{" :y":1,"k":"x"," :y":2}}',
     ],
 )
 def test_an_object_with_a_name_twice_is_refused(value):
     """One of the two values would be lost; it may be anywhere within the record, and written in any way."""
-    columns = [column("id"), column("o", TEXT, Form.JSON), column("text", TEXT)]
-    assert decoded(columns, value) == ([(None, None, None)], [(0, "", json_records.DOUBLED)])
+    columns = [column("id"), column("o", TEXT, Form.JSON), column("text", TEXT), column(":y")]
+    assert decoded(columns, value) == ([(None,) * 4], [(0, "", json_records.DOUBLED)])
     assert decoded([column("id")], value, ignores_extra=True)[1] == [(0, "", json_records.DOUBLED)]
 
 
@@ -132,7 +134,7 @@ def test_a_path_leads_into_an_object():
     ]
     with pytest.raises(UnknownFieldError) as unknown:
         decoded(columns, b'{"c":{"id":1,"age":7}}')
-    assert (unknown.value.path, unknown.value.fits) == ("c.age", "bigint")
+    assert (unknown.value.path, unknown.value.fits) == (("c", "age"), "bigint")
     required = [column("id", path=("c", "id"), required=True)]
     assert [row for row, *_ in decoded(required, b'{"c":null}', b'{"c":{}}', b'{"c":{"id":1}}')[1]] == [0, 1]
 
@@ -149,13 +151,15 @@ def test_a_record_with_bytes_that_are_no_text_is_refused():
     columns = [column("id"), column("o", TEXT, Form.JSON)]
     assert [row for row, *_ in decoded(columns, b'{"id":1,"o":"\\n\xff"}', b'{"id":2}')[1]] == [0]
     assert decoded([column("id")], b'{"id":1,"o":"\\n\xff"}', ignores_extra=True) == ([(1,)], [])
+    nested = [column("id", path=("c", "id"))]
+    assert [row for row, *_ in decoded(nested, b'{"c":{"\xff":1}}', b'{"c":{"id":[' + b"[" * 100_000)[1]] == [0, 1]
 
 
 def test_a_field_that_no_column_takes_is_refused_or_passed_over():
     """That is not about the record, but about the table."""
     with pytest.raises(UnknownFieldError) as unknown:
         decoded([column("id")], b'{"id":1}', b'{"id":1,"x":{"a":1}}')
-    assert (unknown.value.path, unknown.value.fits) == ("x", "jsonb")
+    assert (unknown.value.path, unknown.value.fits) == (("x",), "jsonb")
     assert decoded([column("id")], b'{"id":1,"x":{"a":1}}', ignores_extra=True) == ([(1,)], [])
 
 

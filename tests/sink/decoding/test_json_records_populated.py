@@ -12,7 +12,7 @@ from support.decoded_rows import write_records
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 TEXTS = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=12)
-NUMBERS = st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9)
+NUMBERS = st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-999_999_999, max_value=999_999_999)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),

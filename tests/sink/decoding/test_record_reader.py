@@ -6,12 +6,14 @@ import json
 from base64 import b64encode
 
 import psycopg
+import pyarrow as pa
 import pytest
-from support.decoded_rows import KAFKA, SENT_AT, kafka_batch, where_records_go, write_records
+from support.decoded_rows import KAFKA, SENT_AT, commit_records, kafka_batch, where_records_go, write_records
 from support.with_rooms import reader_of
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.unfit_rows import Record
 from pgonce.sink.errors import EncodingError
 
@@ -54,7 +56,8 @@ def test_a_record_that_cannot_be_decoded_is_put_aside_whole(table, url, stored):
     assert stored() == [(1, "a")]
     (letter,) = aside
     assert (letter.row_data, letter.place, letter.code) == ("{}", ("t", 0, 1), "RECORD_UNDECODED")
-    assert letter.record == Record(b64encode(b"k").decode(), b64encode(b"bad\xff").decode(), SENT_AT.isoformat(), None)
+    sent_at = str(int(SENT_AT.timestamp()) * 1_000_000)
+    assert letter.record == Record(b64encode(b"k").decode(), b64encode(b"bad\xff").decode(), sent_at, None)
 
 
 def test_more_bad_records_than_may_be_put_aside_stop_the_batch(table, url, stored):
@@ -88,8 +91,8 @@ def test_a_record_without_a_value_deletes_by_its_key(table, url, stored):
     aside = write_records(url, [None, None, None], keys=[b"1", b"two", None], mode="apply")
     assert stored() == [(2, "b")]
     assert [row.message for row in aside] == [
-        "Its key does not fit: Expected `int`, got `str`.",
-        "It has neither a key nor a value for id.",
+        "Its key does not fit: Input data was truncated.",
+        "Neither its value nor its key has a value for id.",
     ]
 
 
@@ -101,7 +104,7 @@ def test_a_key_that_is_an_object_fills_what_the_value_lacks(table, url, stored):
     assert stored() == [(1, "a"), (2, "b")]
     assert [row.message for row in aside] == [
         "Its key has a name twice.",
-        "Its key has no field 'id'.",
+        "Neither its value nor its key has a value for id.",
         "Its key does not fit: Expected `object`, got `int`.",
     ]
 
@@ -122,3 +125,49 @@ def test_a_record_without_a_value_is_bad_or_left_out(table, url, stored):
     assert [row.message for row in aside] == ["It has no value."]
     assert write_records(url, values_of(None, {"id": 2}, None), null_values="ignore") == []
     assert stored() == [(1, None), (2, None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("uuid", ["00000000-0000-0000-0000-000000000001"] * 2 + ["none"]),
+        ("bigint", [1, 1, 2]),
+        ("bigint", [1, 1, None]),
+    ],
+    ids=["a key that does not fit", "a text that is too long", "a key that is null"],
+)
+def test_two_partitions_are_told_apart_where_another_row_is_bad(kind, keys, url, stored):
+    """Rows that are written in their turn, because one is refused, have no more order than before."""
+    with psycopg.connect(url) as connection:
+        connection.execute(f"CREATE TABLE t (id {kind} UNIQUE, name varchar(3))")
+    names = ["a", "b", "long one"]
+    values = values_of(*({"id": key, "name": name} for key, name in zip(keys, names, strict=True)))
+    with pytest.raises(TargetError, match="DOUBLED_KEYS"):
+        commit_records(url, values, partitions=[0, 1, 0], mode="upsert", keys=["id"])
+    assert stored() == []
+    assert commit_records(url, values, partitions=[0, 0, 0], mode="upsert", keys=["id"]) is Verdict.NEW
+    assert [name for _, name in stored()] == ["b"]
+
+
+def test_a_time_that_python_does_not_have_is_no_error(table, url):
+    """The time of a record is the producer's, and may be anything; it is kept as a number."""
+    reader = reader_of(where_records_go(table="t"), KAFKA, settings=CommitSettings(url))
+    batch = kafka_batch([b"bad"])
+    far = pa.array([1_769_860_800_000_000_000], pa.int64()).cast(pa.timestamp("us", "GMT+8"))
+    batch = batch.set_column(batch.schema.get_field_index("timestamp"), "timestamp", far)
+    assert reader.read(batch).column("pgonce_refused")[0]["time"].as_py() == "1769860800000000000"
+
+
+def test_a_field_without_a_column_says_what_would_help(url):
+    """A name with a point is a name; a part of an object needs its path; a column with a default is named."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE t (id bigint, city text, made_at date DEFAULT now())")
+    for value, words in (
+        (b'{"user.name":"a"}', 'ADD COLUMN "user.name" text\\.'),
+        (b'{"made_at":"2026-01-31"}', 'name it in columns, as in {"made_at": "made_at"}'),
+        (b'{"home":{"city":"a","zip":1}}', 'as in {"zip": "home.zip"}'),
+        (b'{"":1}', "No column can have this name"),
+    ):
+        with pytest.raises(TargetError, match=words) as refused:
+            write_records(url, [value], columns={"city": "home.city"})
+        assert "zip" not in refused.value.kept
