@@ -104,7 +104,7 @@ def test_each_record_is_in_the_table_or_aside(spark, way, records, create, url, 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", by_way([by_name(name) for name in NAMES], NAMES[:1]))
 def test_a_bad_record_stops_the_batch_by_its_place(spark, way, records, create, url, checkpoint, observer):
     """Without dead letters the error names topic, partition, offset and the reason, and nothing is written."""
     create("id bigint")
@@ -115,6 +115,7 @@ def test_a_bad_record_stops_the_batch_by_its_place(spark, way, records, create, 
     assert observer.execute("SELECT count(*) FROM orders").fetchone() == (0,)
 
 
+@pytest.mark.thorough
 def test_of_one_key_the_record_with_the_greatest_offset_wins(spark, records, create, url, checkpoint, observer):
     """The order of a key's records in their partition is the order of its changes, whichever task reads them."""
     create("id bigint PRIMARY KEY, state text")
@@ -129,6 +130,7 @@ def test_of_one_key_the_record_with_the_greatest_offset_wins(spark, records, cre
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["upsert", "apply"])
 def test_a_key_from_two_partitions_is_refused(spark, mode, records, create, url, checkpoint, observer):
     """Offsets of two partitions do not say which record is the later one; `orderBy` does."""
@@ -142,6 +144,7 @@ def test_a_key_from_two_partitions_is_refused(spark, mode, records, create, url,
     assert observer.execute("SELECT * FROM orders").fetchall() == [(1, 2)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("key", "form"), [(b"1", "text"), (b'{"id": 1, "other": "x"}', "json")], ids=["text", "json"])
 def test_a_record_without_a_value_deletes_by_its_key(spark, key, form, records, create, url, checkpoint, observer):
     """With mode=apply it is a tombstone; without a key it is a bad record."""
@@ -158,6 +161,7 @@ def test_a_record_without_a_value_deletes_by_its_key(spark, key, form, records, 
     assert observer.execute(letters).fetchall() == [(None, None, "Neither its value nor its key has a value for id.")]
 
 
+@pytest.mark.thorough
 def test_a_record_without_a_value_is_refused_or_left_out(spark, records, create, url, checkpoint, observer):
     """With other modes than apply it says nothing about a row."""
     create("id bigint")
@@ -186,6 +190,7 @@ def test_a_lost_checkpoint_goes_on_at_the_stored_positions(spark, way, records, 
     assert observer.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (1,)
 
 
+@pytest.mark.thorough
 def test_what_kafka_knows_of_a_record_goes_into_columns(spark, records, create, url, checkpoint, observer):
     """On request; of several headers with one name, the last."""
     create("id bigint, sent_at timestamptz, trace text, raw bytea, place text")
@@ -221,6 +226,7 @@ def test_a_letter_is_decoded_again_for_the_table_as_it_is_then(spark, records, c
     assert observer.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (0,)
 
 
+@pytest.mark.thorough
 def test_a_field_that_the_table_lacks_is_refused_until_there_is_a_column(
     spark, records, create, url, checkpoint, observer
 ):
@@ -247,7 +253,11 @@ def test_a_batch_job_decodes_a_range_of_a_topic(spark, records, create, url, obs
     assert observer.execute("SELECT id, city, created IS NOT NULL FROM orders").fetchall() == [(1, "Ulm", True)]
 
 
-@pytest.mark.parametrize("on_executors", [False, True], ids=["driver", "executors"])
+@pytest.mark.parametrize(
+    "on_executors",
+    [False, pytest.param(True, marks=pytest.mark.thorough)],
+    ids=["driver", "executors"],
+)
 def test_one_call_brings_a_topic_into_a_table(spark, on_executors, records, create, url, checkpoint, observer):
     """It reads from the beginning, proposes a table that is missing, and knows the topic's id."""
     records.send({"id": 1, "at": "2026-01-31T12:00:00Z", "amount": 1.5, "tags": ["a"]})
