@@ -18,6 +18,8 @@ from chaos.workloads import IN_MICRO_BATCHES, IN_REAL_TIME, WORKLOADS
 
 _ROUND_FAULTS = 60
 _QUERIES = 4
+# So many of them behind PgBouncer.
+_POOLED = 2
 # Waves of faults at one query each, to one that strikes all queries; in real time, where queries are two.
 _WAVES_PER_BLOW, _OF_TWO_QUERIES = 3, 1
 
@@ -173,6 +175,7 @@ class _Dealer:
             stateful: _Deck(dice, [name for name in workloads if WORKLOADS[name].stateful == stateful])
             for stateful in (True, False)
         }
+        self._for_kafka = [name for name in workloads if WORKLOADS[name].needs_kafka]
         self._clusters = _Deck(dice, (False, True))
         self._rounds = 0
 
@@ -209,6 +212,10 @@ class _Dealer:
     def _queries(self, source: str, *, stateful: int) -> tuple[str, ...]:
         """So many that keep state, one of the Data Source's always, and others."""
         chosen = [self._workloads[True].draw(lambda _: True) for _ in range(stateful)]
+        if source == "kafka":
+            # A short plan may have no second round of this source.
+            chosen += self._for_kafka
+            self._for_kafka = []
         while len(chosen) < _QUERIES:
             is_missing = len(chosen) == _QUERIES - 1 and not any(map(_by_data_source, chosen))
             others = [name for name in self._names if name not in chosen and _reads(name, source)]
@@ -217,9 +224,8 @@ class _Dealer:
         return tuple(chosen)
 
     def _behind_poolers(self, workloads: tuple[str, ...]) -> tuple[str, ...]:
-        """One or two of these, none where there is no PgBouncer."""
-        number = self._dice.choice((1, 2))
+        """Two of these, none where there is no PgBouncer."""
         chosen: list[str] = []
-        while len(chosen) < number and POOLER not in self.missing:
+        while len(chosen) < _POOLED and POOLER not in self.missing:
             chosen.append(self._pooled.draw(lambda name: name in workloads and name not in chosen))
         return tuple(chosen)

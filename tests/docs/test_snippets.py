@@ -95,7 +95,7 @@ def rows_of(observer: psycopg.Connection, table: str) -> list[tuple[object, ...]
 @pytest.mark.no_ledger
 def test_the_program_that_the_readme_shows_writes_rows(spark: SparkSession, url, observer, tmp_path, monkeypatch):
     """The program that the README shows writes rows."""
-    (program,) = snippets("README.md", url, str(tmp_path))
+    program, _ = snippets("README.md", url, str(tmp_path))
     assert program.endswith(".awaitTermination()\n")
     exec(program.removesuffix(".awaitTermination()\n"), {})
     (query,) = spark.streams.active
