@@ -3,8 +3,8 @@ Read the records of a frame that is Spark's Kafka source as it comes: each becom
 
 Runs in tasks, and on the driver for foreachBatch, before rows are encoded. Invariants: every record is one row, in the
 order in which they came, with its own position, unless the user leaves out those without a value. A record that cannot
-be decoded stays a row, of nulls, with the reason and the whole record, so that its position counts as others
-do; what encodes rows refuses it or puts it aside.
+be decoded stays a row, of nulls, with the reason and the whole record, so that its position counts as others do; what
+encodes rows refuses it or puts it aside.
 """
 
 from __future__ import annotations
