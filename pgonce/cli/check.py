@@ -160,8 +160,8 @@ def _writable(connection: psycopg.Connection, table: TargetTable) -> Answer:
             f"number of {sequences}, which the role may not use",
             f"GRANT USAGE ON SEQUENCE {sequences} TO <role>, if the rows do not have the column.",
         )
-    keys = [column.column_name for column in table.columns if column.primary_key is not None]
-    says = f"{name} can be written to; its primary key is {', '.join(keys)}" if keys else f"{name} can be written to"
+    keys = ", ".join(table.primary_key)
+    says = f"{name} can be written to; its primary key is {keys}" if keys else f"{name} can be written to"
     notes = []
     if table.row_security:
         notes.append(

@@ -45,11 +45,6 @@ _RECORDS = pa.schema(
 )
 
 
-def is_undecoded(letter: StoredLetter) -> bool:
-    """Whether the letter has a record in place of a row."""
-    return letter.row_data == "{}"
-
-
 def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[StoredLetter]) -> list[StoredLetter]:
     """
     The same letters, each with a row, which ``table`` has from here on in place of the record.
@@ -57,7 +52,8 @@ def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[Stored
     :raises RecoveryError: DEAD_LETTER_UNMENDED, REPLAY_IMPOSSIBLE.
     :raises TargetError: TARGET_MISSING, COLUMN_UNKNOWN.
     """
-    undecoded = [letter for letter in letters if is_undecoded(letter)]
+    # A record stands in place of a row.
+    undecoded = [letter for letter in letters if letter.row_data == "{}"]
     if not undecoded:
         return list(letters)
     columns = table.c.dead_letter_id, table.c.record_key, table.c.record_value, table.c.record_headers

@@ -29,7 +29,7 @@ from ..writing.table.catalogue import TargetColumn, TargetTable, look_up_table
 from ..writing.table.fit import Fit
 from ..writing.table.fit_column import fit_column
 from .decoded_columns import DecodedColumn, Form, KafkaColumn
-from .record_reader import RESERVED, RecordReader
+from .record_reader import HEADERS, OF_KAFKA, RESERVED, RecordReader
 
 _log = logging.getLogger("pgonce")
 
@@ -107,7 +107,7 @@ def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, .
         what = f"{table.qualified_name} has a column {name}, and decoded rows have one of this name for another use."
         raise bad_target("COLUMN_TWICE", what, "Rename the column.")
     changes = where.changes or Changes()
-    keys = keys_of(table, where) if where.mode in BY_KEY else ()
+    keys = (where.keys or table.primary_key) if where.mode in BY_KEY else ()
     # Where a field says which rows delete, whether others are missing is left to Postgres: a delete needs none of them.
     unneeded = {column.column_name for column in table.columns} if changes.delete_when else {changes.soft_column}
     found = [
@@ -153,13 +153,7 @@ def _refuse_shared(columns: Sequence[DecodedColumn]) -> None:
         by_path[column.path] = column
 
 
-_KNOWN: dict[str, t.DataType] = {
-    "topic": t.StringType(),
-    "partition": t.IntegerType(),
-    "offset": t.LongType(),
-    "timestamp": t.TimestampType(),
-    "key": t.BinaryType(),
-}
+_KNOWN = {name: data_type for name, data_type in OF_KAFKA.items() if name != "value"}
 
 
 def kafka_columns_of(table: TargetTable, where: Destination) -> tuple[KafkaColumn, ...]:
@@ -170,7 +164,7 @@ def kafka_columns_of(table: TargetTable, where: Destination) -> tuple[KafkaColum
     """
     found = []
     for name, what in where.decoding.kafka if where.decoding else ():
-        if what not in _KNOWN and not what.startswith("headers."):
+        if what not in _KNOWN and not what.startswith(f"{HEADERS}."):
             raise bad_option(
                 "BAD_OPTION",
                 f"kafkaColumns has {what!r} for {name!r}, which is nothing that Kafka knows of a record.",
@@ -181,14 +175,6 @@ def kafka_columns_of(table: TargetTable, where: Destination) -> tuple[KafkaColum
         takes_bytes = any(column.base_type == "bytea" for column in table.columns_named(name))
         found.append(KafkaColumn(name, what, t.StringType() if is_bytes and not takes_bytes else data_type))
     return tuple(found)
-
-
-def keys_of(table: TargetTable, where: Destination) -> tuple[str, ...]:
-    """The columns that tell rows apart: those that the user names, or the table's primary key."""
-    primary = [column for column in table.columns if column.primary_key is not None]
-    return where.keys or tuple(
-        column.column_name for column in sorted(primary, key=lambda column: column.primary_key or 0)
-    )
 
 
 def unknown_column(table: TargetTable, name: str) -> TargetError:

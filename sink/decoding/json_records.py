@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import msgspec
@@ -60,6 +61,7 @@ class JsonRecords:
         self._decode = msgspec.json.Decoder(self._fields.struct("Record", forbids=forbids)).decode
         # To look for what is missing takes as long as decoding, and most records have all fields.
         self._decode_whole = msgspec.json.Decoder(self._fields.struct("Whole", forbids=forbids, whole=True)).decode
+        self._are_json = [column.form is Form.JSON for column in columns]
         self._gets = [self._fields.getter(column.path) for column in columns]
         self._empty = _Missing()
 
@@ -89,9 +91,11 @@ class JsonRecords:
             missing = sum(value is msgspec.UNSET for found in lists for value in found)
             lists = [[None if value is msgspec.UNSET else value for value in found] for found in lists]
         there = {row: value for row, value in enumerate(values) if value is not None and row not in refused}
+        within = _names_within([raw for raws in compress(lists, self._are_json) for raw in raws if raw is not None])
         # What an object would have that is itself missing is not counted.
-        is_counted = is_whole or self._fields.is_flat
-        self._refuse_doubled(there, len(there) * self._fields.count - missing if is_counted else None, refused)
+        is_counted = within is not None and (is_whole or self._fields.is_flat)
+        expected = len(there) * self._fields.count - missing + (within or 0) if is_counted else None
+        self._refuse_doubled(there, expected, refused)
         arrays = []
         for column, required, found in zip(self._columns, self._required, lists, strict=True):
             array, unfit = made(column, found)
@@ -151,6 +155,20 @@ class JsonRecords:
         if b"".join(there.values()).translate(None, b" \t\r\n").count(b'":') == expected:
             return
         refused |= {row: Refusal("", DOUBLED) for row, value in there.items() if has_double(value)}
+
+
+def _names_within(raws: Sequence[msgspec.Raw]) -> int | None:
+    """How many names these JSON values have, one of each that an object has twice; None if that takes longer to say."""
+    # An escaped quote or colon would be written in another way, and its text counted as a name.
+    if b"\\" in b"".join(raws):
+        return None
+    try:
+        return msgspec.json.encode(list(map(_PARSE, raws))).count(b'":')
+    except MALFORMED:
+        return None
+
+
+_PARSE = msgspec.json.Decoder().decode
 
 
 class _Missing:

@@ -37,9 +37,8 @@ def reader_of_records(
 
 def _require_kafka(struct_type: t.StructType, decoding: Decoding | None) -> None:
     types = {field.name: field.dataType for field in struct_type}
-    wanted = dict(OF_KAFKA)
     has_headers = decoding is not None and any(what.startswith(f"{HEADERS}.") for _, what in decoding.kafka)
-    missing = [name for name, data_type in wanted.items() if types.get(name) != data_type]
+    missing = [name for name, data_type in OF_KAFKA.items() if types.get(name) != data_type]
     if has_headers and HEADERS not in types:
         missing.append(HEADERS)
     if missing:

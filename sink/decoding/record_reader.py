@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.errors import bad_target
-from pgonce.offsets_store.postgres.text import is_storable
+from pgonce.offsets_store.postgres.text import LONGEST_NAME, is_storable
 
 from ..encoding import compute as pc
 from ..encoding.unfit_rows import REFUSED, Record
@@ -46,7 +46,6 @@ HEADERS = "headers"
 RESERVED = frozenset({*RECORD_POSITIONS.names, OFFSET_COLUMN, ORIGIN_COLUMN, DELETED_COLUMN, REFUSED})
 """The names of columns that decoded rows have besides those of the table."""
 _REFUSED_TYPE = pa.struct([(name, pa.string()) for name in ("column", "message", "where", *Record._fields)])
-_LONGEST_NAME = 63
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class RecordReader:
         add = f'ALTER TABLE {self.table} ADD COLUMN "{column}" {unknown.fits}'
         if name in self.others and not above:
             remedy = f'If column {name} has a default, name it in columns, as in {{"{name}": "{name}"}}, to fill it.'
-        elif len(name.encode()) > _LONGEST_NAME or not is_storable(name) or not name:
+        elif len(name.encode()) > LONGEST_NAME or not is_storable(name) or not name:
             remedy = "No column can have this name."
         elif above:
             remedy = f'Add a column, for example {add}; and name it in columns, as in {{"{column}": "{path}"}}.'
@@ -153,7 +152,7 @@ class RecordReader:
             remedy = f"Add a column, for example {add}."
         error = bad_target(
             "COLUMN_UNKNOWN",
-            f"A record has a field {path[:_LONGEST_NAME]!r}, for which {self.table} has no column that records fill.",
+            f"A record has a field {path[:LONGEST_NAME]!r}, for which {self.table} has no column that records fill.",
             f"{remedy} Or pass over all such fields with schemaEvolution=ignoreExtra. Then start the query again.",
         )
         # The names of fields are the producer's, and may be data.

@@ -49,12 +49,13 @@ UNFIT_CODES = ("NUL_IN_TEXT", "TEXT_NOT_UTF8", "TIME_OUT_OF_RANGE", "VALUE_UNENC
 
 def prepare(array: pa.Array, data_type: t.DataType, postgres_type: str) -> pa.Array:
     """
-    Return the array in the Arrow type that is encoded for ``postgres_type`` (JSON texts for ``jsonb``).
+    Return the array in the Arrow type that is encoded for ``postgres_type`` (JSON texts for ``jsonb``; a column of
+    texts is such JSON already).
 
     :raises UnfitValueError: if there is a value that Postgres cannot hold.
     """
     if postgres_type == "jsonb":
-        return _json(array, data_type)
+        return array.cast(pa.large_string()) if isinstance(data_type, t.StringType) else _json(array, data_type)
     array = in_form(array, data_type)
     _check(array.flatten() if isinstance(data_type, t.ArrayType) else array)
     return array

@@ -100,7 +100,8 @@ class EncodedColumn:
     :param postgres_type: the type whose binary form the encoder writes (``int8``, ``jsonb``, ``int8[]``).
     :param ddl_type: what ``createTable`` writes (``bigint``, ``numeric(10,2)``).
     :param data_type: Spark's type; where it is encoded as JSON, the table's type decides what becomes of its parts.
-    :param decoded_for: the type of the table's column for which the values were decoded; None if a frame has them.
+    :param decoded_for: the type of the table's column for which the values were decoded; None if a frame has them. What
+        was decoded for ``jsonb`` is JSON already, in texts.
     """
 
     name: str
@@ -126,9 +127,13 @@ def encoded_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
     refuse_more_columns_than(struct_type, _MOST_COLUMNS, "a table in Postgres has at most that many")
     _refuse_doubled(struct_type, "")
     _refuse_names_that_no_column_has(struct_type.names)
-    return tuple(
+    columns = (
         replace(encoded_column(field.name, field.dataType), decoded_for=field.metadata.get(DECODED_FOR))
         for field in struct_type
+    )
+    return tuple(
+        replace(column, postgres_type="jsonb", ddl_type="jsonb") if column.decoded_for == "jsonb" else column
+        for column in columns
     )
 
 

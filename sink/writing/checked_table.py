@@ -251,8 +251,7 @@ def is_key(name: str, table: TargetTable, destination: Destination) -> bool:
     """Whether the rows' column of this name is one of the keys by which rows are written."""
     if destination.mode not in BY_KEY:
         return False
-    primary = (column.column_name for column in table.columns if column.primary_key is not None)
-    return name.lower() in {key.lower() for key in destination.keys or primary}
+    return name.lower() in {key.lower() for key in destination.keys or table.primary_key}
 
 
 @lru_cache(maxsize=1024)

@@ -159,7 +159,7 @@ def _telling(written: Written) -> list[str]:
     names = {column.name for column in written.columns}
     if written.positions is not None and names.issuperset(written.positions.names):
         return list(written.positions.names)
-    primary = {column.column_name for column in written.table.columns if column.primary_key is not None}
+    primary = written.table.primary_key
     found = [column.source for column in written.plan if column.target in primary]
     return found if len(found) == len(primary) else []
 

@@ -110,14 +110,13 @@ def _refuse_nested(keys: Sequence[ColumnPlan], table: TargetTable, encoded: Sequ
 
 
 def _primary_key(table: TargetTable) -> tuple[str, ...]:
-    places = {c.column_name: c.primary_key for c in table.columns if c.primary_key is not None}
-    if not places:
+    if not table.primary_key:
         raise bad_target(
             "NO_KEYS",
             f"No keys are given, and {table.qualified_name} has no primary key.",
             'Set keys, for example "id" or "region,day", or give the table a primary key.',
         )
-    return tuple(sorted(places, key=lambda name: places[name] or 0))
+    return table.primary_key
 
 
 def _order(destination: Destination, plan: Sequence[ColumnPlan], encoded: Sequence[EncodedColumn]) -> ColumnPlan | None:

@@ -92,6 +92,12 @@ class TargetTable(QualifiedName):
         """Whether it goes away with the session that made it."""
         return self.persistence == "t"
 
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        """The names of its columns, in their order; empty if there is none."""
+        places = {column.column_name: column.primary_key for column in self.columns if column.primary_key is not None}
+        return tuple(sorted(places, key=lambda name: places[name] or 0))
+
     def columns_named(self, name: str) -> list[TargetColumn]:
         """The columns of exactly this name; if there are none, those that differ from it only in case."""
         found = self._named_in_any_case.get(name.lower(), [])

@@ -6,7 +6,11 @@ Covers: sink.decoding.fields, sink.decoding.values.
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql import types as t
 
 from pgonce.sink.decoding import json_records
@@ -137,6 +141,43 @@ def test_a_path_leads_into_an_object():
     assert (unknown.value.path, unknown.value.fits) == (("c", "age"), "bigint")
     required = [column("id", path=("c", "id"), required=True)]
     assert [row for row, *_ in decoded(required, b'{"c":null}', b'{"c":{}}', b'{"c":{"id":1}}')[1]] == [0, 1]
+
+
+TEXTS = st.sampled_from(
+    ['"a"', '"b"', '"\\u0061"', '":a"', '"\\":"', '"\\u0022:"', '"\\u003aa"', '"\\\\"', '"\\n"', '"{"', '","']
+)
+
+
+def objects(values):
+    """Objects as texts, in which a name may come twice."""
+    pairs = st.lists(st.tuples(TEXTS, values), max_size=3)
+    return pairs.map(lambda found: "{" + ", ".join(f"{name} : {value}" for name, value in found) + "}")
+
+
+VALUES = st.recursive(
+    st.one_of(TEXTS, st.sampled_from(["1", "null", "1e5"])),
+    lambda values: st.one_of(objects(values), st.lists(values, max_size=3).map(lambda found: f"[{', '.join(found)}]")),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(VALUES, min_size=1, max_size=3))
+def test_a_name_twice_is_found_wherever_it_is_in_json_of_a_column(values):
+    """However its texts are written: names are counted for many records at once, and texts are not taken for names."""
+
+    def has_double(text):
+        found = []
+
+        def pairs(of):
+            found.append(len(dict(of)) < len(of))
+
+        json.loads(text, object_pairs_hook=pairs)
+        return any(found)
+
+    columns = [column("id"), column("doc", TEXT, Form.JSON)]
+    _, refused = decoded(columns, *(b'{"id":1,"doc":%s}' % text.encode() for text in values))
+    assert [row for row, *_ in refused] == [row for row, text in enumerate(values) if has_double(text)]
 
 
 def test_a_missing_object_hides_no_name_that_comes_twice():
