@@ -65,6 +65,10 @@ def topic_to_table(
         raise bad_option("BAD_OPTION", what, remedy)
     login = of_the_login(source)
     asked: dict[str, Any] = {"bootstrap_servers": servers, "kafka_options": login or None, **options}
+    if options.get("schema_registry_url"):
+        # So they are called where the producers do not say otherwise.
+        topics = source.get("subscribe", "").split(",")
+        asked = {"schema_subjects": [f"{topic.strip()}-value" for topic in topics if topic], **asked}
     given = read({"url": url, **asked}, Way.WRITER)
     location = given["checkpoint_location"]
     if not given["decode"] or not location:
@@ -100,6 +104,8 @@ def _as_sparks(given: Given) -> dict[str, str]:
 
 def _refuse_missing_table(spark: SparkSession, source: Mapping[str, str], url: str, given: Given) -> None:
     """:raises TargetError: TARGET_MISSING; a server that cannot be asked now is left to the first batch."""
+    if given["create_table"]:
+        return
     try:
         with looking(url) as connection:
             found, table = look_up_table(connection, given["table"])
@@ -115,5 +121,6 @@ def _refuse_missing_table(spark: SparkSession, source: Mapping[str, str], url: s
         f"There is no table {found.qualified_name}.",
         f"Create it; this one would hold the first records: {statement}"
         if statement
-        else "Create it: the topic has no JSON objects yet from which a table could be proposed.",
+        else "Create it: the topic has no JSON objects yet from which a table could be proposed. With a schema "
+        "registry, create_table does so.",
     )

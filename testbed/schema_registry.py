@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
+from collections.abc import Mapping, Sequence
 
 from free_ports import free_port
 from jvm import Jvm
@@ -38,9 +39,11 @@ class SchemaRegistry:
         """What Confluent's clients take for ``schema.registry.url``."""
         return f"http://127.0.0.1:{self._port}/apis/ccompat/v7"
 
-    def register(self, subject: str, schema: str, kind: str = "AVRO") -> int:
+    def register(
+        self, subject: str, schema: str, kind: str = "AVRO", references: Sequence[Mapping[str, object]] = ()
+    ) -> int:
         """Register a schema as the newest version of its subject, as a serializer does, and give its id."""
-        body = json.dumps({"schema": schema, "schemaType": kind}).encode()
+        body = json.dumps({"schema": schema, "schemaType": kind, "references": list(references)}).encode()
         path = f"{self.address}/subjects/{subject}/versions"
         asked = urllib.request.Request(path, body, {"Content-Type": _KIND})
         with urllib.request.urlopen(asked, timeout=30) as answer:

@@ -8,6 +8,7 @@ decodes the records of a batch. What cannot be decoded now either is an error th
 from __future__ import annotations
 
 import json
+import os
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,8 @@ from pgonce.sink.writing.recorded_destination import recorded
 from pgonce.sink.writing.table.catalogue import look_up_table
 from pgonce.sink.writing.table.table_name import missing_table
 
+REGISTRY_URL = "PGONCE_SCHEMA_REGISTRY_URL"
+"""The variable of the environment with the registry, whose login stands in no letter."""
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _RECORDS = pa.schema(
     [
@@ -72,6 +75,15 @@ def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[Stored
 
 def _decoded(driver: psycopg.Connection, letter: StoredLetter, record: Sequence[Any]) -> StoredLetter:
     where, _ = recalled(letter.destination)
+    if where.decoding:
+        where = replace(where, decoding=replace(where.decoding, registry_url=os.environ.get(REGISTRY_URL, "")))
+    if where.decoding and "avro" in (where.decoding.values, where.decoding.key) and not where.decoding.registry_url:
+        raise RecoveryError(
+            "DEAD_LETTER_UNMENDED",
+            f"The record of dead letter {letter.dead_letter_id} is Avro, and its schema is in a registry.",
+            UNCHANGED,
+            f"Set {REGISTRY_URL} to what the query has in schemaRegistryUrl, and replay it again.",
+        )
     found, table = look_up_table(driver, where.table)
     if table is None:
         raise missing_table(driver, found)

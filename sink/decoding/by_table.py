@@ -29,14 +29,18 @@ from ..writing.table.catalogue import TargetColumn, TargetTable, look_up_table
 from ..writing.table.fit import Fit
 from ..writing.table.fit_column import fit_column
 from .decoded_columns import DecodedColumn, Form, KafkaColumn
+from .framed_records import columns_of_schemas
 from .record_reader import HEADERS, OF_KAFKA, RESERVED, RecordReader
+from .schema_registry import registry_at
 
 _log = logging.getLogger("pgonce")
 
 
-def described(settings: CommitSettings, where: Destination) -> TargetTable:
+def described(settings: CommitSettings, where: Destination) -> TargetTable | None:
     """
     Ask Postgres what the table is; try it again for ``retry_timeout`` if the server does not answer.
+
+    None if it is not there, and is to be created.
 
     :raises TargetError: TARGET_MISSING.
     :raises ConnectError: if Postgres cannot be asked.
@@ -45,7 +49,7 @@ def described(settings: CommitSettings, where: Destination) -> TargetTable:
     while True:
         with tries, looking(settings.url) as connection:
             found, table = look_up_table(connection, where.table)
-            if table is not None:
+            if table is not None or where.create_table:
                 return table
             raise bad_target(
                 "TARGET_MISSING",
@@ -59,6 +63,22 @@ def _failed(error: Exception) -> Exception:
     return target_error(error) if isinstance(error, psycopg.Error) else error
 
 
+def reader_of_new(where: Destination, *, with_positions: bool) -> RecordReader:
+    """What decodes records for a table that is to be created."""
+    known = kafka_columns_of(None, where)
+    return RecordReader(where, _of_schemas(where), known, where.table, with_positions=with_positions)
+
+
+def _of_schemas(where: Destination) -> tuple[DecodedColumn, ...]:
+    """The columns for the fields of the subjects that the user names."""
+    decoding = where.decoding
+    if decoding is None or not decoding.subjects:
+        return ()
+    registry, paths = registry_at(decoding.registry_url), dict(decoding.paths)
+    found = columns_of_schemas(registry, decoding.subjects, paths, where.keys)
+    return tuple(column for column in found if column.name not in dict(decoding.kafka))
+
+
 def reader_for(table: TargetTable, where: Destination, *, with_positions: bool) -> RecordReader:
     """
     What decodes records for this table.
@@ -67,6 +87,9 @@ def reader_for(table: TargetTable, where: Destination, *, with_positions: bool) 
     :raises TargetError: as :func:`columns_of`.
     """
     found = columns_of(table, where)
+    if where.schema_evolution == "addColumns":
+        there = {column.column_name for column in table.columns}
+        found += tuple(column for column in _of_schemas(where) if column.name not in there)
     if where.decoding and where.decoding.key:
         _refuse_keys(table, [column for column in found if column.is_key], where.decoding.key)
     filled = {column.name for column in found}
@@ -156,9 +179,9 @@ def _refuse_shared(columns: Sequence[DecodedColumn]) -> None:
 _KNOWN = {name: data_type for name, data_type in OF_KAFKA.items() if name != "value"}
 
 
-def kafka_columns_of(table: TargetTable, where: Destination) -> tuple[KafkaColumn, ...]:
+def kafka_columns_of(table: TargetTable | None, where: Destination) -> tuple[KafkaColumn, ...]:
     """
-    The columns that get what Kafka knows of a record.
+    The columns that get what Kafka knows of a record; ``table`` is None if it is to be created.
 
     :raises ConfigurationError: BAD_OPTION, for something that Kafka does not know.
     """
@@ -172,7 +195,7 @@ def kafka_columns_of(table: TargetTable, where: Destination) -> tuple[KafkaColum
             )
         data_type = _KNOWN.get(what, t.BinaryType())
         is_bytes = isinstance(data_type, t.BinaryType)
-        takes_bytes = any(column.base_type == "bytea" for column in table.columns_named(name))
+        takes_bytes = table is not None and any(c.base_type == "bytea" for c in table.columns_named(name))
         found.append(KafkaColumn(name, what, t.StringType() if is_bytes and not takes_bytes else data_type))
     return tuple(found)
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -30,6 +30,7 @@ from ..options.destination import DELETED_COLUMN, OFFSET_COLUMN, ORIGIN_COLUMN, 
 from ..options.position_columns import RECORD_POSITIONS
 from .decoded_columns import DecodedColumn, KafkaColumn
 from .fields import UnknownFieldError, or_null, read_as
+from .framed_records import framed_records
 from .json_records import MALFORMED, JsonRecords, has_double
 from .values import Refusal, made
 
@@ -96,13 +97,17 @@ class RecordReader:
 
         :raises TargetError: COLUMN_UNKNOWN, if a record has a field that the table lacks.
         """
-        values = batch.column("value").to_pylist()
+        values, refused = batch.column("value").to_pylist(), dict[int, Refusal]()
         try:
+            if self._decoding.registry_url:
+                url, form = self._decoding.registry_url, self._decoding.values
+                framed = framed_records(url, self.columns, form, self._ignores_extra)
+                values, refused = framed.as_json(values, _headers(batch))
             decoded = _records_for(self.columns, self._ignores_extra, self._lenient).decode(values)
         except UnknownFieldError as unknown:
             raise self._unknown(unknown) from None
         by_name = dict(zip((column.name for column in self.columns), decoded.arrays, strict=True))
-        refused = decoded.refused
+        refused |= decoded.refused
         has_none = batch.column("value").null_count > 0
         absent = batch.column("value").is_null() if has_none else None
         if absent is not None and self._deleted is None:
@@ -174,7 +179,12 @@ class RecordReader:
         if not lacking:
             return
         places = pa.array(lacking, pa.int64())
-        found = [self._of_key(key, keys) for key in batch.column("key").take(places).to_pylist()]
+        texts, unread = batch.column("key").take(places).to_pylist(), dict[int, Refusal]()
+        if self._decoding.key == "avro":
+            named = tuple(replace(column, path=column.path[-1:]) for column in keys)
+            framed = framed_records(self._decoding.registry_url, named, "avro", ignores_extra=True)
+            texts, unread = framed.as_json(texts, _headers(batch.take(places)), "key")
+        found = [unread.get(row) or self._of_key(key, keys) for row, key in enumerate(texts)]
         refused |= {row: of_key for row, of_key in zip(lacking, found, strict=True) if isinstance(of_key, Refusal)}
         is_lacking = pa.array([row in set(lacking) for row in range(len(batch))])
         for number, column in enumerate(keys):
@@ -197,6 +207,8 @@ class RecordReader:
         try:
             if self._decoding.key == "text":
                 return [_of_text(key, read_as(keys[0].data_type, keys[0].form))]
+            if self._decoding.key == "avro" and len(keys) == 1 and key[:1] != b"{":
+                return [msgspec.json.decode(key, type=or_null(read_as(keys[0].data_type, keys[0].form)))]
             found = msgspec.json.decode(key, type=dict[str, msgspec.Raw])
             if has_double(key):
                 return Refusal(keys[0].name, "Its key has a name twice.")
@@ -227,7 +239,7 @@ class RecordReader:
             # Of several with one name, the last, as Kafka's own lastHeader.
             texts = [
                 next((one["value"] for one in reversed(of_row or ()) if one["key"] == name), None)
-                for of_row in batch.column(HEADERS).to_pylist()
+                for of_row in _headers(batch)
             ]
             array = pa.array(texts, pa.binary())
         if not isinstance(column.data_type, t.StringType) or column.what == "topic":
@@ -266,13 +278,13 @@ def _reasons(batch: pa.RecordBatch, refused: dict[int, Refusal]) -> pa.Array:
     """Why records are refused, each with the record itself."""
     # As a number: Python has not all years, and not all names of time zones that Spark has.
     times = batch.column("timestamp").cast(pa.int64())
-    headers = batch.column(HEADERS) if HEADERS in batch.schema.names else None
+    headers = _headers(batch)
     said: list[dict[str, Any] | None] = [None] * len(batch)
     for row, why in refused.items():
         topic, partition, offset, key, value = (
             batch.column(name)[row].as_py() for name in ("topic", "partition", "offset", "key", "value")
         )
-        named = (headers[row].as_py() if headers is not None else None) or ()
+        named = headers[row] or ()
         # No JSON of Postgres has a NUL.
         texts = [[one["key"].replace("\0", "\ufffd"), _base64(one["value"])] for one in named]
         said[row] = {
@@ -285,6 +297,11 @@ def _reasons(batch: pa.RecordBatch, refused: dict[int, Refusal]) -> pa.Array:
             "headers": json.dumps(texts) if texts else None,
         }
     return pa.array(said, _REFUSED_TYPE)
+
+
+def _headers(batch: pa.RecordBatch) -> Sequence[Any]:
+    """The headers of each record, None where there are none."""
+    return batch.column(HEADERS).to_pylist() if HEADERS in batch.schema.names else [None] * len(batch)
 
 
 def _base64(value: bytes | None) -> str | None:

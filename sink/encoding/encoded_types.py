@@ -127,14 +127,16 @@ def encoded_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
     refuse_more_columns_than(struct_type, _MOST_COLUMNS, "a table in Postgres has at most that many")
     _refuse_doubled(struct_type, "")
     _refuse_names_that_no_column_has(struct_type.names)
-    columns = (
-        replace(encoded_column(field.name, field.dataType), decoded_for=field.metadata.get(DECODED_FOR))
-        for field in struct_type
-    )
-    return tuple(
-        replace(column, postgres_type="jsonb", ddl_type="jsonb") if column.decoded_for == "jsonb" else column
-        for column in columns
-    )
+    columns = (encoded_column(field.name, field.dataType) for field in struct_type)
+    decoded_for = (field.metadata.get(DECODED_FOR) for field in struct_type)
+    return tuple(_decoded(column, of) if of else column for column, of in zip(columns, decoded_for, strict=True))
+
+
+def _decoded(column: EncodedColumn, decoded_for: str) -> EncodedColumn:
+    # Texts may stand for what has no type in Spark.
+    ddl_type = decoded_for if isinstance(column.data_type, t.StringType) else column.ddl_type
+    postgres_type = "jsonb" if decoded_for == "jsonb" else column.postgres_type
+    return replace(column, decoded_for=decoded_for, ddl_type=ddl_type, postgres_type=postgres_type)
 
 
 def encoded_column(name: str, data_type: t.DataType) -> EncodedColumn:

@@ -26,8 +26,8 @@ SchemaEvolution = Literal["strict", "addColumns", "ignoreExtra"]
 UnknownRoutes = Literal["refuse", "drop", "deadLetters"]
 """What happens to a row whose value is not in the list: it stops the batch, is left out, or is put aside."""
 OffsetsFrom = Literal["checkpoint", "listener"]
-DecodeFormat = Literal["json"]
-KeyFormat = Literal["json", "text"]
+DecodeFormat = Literal["json", "avro"]
+KeyFormat = Literal["json", "text", "avro"]
 NullValues = Literal["refuse", "ignore"]
 """What happens to a record without a value where that is no delete: it is a bad row, or it is left out."""
 
@@ -266,14 +266,20 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     decode: Annotated[DecodeFormat | None, Option(
         _WRITERS | Way.JOB, "The frame is Spark's Kafka source as it comes: the [values of its records are "
         "read](kafka-json.md) by the types of the table's columns.",
-        clashes=(
-            "route", "change_feed", "position_columns", "create_table", "mode=complete", "offsets_from=listener",
-            "schema_evolution=addColumns",
-        ),
+        clashes=("route", "change_feed", "position_columns", "mode=complete", "offsets_from=listener"),
+    )]
+    schema_registry_url: Annotated[str, Option(
+        _WRITERS | Way.JOB, "The [schema registry](how-to/schema-registries.md) that knows the numbers in front of "
+        "records: `https://user:password@registry:8081`, then settings of its client, as in "
+        "`?ssl.ca.location=/etc/ca.pem`.", "", "required with `decode=avro`", needs=("decode",), secret=True,
+    )]
+    schema_subjects: Annotated[Sequence[str], Option(
+        _WRITERS | Way.JOB, "The registry's subjects whose schemas say which columns the table has, for `createTable` "
+        "and `addColumns`: `orders-value`.", (), "none", needs=("schema_registry_url",),
     )]
     decode_key: Annotated[KeyFormat | None, Option(
         _WRITERS | Way.JOB, "How a record's key is read for the columns in `keys` that its value does not have: as a "
-        "JSON object, or as the text of a single one.", None, "`text` with `mode=apply`", needs=("decode",),
+        "JSON object, as the text of a single one, or as Avro.", None, "`text` with `mode=apply`", needs=("decode",),
         modes=BY_KEY,
     )]
     kafka_columns: Annotated[Mapping[str, str], Option(

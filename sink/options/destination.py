@@ -116,7 +116,7 @@ class Decoding:
     How the records of a topic become rows: what their values are, and where other columns come from.
 
     ``paths`` has a field's path for each column that is not called as its field; ``kafka`` the columns that get what
-    Kafka knows of a record.
+    Kafka knows of a record. ``subjects`` of the schema registry say which columns a table has that is created, or gets.
     """
 
     values: DecodeFormat
@@ -124,6 +124,8 @@ class Decoding:
     paths: tuple[tuple[str, str], ...] = ()
     kafka: tuple[tuple[str, str], ...] = ()
     null_values: NullValues = "refuse"
+    registry_url: str = field(default="", repr=False)
+    subjects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,14 @@ def decoding_of(given: Given) -> Decoding | None:
         raise bad_option("BAD_OPTION", f"{what}.", "Name a field, or what Kafka knows, for each column.")
     key: KeyFormat | None = given["decode_key"] or ("text" if given["mode"] == "apply" else None)
     paths, kafka = (tuple(sorted(dict(found).items())) for found in (columns or {}, given["kafka_columns"]))
-    return Decoding(given["decode"], key, paths, kafka, given["null_values"])
+    subjects = tuple(given["schema_subjects"])
+    if not subjects and (given["create_table"] or given["schema_evolution"] == "addColumns"):
+        what = (
+            "With decode, createTable and addColumns need schemaSubjects: the records alone do not say of which types."
+        )
+        remedy = "Name the subjects of a schema registry, or create the table and its columns yourself."
+        raise bad_option("CLASHING_OPTIONS", what, remedy)
+    return Decoding(given["decode"], key, paths, kafka, given["null_values"], given["schema_registry_url"], subjects)
 
 
 def refuse_columns_alone(given: Given) -> None:

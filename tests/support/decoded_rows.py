@@ -65,10 +65,10 @@ def where_records_go(**options):
     return where_of(read({"decode": "json", **options}, Way.WRITER))
 
 
-def write_records(url, values, *, table="t", most=1_000_000, keys=None, partitions=None, **options):
+def write_records(url, values, *, table="t", most=1_000_000, record_keys=None, partitions=None, **options):
     """Write these records into the table; those that cannot be decoded are given back, as they would be put aside."""
     where = where_records_go(table=table, **options)
-    rows = _rows(url, where, kafka_batch(values, keys=keys, partitions=partitions), most)
+    rows = _rows(url, where, kafka_batch(values, keys=record_keys, partitions=partitions), most)
     with psycopg.connect(url) as connection:
         write_batch_in_tx(connection, where, rows)
     return list(rows.unfit())

@@ -120,7 +120,7 @@ def test_a_delete_needs_no_more_than_its_key(url):
     create(url, "id bigint PRIMARY KEY, name text NOT NULL, gone boolean NOT NULL DEFAULT false")
     write_records(url, [b'{"id":1,"name":"a"}', b'{"id":2,"name":"b"}'])
     assert write_records(url, [b'{"id":1,"out":true}'], mode="apply", delete_when="out") == []
-    assert write_records(url, [None], keys=[b"2"], mode="apply", deletes="soft:gone") == []
+    assert write_records(url, [None], record_keys=[b"2"], mode="apply", deletes="soft:gone") == []
     assert stored(url) == [("(2,b,t)",)]
 
 

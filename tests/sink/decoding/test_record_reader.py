@@ -52,7 +52,7 @@ def test_each_row_has_the_position_of_its_record(table, url):
 
 def test_a_record_that_cannot_be_decoded_is_put_aside_whole(table, url, stored):
     """With its bytes, its place and its time; nothing of it is in the table."""
-    aside = write_records(url, values_of({"id": 1, "name": "a"}, b"bad\xff"), keys=[None, b"k"])
+    aside = write_records(url, values_of({"id": 1, "name": "a"}, b"bad\xff"), record_keys=[None, b"k"])
     assert stored() == [(1, "a")]
     (letter,) = aside
     assert (letter.row_data, letter.place, letter.code) == ("{}", ("t", 0, 1), "RECORD_UNDECODED")
@@ -88,7 +88,7 @@ def test_records_of_a_key_from_two_partitions_have_no_order(mode, table, url, st
 def test_a_record_without_a_value_deletes_by_its_key(table, url, stored):
     """The text of the key is read as its column; one that does not fit is a bad record."""
     write_records(url, values_of({"id": 1, "name": "a"}, {"id": 2, "name": "b"}))
-    aside = write_records(url, [None, None, None], keys=[b"1", b"two", None], mode="apply")
+    aside = write_records(url, [None, None, None], record_keys=[b"1", b"two", None], mode="apply")
     assert stored() == [(2, "b")]
     assert [row.message for row in aside] == [
         "Its key does not fit: Input data was truncated.",
@@ -100,7 +100,7 @@ def test_a_key_that_is_an_object_fills_what_the_value_lacks(table, url, stored):
     """A value that has the key counts; a name twice in the key is refused."""
     keys = [b'{"id":1,"x":2}', b'{"id":7}', b'{"id":3,"id":4}', b'{"x":1}', b"5"]
     values = values_of({"name": "a"}, {"id": 2, "name": "b"}, {"name": "c"}, {"name": "d"}, {"name": "e"})
-    aside = write_records(url, values, keys=keys, mode="upsert", decode_key="json")
+    aside = write_records(url, values, record_keys=keys, mode="upsert", decode_key="json")
     assert stored() == [(1, "a"), (2, "b")]
     assert [row.message for row in aside] == [
         "Its key has a name twice.",
@@ -114,7 +114,7 @@ def test_a_field_may_say_what_deletes(table, url, stored):
     write_records(url, values_of({"id": 1, "name": "a"}))
     changes = values_of({"id": 1, "gone": True}, {"id": 2, "name": "b", "gone": False}, {"id": 3, "name": "c"}, None)
     keys = [None, None, None, b"2"]
-    aside = write_records(url, changes, keys=keys, mode="apply", delete_when="gone")
+    aside = write_records(url, changes, record_keys=keys, mode="apply", delete_when="gone")
     assert stored() == []
     assert [row.message for row in aside] == ["It does not say whether it deletes."]
 

@@ -1,0 +1,143 @@
+"""
+Ask a schema registry what the number is that stands in front of a record.
+
+Runs in tasks, and on the driver. Invariant: what a number means never changes, so a process asks for each once. A
+registry that does not answer is an error, never a bad record; a number that it does not know is a bad record.
+
+https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+from uuid import UUID
+
+from pgonce.offsets_store.errors import NOTHING, bad_option
+
+from ..errors import EncodingError
+from .avro_schema import AvroSchema
+
+_NUMBERS = ("max.retries", "retries.wait.ms", "retries.max.wait.ms", "timeout", "cache.capacity")
+_OFTEN: dict[str, Any] = {"max.retries": 6, "timeout": 10}
+"""About half a minute, for a registry that is being started again."""
+
+
+class SchemaRegistry:
+    """
+    A registry that answers as Confluent's does.
+
+    :param url: its address, with user and password, and what Confluent's client can be told as parameters:
+        ``https://key:secret@registry:8081?ssl.ca.location=/etc/ca.pem``.
+    :raises ConfigurationError: BAD_OPTION, REQUIREMENT_MISSING.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+        except ImportError:
+            what = "The client for schema registries is not installed where records are decoded."
+            raise bad_option("BAD_OPTION", what, "Install it there: pip install 'pgonce[registry]'.") from None
+        addresses, _, parameters = url.partition("?")
+        settings = _OFTEN | dict(parse_qsl(parameters))
+        # The client logs the addresses that it asks.
+        bare = [_without_login(address, settings) for address in addresses.split(",")]
+        self._shown = ",".join(bare)
+        settings |= {name: int(settings[name]) for name in _NUMBERS if str(settings.get(name, "")).isdigit()}
+        try:
+            self._client = SchemaRegistryClient({"url": self._shown, **settings})
+        except (ValueError, TypeError, OSError):
+            # The client's own text may have a password.
+            what = "schemaRegistryUrl is not the address of a registry, or has a setting that its client does not take."
+            remedy = "Write https://user:password@registry:8081, and after a question mark settings of Confluent's "
+            raise bad_option("BAD_OPTION", what, f"{remedy}client, such as ssl.ca.location=/etc/ca.pem.") from None
+        self._schemas: dict[int | UUID, AvroSchema | str] = {}
+
+    def schema(self, number: int | UUID) -> AvroSchema | str:
+        """
+        The schema that has this number, or why its records cannot be read.
+
+        :raises EncodingError: REGISTRY_UNREACHABLE, if the registry does not answer.
+        """
+        if (found := self._schemas.get(number)) is not None:
+            return found
+        ask = self._client.get_schema_by_guid if isinstance(number, UUID) else self._client.get_schema
+        schema = self._asked(ask, str(number) if isinstance(number, UUID) else number)
+        if schema is None:
+            return f"Its schema {number} is not in the registry."
+        self._schemas[number] = self._parsed(schema) or f"Its schema {number} is none of Avro that can be read."
+        return self._schemas[number]
+
+    def versions(self, subject: str) -> list[AvroSchema]:
+        """
+        All schemas of a subject, the oldest first.
+
+        :raises EncodingError: REGISTRY_UNREACHABLE.
+        :raises ConfigurationError: BAD_OPTION, if there is no such subject.
+        """
+        numbers = self._asked(self._client.get_versions, subject)
+        if numbers is None:
+            raise bad_option("BAD_OPTION", f"The schema registry has no subject {subject!r}.", "Name one that it has.")
+        found = (self._asked(self._client.get_version, subject, number) for number in sorted(numbers))
+        parsed = [self._parsed(version.schema) for version in found if version is not None]
+        if None in parsed:
+            what = f"Subject {subject!r} of the schema registry has a schema that is none of Avro that can be read."
+            raise bad_option("BAD_OPTION", what, "Create the table and its columns yourself, without schemaSubjects.")
+        return [schema for schema in parsed if schema is not None]
+
+    def _parsed(self, schema: Any) -> AvroSchema | None:
+        # Such a rule encrypts fields.
+        rules = schema.rule_set.domain_rules if schema.rule_set else None
+        if schema.schema_type not in (None, "AVRO") or any("TRANSFORM" in str(rule.kind) for rule in rules or ()):
+            return None
+        try:
+            return AvroSchema(schema.schema_str, [one.schema_str for one in self._references(schema)])
+        except Exception:  # noqa: BLE001 (fastavro raises many kinds, and none is about the registry)
+            return None
+
+    def _references(self, schema: Any) -> Iterator[Any]:
+        for reference in schema.references or ():
+            found = self._asked(self._client.get_version, reference.subject, reference.version)
+            if found is not None:
+                yield from self._references(found.schema)
+                yield found.schema
+
+    def _asked(self, ask: Any, *what: Any) -> Any:
+        """What the registry says; None if it has no such thing."""
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        try:
+            return ask(*what)
+        except SchemaRegistryError as error:
+            if error.error_code in _NO_SUCH:
+                return None
+            why = f"answers {error.http_status_code}: {error.error_message}"
+        except Exception as error:  # noqa: BLE001 (its client's library for HTTP is not the same in all versions)
+            why = f"does not answer ({type(error).__name__})"
+        raise EncodingError(
+            "REGISTRY_UNREACHABLE",
+            f"The schema registry at {self._shown} {why}.",
+            NOTHING,
+            "Start the query again when it answers. It is tried for about half a minute; schemaRegistryUrl may say "
+            "how often, with ?max.retries=10.",
+        )
+
+
+# A subject, a version, a schema. What is not found for another reason is not the registry's answer.
+_NO_SUCH = (40401, 40402, 40403)
+
+
+@lru_cache(maxsize=8)
+def registry_at(url: str) -> SchemaRegistry:
+    """The registry at this address, the same one each time, because it remembers schemas."""
+    return SchemaRegistry(url)
+
+
+def _without_login(address: str, settings: dict[str, Any]) -> str:
+    """The address without user and password, which become settings."""
+    parts = urlsplit(address.strip())
+    if parts.username is not None:
+        settings["basic.auth.user.info"] = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

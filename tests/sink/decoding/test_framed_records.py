@@ -1,0 +1,315 @@
+"""
+A record of Avro becomes the row that its schema and the table say, or is refused with the reason.
+
+Covers: sink.decoding.avro_schema, sink.decoding.schema_registry.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+import math
+import uuid
+from decimal import Decimal
+
+import fastavro
+import psycopg
+import pytest
+from schema_registry import SchemaRegistry as Apicurio
+from support.decoded_rows import write_records
+
+from pgonce.offsets_store.errors import ConfigurationError, TargetError
+from pgonce.sink.decoding.schema_registry import SchemaRegistry, registry_at
+from pgonce.sink.errors import EncodingError
+
+pytestmark = pytest.mark.kafka
+
+UTC = dt.timezone.utc
+AT = dt.datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def registry():
+    """A registry; each test has subjects of its own."""
+    with Apicurio() as found:
+        yield found
+
+
+class Subject:
+    """A subject of the registry, and records that are written by its schemas."""
+
+    def __init__(self, registry, name):
+        self.registry, self.name, self.url = registry, name, registry.address
+
+    def record(self, value, *fields, kind=None, of=()):
+        """The record as Confluent's serializer writes it, by a schema with these fields that is registered first."""
+        schema = kind or {"type": "record", "name": "made", "fields": [named(*field) for field in fields]}
+        named_schemas = {}
+        for one in of:
+            fastavro.parse_schema(one, named_schemas)
+        number = self.registry.register(self.name, json.dumps(schema))
+        body = io.BytesIO()
+        fastavro.schemaless_writer(body, fastavro.parse_schema(schema, named_schemas), value)
+        return b"\0" + number.to_bytes(4, "big") + body.getvalue()
+
+
+def named(name, kind, logical=None, **more):
+    """A field of a record."""
+    return {"name": name, "type": kind if logical is None else {"type": kind, "logicalType": logical, **more}}
+
+
+@pytest.fixture
+def subject(registry, request):
+    """One that is new."""
+    return Subject(registry, f"{request.node.originalname}-{uuid.uuid4()}")
+
+
+@pytest.fixture
+def write(url, subject):
+    """Write records into table t; those that are refused are given back."""
+
+    def run(*values, **options):
+        return write_records(url, values, decode="avro", schema_registry_url=subject.url, **options)
+
+    return run
+
+
+@pytest.fixture
+def create(url):
+    """Create table t."""
+
+    def run(columns):
+        with psycopg.connect(url) as connection:
+            connection.execute(f"CREATE TABLE t ({columns})")
+
+    return run
+
+
+@pytest.fixture
+def stored(url):
+    """The rows of table t."""
+
+    def read(what="*"):
+        with psycopg.connect(url) as connection:
+            return connection.execute(f"SELECT {what} FROM t ORDER BY 1").fetchall()
+
+    return read
+
+
+# The fields as they are written, the column, and what it has.
+FIELDS = {
+    "a long": (named("f", "long"), 2**63 - 1, "bigint", 2**63 - 1),
+    "an int": (named("f", "int"), -7, "smallint", -7),
+    "a boolean": (named("f", "boolean"), True, "boolean", True),
+    "a double": (named("f", "double"), 0.1, "double precision", 0.1),
+    "a float": (named("f", "float"), 0.5, "real", 0.5),
+    "a float in a double": (named("f", "float"), 0.5, "double precision", 0.5),
+    "an int in a double": (named("f", "int"), 2**31 - 1, "double precision", 2.0**31 - 1),
+    "a string": (named("f", "string"), "ä\n", "varchar(2)", "ä\n"),
+    "an enum": (named("f", {"type": "enum", "name": "e", "symbols": ["A", "B"]}), "B", "text", "B"),
+    "bytes": (named("f", "bytes"), b"\0\xff", "bytea", b"\0\xff"),
+    "fixed": (named("f", {"type": "fixed", "name": "x", "size": 2}), b"ab", "bytea", b"ab"),
+    "null": (named("f", ["null", "long"]), None, "bigint", None),
+    "a date": (named("f", "int", "date"), dt.date(1969, 12, 31), "date", dt.date(1969, 12, 31)),
+    "a time": (named("f", "long", "time-micros"), dt.time(1, 2, 3, 4), "time", dt.time(1, 2, 3, 4)),
+    "micros": (named("f", "long", "timestamp-micros"), AT, "timestamptz", AT),
+    "millis": (named("f", "long", "timestamp-millis"), AT, "timestamptz", AT.replace(microsecond=123000)),
+    "local micros": (
+        named("f", "long", "local-timestamp-micros"), AT.replace(tzinfo=None), "timestamp", AT.replace(tzinfo=None),
+    ),
+    "a decimal": (
+        named("f", "bytes", "decimal", precision=64, scale=10), Decimal("-1.0000000001"), "numeric",
+        Decimal("-1.0000000001"),
+    ),
+    "a decimal of a scale": (
+        named("f", "bytes", "decimal", precision=9, scale=2), Decimal("12.50"), "numeric(9,2)", Decimal("12.50"),
+    ),
+    "a uuid": (named("f", "string", "uuid"), uuid.UUID(int=7), "uuid", uuid.UUID(int=7)),
+    "an array": (named("f", {"type": "array", "items": "long"}), [1, 2**60], "bigint[]", [1, 2**60]),
+    "a union": (named("f", ["null", "long", "string"]), "x", "text", "x"),
+    "a record": (
+        named("f", {"type": "record", "name": "r", "fields": [named("a", "bytes", "decimal", precision=30, scale=1)]}),
+        {"a": Decimal("9007199254740993.1")}, "jsonb", {"a": 9007199254740993.1},
+    ),
+    "a map": (named("f", {"type": "map", "values": "string"}), {"k": "v"}, "jsonb", {"k": "v"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FIELDS)
+def test_a_field_arrives_as_it_was_written(case, subject, write, create, stored):
+    """With all its digits, and a time as what its schema says that it is."""
+    field, value, column, expected = FIELDS[case]
+    create(f"id int, f {column}")
+    schema = {"type": "record", "name": "made", "fields": [named("id", "int"), field]}
+    assert write(subject.record({"id": 1, "f": value}, kind=schema)) == []
+    assert stored() == [(1, expected)]
+
+
+UNSUITED = {
+    "bytes for a text": (named("f", "bytes"), b"abcd", "text", "binary"),
+    "a text for bytes": (named("f", "string"), "abcd", "bytea", "string"),
+    "a double for a numeric": (named("f", "double"), 0.5, "numeric", "double"),
+    "a double for a real": (named("f", "double"), 0.5, "real", "double"),
+    "a long for a double": (named("f", "long"), 1, "double precision", "bigint"),
+    "bytes in an array": (named("f", {"type": "array", "items": "bytes"}), [b"abcd"], "text[]", "array"),
+    "bytes in a union": (named("f", ["null", "bytes", "string"]), "abcd", "text", "binary"),
+}
+
+
+@pytest.mark.parametrize("case", UNSUITED)
+def test_a_field_that_would_become_another_value_is_refused(case, subject, write, create, stored):
+    """The record has a value that JSON could carry, and that the column would take for something else."""
+    field, value, column, kind = UNSUITED[case]
+    create(f"id int, f {column}")
+    schema = {"type": "record", "name": "made", "fields": [named("id", "int"), field]}
+    (letter,) = write(subject.record({"id": 1, "f": value}, kind=schema), subject.record({"id": 2}, ("id", "int")))
+    assert (letter.column_name, letter.place) == ("f", ("t", 0, 0))
+    assert f"Field 'f' is {kind}" in letter.message
+    assert stored("id") == [(2,)]
+
+
+def test_records_that_cannot_be_read_are_refused_one_by_one(subject, write, create, stored):
+    """Each with its reason; the others are written."""
+    create("id bigint, ratio double precision")
+    fields = ("id", "long"), ("ratio", ["null", "double"])
+    good, none = (subject.record({"id": number, "ratio": None}, *fields) for number in (1, 2))
+    nan = subject.record({"id": 3, "ratio": math.nan}, *fields)
+    infinite = subject.record({"id": 3, "ratio": -math.inf}, *fields)
+    unknown = b"\0" + (9999).to_bytes(4, "big") + good[5:]
+    bad = [b'{"id":1}', b"", good[:4], unknown, good[:6], good + b"\0", nan, infinite]
+    letters = write(good, *bad, none)
+    assert stored("id") == [(1,), (2,)]
+    assert [(letter.place[2], letter.message) for letter in letters] == [
+        (1, "Its value does not begin with the number of a schema."),
+        (2, "Its value does not begin with the number of a schema."),
+        (3, "Its value does not begin with the number of a schema."),
+        (4, "Its schema 9999 is not in the registry."),
+        (5, letters[4].message),
+        (6, f"It does not fit its schema {int.from_bytes(good[1:5], 'big')}: 1 bytes follow its end."),
+        (7, letters[6].message),
+        (8, letters[7].message),
+    ]
+    assert "It does not fit its schema" in letters[4].message
+    assert "not a number or infinite" in letters[6].message == letters[7].message
+
+
+def test_a_new_version_adds_its_column(subject, write, create, stored):
+    """Without a new start: the registry is asked for the subject's versions at each batch."""
+    create("id int PRIMARY KEY")
+    evolves = {"schema_evolution": "addColumns", "schema_subjects": [subject.name]}
+    first = subject.record({"id": 1}, ("id", "int"))
+    assert write(first, **evolves) == []
+    amount = named("amount", "bytes", "decimal", precision=64, scale=2)
+    schema = {"type": "record", "name": "made", "fields": [named("id", "int"), amount, named("at", ["null", "string"])]}
+    newer = subject.record({"id": 2, "amount": Decimal("1.50"), "at": "x"}, kind=schema)
+    assert write(first.replace(b"\x02", b"\x08"), newer, **evolves) == []
+    assert stored() == [(1, None, None), (2, Decimal("1.50"), "x"), (4, None, None)]
+    assert stored("DISTINCT pg_typeof(amount)::text, pg_typeof(at)::text") == [("numeric", "text")]
+
+
+def test_a_new_field_without_addcolumns_is_refused_with_the_statement_that_fits(subject, write, create, stored):
+    """Or passed over."""
+    create("id int")
+    record = subject.record({"id": 1, "at": AT}, ("id", "int"), ("at", "long", "timestamp-micros"))
+    with pytest.raises(TargetError, match='COLUMN_UNKNOWN.*ALTER TABLE .* ADD COLUMN "at" timestamptz'):
+        write(record)
+    assert write(record, schema_evolution="ignoreExtra") == []
+    assert stored() == [(1,)]
+
+
+def test_a_table_is_created_by_the_subject(subject, write, stored, url):
+    """With the types of its fields, paths and columns of Kafka's own among them."""
+    inner = {"type": "record", "name": "inner", "fields": [named("id", "long")]}
+    schema = {
+        "type": "record",
+        "name": "made",
+        "fields": [named("id", "int"), named("customer", inner), named("tags", {"type": "array", "items": "string"}),
+                   named("more", {"type": "map", "values": "long"}), named("at", "long", "timestamp-millis")],
+    }  # fmt: skip
+    value = {"id": 1, "customer": {"id": 5}, "tags": ["a"], "more": {"k": 1}, "at": AT}
+    options = {"mode": "upsert", "keys": ["id"], "create_table": True, "schema_subjects": [subject.name]}
+    options |= {"columns": {"customer_id": "customer.id"}, "kafka_columns": {"place": "offset"}}
+    write(subject.record(value, kind=schema), **options)
+    columns = "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 't'::regclass"
+    with psycopg.connect(url) as connection:
+        types = dict(connection.execute(f"{columns} AND attnum > 0").fetchall())
+    assert types == {
+        "id": "integer",
+        "customer_id": "bigint",
+        "tags": "text[]",
+        "more": "jsonb",
+        "at": "timestamp with time zone",
+        "place": "bigint",
+    }
+    assert stored("id, customer_id, tags, more, place") == [(1, 5, ["a"], {"k": 1}, 0)]
+
+
+def test_a_schema_may_refer_to_others(registry, subject, write, create, stored):
+    """They are asked for, too."""
+    create("id int, owner jsonb")
+    owner = {"type": "record", "name": "people.owner", "fields": [named("name", "string")]}
+    registry.register(f"{subject.name}-owner", json.dumps(owner))
+    schema = {"type": "record", "name": "made", "fields": [named("id", "int"), named("owner", "people.owner")]}
+    refers = [{"name": "people.owner", "subject": f"{subject.name}-owner", "version": 1}]
+    number = registry.register(subject.name, json.dumps(schema), references=refers)
+    body, named_schemas = io.BytesIO(), {}
+    fastavro.parse_schema(owner, named_schemas)
+    parsed = fastavro.parse_schema(schema, named_schemas)
+    fastavro.schemaless_writer(body, parsed, {"id": 1, "owner": {"name": "Ann"}})
+    write(b"\0" + number.to_bytes(4, "big") + body.getvalue())
+    assert stored() == [(1, {"name": "Ann"})]
+
+
+@pytest.mark.parametrize("is_record", [True, False], ids=["of a record", "of a single value"])
+def test_a_record_without_a_value_deletes_by_its_key_in_avro(is_record, subject, write, create, stored):
+    """The key may be a record that has the column, or its value alone."""
+    create("id bigint PRIMARY KEY, name text")
+    values = [subject.record({"id": n, "name": "a"}, ("id", "long"), ("name", "string")) for n in (1, 2)]
+    keys = Subject(subject.registry, f"{subject.name}-key")
+    key = keys.record({"id": 1}, ("id", "long")) if is_record else keys.record(1, kind="long")
+    options = {"mode": "apply", "keys": ["id"], "decode_key": "avro"}
+    assert write(*values, None, record_keys=[None, None, key], **options) == []
+    assert stored() == [(2, "a")]
+    (letter,) = write(None, record_keys=[b"1"], **options)
+    assert letter.message == "Its key does not begin with the number of a schema."
+
+
+def test_json_may_have_the_number_of_a_schema_in_front(url, registry, create, stored):
+    """As Confluent's serializer for JSON Schema writes it; what it says is read as other JSON is."""
+    create("id int")
+    records = b'\0\0\0\0\x07{"id": 1}', b'{"id": 2}'
+    (letter,) = write_records(url, records, schema_registry_url=registry.address)
+    assert (letter.place, letter.message) == (("t", 0, 1), "Its value does not begin with the number of a schema.")
+    assert stored() == [(1,)]
+
+
+def test_a_registry_that_does_not_answer_stops_the_batch(url, create):
+    """No record is taken for a bad one, and no password is shown."""
+    create("id int")
+    nowhere = "http://ann:secret@127.0.0.1:1?max.retries=1&retries.wait.ms=1"
+    with pytest.raises(EncodingError) as caught:
+        write_records(url, [b"\0\0\0\0\x01\x02"], decode="avro", schema_registry_url=nowhere)
+    assert (caught.value.code, "127.0.0.1:1 does not answer" in str(caught.value)) == ("REGISTRY_UNREACHABLE", True)
+    assert "secret" not in str(caught.value) + repr(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["registry:8081", "http://ann:secret@r?max.retries=often", "http://r?ssl.ca.location=/no/such", "http://r?a=b"],
+)
+def test_an_address_that_cannot_be_one_is_refused(url):
+    """And a password in it is not shown."""
+    with pytest.raises(ConfigurationError, match="BAD_OPTION") as caught:
+        SchemaRegistry(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_subject_that_says_no_columns_is_refused(registry, subject):
+    """It is not there, or is none of Avro."""
+    found = registry_at(registry.address)
+    with pytest.raises(ConfigurationError, match="no subject"):
+        found.versions("none-such")
+    registry.register(subject.name, 'syntax = "proto3"; message A { int64 id = 1; }', "PROTOBUF")
+    with pytest.raises(ConfigurationError, match="none of Avro"):
+        found.versions(subject.name)
