@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
+from support.decoded_rows import Topic
 from support.fixtures.thorough import by_way
 from support.query_runs import assert_refused, finish, rewind
 from support.ways_in import TABLE_WAYS, Sink
@@ -29,26 +29,6 @@ DECODED = {"decode": "json"}
 def by_name(name):
     """The way in of this name."""
     return next(way for way in TABLE_WAYS if way.name == name)
-
-
-class Topic:
-    """A topic of two partitions, to which records go."""
-
-    def __init__(self, servers, name):
-        self.servers, self.name = servers, name
-        self._producer = Producer({"bootstrap.servers": servers, "log_level": 0})
-
-    def send(self, value, *, key=None, partition=0, headers=None):
-        """Send a record; a value that is no bytes, as JSON."""
-        if value is not None and not isinstance(value, bytes):
-            value = json.dumps(value).encode()
-        self._producer.produce(self.name, value=value, key=key, partition=partition, headers=headers)
-        assert self._producer.flush(30) == 0
-
-    def frame(self, spark, **options):
-        """Spark's Kafka source as it comes."""
-        source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", self.servers).options(**options)
-        return source.option("subscribe", self.name).option("startingOffsets", "earliest").load()
 
 
 @pytest.fixture

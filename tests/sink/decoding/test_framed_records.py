@@ -16,7 +16,7 @@ from decimal import Decimal
 import fastavro
 import psycopg
 import pytest
-from schema_registry import SchemaRegistry as Apicurio
+from support.avro_records import Subject, named
 from support.decoded_rows import write_records
 
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
@@ -29,40 +29,10 @@ UTC = dt.timezone.utc
 AT = dt.datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def registry():
-    """A registry; each test has subjects of its own."""
-    with Apicurio() as found:
-        yield found
-
-
-class Subject:
-    """A subject of the registry, and records that are written by its schemas."""
-
-    def __init__(self, registry, name):
-        self.registry, self.name, self.url = registry, name, registry.address
-
-    def record(self, value, *fields, kind=None, of=()):
-        """The record as Confluent's serializer writes it, by a schema with these fields that is registered first."""
-        schema = kind or {"type": "record", "name": "made", "fields": [named(*field) for field in fields]}
-        named_schemas = {}
-        for one in of:
-            fastavro.parse_schema(one, named_schemas)
-        number = self.registry.register(self.name, json.dumps(schema))
-        body = io.BytesIO()
-        fastavro.schemaless_writer(body, fastavro.parse_schema(schema, named_schemas), value)
-        return b"\0" + number.to_bytes(4, "big") + body.getvalue()
-
-
-def named(name, kind, logical=None, **more):
-    """A field of a record."""
-    return {"name": name, "type": kind if logical is None else {"type": kind, "logicalType": logical, **more}}
-
-
 @pytest.fixture
-def subject(registry, request):
+def subject(schema_registry, request):
     """One that is new."""
-    return Subject(registry, f"{request.node.originalname}-{uuid.uuid4()}")
+    return Subject(schema_registry, f"{request.node.originalname}-{uuid.uuid4()}")
 
 
 @pytest.fixture
@@ -245,14 +215,14 @@ def test_a_table_is_created_by_the_subject(subject, write, stored, url):
     assert stored("id, customer_id, tags, more, place") == [(1, 5, ["a"], {"k": 1}, 0)]
 
 
-def test_a_schema_may_refer_to_others(registry, subject, write, create, stored):
+def test_a_schema_may_refer_to_others(schema_registry, subject, write, create, stored):
     """They are asked for, too."""
     create("id int, owner jsonb")
     owner = {"type": "record", "name": "people.owner", "fields": [named("name", "string")]}
-    registry.register(f"{subject.name}-owner", json.dumps(owner))
+    schema_registry.register(f"{subject.name}-owner", json.dumps(owner))
     schema = {"type": "record", "name": "made", "fields": [named("id", "int"), named("owner", "people.owner")]}
     refers = [{"name": "people.owner", "subject": f"{subject.name}-owner", "version": 1}]
-    number = registry.register(subject.name, json.dumps(schema), references=refers)
+    number = schema_registry.register(subject.name, json.dumps(schema), references=refers)
     body, named_schemas = io.BytesIO(), {}
     fastavro.parse_schema(owner, named_schemas)
     parsed = fastavro.parse_schema(schema, named_schemas)
@@ -275,11 +245,11 @@ def test_a_record_without_a_value_deletes_by_its_key_in_avro(is_record, subject,
     assert letter.message == "Its key does not begin with the number of a schema."
 
 
-def test_json_may_have_the_number_of_a_schema_in_front(url, registry, create, stored):
+def test_json_may_have_the_number_of_a_schema_in_front(url, schema_registry, create, stored):
     """As Confluent's serializer for JSON Schema writes it; what it says is read as other JSON is."""
     create("id int")
     records = b'\0\0\0\0\x07{"id": 1}', b'{"id": 2}'
-    (letter,) = write_records(url, records, schema_registry_url=registry.address)
+    (letter,) = write_records(url, records, schema_registry_url=schema_registry.address)
     assert (letter.place, letter.message) == (("t", 0, 1), "Its value does not begin with the number of a schema.")
     assert stored() == [(1,)]
 
@@ -305,11 +275,11 @@ def test_an_address_that_cannot_be_one_is_refused(url):
     assert "secret" not in str(caught.value)
 
 
-def test_a_subject_that_says_no_columns_is_refused(registry, subject):
+def test_a_subject_that_says_no_columns_is_refused(schema_registry, subject):
     """It is not there, or is none of Avro."""
-    found = registry_at(registry.address)
+    found = registry_at(schema_registry.address)
     with pytest.raises(ConfigurationError, match="no subject"):
         found.versions("none-such")
-    registry.register(subject.name, 'syntax = "proto3"; message A { int64 id = 1; }', "PROTOBUF")
+    schema_registry.register(subject.name, 'syntax = "proto3"; message A { int64 id = 1; }', "PROTOBUF")
     with pytest.raises(ConfigurationError, match="none of Avro"):
         found.versions(subject.name)
