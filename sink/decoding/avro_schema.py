@@ -1,8 +1,8 @@
 """
-Read records of Avro as the JSON that they are, and say of which types their fields are.
+Read records of Avro, and say of which types their fields are.
 
-Pure: runs in tasks, and on the driver. Invariant: the JSON has every digit, and a time with an offset only where the
-schema says that it is an instant. What JSON has no form for (not-a-number, infinity) is refused.
+Pure: runs in tasks, and on the driver. Invariant: a value has every digit, and a time an offset only where the schema
+says that it is an instant.
 
 https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
@@ -10,27 +10,16 @@ https://avro.apache.org/docs/1.12.0/specification/#logical-types
 from __future__ import annotations
 
 import json
-import math
-import struct
 from collections.abc import Iterator, Sequence
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any
 
 import fastavro
-import msgspec
+from fastavro.read import LOGICAL_READERS
 from pyspark.sql import types as t
 
-from .decoded_columns import Form
+from .schemas import JSON, NUMBER, Kind, array_of, json_of, variable_decimal
 
-
-class Kind(NamedTuple):
-    """As what a field of a schema would be read; a number of more digits than Spark's decimals have by ``DIGITS``."""
-
-    data_type: t.DataType
-    form: Form = Form.VALUE
-
-
-JSON = Kind(t.StringType(), Form.JSON)
 _MOST_DIGITS = 38
 _KINDS: dict[str, t.DataType] = {
     "boolean": t.BooleanType(),
@@ -51,9 +40,18 @@ _KINDS: dict[str, t.DataType] = {
     "long-local-timestamp-millis": t.TimestampNTZType(),
     "long-local-timestamp-micros": t.TimestampNTZType(),
 }
-_TO_JSON = msgspec.json.Encoder(decimal_format="number").encode
-UNREADABLE = (EOFError, LookupError, ValueError, TypeError, ArithmeticError, RecursionError, struct.error)
-"""What a record that does not fit its schema ends in."""
+# By the names that Kafka Connect's converter has noted, of schemas that Avro's logical types do not say.
+_OF_CONNECT = {
+    "io.debezium.time.Date": "date",
+    "io.debezium.time.Time": "time-millis",
+    "io.debezium.time.MicroTime": "time-micros",
+    "io.debezium.time.Timestamp": "local-timestamp-millis",
+    "io.debezium.time.MicroTimestamp": "local-timestamp-micros",
+    "io.debezium.data.Json": "pgonce-json",
+    "io.debezium.data.VariableScaleDecimal": "pgonce-decimal",
+}
+LOGICAL_READERS["string-pgonce-json"] = lambda text, *_: json_of(text)
+LOGICAL_READERS["record-pgonce-decimal"] = lambda value, *_: variable_decimal(value)
 
 
 class AvroSchema:
@@ -66,24 +64,20 @@ class AvroSchema:
     def __init__(self, text: str, references: Sequence[str] = ()) -> None:
         self._named: dict[str, Any] = {}
         for one in references:
-            fastavro.parse_schema(json.loads(one), self._named)
-        self._schema = fastavro.parse_schema(json.loads(text), self._named)
-        self._has_floats = any(f'"{kind}"' in one for kind in ("float", "double") for one in (text, *references))
+            fastavro.parse_schema(json.loads(one, object_hook=_with_logical_type), self._named)
+        self._schema = fastavro.parse_schema(json.loads(text, object_hook=_with_logical_type), self._named)
 
-    def as_json(self, body: bytes) -> bytes:
+    def value(self, body: bytes) -> Any:
         """
-        The record as JSON.
+        The record.
 
-        :raises Exception: one of :data:`UNREADABLE`.
+        :raises Exception: one of :data:`~.schemas.UNREADABLE`.
         """
         stream = BytesIO(body)
         value = fastavro.schemaless_reader(stream, self._schema, None)
         if (rest := len(body) - stream.tell()) != 0:
             raise ValueError(f"{rest} bytes follow its end")
-        text = _TO_JSON(value)
-        if self._has_floats and b"null" in text and _has_no_number(value):
-            raise ValueError("it has a float that is not a number or infinite")
-        return text
+        return value
 
     def kinds(self, path: Sequence[str]) -> list[Kind]:
         """As what the field at this path would be read: several if it is a union; none if there is no such field."""
@@ -115,19 +109,19 @@ class AvroSchema:
             precision, scale = found["precision"], found.get("scale", 0)
             if precision <= _MOST_DIGITS:
                 return Kind(t.DecimalType(precision, scale))
-            return Kind(t.StringType(), Form.DIGITS)
+            return NUMBER
+        if logical in _KINDS_OF_CONNECT:
+            return _KINDS_OF_CONNECT[logical]
         if found["type"] == "array":
             items = [self._kind(one) for one in self._at(found["items"], ())]
-            is_plain = (
-                len(items) == 1 and items[0].form is Form.VALUE and not isinstance(items[0].data_type, t.ArrayType)
-            )
-            return Kind(t.ArrayType(items[0].data_type)) if is_plain else JSON
+            return array_of(items[0] if len(items) == 1 else None)
         data_type = _KINDS.get(f"{found['type']}-{logical}") or _KINDS.get(found["type"])
         return Kind(data_type) if data_type else JSON
 
 
-def _has_no_number(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(map(_has_no_number, inner))
+_KINDS_OF_CONNECT = {"pgonce-json": JSON, "pgonce-decimal": NUMBER}
+
+
+def _with_logical_type(schema: dict[str, Any]) -> dict[str, Any]:
+    logical = _OF_CONNECT.get(schema.get("connect.name", ""))
+    return schema | {"logicalType": logical} if logical else schema

@@ -29,8 +29,8 @@ from ..writing.table.catalogue import TargetColumn, TargetTable, look_up_table
 from ..writing.table.fit import Fit
 from ..writing.table.fit_column import fit_column
 from .decoded_columns import DecodedColumn, Form, KafkaColumn
-from .framed_records import columns_of_schemas
 from .record_reader import HEADERS, OF_KAFKA, RESERVED, RecordReader
+from .records_with_schemas import columns_of_schemas
 from .schema_registry import registry_at
 
 _log = logging.getLogger("pgonce")
@@ -132,7 +132,8 @@ def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, .
     changes = where.changes or Changes()
     keys = (where.keys or table.primary_key) if where.mode in BY_KEY else ()
     # Where a field says which rows delete, whether others are missing is left to Postgres: a delete needs none of them.
-    unneeded = {column.column_name for column in table.columns} if changes.delete_when else {changes.soft_column}
+    has_deletes = changes.delete_when or changes.feed
+    unneeded = {column.column_name for column in table.columns} if has_deletes else {changes.soft_column}
     found = [
         decoded
         for column in table.columns
@@ -142,6 +143,9 @@ def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, .
     found = [replace(column, required=False) if column.name in unneeded else column for column in found]
     if changes.delete_when not in (None, DELETED_COLUMN):
         found = _with_deleted(found, changes.deleted, of_kafka)
+    order = where.order_path[-1:]
+    if order and order[0] not in {column.name for column in found}:
+        found.append(DecodedColumn(order[0], order, t.LongType()))
     if not found and not of_kafka:
         raise bad_target(
             "COLUMN_UNKNOWN",

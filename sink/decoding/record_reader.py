@@ -26,12 +26,22 @@ from pgonce.offsets_store.postgres.text import LONGEST_NAME, is_storable
 
 from ..encoding import compute as pc
 from ..encoding.unfit_rows import REFUSED, Record
-from ..options.destination import DELETED_COLUMN, OFFSET_COLUMN, ORIGIN_COLUMN, Decoding, Destination
+from ..options.definitions import DecodeFormat
+from ..options.destination import (
+    BEFORE_COLUMN,
+    DELETED_COLUMN,
+    OFFSET_COLUMN,
+    OPERATION_COLUMN,
+    ORIGIN_COLUMN,
+    Decoding,
+    Destination,
+)
 from ..options.position_columns import RECORD_POSITIONS
+from .debezium_events import AFTER, DELETES, Events, events_of
 from .decoded_columns import DecodedColumn, KafkaColumn
 from .fields import UnknownFieldError, or_null, read_as
-from .framed_records import framed_records
 from .json_records import MALFORMED, JsonRecords, has_double
+from .records_with_schemas import json_of_each, records_with_schemas
 from .values import Refusal, made
 
 OF_KAFKA: dict[str, t.DataType] = {
@@ -44,7 +54,9 @@ OF_KAFKA: dict[str, t.DataType] = {
 }
 """The columns of Spark's Kafka source that are always there."""
 HEADERS = "headers"
-RESERVED = frozenset({*RECORD_POSITIONS.names, OFFSET_COLUMN, ORIGIN_COLUMN, DELETED_COLUMN, REFUSED})
+RESERVED = frozenset(
+    {*RECORD_POSITIONS.names, OFFSET_COLUMN, ORIGIN_COLUMN, DELETED_COLUMN, REFUSED, OPERATION_COLUMN, BEFORE_COLUMN}
+)
 """The names of columns that decoded rows have besides those of the table."""
 _REFUSED_TYPE = pa.struct([(name, pa.string()) for name in ("column", "message", "where", *Record._fields)])
 
@@ -67,7 +79,9 @@ class RecordReader:
     @property
     def drops_rows(self) -> bool:
         """Whether records without a value are left out."""
-        return self._decoding.null_values == "ignore"
+        # Where the user says what the order is, a record without a value has none: the delete came before it.
+        has_order = self._is_debezium and self.where.order_by != OFFSET_COLUMN
+        return self._decoding.null_values == "ignore" or has_order
 
     @property
     def _decoding(self) -> Decoding:
@@ -84,6 +98,8 @@ class RecordReader:
         fields += [t.StructField(column.name, column.data_type) for column in self.of_kafka]
         if self._deleted and self._deleted not in {field.name for field in fields}:
             fields.append(t.StructField(self._deleted, t.BooleanType()))
+        if self._is_debezium:
+            fields += [t.StructField(name, t.StringType()) for name in (OPERATION_COLUMN, BEFORE_COLUMN)]
         if self.where.order_by == OFFSET_COLUMN:
             fields += [t.StructField(OFFSET_COLUMN, t.LongType()), t.StructField(ORIGIN_COLUMN, t.LongType())]
         if self.with_positions:
@@ -97,12 +113,8 @@ class RecordReader:
 
         :raises TargetError: COLUMN_UNKNOWN, if a record has a field that the table lacks.
         """
-        values, refused = batch.column("value").to_pylist(), dict[int, Refusal]()
         try:
-            if self._decoding.registry_url:
-                url, form = self._decoding.registry_url, self._decoding.values
-                framed = framed_records(url, self.columns, form, self._ignores_extra)
-                values, refused = framed.as_json(values, _headers(batch))
+            values, refused, events = self._values(batch)
             decoded = _records_for(self.columns, self._ignores_extra, self._lenient).decode(values)
         except UnknownFieldError as unknown:
             raise self._unknown(unknown) from None
@@ -117,6 +129,8 @@ class RecordReader:
             self._fill_keys(batch, by_name, refused)
         for column in self.of_kafka:
             by_name[column.name] = self._known(batch, column, refused)
+        if events is not None:
+            by_name |= _of_events(events)
         if self._deleted:
             by_name[self._deleted] = self._deletes(by_name.get(self._deleted), absent, len(batch), refused)
         if self.where.order_by == OFFSET_COLUMN:
@@ -133,6 +147,35 @@ class RecordReader:
             names.append(REFUSED)
         read = pa.RecordBatch.from_arrays(arrays, names=names)
         return read.filter(pc.invert(absent)) if self.drops_rows and absent is not None else read
+
+    def _values(self, batch: pa.RecordBatch) -> tuple[list[bytes | None], dict[int, Refusal], Events | None]:
+        """The values as JSON, those that are none, and if they are Debezium's events, what these say."""
+        values = batch.column("value").to_pylist()
+        if not (self._decoding.registry_url or self._is_debezium):
+            return values, {}, None
+        at = (AFTER,) if self._is_debezium else ()
+        reader = records_with_schemas(
+            self._decoding.registry_url, self._decoding.values, self.columns, self._ignores_extra, at
+        )
+        found = reader.read(values, _headers(batch))
+        if not self._is_debezium:
+            return *json_of_each(found), None
+        keys = self._keys(batch) if self._decoding.key != "text" else [None] * len(batch)
+        key_columns = [column for column in self.columns if column.is_key]
+        events = events_of(found, keys, key_columns, self.where.order_path, self.where.existing.keep_where is not None)
+        return events.images, events.refused, events
+
+    def _keys(self, batch: pa.RecordBatch) -> list[Any]:
+        """The keys of these records that have schemas, as values of Python or refusals."""
+        form: DecodeFormat = "avro" if self._decoding.key == "avro" else "json"
+        url = self._decoding.registry_url if form == "avro" else ""
+        named = tuple(replace(column, path=column.path[-1:]) for column in self.columns if column.is_key)
+        reader = records_with_schemas(url, form, named, ignores_extra=True)
+        return reader.read(batch.column("key").to_pylist(), _headers(batch), "key")
+
+    @property
+    def _is_debezium(self) -> bool:
+        return self.where.changes is not None and self.where.changes.feed == "debezium"
 
     @property
     def _ignores_extra(self) -> bool:
@@ -180,10 +223,8 @@ class RecordReader:
             return
         places = pa.array(lacking, pa.int64())
         texts, unread = batch.column("key").take(places).to_pylist(), dict[int, Refusal]()
-        if self._decoding.key == "avro":
-            named = tuple(replace(column, path=column.path[-1:]) for column in keys)
-            framed = framed_records(self._decoding.registry_url, named, "avro", ignores_extra=True)
-            texts, unread = framed.as_json(texts, _headers(batch.take(places)), "key")
+        if self._decoding.key == "avro" or (self._is_debezium and self._decoding.key == "json"):
+            texts, unread = json_of_each(self._keys(batch.take(places)))
         found = [unread.get(row) or self._of_key(key, keys) for row, key in enumerate(texts)]
         refused |= {row: of_key for row, of_key in zip(lacking, found, strict=True) if isinstance(of_key, Refusal)}
         is_lacking = pa.array([row in set(lacking) for row in range(len(batch))])
@@ -297,6 +338,16 @@ def _reasons(batch: pa.RecordBatch, refused: dict[int, Refusal]) -> pa.Array:
             "headers": json.dumps(texts) if texts else None,
         }
     return pa.array(said, _REFUSED_TYPE)
+
+
+def _of_events(events: Events) -> dict[str, pa.Array]:
+    """The columns that say what events are; what has no value deletes."""
+    operations = [operation or DELETES for operation in events.operations]
+    return {
+        OPERATION_COLUMN: pa.array(operations, pa.string()),
+        BEFORE_COLUMN: pa.array(events.told, pa.string()),
+        DELETED_COLUMN: pa.array([operation == DELETES for operation in operations], pa.bool_()),
+    }
 
 
 def _headers(batch: pa.RecordBatch) -> Sequence[Any]:

@@ -266,7 +266,10 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     decode: Annotated[DecodeFormat | None, Option(
         _WRITERS | Way.JOB, "The frame is Spark's Kafka source as it comes: the [values of its records are "
         "read](kafka-json.md) by the types of the table's columns.",
-        clashes=("route", "change_feed", "position_columns", "mode=complete", "offsets_from=listener"),
+        clashes=(
+            "route", "change_feed=delta", "change_feed=spark", "position_columns", "mode=complete",
+            "offsets_from=listener",
+        ),
     )]
     schema_registry_url: Annotated[str, Option(
         _WRITERS | Way.JOB, "The [schema registry](how-to/schema-registries.md) that knows the numbers in front of "

@@ -161,6 +161,13 @@ class Destination:
         return self.order_by
 
     @property
+    def order_path(self) -> tuple[str, ...]:
+        """Where in Debezium's envelope ``order_by`` is; empty if it is a column of the row."""
+        path = tuple((self.order_by or "").split("."))
+        is_of_envelope = self.order_column != self.order_by or path[0] in ("ts_ms", "ts_us", "ts_ns")
+        return path if self.changes and self.changes.feed == "debezium" and is_of_envelope else ()
+
+    @property
     def not_of_the_row(self) -> frozenset[str]:
         """
         Columns of the rows that say what is to be done with a row; a table that is created does not get them.
@@ -231,6 +238,8 @@ def decoding_of(given: Given) -> Decoding | None:
         what = f"{min(twice)} is in columns and in kafkaColumns" if twice else f"columns has the path {bad!r}"
         raise bad_option("BAD_OPTION", f"{what}.", "Name a field, or what Kafka knows, for each column.")
     key: KeyFormat | None = given["decode_key"] or ("text" if given["mode"] == "apply" else None)
+    if given["change_feed"]:
+        key = given["decode_key"] or given["decode"]
     paths, kafka = (tuple(sorted(dict(found).items())) for found in (columns or {}, given["kafka_columns"]))
     subjects = tuple(given["schema_subjects"])
     if not subjects and (given["create_table"] or given["schema_evolution"] == "addColumns"):

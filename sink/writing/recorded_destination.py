@@ -81,7 +81,7 @@ def _options(of: Destination) -> dict[str, Any]:
         "keys": of.keys if of.mode in BY_KEY else (),
         "order_by": of.order_by,
         "schema_evolution": of.schema_evolution if of.schema_evolution == "ignoreExtra" else "strict",
-        "delete_when": changes.deleted if of.decoding and of.changes else changes.delete_when,
+        "delete_when": changes.deleted if of.decoding and of.changes and not changes.feed else changes.delete_when,
         "change_feed": changes.feed,
         "deletes": changes.deletes + soft,
         **vars(of.existing),

@@ -1,0 +1,238 @@
+"""
+Read records that have a schema: by its number in a registry, or, for Kafka Connect's JSON, in the record itself.
+
+Runs in tasks, and on the driver for foreachBatch, before records are decoded for columns. Invariant: a record is read
+by the schema that it names, whole, or is refused. Where a column would take the JSON of a field, but not the field as
+its schema has it (bytes for a text, a double for a numeric), the record is refused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+from pyspark.sql import types as t
+
+from ..encoding.encoded_types import encoded_column
+from ..options.definitions import DecodeFormat
+from .avro_schema import AvroSchema
+from .connect_schema import ConnectSchema
+from .decoded_columns import DecodedColumn, Form
+from .fields import Fields, UnknownFieldError
+from .json_records import DOUBLED, MALFORMED, has_double
+from .schema_registry import SchemaRegistry, registry_at
+from .schemas import JSON, UNREADABLE, Kind, as_json
+from .values import Refusal
+
+_HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
+_BY_NUMBER, _BY_GUID, _NUMBER_ENDS, _GUID_ENDS = 0, 1, 5, 17
+_MOST_KEPT = 1000
+_Schema = AvroSchema | ConnectSchema
+
+
+class _Split(NamedTuple):
+    """A record's schema, or its number; and what it describes."""
+
+    schema: int | UUID | msgspec.Raw
+    body: bytes | msgspec.Raw
+
+
+class _WithSchema(msgspec.Struct):
+    """A record of Kafka Connect's JSON converter."""
+
+    schema: msgspec.Raw
+    payload: msgspec.Raw
+
+
+class RecordsWithSchemas:
+    """
+    Reads records for these columns.
+
+    :param url: of the registry; empty if each record has its schema.
+    :param form: what the records are.
+    :param at: where in a record the fields of the columns are, as in Debezium's ``after``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        form: DecodeFormat,
+        columns: Sequence[DecodedColumn],
+        *,
+        ignores_extra: bool,
+        at: tuple[str, ...] = (),
+    ) -> None:
+        self._registry = registry_at(url) if url else None
+        self._form, self._at = form, at
+        self._columns = columns
+        self._fields = None if ignores_extra else Fields.of(columns, [False] * len(columns))
+        self._schemas: dict[Any, _Schema | Refusal] = {}
+
+    def read(self, records: Sequence[bytes | None], headers: Iterable[Any], part: str = "value") -> list[Any]:
+        """
+        What each record is: a value of Python, or why it is refused; None if there is no record.
+
+        :param part: of what: ``value`` or ``key``.
+        :raises UnknownFieldError: if a schema has a field that no column takes, and that is not to be passed over.
+        :raises EncodingError: REGISTRY_UNREACHABLE.
+        """
+        # A schema that the registry lacks may be there next time.
+        known = self._schemas if len(self._schemas) < _MOST_KEPT else {}
+        self._schemas = {key: found for key, found in known.items() if not isinstance(found, Refusal)}
+        return [
+            None if record is None else self._one(record, named, part)
+            for record, named in zip(records, headers, strict=True)
+        ]
+
+    def _one(self, record: bytes, headers: Any, part: str) -> Any:
+        split = _framed(record, headers, part) if self._registry else _with_schema(record, part)
+        if isinstance(split, Refusal):
+            return split
+        if self._form == "json" and self._registry:
+            return msgspec.Raw(bytes(split.body))
+        key = split.schema if isinstance(split.schema, (int, UUID)) else bytes(split.schema)
+        schema = self._schemas.get(key)
+        if schema is None:
+            schema = self._schemas[key] = self._fit(key)
+        if isinstance(schema, Refusal):
+            return schema
+        try:
+            return schema.value(bytes(split.body))
+        except UNREADABLE as error:
+            return Refusal("", f"Its {part} does not fit its schema: {error or type(error).__name__}.")
+
+    def _fit(self, key: int | UUID | bytes) -> _Schema | Refusal:
+        """The schema, if columns take its fields."""
+        found: _Schema | str
+        if isinstance(key, bytes):
+            try:
+                found = ConnectSchema(key)
+            except (LookupError, TypeError, ValueError):
+                found = "Its schema is none of Kafka Connect's."
+        else:
+            found = self._registry.schema(key) if self._registry else ""
+        if isinstance(found, str):
+            return Refusal("", found)
+        if self._fields is not None and (unknown := _unknown(found, self._fields, self._at)):
+            raise UnknownFieldError(unknown[len(self._at) :], type_of(found.kinds(unknown)))
+        for column in self._columns:
+            # A record's key may be a single value.
+            for kind in found.kinds((*self._at, *column.path)) or found.kinds(()):
+                if _is_unsuited(column, kind):
+                    what = f"Field {'.'.join(column.path)!r} is {kind.data_type.simpleString()} in its schema"
+                    return Refusal(column.name, f"{what}, and column {column.name} is {column.decoded_for}.")
+        return found
+
+
+def json_of_each(values: Sequence[Any]) -> tuple[list[bytes | None], dict[int, Refusal]]:
+    """The JSON of what was read, and what is refused, which is None among it."""
+    made: list[bytes | None] = []
+    refused: dict[int, Refusal] = {}
+    for row, value in enumerate(values):
+        found = None
+        if isinstance(value, Refusal):
+            refused[row] = value
+        elif value is not None:
+            try:
+                found = as_json(value)
+            except UNREADABLE as error:
+                refused[row] = Refusal("", f"It cannot be read: {error or type(error).__name__}.")
+        made.append(found)
+    return made, refused
+
+
+@lru_cache(maxsize=64)
+def records_with_schemas(
+    url: str, form: DecodeFormat, columns: tuple[DecodedColumn, ...], ignores_extra: bool, at: tuple[str, ...] = ()
+) -> RecordsWithSchemas:
+    """The same one each time, because it remembers schemas."""
+    return RecordsWithSchemas(url, form, columns, ignores_extra=ignores_extra, at=at)
+
+
+def _framed(record: bytes, headers: Any, part: str) -> _Split | Refusal:
+    """A record behind the number of its schema, which may be in a header."""
+    header = next((one["value"] for one in headers or () if one["key"] == _HEADERS[part]), None)
+    begin = header or record
+    if len(begin) >= _NUMBER_ENDS and begin[0] == _BY_NUMBER:
+        number: int | UUID = int.from_bytes(begin[1:_NUMBER_ENDS], "big")
+        ends = _NUMBER_ENDS
+    elif len(begin) >= _GUID_ENDS and begin[0] == _BY_GUID:
+        number, ends = UUID(bytes=begin[1:_GUID_ENDS]), _GUID_ENDS
+    else:
+        return Refusal("", f"Its {part} does not begin with the number of a schema.")
+    return _Split(number, record if header else record[ends:])
+
+
+def _with_schema(record: bytes, part: str) -> _Split | Refusal:
+    """A record of Kafka Connect's JSON converter."""
+    try:
+        found = _READ_WITH_SCHEMA(record)
+    except MALFORMED as error:
+        what = f"Its {part} is not JSON with a schema: {error}."
+        return Refusal("", f"{what} The connector needs {part}.converter.schemas.enable=true.")
+    if has_double(bytes(found.payload)):
+        return Refusal("", DOUBLED)
+    return _Split(found.schema, found.payload)
+
+
+_READ_WITH_SCHEMA = msgspec.json.Decoder(_WithSchema).decode
+
+
+def _unknown(schema: _Schema, fields: Fields, at: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The path of the first field that no column takes."""
+    for name in schema.fields(at):
+        inner = fields.inner.get(name)
+        if inner is None:
+            return (*at, name)
+        if isinstance(inner, Fields) and (deeper := _unknown(schema, inner, (*at, name))):
+            return deeper
+    return None
+
+
+def _is_unsuited(column: DecodedColumn, kind: Kind) -> bool:
+    """Whether a field of this kind, as JSON, would become a value that it is not."""
+    if column.form is Form.JSON or kind.form is Form.JSON:
+        return False
+    to, of = column.data_type, kind.data_type
+    if isinstance(to, t.ArrayType) and isinstance(of, t.ArrayType):
+        to, of = to.elementType, of.elementType
+    if isinstance(to, (t.FloatType, t.DoubleType)):
+        whole = (t.ShortType, t.IntegerType) if isinstance(to, t.DoubleType) else (t.ShortType,)
+        return not isinstance(of, (type(to), t.FloatType, *whole))
+    if isinstance(of, (t.FloatType, t.DoubleType)):
+        return True
+    return isinstance(to, t.BinaryType) is not isinstance(of, t.BinaryType)
+
+
+def type_of(kinds: Sequence[Kind]) -> str:
+    """The type of Postgres that holds a field that may be of each of these kinds."""
+    kind = _only(kinds)
+    return _DECODED_FOR.get(kind.form) or encoded_column("", kind.data_type).ddl_type
+
+
+def _only(kinds: Sequence[Kind]) -> Kind:
+    """As what a new column gets such a field; none that is decoded has an array of bytea."""
+    is_plain = len(kinds) == 1 and kinds[0].data_type != t.ArrayType(t.BinaryType())
+    return kinds[0] if is_plain else JSON
+
+
+_DECODED_FOR = {Form.JSON: "jsonb", Form.DIGITS: "numeric"}
+
+
+def columns_of_schemas(
+    registry: SchemaRegistry, subjects: Iterable[str], paths: dict[str, str], keys: Sequence[str]
+) -> Iterator[DecodedColumn]:
+    """The columns that a table would have for all fields of these subjects, with the type of the newest version."""
+    schemas = [schema for subject in subjects for schema in registry.versions(subject)]
+    names = dict.fromkeys(name for schema in schemas for name in schema.fields())
+    taken = {path.split(".")[0] for path in paths.values()}
+    of = {name: (name,) for name in names if name not in taken} | {n: tuple(p.split(".")) for n, p in paths.items()}
+    for name, path in of.items():
+        # Of versions that differ, the newest counts: what it does not take is refused record by record.
+        kinds = next((found for schema in reversed(schemas) if (found := schema.kinds(path))), [])
+        kind = _only(kinds)
+        decoded_for = _DECODED_FOR.get(kind.form, "")
+        yield DecodedColumn(name, path, kind.data_type, kind.form, is_key=name in keys, decoded_for=decoded_for)

@@ -1,0 +1,85 @@
+"""
+What schemas of Avro and of Kafka Connect have in common: as what their fields are read, and their values as JSON.
+
+Pure: runs in tasks, and on the driver. Invariant: the JSON has every digit. What JSON has no form for (not-a-number,
+infinity) is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from base64 import b64decode
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+from pyspark.sql import types as t
+
+from .decoded_columns import Form
+
+
+class Kind(NamedTuple):
+    """As what a field would be read; a number of more digits than Spark's decimals have by ``DIGITS``."""
+
+    data_type: t.DataType
+    form: Form = Form.VALUE
+
+
+JSON = Kind(t.StringType(), Form.JSON)
+NUMBER = Kind(t.StringType(), Form.DIGITS)
+UNREADABLE = (
+    *(EOFError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError, struct.error),
+    msgspec.MsgspecError,
+)
+"""What a record that does not fit its schema ends in."""
+
+
+def array_of(item: Kind | None) -> Kind:
+    """As what a list is read; an array of arrays, or of JSON, is JSON."""
+    is_plain = item is not None and item.form is Form.VALUE and not isinstance(item.data_type, t.ArrayType)
+    return Kind(t.ArrayType(item.data_type)) if item is not None and is_plain else JSON
+
+
+def as_json(value: Any) -> bytes:
+    """
+    The JSON of a value: bytes in base64, times in ISO 8601.
+
+    :raises ValueError: if a float in it is not a number, or infinite.
+    """
+    text = _TO_JSON(value)
+    if b"null" in text and _has_no_number(value):
+        raise ValueError("it has a float that is not a number or infinite")
+    return text
+
+
+_TO_JSON = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def _has_no_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_has_no_number, inner))
+
+
+def decimal_of(unscaled: bytes, scale: int) -> Decimal:
+    """The number of Avro's and Connect's decimals: a whole number, of which ``scale`` digits are after the point."""
+    number = int.from_bytes(unscaled, "big", signed=True)
+    digits = Decimal(number).as_tuple()
+    return Decimal((digits.sign, digits.digits, -scale))
+
+
+def variable_decimal(value: Mapping[str, Any]) -> Decimal:
+    """The number of ``io.debezium.data.VariableScaleDecimal``, whose bytes may be in base64."""
+    unscaled = value["value"]
+    return decimal_of(unscaled if isinstance(unscaled, bytes) else b64decode(unscaled, validate=True), value["scale"])
+
+
+def json_of(text: str) -> Any:
+    """What ``io.debezium.data.Json`` has; a text that is no JSON is Debezium's placeholder."""
+    try:
+        return msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.MsgspecError:
+        return text
