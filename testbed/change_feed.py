@@ -36,7 +36,7 @@ class ChangeFeed:
     :param large_notes: the share of notes that Postgres stores apart from their rows: an update that leaves one as it
         is sends ``UNAVAILABLE`` in its place.
     :param identity: the table's replica identity. With ``full``, ``before`` has all values, and all values are sent.
-    :param decimals: how Debezium's envelopes have ``amount``: as a text, or as a number.
+    :param decimals: how Debezium's envelopes have ``amount``: as it has it by default, as a text, or as a number.
     :param replays: how many times a stretch of older events is sent again, after newer ones of the same keys, as two
         connectors do when one of them was believed dead. The last stretch ends the feed.
     :param replayed: how many events such a stretch has.

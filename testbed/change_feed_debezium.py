@@ -1,20 +1,22 @@
 """
 Put a change into Kafka's records as Debezium's connector for Postgres does.
 
-Pure. Invariant: key and value are the JSON that Kafka Connect's JsonConverter writes without schemas, with Debezium's
-default settings except ``decimal.handling.mode``.
+Pure. Invariant: key and value are the JSON that Kafka Connect's JsonConverter writes, with Debezium's default settings:
+with schemas if decimals are ``precise``, and else without them, and with this ``decimal.handling.mode``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 from change_feed_source import UNAVAILABLE, Change, Row
 
-Decimals = Literal["string", "double"]
+Decimals = Literal["precise", "string", "double"]
 """Debezium's ``decimal.handling.mode``."""
 
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00Z")
@@ -39,7 +41,10 @@ def records_of(changes: Iterable[Change], decimals: Decimals = "string") -> Iter
     for change in changes:
         sent_us = max(sent_us, _microseconds(change.committed_at) + _DELAY_US) + 1
         key, headers = _key(change.key), _headers(change)
-        yield Record(key, _json(_envelope(change, sent_us, decimals)), headers)
+        value = _json(_envelope(change, sent_us, decimals))
+        if decimals == "precise":
+            key, value = _with_schema(_KEY_SCHEMA, key), _with_schema(_SCHEMA, value)
+        yield Record(key, value, headers)
         if change.op == "d":
             yield Record(key, None, headers)
 
@@ -84,9 +89,17 @@ def _as_json(row: dict[str, Any] | None, decimals: Decimals) -> dict[str, Any] |
     amount, at = row["amount"], row["updated_at"]
     # A ZonedTimestamp always has the column's six digits.
     return row | {
-        "amount": None if amount is None else str(amount) if decimals == "string" else float(amount),
+        "amount": None if amount is None else _AMOUNTS[decimals](amount),
         "updated_at": at and at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
     }
+
+
+def _precise(amount: Decimal) -> str:
+    unscaled = int(amount.scaleb(2))
+    return b64encode(unscaled.to_bytes(unscaled.bit_length() // 8 + 1, "big", signed=True)).decode()
+
+
+_AMOUNTS: dict[str, Callable[[Decimal], object]] = {"precise": _precise, "string": str, "double": float}
 
 
 def _source(change: Change) -> dict[str, Any]:
@@ -122,6 +135,10 @@ def _key(key: int) -> bytes:
     return b'{"id":%d}' % key
 
 
+def _with_schema(schema: bytes, payload: bytes) -> bytes:
+    return b'{"schema":%s,"payload":%s}' % (schema, payload)
+
+
 def _times(microseconds: int) -> dict[str, int]:
     return {"ts_ms": microseconds // 1000, "ts_us": microseconds, "ts_ns": microseconds * 1000}
 
@@ -132,3 +149,34 @@ def _microseconds(at: datetime) -> int:
 
 def _json(value: Any) -> bytes:
     return _encode(value).encode()
+
+
+def _field(name: str, kind: str, **more: object) -> dict[str, Any]:
+    return {"type": kind, "optional": name != "id", "field": name, **more}
+
+
+_DECIMAL = {"scale": "2", "connect.decimal.precision": "12"}
+_ID = _field("id", "int64")
+_ROW = {
+    "type": "struct",
+    "optional": True,
+    "fields": [
+        _ID,
+        _field("customer", "string"),
+        _field("amount", "bytes", name="org.apache.kafka.connect.data.Decimal", version=1, parameters=_DECIMAL),
+        _field("note", "string"),
+        _field("updated_at", "string", name="io.debezium.time.ZonedTimestamp", version=1),
+    ],
+    "name": "shop.public.orders.Value",
+}
+_SOURCE = {"type": "struct", "optional": False, "fields": [_field("lsn", "int64")], "field": "source"}
+_KEY_SCHEMA = _json({"type": "struct", "fields": [_ID], "optional": False, "name": "shop.public.orders.Key"})
+_SCHEMA = _json(
+    {
+        "type": "struct",
+        "optional": False,
+        "fields": [{**_ROW, "field": "before"}, {**_ROW, "field": "after"}, _SOURCE, _field("op", "string")],
+        "name": "shop.public.orders.Envelope",
+        "version": 2,
+    }
+)

@@ -79,9 +79,7 @@ class RecordReader:
     @property
     def drops_rows(self) -> bool:
         """Whether records without a value are left out."""
-        # Where the user says what the order is, a record without a value has none: the delete came before it.
-        has_order = self._is_debezium and self.where.order_by != OFFSET_COLUMN
-        return self._decoding.null_values == "ignore" or has_order
+        return self._decoding.null_values == "ignore"
 
     @property
     def _decoding(self) -> Decoding:

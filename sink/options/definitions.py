@@ -290,9 +290,8 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
         '`{"sent_at": "timestamp", "trace": "headers.trace"}`.', {}, "none", needs=("decode",),
     )]
     null_values: Annotated[NullValues, Option(
-        _WRITERS | Way.JOB, "A record without a value is a bad row (`refuse`), or is left out (`ignore`). With "
-        "`mode=apply` it deletes by its key instead.", "refuse", needs=("decode",),
-        modes=("append", "upsert"),
+        _WRITERS | Way.JOB, "A record without a value is a bad row, or with `mode=apply` a delete by its key "
+        "(`refuse`); or it is left out (`ignore`).", "refuse", needs=("decode",),
     )]
 
 

@@ -229,7 +229,7 @@ class TestExamples:
     def test_cdc_copies_the_table_of_its_source(self, run_example, kafka, topic, url, observer, tmp_path):
         """The copy is the source's table, though a batch was run again, and old events come again in both runs."""
         name, checkpoint = topic(partitions=2), tmp_path / "checkpoint"
-        feed = ChangeFeed(2, keys=40, events=500, replays=4, large_notes=0.4)
+        feed = ChangeFeed(2, keys=40, events=500, replays=4, large_notes=0.4, decimals="precise")
         records = list(feed.records())
         with psycopg.connect(url) as connection:
             connection.execute(f"CREATE TABLE orders ({COLUMNS}, lsn bigint)")
