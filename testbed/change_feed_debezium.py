@@ -151,8 +151,8 @@ def _json(value: Any) -> bytes:
     return _encode(value).encode()
 
 
-def _field(name: str, kind: str, **more: object) -> dict[str, Any]:
-    return {"type": kind, "optional": name != "id", "field": name, **more}
+def _field(field: str, kind: str, **more: object) -> dict[str, Any]:
+    return {"type": kind, "optional": field != "id", "field": field, **more}
 
 
 _DECIMAL = {"scale": "2", "connect.decimal.precision": "12"}
@@ -169,13 +169,24 @@ _ROW = {
     ],
     "name": "shop.public.orders.Value",
 }
-_SOURCE = {"type": "struct", "optional": False, "fields": [_field("lsn", "int64")], "field": "source"}
+_STRINGS = ("version", "connector", "name", "snapshot", "db", "sequence", "schema", "table", "origin")
+_NUMBERS = ("ts_ms", "ts_us", "ts_ns", "txId", "lsn", "xmin", "origin_lsn")
+_SOURCE = {
+    "type": "struct",
+    "optional": False,
+    "fields": [_field(n, "string") for n in _STRINGS] + [_field(n, "int64") for n in _NUMBERS],
+    "field": "source",
+}
 _KEY_SCHEMA = _json({"type": "struct", "fields": [_ID], "optional": False, "name": "shop.public.orders.Key"})
 _SCHEMA = _json(
     {
         "type": "struct",
         "optional": False,
-        "fields": [{**_ROW, "field": "before"}, {**_ROW, "field": "after"}, _SOURCE, _field("op", "string")],
+        "fields": [
+            *({**_ROW, "field": "before"}, {**_ROW, "field": "after"}, _SOURCE),
+            *(_field(n, "string") for n in ("op", "transaction")),
+            *(_field(n, "int64") for n in ("ts_ms", "ts_us", "ts_ns")),
+        ],
         "name": "shop.public.orders.Envelope",
         "version": 2,
     }
