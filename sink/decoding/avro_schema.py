@@ -61,11 +61,17 @@ class AvroSchema:
     :raises Exception: one of many, if they are not schemas.
     """
 
+    form = "avro"
+
     def __init__(self, text: str, references: Sequence[str] = ()) -> None:
         self._named: dict[str, Any] = {}
         for one in references:
             fastavro.parse_schema(json.loads(one, object_hook=_with_logical_type), self._named)
         self._schema = fastavro.parse_schema(json.loads(text, object_hook=_with_logical_type), self._named)
+
+    def message(self, _: Sequence[int]) -> AvroSchema:
+        """Itself: only a schema of Protobuf has several messages."""
+        return self
 
     def value(self, body: bytes) -> Any:
         """

@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import bad_option
 
-from ..options.destination import Decoding, Destination
+from ..options.destination import REGISTERED, Decoding, Destination
 from .record_reader import HEADERS, OF_KAFKA, RecordReader
 
 
@@ -41,8 +41,8 @@ def reader_of_records(
 
 def _require_registry(decoding: Decoding | None) -> None:
     """:raises ConfigurationError: OPTION_MISSING."""
-    if decoding and "avro" in (decoding.values, decoding.key) and not decoding.registry_url:
-        what = "schemaRegistryUrl is not set, and records of Avro have no more than the number of their schema."
+    if decoding and {decoding.values, decoding.key} & set(REGISTERED) and not decoding.registry_url:
+        what = "schemaRegistryUrl is not set, and such records have no more than the number of their schema."
         raise bad_option("OPTION_MISSING", what, "Set it to the address of the schema registry.")
 
 

@@ -15,7 +15,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -33,6 +33,7 @@ from ..options.destination import (
     OFFSET_COLUMN,
     OPERATION_COLUMN,
     ORIGIN_COLUMN,
+    REGISTERED,
     Decoding,
     Destination,
 )
@@ -165,8 +166,8 @@ class RecordReader:
 
     def _keys(self, batch: pa.RecordBatch) -> list[Any]:
         """The keys of these records that have schemas, as values of Python or refusals."""
-        form: DecodeFormat = "avro" if self._decoding.key == "avro" else "json"
-        url = self._decoding.registry_url if form == "avro" else ""
+        form = cast("DecodeFormat", self._decoding.key if self._decoding.key in REGISTERED else "json")
+        url = self._decoding.registry_url if form in REGISTERED else ""
         named = tuple(replace(column, path=column.path[-1:]) for column in self.columns if column.is_key)
         reader = records_with_schemas(url, form, named, ignores_extra=True)
         return reader.read(batch.column("key").to_pylist(), _headers(batch), "key")
@@ -221,7 +222,7 @@ class RecordReader:
             return
         places = pa.array(lacking, pa.int64())
         texts, unread = batch.column("key").take(places).to_pylist(), dict[int, Refusal]()
-        if self._decoding.key == "avro" or (self._is_debezium and self._decoding.key == "json"):
+        if self._decoding.key in REGISTERED or (self._is_debezium and self._decoding.key == "json"):
             texts, unread = json_of_each(self._keys(batch.take(places)))
         found = [unread.get(row) or self._of_key(key, keys) for row, key in enumerate(texts)]
         refused |= {row: of_key for row, of_key in zip(lacking, found, strict=True) if isinstance(of_key, Refusal)}
@@ -246,7 +247,7 @@ class RecordReader:
         try:
             if self._decoding.key == "text":
                 return [_of_text(key, read_as(keys[0].data_type, keys[0].form))]
-            if self._decoding.key == "avro" and len(keys) == 1 and key[:1] != b"{":
+            if self._decoding.key in REGISTERED and len(keys) == 1 and key[:1] != b"{":
                 return [msgspec.json.decode(key, type=or_null(read_as(keys[0].data_type, keys[0].form)))]
             found = msgspec.json.decode(key, type=dict[str, msgspec.Raw])
             if has_double(key):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import msgspec
@@ -18,7 +18,6 @@ from pyspark.sql import types as t
 
 from ..encoding.encoded_types import encoded_column
 from ..options.definitions import DecodeFormat
-from .avro_schema import AvroSchema
 from .connect_schema import ConnectSchema
 from .decoded_columns import DecodedColumn, Form
 from .fields import Fields, UnknownFieldError
@@ -30,14 +29,14 @@ from .values import Refusal
 _HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
 _BY_NUMBER, _BY_GUID, _NUMBER_ENDS, _GUID_ENDS = 0, 1, 5, 17
 _MOST_KEPT = 1000
-_Schema = AvroSchema | ConnectSchema
 
 
 class _Split(NamedTuple):
-    """A record's schema, or its number; and what it describes."""
+    """A record's schema, or its number; what it describes; and for Protobuf, the indexes that lead to its message."""
 
     schema: int | UUID | msgspec.Raw
     body: bytes | msgspec.Raw
+    message: tuple[int, ...] = ()
 
 
 class _WithSchema(msgspec.Struct):
@@ -45,6 +44,19 @@ class _WithSchema(msgspec.Struct):
 
     schema: msgspec.Raw
     payload: msgspec.Raw
+
+
+class _Schema(Protocol):
+    """A schema of Avro, of Kafka Connect, or a message of Protobuf."""
+
+    def value(self, body: bytes) -> Any:
+        """What a record is; :raises Exception: one of :data:`~.schemas.UNREADABLE`."""
+
+    def kinds(self, path: Sequence[str]) -> list[Kind]:
+        """As what the field at this path would be read."""
+
+    def fields(self, path: Sequence[str] = ()) -> list[str]:
+        """The names of the fields at this path."""
 
 
 class RecordsWithSchemas:
@@ -88,15 +100,16 @@ class RecordsWithSchemas:
         ]
 
     def _one(self, record: bytes, headers: Any, part: str) -> Any:
-        split = _framed(record, headers, part) if self._registry else _with_schema(record, part)
+        is_protobuf = self._form == "protobuf"
+        split = _framed(record, headers, part, is_protobuf) if self._registry else _with_schema(record, part)
         if isinstance(split, Refusal):
             return split
         if self._form == "json" and self._registry:
             return msgspec.Raw(bytes(split.body))
-        key = split.schema if isinstance(split.schema, (int, UUID)) else bytes(split.schema)
+        key = (split.schema if isinstance(split.schema, (int, UUID)) else bytes(split.schema), split.message)
         schema = self._schemas.get(key)
         if schema is None:
-            schema = self._schemas[key] = self._fit(key)
+            schema = self._schemas[key] = self._fit(*key)
         if isinstance(schema, Refusal):
             return schema
         try:
@@ -104,7 +117,7 @@ class RecordsWithSchemas:
         except UNREADABLE as error:
             return Refusal("", f"Its {part} does not fit its schema: {error or type(error).__name__}.")
 
-    def _fit(self, key: int | UUID | bytes) -> _Schema | Refusal:
+    def _fit(self, key: int | UUID | bytes, message: tuple[int, ...]) -> _Schema | Refusal:
         """The schema, if columns take its fields."""
         found: _Schema | str
         if isinstance(key, bytes):
@@ -113,7 +126,15 @@ class RecordsWithSchemas:
             except (LookupError, TypeError, ValueError):
                 found = "Its schema is none of Kafka Connect's."
         else:
-            found = self._registry.schema(key) if self._registry else ""
+            registered = self._registry.schema(key) if self._registry else ""
+            if isinstance(registered, str):
+                return Refusal("", registered)
+            if registered.form != self._form:
+                return Refusal("", f"Its schema {key} is one of {registered.form}.")
+            try:
+                found = registered.message(message)
+            except LookupError:
+                found = f"Its schema {key} has no message {message}."
         if isinstance(found, str):
             return Refusal("", found)
         if self._fields is not None and (unknown := _unknown(found, self._fields, self._at)):
@@ -152,7 +173,7 @@ def records_with_schemas(
     return RecordsWithSchemas(url, form, columns, ignores_extra=ignores_extra, at=at)
 
 
-def _framed(record: bytes, headers: Any, part: str) -> _Split | Refusal:
+def _framed(record: bytes, headers: Any, part: str, has_message: bool) -> _Split | Refusal:
     """A record behind the number of its schema, which may be in a header."""
     header = next((one["value"] for one in headers or () if one["key"] == _HEADERS[part]), None)
     begin = header or record
@@ -163,7 +184,37 @@ def _framed(record: bytes, headers: Any, part: str) -> _Split | Refusal:
         number, ends = UUID(bytes=begin[1:_GUID_ENDS]), _GUID_ENDS
     else:
         return Refusal("", f"Its {part} does not begin with the number of a schema.")
-    return _Split(number, record if header else record[ends:])
+    message: tuple[int, ...] = ()
+    rest = begin[ends:]
+    if has_message:
+        try:
+            message, rest = _message(rest)
+        except IndexError:
+            return Refusal("", f"Its {part} does not say which message it is.")
+    return _Split(number, record if header else rest, message)
+
+
+def _message(begin: bytes) -> tuple[tuple[int, ...], bytes]:
+    """The indexes that lead to a message, and what is behind them."""
+    count, at = _varint(begin, 0)
+    indexes = []
+    for _ in range(count):
+        index, at = _varint(begin, at)
+        indexes.append(index)
+    if min(indexes, default=count) < 0:
+        raise IndexError(count)
+    return tuple(indexes) or (0,), begin[at:]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number in zigzag, and where it ends."""
+    number, shift = 0, 0
+    while True:
+        byte = data[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if not byte & 0x80:
+            return (number >> 1) ^ -(number & 1), at
 
 
 def _with_schema(record: bytes, part: str) -> _Split | Refusal:
@@ -226,7 +277,8 @@ def columns_of_schemas(
     registry: SchemaRegistry, subjects: Iterable[str], paths: dict[str, str], keys: Sequence[str]
 ) -> Iterator[DecodedColumn]:
     """The columns that a table would have for all fields of these subjects, with the type of the newest version."""
-    schemas = [schema for subject in subjects for schema in registry.versions(subject)]
+    # Of Protobuf, the first message of the file.
+    schemas = [schema.message((0,)) for subject in subjects for schema in registry.versions(subject)]
     names = dict.fromkeys(name for schema in schemas for name in schema.fields())
     taken = {path.split(".")[0] for path in paths.values()}
     of = {name: (name,) for name in names if name not in taken} | {n: tuple(p.split(".")) for n, p in paths.items()}

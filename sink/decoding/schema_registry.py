@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import UUID
 
@@ -19,6 +19,11 @@ from pgonce.offsets_store.errors import NOTHING, bad_option
 
 from ..errors import EncodingError
 from .avro_schema import AvroSchema
+
+if TYPE_CHECKING:
+    from .protobuf_schema import ProtobufSchema
+
+    Registered = AvroSchema | ProtobufSchema
 
 _NUMBERS = ("max.retries", "retries.wait.ms", "retries.max.wait.ms", "timeout", "cache.capacity")
 _OFTEN: dict[str, Any] = {"max.retries": 6, "timeout": 10}
@@ -53,9 +58,9 @@ class SchemaRegistry:
             what = "schemaRegistryUrl is not the address of a registry, or has a setting that its client does not take."
             remedy = "Write https://user:password@registry:8081, and after a question mark settings of Confluent's "
             raise bad_option("BAD_OPTION", what, f"{remedy}client, such as ssl.ca.location=/etc/ca.pem.") from None
-        self._schemas: dict[int | UUID, AvroSchema | str] = {}
+        self._schemas: dict[int | UUID, Registered | str] = {}
 
-    def schema(self, number: int | UUID) -> AvroSchema | str:
+    def schema(self, number: int | UUID) -> Registered | str:
         """
         The schema that has this number, or why its records cannot be read.
 
@@ -67,10 +72,10 @@ class SchemaRegistry:
         schema = self._asked(ask, str(number) if isinstance(number, UUID) else number)
         if schema is None:
             return f"Its schema {number} is not in the registry."
-        self._schemas[number] = self._parsed(schema) or f"Its schema {number} is none of Avro that can be read."
+        self._schemas[number] = self._parsed(schema) or f"Its schema {number} cannot be read."
         return self._schemas[number]
 
-    def versions(self, subject: str) -> list[AvroSchema]:
+    def versions(self, subject: str) -> list[Registered]:
         """
         All schemas of a subject, the oldest first.
 
@@ -83,26 +88,33 @@ class SchemaRegistry:
         found = (self._asked(self._client.get_version, subject, number) for number in sorted(numbers))
         parsed = [self._parsed(version.schema) for version in found if version is not None]
         if None in parsed:
-            what = f"Subject {subject!r} of the schema registry has a schema that is none of Avro that can be read."
+            what = f"Subject {subject!r} of the schema registry has a schema that cannot be read."
             raise bad_option("BAD_OPTION", what, "Create the table and its columns yourself, without schemaSubjects.")
         return [schema for schema in parsed if schema is not None]
 
-    def _parsed(self, schema: Any) -> AvroSchema | None:
+    def _parsed(self, schema: Any) -> Registered | None:
         # Such a rule encrypts fields.
         rules = schema.rule_set.domain_rules if schema.rule_set else None
-        if schema.schema_type not in (None, "AVRO") or any("TRANSFORM" in str(rule.kind) for rule in rules or ()):
+        if any("TRANSFORM" in str(rule.kind) for rule in rules or ()):
             return None
+        references = list(self._references(schema))
         try:
-            return AvroSchema(schema.schema_str, [one.schema_str for one in self._references(schema)])
-        except Exception:  # noqa: BLE001 (fastavro raises many kinds, and none is about the registry)
+            if schema.schema_type == "PROTOBUF":
+                from .protobuf_schema import ProtobufSchema
+
+                return ProtobufSchema(schema.schema_str, references)
+            is_avro = schema.schema_type in (None, "AVRO")
+            return AvroSchema(schema.schema_str, [text for _, text in references]) if is_avro else None
+        except Exception:  # noqa: BLE001 (both libraries raise many kinds, and none is about the registry)
             return None
 
-    def _references(self, schema: Any) -> Iterator[Any]:
+    def _references(self, schema: Any) -> Iterator[tuple[str, str]]:
+        """The names and texts of the schemas that this one needs, each after those that it needs itself."""
         for reference in schema.references or ():
             found = self._asked(self._client.get_version, reference.subject, reference.version)
             if found is not None:
                 yield from self._references(found.schema)
-                yield found.schema
+                yield reference.name, found.schema.schema_str
 
     def _asked(self, ask: Any, *what: Any) -> Any:
         """What the registry says; None if it has no such thing."""

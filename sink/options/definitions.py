@@ -26,8 +26,8 @@ SchemaEvolution = Literal["strict", "addColumns", "ignoreExtra"]
 UnknownRoutes = Literal["refuse", "drop", "deadLetters"]
 """What happens to a row whose value is not in the list: it stops the batch, is left out, or is put aside."""
 OffsetsFrom = Literal["checkpoint", "listener"]
-DecodeFormat = Literal["json", "avro"]
-KeyFormat = Literal["json", "text", "avro"]
+DecodeFormat = Literal["json", "avro", "protobuf"]
+KeyFormat = Literal["json", "text", "avro", "protobuf"]
 NullValues = Literal["refuse", "ignore"]
 """What happens to a record without a value where that is no delete: it is a bad row, or it is left out."""
 
@@ -282,8 +282,8 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     )]
     decode_key: Annotated[KeyFormat | None, Option(
         _WRITERS | Way.JOB, "How a record's key is read for the columns in `keys` that its value does not have: as a "
-        "JSON object, as the text of a single one, or as Avro.", None, "`text` with `mode=apply`", needs=("decode",),
-        modes=BY_KEY,
+        "JSON object, as the text of a single one, or by its schema in the registry.", None,
+        "`text` with `mode=apply`, and what `decode` says with `changeFeed`", needs=("decode",), modes=BY_KEY,
     )]
     kafka_columns: Annotated[Mapping[str, str], Option(
         _WRITERS | Way.JOB, "Columns that get what [Kafka knows](kafka-json.md#columns-of-kafkas-own) of a record: "

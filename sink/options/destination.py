@@ -46,6 +46,8 @@ OFFSET_COLUMN = "pgonce_offset"
 last."""
 ORIGIN_COLUMN = "pgonce_origin"
 """The column that tells the partitions of decoded records apart: between these, offsets say nothing."""
+REGISTERED = ("avro", "protobuf")
+"""What cannot be read without a schema registry."""
 _OF_CHANGE_TYPES = frozenset({CHANGE_TYPE, COMMIT_VERSION, "_commit_timestamp"})
 
 

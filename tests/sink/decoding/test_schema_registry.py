@@ -1,7 +1,7 @@
 """
 A record of Avro becomes the row that its schema and the table say, or is refused with the reason.
 
-Covers: sink.decoding.avro_schema, sink.decoding.schema_registry.
+Covers: sink.decoding.avro_schema.
 """
 
 from __future__ import annotations
@@ -156,11 +156,11 @@ def test_records_that_cannot_be_read_are_refused_one_by_one(subject, write, crea
         (3, "Its value does not begin with the number of a schema."),
         (4, "Its schema 9999 is not in the registry."),
         (5, letters[4].message),
-        (6, f"It does not fit its schema {int.from_bytes(good[1:5], 'big')}: 1 bytes follow its end."),
+        (6, "Its value does not fit its schema: 1 bytes follow its end."),
         (7, letters[6].message),
         (8, letters[7].message),
     ]
-    assert "It does not fit its schema" in letters[4].message
+    assert "Its value does not fit its schema" in letters[4].message
     assert "not a number or infinite" in letters[6].message == letters[7].message
 
 
@@ -280,6 +280,6 @@ def test_a_subject_that_says_no_columns_is_refused(schema_registry, subject):
     found = registry_at(schema_registry.address)
     with pytest.raises(ConfigurationError, match="no subject"):
         found.versions("none-such")
-    schema_registry.register(subject.name, 'syntax = "proto3"; message A { int64 id = 1; }', "PROTOBUF")
-    with pytest.raises(ConfigurationError, match="none of Avro"):
+    schema_registry.register(subject.name, json.dumps({"type": "object", "properties": {}}), "JSON")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
         found.versions(subject.name)

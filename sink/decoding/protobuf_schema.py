@@ -1,0 +1,192 @@
+"""
+Read records of Protobuf by the text of their schema, and say of which types their fields are.
+
+Pure, but for a directory in which `protoc` compiles: runs in tasks, and on the driver. Invariant: a field that is not
+set is null where Protobuf can tell, and else its default; a record with fields that its schema lacks is refused.
+
+https://protobuf.dev/programming-guides/proto3/
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+from pyspark.sql import types as t
+
+from .schemas import JSON, NUMBER, Kind, array_of
+
+_KINDS: dict[str, Kind] = {
+    "TYPE_BOOL": Kind(t.BooleanType()),
+    "TYPE_FLOAT": Kind(t.FloatType()),
+    "TYPE_DOUBLE": Kind(t.DoubleType()),
+    "TYPE_STRING": Kind(t.StringType()),
+    "TYPE_ENUM": Kind(t.StringType()),
+    "TYPE_BYTES": Kind(t.BinaryType()),
+    **dict.fromkeys(("TYPE_INT32", "TYPE_SINT32", "TYPE_SFIXED32"), Kind(t.IntegerType())),
+    **dict.fromkeys(("TYPE_INT64", "TYPE_SINT64", "TYPE_SFIXED64", "TYPE_UINT32", "TYPE_FIXED32"), Kind(t.LongType())),
+    **dict.fromkeys(("TYPE_UINT64", "TYPE_FIXED64"), NUMBER),
+}
+_TYPES = {number: name for name, number in descriptor_pb2.FieldDescriptorProto.Type.items()}
+_GOOGLES = "google.protobuf."
+_AS_TEXT = {f"{_GOOGLES}Duration", f"{_GOOGLES}FieldMask"}
+_AS_DICT = {f"{_GOOGLES}{name}" for name in ("Struct", "Value", "ListValue")}
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_SCHEMA = "pgonce_schema.proto"
+
+
+class ProtobufSchema:
+    """
+    A file of messages, and those that it imports, by their names.
+
+    :raises ValueError: if they cannot be compiled.
+    """
+
+    form = "protobuf"
+
+    def __init__(self, text: str, references: Sequence[tuple[str, str]] = ()) -> None:
+        self._pool = descriptor_pool.DescriptorPool()
+        for file in _compiled({**dict(references), _SCHEMA: text}).file:
+            self._pool.Add(file)
+
+    def message(self, indexes: Sequence[int]) -> ProtobufMessage:
+        """
+        The message that these indexes lead to, from the file's own to those within it.
+
+        :raises LookupError: if there is none.
+        """
+        file = self._pool.FindFileByName(_SCHEMA)
+        names = descriptor_pb2.FileDescriptorProto.FromString(file.serialized_pb)
+        found, path = names.message_type[indexes[0]], [names.message_type[indexes[0]].name]
+        for index in indexes[1:]:
+            found = found.nested_type[index]
+            path.append(found.name)
+        return ProtobufMessage(self._pool.FindMessageTypeByName(".".join([file.package, *path]).lstrip(".")))
+
+
+class ProtobufMessage:
+    """One message of a schema."""
+
+    form = "protobuf"
+
+    def __init__(self, descriptor: Any) -> None:
+        self._descriptor = descriptor
+        self._read = message_factory.GetMessageClass(descriptor).FromString
+
+    def value(self, body: bytes) -> Any:
+        """:raises Exception: one of :data:`~.schemas.UNREADABLE`."""
+        try:
+            return _value(self._read(body))
+        except DecodeError as error:
+            raise ValueError("it is no such message") from error
+
+    def kinds(self, path: Sequence[str]) -> list[Kind]:
+        """As what the field at this path would be read; none if there is no such field."""
+        descriptor = self._descriptor
+        if not path:
+            return [JSON]
+        for name in path[:-1]:
+            field = descriptor.fields_by_name.get(name)
+            if field is None or field.message_type is None or field.is_repeated:
+                return []
+            descriptor = field.message_type
+        field = descriptor.fields_by_name.get(path[-1])
+        return [_kind(field)] if field else []
+
+    def fields(self, path: Sequence[str] = ()) -> list[str]:
+        """The names of the fields of the message at this path."""
+        descriptor = self._descriptor
+        for name in path:
+            field = descriptor.fields_by_name.get(name)
+            descriptor = field.message_type if field else None
+            if descriptor is None:
+                return []
+        return [field.name for field in descriptor.fields]
+
+
+def _compiled(texts: dict[str, str]) -> Any:
+    from grpc_tools import protoc
+
+    if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in texts):
+        raise ValueError("a schema has a name that leads out of its directory")
+    with TemporaryDirectory(prefix="pgonce-") as made:
+        for name, text in texts.items():
+            file = Path(made, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        out = Path(made, "pgonce.descriptors")
+        include = files("grpc_tools") / "_proto"
+        given = ["protoc", f"-I{made}", f"-I{include}", "--include_imports", f"--descriptor_set_out={out}", _SCHEMA]
+        if protoc.main(given) != 0:
+            raise ValueError("protoc does not take it")
+        return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+
+
+def _kind(field: Any) -> Kind:
+    of = field.message_type
+    if of is not None and of.GetOptions().map_entry:
+        return JSON
+    if of is None:
+        kind = _KINDS.get(_TYPES[field.type], JSON)
+    elif of.full_name == f"{_GOOGLES}Timestamp":
+        kind = Kind(t.TimestampType())
+    elif of.full_name in _AS_TEXT:
+        kind = Kind(t.StringType())
+    else:
+        kind = _kind(of.fields_by_name["value"]) if _is_wrapper(of) else JSON
+    return array_of(kind) if field.is_repeated else kind
+
+
+def _is_wrapper(descriptor: Any) -> bool:
+    return (
+        descriptor.full_name.startswith(_GOOGLES)
+        and descriptor.name.endswith("Value")
+        and ([field.name for field in descriptor.fields] == ["value"])
+    )
+
+
+def _value(message: Any) -> Any:
+    if len(UnknownFieldSet(message)):
+        raise ValueError("it has a field that its schema lacks")
+    return {field.name: _of_field(field, message) for field in message.DESCRIPTOR.fields}
+
+
+def _of_field(field: Any, message: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        of = field.message_type
+        if of is not None and of.GetOptions().map_entry:
+            inner = of.fields_by_name["value"]
+            return {_key(key): _one(inner, value[key]) for key in value}
+        return [_one(field, one) for one in value]
+    return None if field.has_presence and not message.HasField(field.name) else _one(field, value)
+
+
+def _key(key: Any) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)
+
+
+def _one(field: Any, value: Any) -> Any:
+    if field.enum_type is not None:
+        found = field.enum_type.values_by_number.get(value)
+        return found.name if found else str(value)
+    of = field.message_type
+    if of is None:
+        return value
+    if of.full_name == f"{_GOOGLES}Timestamp":
+        if value.nanos % 1000:
+            raise ValueError("it has nanoseconds")
+        return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+    if of.full_name in _AS_TEXT:
+        return value.ToJsonString()
+    if of.full_name in _AS_DICT:
+        return MessageToDict(value)
+    return value.value if _is_wrapper(of) else _value(value)

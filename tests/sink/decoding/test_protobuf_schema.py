@@ -1,0 +1,181 @@
+"""
+A record of Protobuf becomes the row that its schema and the table say, or is refused with the reason.
+
+Covers: sink.decoding.protobuf_schema.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from decimal import Decimal
+
+import psycopg
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from grpc_tools import protoc
+from support.decoded_rows import write_records
+
+pytestmark = pytest.mark.kafka
+
+AT = dt.datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=dt.timezone.utc)
+SCHEMA = """syntax = "proto3";
+package shop;
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+import "google/protobuf/duration.proto";
+import "google/protobuf/struct.proto";
+enum Color { NONE = 0; RED = 1; }
+message Other { int64 id = 1; }
+message Order {
+  message Line { string what = 1; }
+  int64 id = 1;
+  int32 i = 2;
+  uint64 u = 3;
+  bool ok = 4;
+  float r = 5;
+  double d = 6;
+  string s = 7;
+  bytes b = 8;
+  Color color = 9;
+  google.protobuf.Timestamp at = 10;
+  google.protobuf.Int64Value wrapped = 11;
+  google.protobuf.Duration took = 12;
+  google.protobuf.Struct more = 13;
+  Line line = 14;
+  repeated int32 numbers = 15;
+  repeated Line lines = 16;
+  map<string, int32> counts = 17;
+  optional int32 set = 18;
+  oneof one { string left = 19; string right = 20; }
+}
+"""
+ORDER, OTHER, LINE = b"\x02\x02", b"\0", b"\x04\x02\0"
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory):
+    """The classes of these messages, which protoc makes."""
+    folder = tmp_path_factory.mktemp("proto")
+    (folder / "made.proto").write_text(SCHEMA)
+    out, include = folder / "made.bin", f"{protoc.__file__.rpartition('/')[0]}/_proto"
+    given = ["protoc", f"-I{folder}", f"-I{include}", "--include_imports", f"--descriptor_set_out={out}", "made.proto"]
+    assert protoc.main(given) == 0
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file:
+        pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shop.{name}"))
+        for name in ("Order", "Other", "Order.Line")
+    }
+
+
+@pytest.fixture
+def head(schema_registry):
+    """What stands in front of records of this schema."""
+    return b"\0" + schema_registry.register("shop-value", SCHEMA, "PROTOBUF").to_bytes(4, "big")
+
+
+@pytest.fixture
+def write(url, schema_registry):
+    """Write records into table t; those that are refused are given back."""
+
+    def run(*values, **options):
+        return write_records(url, values, decode="protobuf", schema_registry_url=schema_registry.address, **options)
+
+    return run
+
+
+@pytest.fixture
+def stored(url):
+    """What a query says of the test's database."""
+
+    def ask(query="SELECT * FROM t ORDER BY 1"):
+        with psycopg.connect(url) as connection:
+            found = connection.execute(query)
+            return found.fetchall() if found.description else []
+
+    return ask
+
+
+def full(order):
+    """An order with every field."""
+    made = order(id=2**63 - 1, i=-7, u=2**64 - 1, ok=True, r=0.5, d=0.1, s="ä", b=b"\0\xff", color="RED")
+    made.at.FromDatetime(AT)
+    made.wrapped.value, made.line.what, made.set, made.right = 0, "x", 0, "r"
+    made.took.FromMilliseconds(1500)
+    made.more.update({"a": [1, None]})
+    made.numbers.extend([1, 2])
+    made.lines.add(what="y")
+    made.counts["k"] = 3
+    return made.SerializeToString()
+
+
+def test_fields_arrive_as_they_were_written(classes, head, write, stored):
+    """Those that are not set are null, or have Protobuf's default where it cannot tell."""
+    stored("""CREATE TABLE t (id bigint, i integer, u numeric, ok boolean, r real, d double precision, s text, b bytea,
+        color text, at timestamptz, wrapped bigint, took interval, more jsonb, line jsonb, numbers int[], lines jsonb,
+        counts jsonb, "set" int, "left" text, "right" text)""")
+    assert write(head + ORDER + full(classes["Order"]), head + ORDER) == []
+    empty, row = stored()
+    assert row == (
+        *(2**63 - 1, -7, Decimal(2**64 - 1), True, 0.5, 0.1, "ä", b"\0\xff", "RED", AT, 0),
+        *(dt.timedelta(seconds=1.5), {"a": [1, None]}, {"what": "x"}, [1, 2], [{"what": "y"}], {"k": 3}, 0, None, "r"),
+    )
+    assert empty == (0, 0, 0, False, 0.0, 0.0, "", b"", "NONE", *[None] * 5, [], [], {}, None, None, None)
+
+
+def test_a_record_says_which_message_it_is(classes, head, write, stored):
+    """By its place in the schema, also within another message."""
+    stored("CREATE TABLE t (id bigint, what text)")
+    assert write(head + OTHER + classes["Other"](id=5).SerializeToString()) == []
+    assert write(head + b"\x02\0" + classes["Other"](id=6).SerializeToString()) == []
+    assert write(head + LINE + classes["Order.Line"](what="x").SerializeToString()) == []
+    assert stored() == [(5, None), (6, None), (None, "x")]
+
+
+def test_records_that_cannot_be_read_are_refused_one_by_one(classes, head, write, stored):
+    """Each with its reason; the others are written."""
+    stored("CREATE TABLE t (id bigint)")
+    order = classes["Order"]
+    fine = order(id=1)
+    fine.at.nanos = 1
+    bad = {
+        head: "does not say which message",
+        head + b"\x01": "does not say which message",
+        head + b"\x02\x01": "does not say which message",
+        head + b"\x02\x08": "has no message",
+        head + ORDER + b"\xff": "no such message",
+        head + OTHER + b"\x10\x01": "a field that its schema lacks",
+        head + ORDER + fine.SerializeToString(): "nanoseconds",
+        head + ORDER + order(id=1, d=math.nan).SerializeToString(): "not a number",
+    }
+    letters = write(head + OTHER + classes["Other"](id=5).SerializeToString(), *bad, schema_evolution="ignoreExtra")
+    assert [letter.place[2] for letter in letters] == list(range(1, 9))
+    assert [why in letter.message for why, letter in zip(bad.values(), letters, strict=True)] == [True] * len(bad)
+    assert stored() == [(5,)]
+
+
+def test_bytes_are_no_text(classes, head, write, stored):
+    """What JSON could carry, and the column would take for something else."""
+    stored("CREATE TABLE t (id bigint, b text, u bigint)")
+    (letter,) = write(head + ORDER + full(classes["Order"]), schema_evolution="ignoreExtra")
+    assert (letter.column_name, "binary" in letter.message) == ("b", True)
+
+
+def test_a_table_is_created_by_the_first_message(head, write, stored):
+    """With the types of its fields."""
+    options = {"create_table": True, "schema_subjects": ["shop-value"]}
+    assert write(head + OTHER + b"\x08\x05", **options) == []
+    assert stored() == [(5,)]
+    assert stored("SELECT pg_typeof(id)::text FROM t") == [("bigint",)]
+
+
+@pytest.mark.parametrize("name", ["../outside.proto", "/outside.proto"])
+def test_a_schema_cannot_write_outside_of_its_directory(name, tmp_path, monkeypatch):
+    """Whatever a registry calls those that it imports."""
+    from pgonce.sink.decoding.protobuf_schema import ProtobufSchema
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="leads out"):
+        ProtobufSchema('syntax = "proto3";', [(name, 'syntax = "proto3";')])
