@@ -10,7 +10,7 @@ https://avro.apache.org/docs/1.12.0/specification/#logical-types
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -18,7 +18,7 @@ import fastavro
 from fastavro.read import LOGICAL_READERS
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, Kind, array_of, json_of, variable_decimal
+from .schemas import JSON, NUMBER, Kind, Schema, any_name, array_of, json_of, variable_decimal
 
 _MOST_DIGITS = 38
 _KINDS: dict[str, t.DataType] = {
@@ -54,7 +54,7 @@ LOGICAL_READERS["string-pgonce-json"] = lambda text, *_: json_of(text)
 LOGICAL_READERS["record-pgonce-decimal"] = lambda value, *_: variable_decimal(value)
 
 
-class AvroSchema:
+class AvroSchema(Schema):
     """
     A schema, with the ``references`` that it needs, each after those that it needs itself.
 
@@ -67,59 +67,42 @@ class AvroSchema:
         self._named: dict[str, Any] = {}
         for one in references:
             fastavro.parse_schema(json.loads(one, object_hook=_with_logical_type), self._named)
-        self._schema = fastavro.parse_schema(json.loads(text, object_hook=_with_logical_type), self._named)
+        self._root = fastavro.parse_schema(json.loads(text, object_hook=_with_logical_type), self._named)
 
     def message(self, _: Sequence[int]) -> AvroSchema:
         """Itself: only a schema of Protobuf has several messages."""
         return self
 
     def value(self, body: bytes) -> Any:
-        """
-        The record.
-
-        :raises Exception: one of :data:`~.schemas.UNREADABLE`.
-        """
+        """The record."""
         stream = BytesIO(body)
-        value = fastavro.schemaless_reader(stream, self._schema, None)
+        value = fastavro.schemaless_reader(stream, self._root, None)
         if (rest := len(body) - stream.tell()) != 0:
             raise ValueError(f"{rest} bytes follow its end")
         return value
 
-    def kinds(self, path: Sequence[str]) -> list[Kind]:
-        """As what the field at this path would be read: several if it is a union; none if there is no such field."""
-        return [self._kind(found) for found in self._at(self._schema, path)]
-
-    def fields(self, path: Sequence[str] = ()) -> list[str]:
-        """The names of the fields of the record at this path."""
-        of = (found.get("fields", ()) for found in self._at(self._schema, path) if isinstance(found, dict))
-        return [field["name"] for fields in of for field in fields]
-
-    def _at(self, schema: Any, path: Sequence[str]) -> Iterator[Any]:
+    def _branches(self, schema: Any) -> Iterator[tuple[Kind, Mapping[str, Any]]]:
         for branch in schema if isinstance(schema, list) else [schema]:
             found = self._named.get(branch, branch) if isinstance(branch, str) else branch
-            inner = found["type"] if isinstance(found, dict) else found
-            if isinstance(inner, (dict, list)):
-                yield from self._at(inner, path)
-            elif not path:
-                yield from () if found == "null" else (found,)
-            elif isinstance(found, dict) and found["type"] == "map":
-                yield from self._at(found["values"], path[1:])
-            elif isinstance(found, dict):
-                types = [field["type"] for field in found.get("fields", ()) if field["name"] == path[0]]
-                yield from self._at(types, path[1:])
+            kind = found["type"] if isinstance(found, dict) else found
+            if isinstance(kind, (dict, list)):
+                yield from self._branches(kind)
+            elif kind == "map":
+                yield JSON, any_name(found["values"])
+            elif kind != "null":
+                fields = found.get("fields", ()) if isinstance(found, dict) else ()
+                yield self._kind(found), {field["name"]: field["type"] for field in fields}
 
     def _kind(self, schema: Any) -> Kind:
         found = schema if isinstance(schema, dict) else {"type": schema}
         logical = found.get("logicalType")
         if logical == "decimal" and found["type"] in ("bytes", "fixed"):
             precision, scale = found["precision"], found.get("scale", 0)
-            if precision <= _MOST_DIGITS:
-                return Kind(t.DecimalType(precision, scale))
-            return NUMBER
+            return Kind(t.DecimalType(precision, scale)) if precision <= _MOST_DIGITS else NUMBER
         if logical in _KINDS_OF_CONNECT:
             return _KINDS_OF_CONNECT[logical]
         if found["type"] == "array":
-            items = [self._kind(one) for one in self._at(found["items"], ())]
+            items = [kind for kind, _ in self._branches(found["items"])]
             return array_of(items[0] if len(items) == 1 else None)
         data_type = _KINDS.get(f"{found['type']}-{logical}") or _KINDS.get(found["type"])
         return Kind(data_type) if data_type else JSON

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import datetime as dt
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, Kind, array_of, decimal_of, json_of, variable_decimal
+from .schemas import JSON, NUMBER, Kind, Schema, array_of, decimal_of, json_of, variable_decimal
 
 _Read = Callable[[Any], Any]
 _KINDS: dict[str, t.DataType] = {
@@ -72,7 +72,7 @@ _NAMED: dict[str, tuple[Kind, _Read]] = {
 """By the names of schemas; what is not here is read by its type."""
 
 
-class ConnectSchema:
+class ConnectSchema(Schema):
     """
     The schema beside a payload.
 
@@ -80,29 +80,15 @@ class ConnectSchema:
     """
 
     def __init__(self, text: bytes) -> None:
-        self._schema: Mapping[str, Any] = msgspec.json.decode(text)
-        self._read = _reader(self._schema)
+        self._root: Mapping[str, Any] = msgspec.json.decode(text)
+        self._read = _reader(self._root)
 
-    def value(self, payload: bytes) -> Any:
-        """:raises Exception: one of :data:`~.schemas.UNREADABLE`, if the payload does not fit."""
-        return self._read(msgspec.json.decode(payload))
+    def value(self, body: bytes) -> Any:
+        """The payload."""
+        return self._read(msgspec.json.decode(body))
 
-    def kinds(self, path: Sequence[str]) -> list[Kind]:
-        """As what the field at this path would be read; none if there is no such field."""
-        return [_kind(found) for found in self._at(path)]
-
-    def fields(self, path: Sequence[str] = ()) -> list[str]:
-        """The names of the fields of the struct at this path."""
-        return [field["field"] for found in self._at(path) for field in found.get("fields", ())]
-
-    def _at(self, path: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        found = self._schema
-        for name in path:
-            inner = {field["field"]: field for field in found.get("fields", ())}
-            if name not in inner:
-                return
-            found = inner[name]
-        yield found
+    def _branches(self, schema: Mapping[str, Any]) -> list[tuple[Kind, Mapping[str, Any]]]:
+        return [(_kind(schema), {field["field"]: field for field in schema.get("fields", ())})]
 
 
 def _kind(schema: Mapping[str, Any]) -> Kind:

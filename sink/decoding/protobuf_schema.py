@@ -10,7 +10,7 @@ https://protobuf.dev/programming-guides/proto3/
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, Kind, array_of
+from .schemas import JSON, NUMBER, Kind, Schema, array_of
 
 _KINDS: dict[str, Kind] = {
     "TYPE_BOOL": Kind(t.BooleanType()),
@@ -72,44 +72,26 @@ class ProtobufSchema:
         return ProtobufMessage(self._pool.FindMessageTypeByName(".".join([file.package, *path]).lstrip(".")))
 
 
-class ProtobufMessage:
+class ProtobufMessage(Schema):
     """One message of a schema."""
 
     form = "protobuf"
 
     def __init__(self, descriptor: Any) -> None:
-        self._descriptor = descriptor
+        self._root = descriptor
         self._read = message_factory.GetMessageClass(descriptor).FromString
 
     def value(self, body: bytes) -> Any:
-        """:raises Exception: one of :data:`~.schemas.UNREADABLE`."""
+        """The message."""
         try:
             return _value(self._read(body))
         except DecodeError as error:
             raise ValueError("it is no such message") from error
 
-    def kinds(self, path: Sequence[str]) -> list[Kind]:
-        """As what the field at this path would be read; none if there is no such field."""
-        descriptor = self._descriptor
-        if not path:
-            return [JSON]
-        for name in path[:-1]:
-            field = descriptor.fields_by_name.get(name)
-            if field is None or field.message_type is None or field.is_repeated:
-                return []
-            descriptor = field.message_type
-        field = descriptor.fields_by_name.get(path[-1])
-        return [_kind(field)] if field else []
-
-    def fields(self, path: Sequence[str] = ()) -> list[str]:
-        """The names of the fields of the message at this path."""
-        descriptor = self._descriptor
-        for name in path:
-            field = descriptor.fields_by_name.get(name)
-            descriptor = field.message_type if field else None
-            if descriptor is None:
-                return []
-        return [field.name for field in descriptor.fields]
+    def _branches(self, of: Any) -> list[tuple[Kind, Mapping[str, Any]]]:
+        field, message = (None, of) if of is self._root else (of, of.message_type)
+        is_object = message is not None and (field is None or not field.is_repeated)
+        return [(_kind(field) if field else JSON, message.fields_by_name if is_object else {})]
 
 
 def _compiled(texts: dict[str, str]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -23,7 +23,7 @@ from .decoded_columns import DecodedColumn, Form
 from .fields import Fields, UnknownFieldError
 from .json_records import DOUBLED, MALFORMED, has_double
 from .schema_registry import SchemaRegistry, registry_at
-from .schemas import JSON, UNREADABLE, Kind, as_json
+from .schemas import JSON, UNREADABLE, Kind, Schema, as_json
 from .values import Refusal
 
 _HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
@@ -44,19 +44,6 @@ class _WithSchema(msgspec.Struct):
 
     schema: msgspec.Raw
     payload: msgspec.Raw
-
-
-class _Schema(Protocol):
-    """A schema of Avro, of Kafka Connect, or a message of Protobuf."""
-
-    def value(self, body: bytes) -> Any:
-        """What a record is; :raises Exception: one of :data:`~.schemas.UNREADABLE`."""
-
-    def kinds(self, path: Sequence[str]) -> list[Kind]:
-        """As what the field at this path would be read."""
-
-    def fields(self, path: Sequence[str] = ()) -> list[str]:
-        """The names of the fields at this path."""
 
 
 class RecordsWithSchemas:
@@ -81,7 +68,7 @@ class RecordsWithSchemas:
         self._form, self._at = form, at
         self._columns = columns
         self._fields = None if ignores_extra else Fields.of(columns, [False] * len(columns))
-        self._schemas: dict[Any, _Schema | Refusal] = {}
+        self._schemas: dict[Any, Schema | Refusal] = {}
 
     def read(self, records: Sequence[bytes | None], headers: Iterable[Any], part: str = "value") -> list[Any]:
         """
@@ -117,9 +104,9 @@ class RecordsWithSchemas:
         except UNREADABLE as error:
             return Refusal("", f"Its {part} does not fit its schema: {error or type(error).__name__}.")
 
-    def _fit(self, key: int | UUID | bytes, message: tuple[int, ...]) -> _Schema | Refusal:
+    def _fit(self, key: int | UUID | bytes, message: tuple[int, ...]) -> Schema | Refusal:
         """The schema, if columns take its fields."""
-        found: _Schema | str
+        found: Schema | str
         if isinstance(key, bytes):
             try:
                 found = ConnectSchema(key)
@@ -232,7 +219,7 @@ def _with_schema(record: bytes, part: str) -> _Split | Refusal:
 _READ_WITH_SCHEMA = msgspec.json.Decoder(_WithSchema).decode
 
 
-def _unknown(schema: _Schema, fields: Fields, at: tuple[str, ...]) -> tuple[str, ...] | None:
+def _unknown(schema: Schema, fields: Fields, at: tuple[str, ...]) -> tuple[str, ...] | None:
     """The path of the first field that no column takes."""
     for name in schema.fields(at):
         inner = fields.inner.get(name)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import struct
+from abc import ABC, abstractmethod
 from base64 import b64decode
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -34,6 +36,40 @@ UNREADABLE = (
     msgspec.MsgspecError,
 )
 """What a record that does not fit its schema ends in."""
+
+
+class Schema(ABC):
+    """A schema of Avro, of Kafka Connect, or a message of Protobuf."""
+
+    _root: Any
+
+    @abstractmethod
+    def value(self, body: bytes) -> Any:
+        """What a record is; :raises Exception: one of :data:`UNREADABLE`."""
+
+    def kinds(self, path: Sequence[str]) -> list[Kind]:
+        """As what the field at this path would be read: several if it is a union; none if there is no such field."""
+        return [kind for kind, _ in self._at(self._root, path)]
+
+    def fields(self, path: Sequence[str] = ()) -> list[str]:
+        """The names of the fields at this path."""
+        return [name for _, inner in self._at(self._root, path) for name in inner]
+
+    @abstractmethod
+    def _branches(self, schema: Any) -> Iterable[tuple[Kind, Mapping[str, Any]]]:
+        """As what such a part of the schema is read, and the parts within it; one for each branch of a union."""
+
+    def _at(self, schema: Any, path: Sequence[str]) -> Iterator[tuple[Kind, Mapping[str, Any]]]:
+        for kind, inner in self._branches(schema):
+            if not path:
+                yield kind, inner
+            elif path[0] in inner or isinstance(inner, defaultdict):
+                yield from self._at(inner[path[0]], path[1:])
+
+
+def any_name(values: Any) -> Mapping[str, Any]:
+    """What a map has within it: the same under each name."""
+    return defaultdict(lambda: values)
 
 
 def array_of(item: Kind | None) -> Kind:
