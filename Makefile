@@ -237,6 +237,9 @@ bench-cluster: setup ## rows a second with 1, 2 and 4 executors of one core, on 
 bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, against Spark JDBC, Debezium, Flink XA, a consumer; NESTED=1
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py $(if $(NESTED),--nested)
 
+bench-schemas: setup ## records of Avro and Protobuf from Kafka, decoded in the sink, against Spark's own functions
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_schemas.py
+
 bench-latency: setup ## from the producer to a visible row, for each trigger and asynchronous setting, and in real time; PART=real-time
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/latency.py \
 	$(if $(PART),--part $(PART)) $(if $(ROUNDS),--rounds $(ROUNDS))

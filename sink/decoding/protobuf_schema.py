@@ -10,8 +10,10 @@ https://protobuf.dev/programming-guides/proto3/
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +26,7 @@ from pyspark.sql import types as t
 
 from .schemas import JSON, NUMBER, Kind, Schema, array_of
 
+_Read = Callable[[Any], Any]
 _KINDS: dict[str, Kind] = {
     "TYPE_BOOL": Kind(t.BooleanType()),
     "TYPE_FLOAT": Kind(t.FloatType()),
@@ -138,37 +141,53 @@ def _is_wrapper(descriptor: Any) -> bool:
 def _value(message: Any) -> Any:
     if len(UnknownFieldSet(message)):
         raise ValueError("it has a field that its schema lacks")
-    return {field.name: _of_field(field, message) for field in message.DESCRIPTOR.fields}
+    return {name: read(message) for name, read in _readers(message.DESCRIPTOR)}
 
 
-def _of_field(field: Any, message: Any) -> Any:
-    value = getattr(message, field.name)
+@lru_cache(maxsize=1024)
+def _readers(descriptor: Any) -> list[tuple[str, _Read]]:
+    """The fields of a message, and what reads each of them."""
+    return [(field.name, _reader(field)) for field in descriptor.fields]
+
+
+def _reader(field: Any) -> _Read:
+    name, of, get = field.name, field.message_type, attrgetter(field.name)
+    if of is not None and of.GetOptions().map_entry:
+        one = _reader_of_values(of.fields_by_name["value"])
+        return lambda message: {_key(key): one(value) for key, value in get(message).items()}
+    one = _reader_of_values(field)
     if field.is_repeated:
-        of = field.message_type
-        if of is not None and of.GetOptions().map_entry:
-            inner = of.fields_by_name["value"]
-            return {_key(key): _one(inner, value[key]) for key in value}
-        return [_one(field, one) for one in value]
-    return None if field.has_presence and not message.HasField(field.name) else _one(field, value)
+        return lambda message: [one(value) for value in get(message)]
+    if field.has_presence:
+        return lambda message: one(get(message)) if message.HasField(name) else None
+    return get if one is _as_it_is else lambda message: one(get(message))
 
 
 def _key(key: Any) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
-def _one(field: Any, value: Any) -> Any:
+def _reader_of_values(field: Any) -> _Read:
     if field.enum_type is not None:
-        found = field.enum_type.values_by_number.get(value)
-        return found.name if found else str(value)
+        names = {number: found.name for number, found in field.enum_type.values_by_number.items()}
+        return lambda number: names.get(number, str(number))
     of = field.message_type
     if of is None:
-        return value
+        return _as_it_is
     if of.full_name == f"{_GOOGLES}Timestamp":
-        if value.nanos % 1000:
-            raise ValueError("it has nanoseconds")
-        return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+        return _instant
     if of.full_name in _AS_TEXT:
-        return value.ToJsonString()
+        return lambda value: value.ToJsonString()
     if of.full_name in _AS_DICT:
-        return MessageToDict(value)
-    return value.value if _is_wrapper(of) else _value(value)
+        return MessageToDict
+    return attrgetter("value") if _is_wrapper(of) else _value
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _instant(value: Any) -> dt.datetime:
+    if value.nanos % 1000:
+        raise ValueError("it has nanoseconds")
+    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
