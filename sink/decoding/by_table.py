@@ -29,7 +29,8 @@ from ..writing.table.catalogue import TargetColumn, TargetTable, look_up_table
 from ..writing.table.fit import Fit
 from ..writing.table.fit_column import fit_column
 from .decoded_columns import DecodedColumn, Form, KafkaColumn
-from .record_reader import HEADERS, OF_KAFKA, RESERVED, RecordReader
+from .record_keys import HEADERS
+from .record_reader import OF_KAFKA, RESERVED, RecordReader
 from .records_with_schemas import columns_of_schemas
 from .schema_registry import registry_at
 

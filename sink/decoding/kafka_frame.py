@@ -13,7 +13,8 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import bad_option
 
 from ..options.destination import REGISTERED, Decoding, Destination
-from .record_reader import HEADERS, OF_KAFKA, RecordReader
+from .record_keys import HEADERS
+from .record_reader import OF_KAFKA, RecordReader
 
 
 def reader_of_records(

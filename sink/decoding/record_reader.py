@@ -12,12 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import types as t
 
@@ -26,24 +24,23 @@ from pgonce.offsets_store.postgres.text import LONGEST_NAME, is_storable
 
 from ..encoding import compute as pc
 from ..encoding.unfit_rows import REFUSED, Record
-from ..options.definitions import DecodeFormat
 from ..options.destination import (
     BEFORE_COLUMN,
     DELETED_COLUMN,
     OFFSET_COLUMN,
     OPERATION_COLUMN,
     ORIGIN_COLUMN,
-    REGISTERED,
     Decoding,
     Destination,
 )
 from ..options.position_columns import RECORD_POSITIONS
 from .debezium_events import AFTER, DELETES, Events, events_of
 from .decoded_columns import DecodedColumn, KafkaColumn
-from .fields import UnknownFieldError, or_null, read_as
-from .json_records import MALFORMED, JsonRecords, has_double
+from .fields import UnknownFieldError
+from .json_records import JsonRecords
+from .record_keys import HEADERS, RecordKeys, headers_of
 from .records_with_schemas import json_of_each, records_with_schemas
-from .values import Refusal, made
+from .values import Refusal
 
 OF_KAFKA: dict[str, t.DataType] = {
     "value": t.BinaryType(),
@@ -54,7 +51,6 @@ OF_KAFKA: dict[str, t.DataType] = {
     "key": t.BinaryType(),
 }
 """The columns of Spark's Kafka source that are always there."""
-HEADERS = "headers"
 RESERVED = frozenset(
     {*RECORD_POSITIONS.names, OFFSET_COLUMN, ORIGIN_COLUMN, DELETED_COLUMN, REFUSED, OPERATION_COLUMN, BEFORE_COLUMN}
 )
@@ -125,7 +121,7 @@ class RecordReader:
             none = [row for row, is_absent in enumerate(absent.to_pylist()) if is_absent]
             refused |= {row: Refusal("", "It has no value.") for row in none if not self.drops_rows}
         if self._decoding.key:
-            self._fill_keys(batch, by_name, refused)
+            self._keys.fill(batch, by_name, refused)
         for column in self.of_kafka:
             by_name[column.name] = self._known(batch, column, refused)
         if events is not None:
@@ -156,21 +152,17 @@ class RecordReader:
         reader = records_with_schemas(
             self._decoding.registry_url, self._decoding.values, self.columns, self._ignores_extra, at
         )
-        found = reader.read(values, _headers(batch))
+        found = reader.read(values, headers_of(batch))
         if not self._is_debezium:
             return *json_of_each(found), None
-        keys = self._keys(batch) if self._decoding.key != "text" else [None] * len(batch)
-        key_columns = [column for column in self.columns if column.is_key]
-        events = events_of(found, keys, key_columns, self.where.order_path, self.where.existing.keep_where is not None)
+        keeps = self.where.existing.keep_where is not None
+        events = events_of(found, self._keys.values(batch), self._keys.columns, self.where.order_path, keeps)
         return events.images, events.refused, events
 
-    def _keys(self, batch: pa.RecordBatch) -> list[Any]:
-        """The keys of these records that have schemas, as values of Python or refusals."""
-        form = cast("DecodeFormat", self._decoding.key if self._decoding.key in REGISTERED else "json")
-        url = self._decoding.registry_url if form in REGISTERED else ""
-        named = tuple(replace(column, path=column.path[-1:]) for column in self.columns if column.is_key)
-        reader = records_with_schemas(url, form, named, ignores_extra=True)
-        return reader.read(batch.column("key").to_pylist(), _headers(batch), "key")
+    @cached_property
+    def _keys(self) -> RecordKeys:
+        columns = tuple(column for column in self.columns if column.is_key)
+        return RecordKeys(self._decoding, columns, self._is_debezium)
 
     @property
     def _is_debezium(self) -> bool:
@@ -206,57 +198,6 @@ class RecordReader:
         error.kept = f"A record has a field for which {self.table} has no column that records fill."
         return error
 
-    def _fill_keys(self, batch: pa.RecordBatch, by_name: dict[str, Any], refused: dict[int, Refusal]) -> None:
-        """Take the keys that a value does not have from the record's key."""
-        keys = [column for column in self.columns if column.is_key]
-        lacking = sorted(
-            {
-                row
-                for column in keys
-                if by_name[column.name].null_count
-                for row, is_null in enumerate(by_name[column.name].is_null().to_pylist())
-                if is_null and row not in refused
-            }
-        )
-        if not lacking:
-            return
-        places = pa.array(lacking, pa.int64())
-        texts, unread = batch.column("key").take(places).to_pylist(), dict[int, Refusal]()
-        if self._decoding.key in REGISTERED or (self._is_debezium and self._decoding.key == "json"):
-            texts, unread = json_of_each(self._keys(batch.take(places)))
-        found = [unread.get(row) or self._of_key(key, keys) for row, key in enumerate(texts)]
-        refused |= {row: of_key for row, of_key in zip(lacking, found, strict=True) if isinstance(of_key, Refusal)}
-        is_lacking = pa.array([row in set(lacking) for row in range(len(batch))])
-        for number, column in enumerate(keys):
-            values = [None if isinstance(of_key, Refusal) else of_key[number] for of_key in found]
-            filled, unfit = made(column, values)
-            refused |= {lacking[place]: why for place, why in unfit.items()}
-            array = by_name[column.name]
-            # Of a record whose value has some of the keys, these count.
-            chosen = pc.coalesce(array.take(places), filled)
-            for row, is_null in zip(lacking, chosen.is_null().to_pylist(), strict=True):
-                if is_null:
-                    why = Refusal(column.name, f"Neither its value nor its key has a value for {column.name}.")
-                    refused.setdefault(row, why)
-            by_name[column.name] = pc.replace_with_mask(array, is_lacking, chosen)
-
-    def _of_key(self, key: bytes | None, keys: Sequence[DecodedColumn]) -> list[Any] | Refusal:
-        """The values that a record's key has for these columns, None for those that it lacks."""
-        if key is None:
-            return [None] * len(keys)
-        try:
-            if self._decoding.key == "text":
-                return [_of_text(key, read_as(keys[0].data_type, keys[0].form))]
-            if self._decoding.key in REGISTERED and len(keys) == 1 and key[:1] != b"{":
-                return [msgspec.json.decode(key, type=or_null(read_as(keys[0].data_type, keys[0].form)))]
-            found = msgspec.json.decode(key, type=dict[str, msgspec.Raw])
-            if has_double(key):
-                return Refusal(keys[0].name, "Its key has a name twice.")
-            kinds = [(found.get(column.path[-1]), or_null(read_as(column.data_type, column.form))) for column in keys]
-            return [None if raw is None else msgspec.json.decode(raw, type=kind) for raw, kind in kinds]
-        except MALFORMED as error:
-            return Refusal(keys[0].name, f"Its key does not fit: {error}.")
-
     def _deletes(
         self, said: pa.Array | None, absent: pa.Array | None, count: int, refused: dict[int, Refusal]
     ) -> pa.Array:
@@ -279,7 +220,7 @@ class RecordReader:
             # Of several with one name, the last, as Kafka's own lastHeader.
             texts = [
                 next((one["value"] for one in reversed(of_row or ()) if one["key"] == name), None)
-                for of_row in _headers(batch)
+                for of_row in headers_of(batch)
             ]
             array = pa.array(texts, pa.binary())
         if not isinstance(column.data_type, t.StringType) or column.what == "topic":
@@ -299,13 +240,6 @@ def _records_for(columns: tuple[DecodedColumn, ...], ignores_extra: bool, lenien
     return JsonRecords(columns, ignores_extra=ignores_extra, lenient=lenient)
 
 
-def _of_text(key: bytes, kind: Any) -> Any:
-    """A key that is one value: bytes and texts as they are, others as JSON has them."""
-    if kind is bytes:
-        return key
-    return key.decode() if kind is str else msgspec.json.decode(key, type=kind)
-
-
 def _origins(batch: pa.RecordBatch) -> pa.Array:
     """A number for each topic and partition; two have the same one in 2**64 cases."""
     topics = batch.column("topic").dictionary_encode()
@@ -318,7 +252,7 @@ def _reasons(batch: pa.RecordBatch, refused: dict[int, Refusal]) -> pa.Array:
     """Why records are refused, each with the record itself."""
     # As a number: Python has not all years, and not all names of time zones that Spark has.
     times = batch.column("timestamp").cast(pa.int64())
-    headers = _headers(batch)
+    headers = headers_of(batch)
     said: list[dict[str, Any] | None] = [None] * len(batch)
     for row, why in refused.items():
         topic, partition, offset, key, value = (
@@ -347,11 +281,6 @@ def _of_events(events: Events) -> dict[str, pa.Array]:
         BEFORE_COLUMN: pa.array(events.told, pa.string()),
         DELETED_COLUMN: pa.array([operation == DELETES for operation in operations], pa.bool_()),
     }
-
-
-def _headers(batch: pa.RecordBatch) -> Sequence[Any]:
-    """The headers of each record, None where there are none."""
-    return batch.column(HEADERS).to_pylist() if HEADERS in batch.schema.names else [None] * len(batch)
 
 
 def _base64(value: bytes | None) -> str | None:

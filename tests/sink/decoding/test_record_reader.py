@@ -14,6 +14,7 @@ from support.with_rooms import reader_of
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.decoding.json_records import DOUBLED
 from pgonce.sink.encoding.unfit_rows import Record
 from pgonce.sink.errors import EncodingError
 
@@ -103,9 +104,9 @@ def test_a_key_that_is_an_object_fills_what_the_value_lacks(table, url, stored):
     aside = write_records(url, values, record_keys=keys, mode="upsert", decode_key="json")
     assert stored() == [(1, "a"), (2, "b")]
     assert [row.message for row in aside] == [
-        "Its key has a name twice.",
+        f"Of its key: {DOUBLED}",
         "Neither its value nor its key has a value for id.",
-        "Its key does not fit: Expected `object`, got `int`.",
+        "Of its key: It is not a JSON object: Expected `object`, got `int`.",
     ]
 
 
