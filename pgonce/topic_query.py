@@ -114,7 +114,9 @@ def _refuse_missing_table(spark: SparkSession, source: Mapping[str, str], url: s
     if table is not None:
         return
     first = spark.read.format("kafka").options(**{**source, "startingoffsets": "earliest"}).load()
-    values = [row.value for row in first.select("value").limit(_LOOKED_AT).collect()]
+    # What an event says is not its row.
+    looked_at = 0 if given["change_feed"] else _LOOKED_AT
+    values = [row.value for row in first.select("value").limit(looked_at).collect()]
     statement = create_statement(sql.Identifier(found.schema, found.name), values, given["keys"])
     raise bad_target(
         "TARGET_MISSING",

@@ -27,7 +27,6 @@ from pgonce.offsets_store.status.dead_letters import StoredLetter, one_of
 from pgonce.sink.decoding.by_table import reader_for
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.encoding.unfit_rows import REFUSED, row_texts
-from pgonce.sink.options.destination import REGISTERED
 from pgonce.sink.writing.bad_rows.recalled_destination import recalled
 from pgonce.sink.writing.recorded_destination import recorded
 from pgonce.sink.writing.table.catalogue import look_up_table
@@ -76,15 +75,16 @@ def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[Stored
 
 def _decoded(driver: psycopg.Connection, letter: StoredLetter, record: Sequence[Any]) -> StoredLetter:
     where, _ = recalled(letter.destination)
-    if where.decoding:
-        where = replace(where, decoding=replace(where.decoding, registry_url=os.environ.get(REGISTRY_URL, "")))
-    if (of := where.decoding) and {of.values, of.key} & set(REGISTERED) and not of.registry_url:
-        raise RecoveryError(
-            "DEAD_LETTER_UNMENDED",
-            f"The record of dead letter {letter.dead_letter_id} has its schema in a registry.",
-            UNCHANGED,
-            f"Set {REGISTRY_URL} to what the query has in schemaRegistryUrl, and replay it again.",
-        )
+    if where.decoding and where.decoding.registry_url:
+        url = os.environ.get(REGISTRY_URL, "")
+        where = replace(where, decoding=replace(where.decoding, registry_url=url))
+        if not url:
+            raise RecoveryError(
+                "DEAD_LETTER_UNMENDED",
+                f"The record of dead letter {letter.dead_letter_id} has its schema in a registry.",
+                UNCHANGED,
+                f"Set {REGISTRY_URL} to what the query has in schemaRegistryUrl, and replay it again.",
+            )
     found, table = look_up_table(driver, where.table)
     if table is None:
         raise missing_table(driver, found)

@@ -18,27 +18,41 @@ import fastavro
 from fastavro.read import LOGICAL_READERS
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, Kind, Schema, any_name, array_of, json_of, variable_decimal
+from .schemas import (
+    JSON,
+    NUMBER,
+    TEXT,
+    Kind,
+    Schema,
+    UnreadableError,
+    any_name,
+    array_of,
+    decimal_of,
+    json_of,
+    variable_decimal,
+)
 
 _MOST_DIGITS = 38
-_KINDS: dict[str, t.DataType] = {
-    "boolean": t.BooleanType(),
-    "int": t.IntegerType(),
-    "long": t.LongType(),
-    "float": t.FloatType(),
-    "double": t.DoubleType(),
-    "bytes": t.BinaryType(),
-    "fixed": t.BinaryType(),
-    "string": t.StringType(),
-    "enum": t.StringType(),
-    # Those that fastavro knows; of others, the type beneath counts.
-    "int-date": t.DateType(),
-    "int-time-millis": t.StringType(),
-    "long-time-micros": t.StringType(),
-    "long-timestamp-millis": t.TimestampType(),
-    "long-timestamp-micros": t.TimestampType(),
-    "long-local-timestamp-millis": t.TimestampNTZType(),
-    "long-local-timestamp-micros": t.TimestampNTZType(),
+_KINDS: dict[str, Kind] = {
+    "boolean": Kind(t.BooleanType()),
+    "int": Kind(t.IntegerType()),
+    "long": Kind(t.LongType()),
+    "float": Kind(t.FloatType()),
+    "double": Kind(t.DoubleType()),
+    "bytes": Kind(t.BinaryType()),
+    "fixed": Kind(t.BinaryType()),
+    "string": TEXT,
+    "enum": TEXT,
+    # Those that fastavro knows, and ours; of others, the type beneath counts.
+    "int-date": Kind(t.DateType()),
+    "int-time-millis": TEXT,
+    "long-time-micros": TEXT,
+    "long-timestamp-millis": Kind(t.TimestampType()),
+    "long-timestamp-micros": Kind(t.TimestampType()),
+    "long-local-timestamp-millis": Kind(t.TimestampNTZType()),
+    "long-local-timestamp-micros": Kind(t.TimestampNTZType()),
+    "string-pgonce-json": JSON,
+    "record-pgonce-decimal": NUMBER,
 }
 # By the names that Kafka Connect's converter has noted, of schemas that Avro's logical types do not say.
 _OF_CONNECT = {
@@ -52,6 +66,9 @@ _OF_CONNECT = {
 }
 LOGICAL_READERS["string-pgonce-json"] = lambda text, *_: json_of(text)
 LOGICAL_READERS["record-pgonce-decimal"] = lambda value, *_: variable_decimal(value)
+# fastavro's own reader rounds to the precision that the schema says.
+LOGICAL_READERS["bytes-pgonce-number"] = lambda unscaled, schema, *_: decimal_of(unscaled, schema.get("scale", 0))
+LOGICAL_READERS["fixed-pgonce-number"] = LOGICAL_READERS["bytes-pgonce-number"]
 
 
 class AvroSchema(Schema):
@@ -68,6 +85,7 @@ class AvroSchema(Schema):
         for one in references:
             fastavro.parse_schema(json.loads(one, object_hook=_with_logical_type), self._named)
         self._root = fastavro.parse_schema(json.loads(text, object_hook=_with_logical_type), self._named)
+        self._refuse_unbounded(self._root, (), {})
 
     def message(self, _: Sequence[int]) -> AvroSchema:
         """Itself: only a schema of Protobuf has several messages."""
@@ -78,7 +96,7 @@ class AvroSchema(Schema):
         stream = BytesIO(body)
         value = fastavro.schemaless_reader(stream, self._root, None)
         if (rest := len(body) - stream.tell()) != 0:
-            raise ValueError(f"{rest} bytes follow its end")
+            raise UnreadableError(f"{rest} bytes follow its end")
         return value
 
     def _branches(self, schema: Any) -> Iterator[tuple[Kind, Mapping[str, Any]]]:
@@ -96,21 +114,47 @@ class AvroSchema(Schema):
     def _kind(self, schema: Any) -> Kind:
         found = schema if isinstance(schema, dict) else {"type": schema}
         logical = found.get("logicalType")
-        if logical == "decimal" and found["type"] in ("bytes", "fixed"):
+        if logical == "pgonce-number":
             precision, scale = found["precision"], found.get("scale", 0)
             return Kind(t.DecimalType(precision, scale)) if precision <= _MOST_DIGITS else NUMBER
-        if logical in _KINDS_OF_CONNECT:
-            return _KINDS_OF_CONNECT[logical]
         if found["type"] == "array":
             items = [kind for kind, _ in self._branches(found["items"])]
             return array_of(items[0] if len(items) == 1 else None)
-        data_type = _KINDS.get(f"{found['type']}-{logical}") or _KINDS.get(found["type"])
-        return Kind(data_type) if data_type else JSON
+        return _KINDS.get(f"{found['type']}-{logical}") or _KINDS.get(found["type"], JSON)
 
+    def _refuse_unbounded(self, schema: Any, within: tuple[str, ...], seen: dict[str, bool]) -> bool:
+        """
+        Refuse what a few bytes could make endless: types within themselves, and lists of items that take no byte.
 
-_KINDS_OF_CONNECT = {"pgonce-json": JSON, "pgonce-decimal": NUMBER}
+        :param within: the names of the types around it; :param seen: those that were looked at, and what was found.
+        :return: whether a value may take no byte.
+        """
+        if isinstance(schema, list):
+            for branch in schema:
+                self._refuse_unbounded(branch, within, seen)
+            return False
+        if isinstance(schema, str) and schema in self._named:
+            if schema in within:
+                raise ValueError("the schema is recursive")
+            if schema not in seen:
+                seen[schema] = self._refuse_unbounded(self._named[schema], within, seen)
+            return seen[schema]
+        kind = schema["type"] if isinstance(schema, dict) else schema
+        if isinstance(kind, (dict, list)):
+            return self._refuse_unbounded(kind, within, seen)
+        if kind == "record":
+            inside = (*within, schema["name"])
+            takes_none = [self._refuse_unbounded(field["type"], inside, seen) for field in schema["fields"]]
+            return all(takes_none)
+        if kind == "map":
+            self._refuse_unbounded(schema["values"], within, seen)
+        if kind == "array" and self._refuse_unbounded(schema["items"], within, seen):
+            raise ValueError("the items of a list take no byte")
+        return kind == "null" or (kind == "fixed" and schema["size"] == 0)
 
 
 def _with_logical_type(schema: dict[str, Any]) -> dict[str, Any]:
     logical = _OF_CONNECT.get(schema.get("connect.name", ""))
+    if schema.get("logicalType") == "decimal" and schema.get("type") in ("bytes", "fixed"):
+        logical = "pgonce-number"
     return schema | {"logicalType": logical} if logical else schema

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -28,6 +28,7 @@ from ..writing.first_look import looking
 from ..writing.table.catalogue import TargetColumn, TargetTable, look_up_table
 from ..writing.table.fit import Fit
 from ..writing.table.fit_column import fit_column
+from .debezium_events import AFTER
 from .decoded_columns import DecodedColumn, Form, KafkaColumn
 from .record_keys import HEADERS
 from .record_reader import OF_KAFKA, RESERVED, RecordReader
@@ -76,8 +77,11 @@ def _of_schemas(where: Destination) -> tuple[DecodedColumn, ...]:
     if decoding is None or not decoding.subjects:
         return ()
     registry, paths = registry_at(decoding.registry_url), dict(decoding.paths)
-    found = columns_of_schemas(registry, decoding.subjects, paths, where.keys)
-    return tuple(column for column in found if column.name not in dict(decoding.kafka))
+    at = (AFTER,) if where.changes and where.changes.feed else ()
+    columns = columns_of_schemas(registry, decoding.subjects, paths, where.keys, at)
+    found = tuple(column for column in columns if column.name not in dict(decoding.kafka))
+    _refuse_reserved(where.table, (column.name for column in found))
+    return found
 
 
 def reader_for(table: TargetTable, where: Destination, *, with_positions: bool) -> RecordReader:
@@ -127,11 +131,12 @@ def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, .
     for name in (*paths, *of_kafka):
         if name not in {column.column_name for column in table.columns}:
             raise unknown_column(table, name)
-    for name in RESERVED & {column.column_name for column in table.columns}:
-        what = f"{table.qualified_name} has a column {name}, and decoded rows have one of this name for another use."
-        raise bad_target("COLUMN_TWICE", what, "Rename the column.")
+    _refuse_reserved(table.qualified_name, (column.column_name for column in table.columns))
     changes = where.changes or Changes()
     keys = (where.keys or table.primary_key) if where.mode in BY_KEY else ()
+    if changes.feed and (of_no_field := set(keys) & set(of_kafka)):
+        what = f"{min(of_no_field)} is a key of {table.qualified_name}, and kafkaColumns fills it."
+        raise bad_option("BAD_OPTION", what, "With changeFeed, keys are fields of the events: name others in keys.")
     # Where a field says which rows delete, whether others are missing is left to Postgres: a delete needs none of them.
     has_deletes = changes.delete_when or changes.feed
     unneeded = {column.column_name for column in table.columns} if has_deletes else {changes.soft_column}
@@ -155,6 +160,12 @@ def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, .
         )
     _refuse_shared(found)
     return tuple(found)
+
+
+def _refuse_reserved(table: str, names: Iterable[str]) -> None:
+    for name in RESERVED.intersection(names):
+        what = f"{table} has a column {name}, and decoded rows have one of this name for another use."
+        raise bad_target("COLUMN_TWICE", what, "Rename the column.")
 
 
 def _with_deleted(columns: list[DecodedColumn], name: str, of_kafka: Collection[str]) -> list[DecodedColumn]:

@@ -17,51 +17,60 @@ from typing import Any
 import msgspec
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, Kind, Schema, array_of, decimal_of, json_of, variable_decimal
+from .schemas import JSON, NUMBER, TEXT, Kind, Schema, UnreadableError, array_of, decimal_of, json_of, variable_decimal
 
 _Read = Callable[[Any], Any]
-_KINDS: dict[str, t.DataType] = {
-    "int8": t.ShortType(),
-    "int16": t.ShortType(),
-    "int32": t.IntegerType(),
-    "int64": t.LongType(),
-    "float": t.FloatType(),
-    "double": t.DoubleType(),
-    "boolean": t.BooleanType(),
-    "string": t.StringType(),
-    "bytes": t.BinaryType(),
+_KINDS: dict[str, Kind] = {
+    "int8": Kind(t.ShortType()),
+    "int16": Kind(t.ShortType()),
+    "int32": Kind(t.IntegerType()),
+    "int64": Kind(t.LongType()),
+    "float": Kind(t.FloatType()),
+    "double": Kind(t.DoubleType()),
+    "boolean": Kind(t.BooleanType()),
+    "string": TEXT,
+    "bytes": Kind(t.BinaryType()),
 }
+_DAY = 86_400_000_000
 _EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 (these times have no offset)
 
 
-def _micros(number: int, of_a_micro: int) -> dt.timedelta:
-    if number % of_a_micro:
-        raise ValueError("it has nanoseconds")
-    return dt.timedelta(microseconds=number // of_a_micro)
+def _micros(number: Any, of_one: int, in_one: int) -> dt.timedelta:
+    if type(number) is not int:
+        raise UnreadableError("a time is no whole number")
+    if number % in_one:
+        raise UnreadableError("it has nanoseconds")
+    return dt.timedelta(microseconds=number // in_one * of_one)
 
 
-def _timestamp(micros: int, of_a_micro: int = 1) -> _Read:
-    return lambda number: _EPOCH + _micros(number * micros, of_a_micro)
+def _timestamp(of_one: int, in_one: int = 1) -> _Read:
+    """What reads a number of units, each of so many microseconds; or so many in one of these."""
+    return lambda number: _EPOCH + _micros(number, of_one, in_one)
 
 
-def _time(micros: int, of_a_micro: int = 1) -> _Read:
-    return lambda number: (_EPOCH + _micros(number * micros, of_a_micro)).time()
+def _time(of_one: int, in_one: int = 1) -> _Read:
+    def read(number: Any) -> dt.time:
+        found = _EPOCH + _micros(number, of_one, in_one)
+        if found.date() != _EPOCH.date():
+            raise UnreadableError("a time is not one of a day")
+        return found.time()
+
+    return read
 
 
-def _date(days: int) -> dt.date:
-    return _EPOCH.date() + dt.timedelta(days)
+def _date(days: Any) -> dt.date:
+    return (_EPOCH + _micros(days, _DAY, 1)).date()
 
 
 _TIME, _CONNECTS = "io.debezium.time.", "org.apache.kafka.connect.data."
 _LOCAL = Kind(t.TimestampNTZType())
-_TEXT = Kind(t.StringType())
 _NAMED: dict[str, tuple[Kind, _Read]] = {
     f"{_CONNECTS}Date": (Kind(t.DateType()), _date),
     f"{_TIME}Date": (Kind(t.DateType()), _date),
-    f"{_CONNECTS}Time": (_TEXT, _time(1000)),
-    f"{_TIME}Time": (_TEXT, _time(1000)),
-    f"{_TIME}MicroTime": (_TEXT, _time(1)),
-    f"{_TIME}NanoTime": (_TEXT, _time(1, 1000)),
+    f"{_CONNECTS}Time": (TEXT, _time(1000)),
+    f"{_TIME}Time": (TEXT, _time(1000)),
+    f"{_TIME}MicroTime": (TEXT, _time(1)),
+    f"{_TIME}NanoTime": (TEXT, _time(1, 1000)),
     f"{_CONNECTS}Timestamp": (_LOCAL, _timestamp(1000)),
     f"{_TIME}Timestamp": (_LOCAL, _timestamp(1000)),
     f"{_TIME}MicroTimestamp": (_LOCAL, _timestamp(1)),
@@ -76,54 +85,46 @@ class ConnectSchema(Schema):
     """
     The schema beside a payload.
 
-    :raises LookupError, TypeError, ValueError: if it is none.
+    :raises Exception: any, if it is none.
     """
 
     def __init__(self, text: bytes) -> None:
         self._root: Mapping[str, Any] = msgspec.json.decode(text)
-        self._read = _reader(self._root)
+        _, self._read = _read_as(self._root)
 
     def value(self, body: bytes) -> Any:
         """The payload."""
         return self._read(msgspec.json.decode(body))
 
     def _branches(self, schema: Mapping[str, Any]) -> list[tuple[Kind, Mapping[str, Any]]]:
-        return [(_kind(schema), {field["field"]: field for field in schema.get("fields", ())})]
+        return [(_read_as(schema)[0], {field["field"]: field for field in schema.get("fields", ())})]
 
 
-def _kind(schema: Mapping[str, Any]) -> Kind:
-    if schema.get("name") == f"{_CONNECTS}Decimal":
-        return NUMBER
-    if (named := _NAMED.get(schema.get("name", ""))) is not None:
-        return named[0]
-    if schema["type"] == "array":
-        return array_of(_kind(schema["items"]))
-    data_type = _KINDS.get(schema["type"])
-    return Kind(data_type) if data_type else JSON
+def _read_as(schema: Mapping[str, Any]) -> tuple[Kind, _Read]:
+    """As what values of this schema are read, and what reads them, null among them."""
+    kind, read = _read_values_as(schema)
+    return kind, (lambda value: None if value is None else read(value)) if read else (lambda value: value)
 
 
-def _reader(schema: Mapping[str, Any]) -> _Read:
-    """What reads values of this schema, null among them."""
-    read = _reader_of_values(schema)
-    return (lambda value: None if value is None else read(value)) if read else (lambda value: value)
-
-
-def _reader_of_values(schema: Mapping[str, Any]) -> _Read | None:
-    name, kind = schema.get("name", ""), schema["type"]
+def _read_values_as(schema: Mapping[str, Any]) -> tuple[Kind, _Read | None]:
+    name, kind = schema.get("name"), schema["type"]
     if name == f"{_CONNECTS}Decimal":
         scale = int(schema["parameters"]["scale"])
-        return lambda text: decimal_of(b64decode(text, validate=True), scale)
+        return NUMBER, lambda text: decimal_of(b64decode(text, validate=True), scale)
     if name in _NAMED:
-        return _NAMED[name][1]
+        return _NAMED[name]
     if kind == "bytes":
-        return lambda text: b64decode(text, validate=True)
+        return _KINDS[kind], lambda text: b64decode(text, validate=True)
     if kind == "struct":
-        fields = {field["field"]: _reader(field) for field in schema["fields"]}
-        return lambda value: {field: fields[field](one) for field, one in value.items()}
+        fields = {str(field["field"]): _read_as(field)[1] for field in schema["fields"]}
+        return JSON, lambda value: {field: fields[field](one) for field, one in value.items()}
     if kind == "array":
-        item = _reader(schema["items"])
-        return lambda value: [item(one) for one in value]
-    if kind == "map" and schema["keys"]["type"] == "string":
-        of_value = _reader(schema["values"])
-        return lambda value: {key: of_value(one) for key, one in value.items()}
-    return None
+        of_item, item = _read_as(schema["items"])
+        return array_of(of_item), lambda value: [item(one) for one in value]
+    if kind == "map":
+        key, of_value = _read_as(schema["keys"])[1], _read_as(schema["values"])[1]
+        if schema["keys"]["type"] == "string":
+            return JSON, lambda value: {key: of_value(one) for key, one in value.items()}
+        # A list of pairs.
+        return JSON, lambda value: [[key(one), of_value(other)] for one, other in value]
+    return _KINDS[kind], None

@@ -12,31 +12,41 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import types as t
 
 from .decoded_columns import DecodedColumn, Form
-from .schemas import UNREADABLE, as_json
+from .schemas import as_json, why_unreadable
 from .values import Refusal
 
-AFTER = "after"
-_WRITES, DELETES, _UPDATES = ("c", "r", "u"), "d", "u"
+AFTER, DELETES = "after", "d"
+_WRITES, _UPDATES, _OF_SNAPSHOT = ("c", "r", "u"), "u", "r"
 _PLACEHOLDER = b"__debezium_unavailable_value"
-_PLACEHOLDERS = tuple(b'"%s"' % form for form in (_PLACEHOLDER, b64encode(_PLACEHOLDER)))
+_PLACEHOLDERS = (b'"%s"' % _PLACEHOLDER, b'"%s"' % b64encode(_PLACEHOLDER), as_json(list(_PLACEHOLDER)))
+"""Of texts, of bytes, and of arrays of whole numbers."""
+
+
+class Event(NamedTuple):
+    """
+    What an event says; nothing where there is none, or where it is refused.
+
+    :param image: the row after the change, or before a delete, as JSON.
+    :param before: of an update, the keys of the row before it, as JSON.
+    :param told: for :data:`BEFORE_COLUMN`, where an update may have changed a key.
+    """
+
+    image: bytes | None = None
+    operation: str | None = None
+    before: bytes | None = None
+    told: str | None = None
 
 
 @dataclass
 class Events:
-    """
-    What events say, each in its row: the image as JSON, the operation, and for :data:`BEFORE_COLUMN` the row before.
+    """The events of some records, and those that are refused."""
 
-    All are None where there is no event, or where it is refused.
-    """
-
-    images: list[bytes | None] = field(default_factory=list)
-    operations: list[str | None] = field(default_factory=list)
-    told: list[str | None] = field(default_factory=list)
+    each: list[Event] = field(default_factory=list)
     refused: dict[int, Refusal] = field(default_factory=dict)
 
 
@@ -54,21 +64,22 @@ def events_of(
     """
     events = Events()
     for row, (envelope, key) in enumerate(zip(values, keys, strict=True)):
-        found = envelope if envelope is None or isinstance(envelope, Refusal) else _one(envelope, key, columns, order)
-        if isinstance(found, tuple) and not keeps and any(form in found[0] for form in _PLACEHOLDERS):
+        found: Event | Refusal
+        try:
+            found = Event() if envelope is None else _one(envelope, key, columns, order)
+        except Exception as error:  # noqa: BLE001 (a value may have any form, and what it has not is refused)
+            found = Refusal("", f"It cannot be read: {why_unreadable(error)}.")
+        if isinstance(found, Event) and not keeps and any(form in (found.image or b"") for form in _PLACEHOLDERS):
             found = Refusal("", "It has a value that the source could not read: set keepWhere to the placeholder.")
         if isinstance(found, Refusal):
             events.refused[row] = found
-        image, operation, told = found if isinstance(found, tuple) else (None, None, None)
-        events.images.append(image)
-        events.operations.append(operation)
-        events.told.append(told)
+        events.each.append(found if isinstance(found, Event) else Event())
     return events
 
 
-def _one(
-    envelope: Any, key: Any, columns: Sequence[DecodedColumn], order: Sequence[str]
-) -> tuple[bytes, str, str | None] | Refusal:
+def _one(envelope: Any, key: Any, columns: Sequence[DecodedColumn], order: Sequence[str]) -> Event | Refusal:
+    if isinstance(envelope, Refusal):
+        return envelope
     operation = envelope.get("op") if isinstance(envelope, dict) else None
     if operation not in (*_WRITES, DELETES):
         said = f"Its operation is {operation[:20]!r}" if isinstance(operation, str) else "It has no operation"
@@ -78,28 +89,42 @@ def _one(
     if not isinstance(image, dict):
         name = "before" if operation == DELETES else AFTER
         return Refusal(name, f"Its {name} is null, and its operation is {operation!r}.")
-    if order and order[-1] in image:
-        return Refusal(order[-1], f"It has a field {order[-1]}, and orderBy would put another value there.")
-    try:
-        if order:
-            image = image | {order[-1]: _at(envelope, order)}
-        told = _told(before, image, key, columns) if operation == _UPDATES else None
-        return as_json(image), operation, told
-    except UNREADABLE as error:
-        return Refusal("", f"{str(error) or type(error).__name__}.".capitalize())
+    if order:
+        place = _at(envelope, order)
+        if place is None and operation != _OF_SNAPSHOT:
+            return Refusal(order[-1], f"It has no {'.'.join(order)}, which orderBy names.")
+        if order[-1] in image:
+            return Refusal(order[-1], f"It has a field {order[-1]}, and orderBy would put another value there.")
+        image = image | {order[-1]: place}
+    if operation != _UPDATES:
+        return Event(as_json(image), operation)
+    if before is None and isinstance(key, Refusal):
+        return key
+    return Event(as_json(image), operation, *_told(before, image, key, columns))
 
 
-def _told(before: Any, after: Mapping[str, Any], key: Any, columns: Sequence[DecodedColumn]) -> str | None:
-    """What the row before an update had in keys, and the record's key; None if no key was changed."""
-    has_key = isinstance(key, dict)
-    if before is None and not has_key:
-        return None
-    plain = [column for column in columns if column.form is Form.VALUE and not _is_nested(column.data_type)]
-    row, now = ({column.name: _text(_at(of, column.path)) for column in plain} for of in (before, after))
+def _told(
+    before: Any, after: Mapping[str, Any], key: Any, columns: Sequence[DecodedColumn]
+) -> tuple[bytes | None, str | None]:
+    """The keys of the row before an update; and these with what the record's key has, unless no key was changed."""
+    if before is None and key is None:
+        return None, None
+    plain = [column for column in columns if column.form is not Form.JSON and not _is_nested(column.data_type)]
+    row, now = ({column.name: _at(of, column.path) for column in plain} for of in (before, after))
+    keys = None if before is None else as_json(row)
     if row == now and len(plain) == len(columns):
-        return None
-    told = {"row": row if before is not None else None, "key": key if has_key else {}}
-    return as_json(told).decode()
+        return keys, None
+    told = None if before is None else {name: _text(value) for name, value in row.items()}
+    return keys, as_json({"row": told, "key": _names(key, columns)}).decode()
+
+
+def _names(key: Any, columns: Sequence[DecodedColumn]) -> dict[str, bool]:
+    """Which columns the record's key has; fields that are no column's keep their names."""
+    names = {column.path[-1]: column.name for column in columns}
+    found: dict[str, Any] = key if isinstance(key, dict) else {}
+    has = [names.get(name, name) for name, value in found.items() if value is not None]
+    # No JSON of Postgres has a NUL.
+    return {name.replace("\0", ""): True for name in has}
 
 
 def _is_nested(data_type: t.DataType) -> bool:

@@ -20,19 +20,18 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, Kind, Schema, array_of
+from .schemas import JSON, NUMBER, TEXT, Kind, Schema, UnreadableError, array_of
 
 _Read = Callable[[Any], Any]
 _KINDS: dict[str, Kind] = {
     "TYPE_BOOL": Kind(t.BooleanType()),
     "TYPE_FLOAT": Kind(t.FloatType()),
     "TYPE_DOUBLE": Kind(t.DoubleType()),
-    "TYPE_STRING": Kind(t.StringType()),
-    "TYPE_ENUM": Kind(t.StringType()),
+    "TYPE_STRING": TEXT,
+    "TYPE_ENUM": TEXT,
     "TYPE_BYTES": Kind(t.BinaryType()),
     **dict.fromkeys(("TYPE_INT32", "TYPE_SINT32", "TYPE_SFIXED32"), Kind(t.IntegerType())),
     **dict.fromkeys(("TYPE_INT64", "TYPE_SINT64", "TYPE_SFIXED64", "TYPE_UINT32", "TYPE_FIXED32"), Kind(t.LongType())),
@@ -40,7 +39,6 @@ _KINDS: dict[str, Kind] = {
 }
 _TYPES = {number: name for name, number in descriptor_pb2.FieldDescriptorProto.Type.items()}
 _GOOGLES = "google.protobuf."
-_AS_TEXT = {f"{_GOOGLES}Duration", f"{_GOOGLES}FieldMask"}
 _AS_DICT = {f"{_GOOGLES}{name}" for name in ("Struct", "Value", "ListValue")}
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _SCHEMA = "pgonce_schema.proto"
@@ -66,13 +64,11 @@ class ProtobufSchema:
 
         :raises LookupError: if there is none.
         """
-        file = self._pool.FindFileByName(_SCHEMA)
-        names = descriptor_pb2.FileDescriptorProto.FromString(file.serialized_pb)
-        found, path = names.message_type[indexes[0]], [names.message_type[indexes[0]].name]
+        messages = self._pool.FindFileByName(_SCHEMA).message_types_by_name.values()
+        found = list(messages)[indexes[0]]
         for index in indexes[1:]:
-            found = found.nested_type[index]
-            path.append(found.name)
-        return ProtobufMessage(self._pool.FindMessageTypeByName(".".join([file.package, *path]).lstrip(".")))
+            found = found.nested_types[index]
+        return ProtobufMessage(found)
 
 
 class ProtobufMessage(Schema):
@@ -86,10 +82,7 @@ class ProtobufMessage(Schema):
 
     def value(self, body: bytes) -> Any:
         """The message."""
-        try:
-            return _value(self._read(body))
-        except DecodeError as error:
-            raise ValueError("it is no such message") from error
+        return _value(_whole(self._read(body)))
 
     def _branches(self, of: Any) -> list[tuple[Kind, Mapping[str, Any]]]:
         field, message = (None, of) if of is self._root else (of, of.message_type)
@@ -106,7 +99,7 @@ def _compiled(texts: dict[str, str]) -> Any:
         for name, text in texts.items():
             file = Path(made, name)
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            file.write_text(text, encoding="utf-8")
         out = Path(made, "pgonce.descriptors")
         include = files("grpc_tools") / "_proto"
         given = ["protoc", f"-I{made}", f"-I{include}", "--include_imports", f"--descriptor_set_out={out}", _SCHEMA]
@@ -123,8 +116,8 @@ def _kind(field: Any) -> Kind:
         kind = _KINDS.get(_TYPES[field.type], JSON)
     elif of.full_name == f"{_GOOGLES}Timestamp":
         kind = Kind(t.TimestampType())
-    elif of.full_name in _AS_TEXT:
-        kind = Kind(t.StringType())
+    elif of.full_name == f"{_GOOGLES}Duration":
+        kind = TEXT
     else:
         kind = _kind(of.fields_by_name["value"]) if _is_wrapper(of) else JSON
     return array_of(kind) if field.is_repeated else kind
@@ -139,14 +132,14 @@ def _is_wrapper(descriptor: Any) -> bool:
 
 
 def _value(message: Any) -> Any:
-    if len(UnknownFieldSet(message)):
-        raise ValueError("it has a field that its schema lacks")
     return {name: read(message) for name, read in _readers(message.DESCRIPTOR)}
 
 
 @lru_cache(maxsize=1024)
 def _readers(descriptor: Any) -> list[tuple[str, _Read]]:
     """The fields of a message, and what reads each of them."""
+    if descriptor.is_extendable:
+        raise UnreadableError(f"{descriptor.name} has extensions, which are not read")
     return [(field.name, _reader(field)) for field in descriptor.fields]
 
 
@@ -174,13 +167,22 @@ def _reader_of_values(field: Any) -> _Read:
     of = field.message_type
     if of is None:
         return _as_it_is
+    read: _Read = _value
     if of.full_name == f"{_GOOGLES}Timestamp":
-        return _instant
-    if of.full_name in _AS_TEXT:
-        return lambda value: value.ToJsonString()
-    if of.full_name in _AS_DICT:
-        return MessageToDict
-    return attrgetter("value") if _is_wrapper(of) else _value
+        read = _instant
+    elif of.full_name == f"{_GOOGLES}Duration":
+        read = _duration
+    elif of.full_name in _AS_DICT:
+        read = MessageToDict
+    elif _is_wrapper(of):
+        read = attrgetter("value")
+    return lambda value: read(_whole(value))
+
+
+def _whole(message: Any) -> Any:
+    if len(UnknownFieldSet(message)):
+        raise UnreadableError("it has a field that its schema lacks")
+    return message
 
 
 def _as_it_is(value: Any) -> Any:
@@ -188,6 +190,14 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _instant(value: Any) -> dt.datetime:
-    if value.nanos % 1000:
-        raise ValueError("it has nanoseconds")
-    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=_micros(value.nanos))
+
+
+def _duration(value: Any) -> str:
+    return f"{value.seconds * 1_000_000 + _micros(value.nanos)} microseconds"
+
+
+def _micros(nanos: int) -> int:
+    if nanos % 1000:
+        raise UnreadableError("it has nanoseconds")
+    return nanos // 1000

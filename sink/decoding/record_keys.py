@@ -63,6 +63,10 @@ class RecordKeys:
         (name,) = self._named[0].path
         return [key if key is None or isinstance(key, (dict, Refusal)) else {name: key} for key in found]
 
+    def unfit(self, texts: list[bytes | None]) -> dict[int, Refusal]:
+        """Which of these objects, whose fields are called as the columns, do not fit them."""
+        return _records_for(tuple(replace(column, path=(column.name,)) for column in self._named)).decode(texts).refused
+
     def fill(self, batch: pa.RecordBatch, by_name: dict[str, Any], refused: dict[int, Refusal]) -> None:
         """Take the values that these columns lack from the records' keys."""
         lacking = sorted(

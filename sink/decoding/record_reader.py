@@ -126,7 +126,7 @@ class RecordReader:
             by_name[column.name] = self._known(batch, column, refused)
         if events is not None:
             by_name |= _of_events(events)
-        if self._deleted:
+        elif self._deleted:
             by_name[self._deleted] = self._deletes(by_name.get(self._deleted), absent, len(batch), refused)
         if self.where.order_by == OFFSET_COLUMN:
             by_name[OFFSET_COLUMN], by_name[ORIGIN_COLUMN] = batch.column("offset"), _origins(batch)
@@ -157,7 +157,10 @@ class RecordReader:
             return *json_of_each(found), None
         keeps = self.where.existing.keep_where is not None
         events = events_of(found, self._keys.values(batch), self._keys.columns, self.where.order_path, keeps)
-        return events.images, events.refused, events
+        # So that the commit can read them by their types, too.
+        before = self._keys.unfit([event.before for event in events.each])
+        events.refused |= {row: Refusal(of.column, f"Of the row before: {of.message}") for row, of in before.items()}
+        return [event.image for event in events.each], events.refused, events
 
     @cached_property
     def _keys(self) -> RecordKeys:
@@ -275,10 +278,10 @@ def _reasons(batch: pa.RecordBatch, refused: dict[int, Refusal]) -> pa.Array:
 
 def _of_events(events: Events) -> dict[str, pa.Array]:
     """The columns that say what events are; what has no value deletes."""
-    operations = [operation or DELETES for operation in events.operations]
+    operations = [event.operation or DELETES for event in events.each]
     return {
         OPERATION_COLUMN: pa.array(operations, pa.string()),
-        BEFORE_COLUMN: pa.array(events.told, pa.string()),
+        BEFORE_COLUMN: pa.array([event.told for event in events.each], pa.string()),
         DELETED_COLUMN: pa.array([operation == DELETES for operation in operations], pa.bool_()),
     }
 

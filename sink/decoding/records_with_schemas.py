@@ -16,6 +16,8 @@ from uuid import UUID
 import msgspec
 from pyspark.sql import types as t
 
+from pgonce.offsets_store.errors import PgonceError
+
 from ..encoding.encoded_types import encoded_column
 from ..options.definitions import DecodeFormat
 from .connect_schema import ConnectSchema
@@ -23,12 +25,13 @@ from .decoded_columns import DecodedColumn, Form
 from .fields import Fields, UnknownFieldError
 from .json_records import DOUBLED, MALFORMED, has_double
 from .schema_registry import SchemaRegistry, registry_at
-from .schemas import JSON, UNREADABLE, Kind, Schema, as_json
+from .schemas import JSON, Kind, Schema, as_json, why_unreadable
 from .values import Refusal
 
 _HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
 _BY_NUMBER, _BY_GUID, _NUMBER_ENDS, _GUID_ENDS = 0, 1, 5, 17
 _MOST_KEPT = 1000
+_MOST_BITS = 35
 
 
 class _Split(NamedTuple):
@@ -101,29 +104,32 @@ class RecordsWithSchemas:
             return schema
         try:
             return schema.value(bytes(split.body))
-        except UNREADABLE as error:
-            return Refusal("", f"Its {part} does not fit its schema: {error or type(error).__name__}.")
+        except Exception as error:  # noqa: BLE001 (there is no list of what bytes can lead to in three libraries)
+            return Refusal("", f"Its {part} does not fit its schema: {why_unreadable(error)}.")
 
     def _fit(self, key: int | UUID | bytes, message: tuple[int, ...]) -> Schema | Refusal:
         """The schema, if columns take its fields."""
-        found: Schema | str
-        if isinstance(key, bytes):
-            try:
-                found = ConnectSchema(key)
-            except (LookupError, TypeError, ValueError):
-                found = "Its schema is none of Kafka Connect's."
-        else:
-            registered = self._registry.schema(key) if self._registry else ""
-            if isinstance(registered, str):
-                return Refusal("", registered)
-            if registered.form != self._form:
-                return Refusal("", f"Its schema {key} is one of {registered.form}.")
-            try:
-                found = registered.message(message)
-            except LookupError:
-                found = f"Its schema {key} has no message {message}."
+        try:
+            found = ConnectSchema(key) if isinstance(key, bytes) else self._registered(key, message)
+            return found if isinstance(found, Refusal) else self._taken(found)
+        except (UnknownFieldError, PgonceError):
+            raise
+        except Exception as error:  # noqa: BLE001 (a producer may write any schema into its record)
+            return Refusal("", f"Its schema cannot be read: {why_unreadable(error)}.")
+
+    def _registered(self, key: int | UUID, message: tuple[int, ...]) -> Schema | Refusal:
+        found = self._registry.schema(key) if self._registry else ""
         if isinstance(found, str):
             return Refusal("", found)
+        if found.form != self._form:
+            return Refusal("", f"Its schema {key} is one of {found.form}.")
+        try:
+            return found.message(message)
+        except LookupError:
+            return Refusal("", f"Its schema {key} has no message {message}.")
+
+    def _taken(self, found: Schema) -> Schema | Refusal:
+        """The same schema, if columns take its fields."""
         if self._fields is not None and (unknown := _unknown(found, self._fields, self._at)):
             raise UnknownFieldError(unknown[len(self._at) :], type_of(found.kinds(unknown)))
         for column in self._columns:
@@ -146,8 +152,8 @@ def json_of_each(values: Sequence[Any]) -> tuple[list[bytes | None], dict[int, R
         elif value is not None:
             try:
                 found = as_json(value)
-            except UNREADABLE as error:
-                refused[row] = Refusal("", f"It cannot be read: {error or type(error).__name__}.")
+            except Exception as error:  # noqa: BLE001 (as above)
+                refused[row] = Refusal("", f"It cannot be read: {why_unreadable(error)}.")
         made.append(found)
     return made, refused
 
@@ -162,12 +168,13 @@ def records_with_schemas(
 
 def _framed(record: bytes, headers: Any, part: str, has_message: bool) -> _Split | Refusal:
     """A record behind the number of its schema, which may be in a header."""
-    header = next((one["value"] for one in headers or () if one["key"] == _HEADERS[part]), None)
+    # Of several, the last, as Kafka's own lastHeader.
+    header = next((one["value"] for one in reversed(headers or ()) if one["key"] == _HEADERS[part]), None)
     begin = header or record
     if len(begin) >= _NUMBER_ENDS and begin[0] == _BY_NUMBER:
         number: int | UUID = int.from_bytes(begin[1:_NUMBER_ENDS], "big")
         ends = _NUMBER_ENDS
-    elif len(begin) >= _GUID_ENDS and begin[0] == _BY_GUID:
+    elif header and len(begin) >= _GUID_ENDS and begin[0] == _BY_GUID:
         number, ends = UUID(bytes=begin[1:_GUID_ENDS]), _GUID_ENDS
     else:
         return Refusal("", f"Its {part} does not begin with the number of a schema.")
@@ -200,6 +207,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         byte = data[at]
         number |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
+        if shift > _MOST_BITS:
+            raise IndexError(at)
         if not byte & 0x80:
             return (number >> 1) ^ -(number & 1), at
 
@@ -211,7 +220,9 @@ def _with_schema(record: bytes, part: str) -> _Split | Refusal:
     except MALFORMED as error:
         what = f"Its {part} is not JSON with a schema: {error}."
         return Refusal("", f"{what} The connector needs {part}.converter.schemas.enable=true.")
-    if has_double(bytes(found.payload)):
+    plain = b'{"schema":%s,"payload":%s}' % (bytes(found.schema), bytes(found.payload))
+    # Schemas are long, and most records have nothing beside the two.
+    if has_double(bytes(found.payload) if plain == record else record):
         return Refusal("", DOUBLED)
     return _Split(found.schema, found.payload)
 
@@ -261,17 +272,21 @@ _DECODED_FOR = {Form.JSON: "jsonb", Form.DIGITS: "numeric"}
 
 
 def columns_of_schemas(
-    registry: SchemaRegistry, subjects: Iterable[str], paths: dict[str, str], keys: Sequence[str]
+    registry: SchemaRegistry, subjects: Iterable[str], paths: dict[str, str], keys: Sequence[str], at: tuple[str, ...]
 ) -> Iterator[DecodedColumn]:
-    """The columns that a table would have for all fields of these subjects, with the type of the newest version."""
+    """
+    The columns that a table would have for all fields of these subjects, with the type of the newest version.
+
+    :param at: where in a record the fields are.
+    """
     # Of Protobuf, the first message of the file.
     schemas = [schema.message((0,)) for subject in subjects for schema in registry.versions(subject)]
-    names = dict.fromkeys(name for schema in schemas for name in schema.fields())
+    names = dict.fromkeys(name for schema in schemas for name in schema.fields(at))
     taken = {path.split(".")[0] for path in paths.values()}
     of = {name: (name,) for name in names if name not in taken} | {n: tuple(p.split(".")) for n, p in paths.items()}
     for name, path in of.items():
         # Of versions that differ, the newest counts: what it does not take is refused record by record.
-        kinds = next((found for schema in reversed(schemas) if (found := schema.kinds(path))), [])
+        kinds = next((found for schema in reversed(schemas) if (found := schema.kinds((*at, *path)))), [])
         kind = _only(kinds)
         decoded_for = _DECODED_FOR.get(kind.form, "")
         yield DecodedColumn(name, path, kind.data_type, kind.form, is_key=name in keys, decoded_for=decoded_for)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import UUID
 
-from pgonce.offsets_store.errors import NOTHING, bad_option
+from pgonce.offsets_store.errors import NOTHING, ConfigurationError, bad_option
 
 from ..errors import EncodingError
-from .avro_schema import AvroSchema
 
 if TYPE_CHECKING:
+    from .avro_schema import AvroSchema
     from .protobuf_schema import ProtobufSchema
 
     Registered = AvroSchema | ProtobufSchema
@@ -36,28 +36,30 @@ class SchemaRegistry:
 
     :param url: its address, with user and password, and what Confluent's client can be told as parameters:
         ``https://key:secret@registry:8081?ssl.ca.location=/etc/ca.pem``.
-    :raises ConfigurationError: BAD_OPTION, REQUIREMENT_MISSING.
+    :raises ConfigurationError: BAD_OPTION.
     """
 
     def __init__(self, url: str) -> None:
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError:
-            what = "The client for schema registries is not installed where records are decoded."
-            raise bad_option("BAD_OPTION", what, "Install it there: pip install 'pgonce[registry]'.") from None
+            raise _not_installed() from None
         addresses, _, parameters = url.partition("?")
-        settings = _OFTEN | dict(parse_qsl(parameters))
-        # The client logs the addresses that it asks.
-        bare = [_without_login(address, settings) for address in addresses.split(",")]
-        self._shown = ",".join(bare)
+        settings = _OFTEN | dict(parse_qsl(parameters, keep_blank_values=True))
         settings |= {name: int(settings[name]) for name in _NUMBERS if str(settings.get(name, "")).isdigit()}
         try:
+            # The client logs the addresses that it asks.
+            self._shown = ",".join(_without_login(address, settings) for address in addresses.split(","))
             self._client = SchemaRegistryClient({"url": self._shown, **settings})
         except (ValueError, TypeError, OSError):
             # The client's own text may have a password.
             what = "schemaRegistryUrl is not the address of a registry, or has a setting that its client does not take."
-            remedy = "Write https://user:password@registry:8081, and after a question mark settings of Confluent's "
-            raise bad_option("BAD_OPTION", what, f"{remedy}client, such as ssl.ca.location=/etc/ca.pem.") from None
+            remedy = (
+                "Write https://user:password@registry:8081, and after a question mark settings of Confluent's client, "
+                "such as ssl.ca.location=/etc/ca.pem. In a password, write %2F for a slash, and %40, %23 and %3F for an "
+                "at, a number sign and a question mark."
+            )
+            raise bad_option("BAD_OPTION", what, remedy) from None
         self._schemas: dict[int | UUID, Registered | str] = {}
 
     def schema(self, number: int | UUID) -> Registered | str:
@@ -68,8 +70,10 @@ class SchemaRegistry:
         """
         if (found := self._schemas.get(number)) is not None:
             return found
-        ask = self._client.get_schema_by_guid if isinstance(number, UUID) else self._client.get_schema
-        schema = self._asked(ask, str(number) if isinstance(number, UUID) else number)
+        if isinstance(number, UUID):
+            schema = self._asked(self._client.get_schema_by_guid, str(number))
+        else:
+            schema = self._asked(self._client.get_schema, number) if number <= _MOST else None
         if schema is None:
             return f"Its schema {number} is not in the registry."
         self._schemas[number] = self._parsed(schema) or f"Its schema {number} cannot be read."
@@ -94,8 +98,9 @@ class SchemaRegistry:
 
     def _parsed(self, schema: Any) -> Registered | None:
         # Such a rule encrypts fields.
-        rules = schema.rule_set.domain_rules if schema.rule_set else None
-        if any("TRANSFORM" in str(rule.kind) for rule in rules or ()):
+        of = schema.rule_set
+        rules = [*(of.domain_rules or ()), *(of.encoding_rules or ())] if of else ()
+        if any("TRANSFORM" in str(rule.kind) for rule in rules):
             return None
         references = list(self._references(schema))
         try:
@@ -103,8 +108,12 @@ class SchemaRegistry:
                 from .protobuf_schema import ProtobufSchema
 
                 return ProtobufSchema(schema.schema_str, references)
+            from .avro_schema import AvroSchema
+
             is_avro = schema.schema_type in (None, "AVRO")
             return AvroSchema(schema.schema_str, [text for _, text in references]) if is_avro else None
+        except (ImportError, OSError):
+            raise _not_installed() from None
         except Exception:  # noqa: BLE001 (both libraries raise many kinds, and none is about the registry)
             return None
 
@@ -123,7 +132,9 @@ class SchemaRegistry:
         try:
             return ask(*what)
         except SchemaRegistryError as error:
-            if error.error_code in _NO_SUCH:
+            # Registries that have no guids know none of them.
+            has_none = ask == self._client.get_schema_by_guid and error.http_status_code == _NOT_FOUND
+            if error.error_code in _NO_SUCH or has_none:
                 return None
             why = f"answers {error.http_status_code}: {error.error_message}"
         except Exception as error:  # noqa: BLE001 (its client's library for HTTP is not the same in all versions)
@@ -137,6 +148,8 @@ class SchemaRegistry:
         )
 
 
+_MOST = 2**31 - 1
+_NOT_FOUND = 404
 # A subject, a version, a schema. What is not found for another reason is not the registry's answer.
 _NO_SUCH = (40401, 40402, 40403)
 
@@ -147,9 +160,20 @@ def registry_at(url: str) -> SchemaRegistry:
     return SchemaRegistry(url)
 
 
+def _not_installed() -> ConfigurationError:
+    what = (
+        "What reads records by a schema registry is not installed where they are decoded, or has nowhere to put files."
+    )
+    remedy = "Install it there (pip install 'pgonce[registry]'), and let TMPDIR be a directory that can be written to."
+    return bad_option("BAD_OPTION", what, remedy)
+
+
 def _without_login(address: str, settings: dict[str, Any]) -> str:
     """The address without user and password, which become settings."""
     parts = urlsplit(address.strip())
+    # A password that ends the host too early.
+    if "@" in parts.path + parts.fragment:
+        raise ValueError
     if parts.username is not None:
         settings["basic.auth.user.info"] = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

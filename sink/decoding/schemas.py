@@ -1,14 +1,13 @@
 """
-What schemas of Avro and of Kafka Connect have in common: as what their fields are read, and their values as JSON.
+What schemas of Avro, Protobuf and Kafka Connect have in common: as what fields are read, and their values as JSON.
 
 Pure: runs in tasks, and on the driver. Invariant: the JSON has every digit. What JSON has no form for (not-a-number,
-infinity) is refused.
+infinity) is refused. A reason repeats no value.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections import defaultdict
@@ -22,6 +21,15 @@ from pyspark.sql import types as t
 from .decoded_columns import Form
 
 
+class UnreadableError(ValueError):
+    """A value does not fit its schema, or has no form in JSON: why, without the value."""
+
+
+def why_unreadable(error: Exception) -> str:
+    """What to say of any error that reading a value ends in; the texts of others may repeat the value."""
+    return str(error) if isinstance(error, UnreadableError) else type(error).__name__
+
+
 class Kind(NamedTuple):
     """As what a field would be read; a number of more digits than Spark's decimals have by ``DIGITS``."""
 
@@ -31,11 +39,7 @@ class Kind(NamedTuple):
 
 JSON = Kind(t.StringType(), Form.JSON)
 NUMBER = Kind(t.StringType(), Form.DIGITS)
-UNREADABLE = (
-    *(EOFError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError, struct.error),
-    msgspec.MsgspecError,
-)
-"""What a record that does not fit its schema ends in."""
+TEXT = Kind(t.StringType())
 
 
 class Schema(ABC):
@@ -45,7 +49,7 @@ class Schema(ABC):
 
     @abstractmethod
     def value(self, body: bytes) -> Any:
-        """What a record is; :raises Exception: one of :data:`UNREADABLE`."""
+        """What a record is; :raises Exception: any, if it is none."""
 
     def kinds(self, path: Sequence[str]) -> list[Kind]:
         """As what the field at this path would be read: several if it is a union; none if there is no such field."""
@@ -82,11 +86,11 @@ def as_json(value: Any) -> bytes:
     """
     The JSON of a value: bytes in base64, times in ISO 8601.
 
-    :raises ValueError: if a float in it is not a number, or infinite.
+    :raises UnreadableError: if a float in it is not a number, or infinite.
     """
     text = _TO_JSON(value)
     if b"null" in text and _has_no_number(value):
-        raise ValueError("it has a float that is not a number or infinite")
+        raise UnreadableError("it has a float that is not a number or infinite")
     return text
 
 
@@ -100,11 +104,20 @@ def _has_no_number(value: Any) -> bool:
     return any(map(_has_no_number, inner))
 
 
+# 24,000 digits; Postgres has room for 131,072 before the point, but with these it takes minutes.
+_MOST_BYTES = 10_000
+
+
 def decimal_of(unscaled: bytes, scale: int) -> Decimal:
-    """The number of Avro's and Connect's decimals: a whole number, of which ``scale`` digits are after the point."""
-    number = int.from_bytes(unscaled, "big", signed=True)
-    digits = Decimal(number).as_tuple()
-    return Decimal((digits.sign, digits.digits, -scale))
+    """
+    The number of Avro's and Connect's decimals: a whole number, of which ``scale`` digits are after the point.
+
+    :raises UnreadableError: if it has more bytes than a number has.
+    """
+    if len(unscaled) > _MOST_BYTES:
+        raise UnreadableError("a number has too many digits")
+    sign, digits, _ = Decimal(int.from_bytes(unscaled, "big", signed=True)).as_tuple()
+    return Decimal((sign, digits, -scale))
 
 
 def variable_decimal(value: Mapping[str, Any]) -> Decimal:
@@ -114,8 +127,17 @@ def variable_decimal(value: Mapping[str, Any]) -> Decimal:
 
 
 def json_of(text: str) -> Any:
-    """What ``io.debezium.data.Json`` has; a text that is no JSON is Debezium's placeholder."""
+    """
+    What ``io.debezium.data.Json`` has; a text that does not even begin as JSON is Debezium's placeholder.
+
+    :raises UnreadableError: for JSON that cannot be read, and for its null, which would be taken for no value.
+    """
     try:
-        return msgspec.json.decode(text, type=msgspec.Raw)
+        found = msgspec.json.decode(text, type=msgspec.Raw)
     except msgspec.MsgspecError:
-        return text
+        if text[:1] == "_":
+            return text
+        raise UnreadableError("its JSON cannot be read") from None
+    if bytes(found) == b"null":
+        raise UnreadableError("it has a JSON null, which could not be told from no value")
+    return found

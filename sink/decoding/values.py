@@ -57,6 +57,8 @@ def _made_as(column: DecodedColumn) -> Callable[[list[Any]], pa.Array]:
         return lambda values: pa.array([_raw(value) for value in values], to)
     if read is Form.DIGITS:
         return lambda values: pa.array([_digits(value) for value in values], to)
+    if pa.types.is_decimal(leaf):
+        return lambda values: pa.array(list(map(_bounded, values)), to)
     if pa.types.is_temporal(leaf):
         texts = pa.list_(pa.string()) if leaf is not to else pa.string()
         return lambda values: pa.array(values, texts).cast(to)
@@ -74,6 +76,19 @@ def _digits(value: Any) -> Any:
     if isinstance(value, list):
         return [_digits(one) for one in value]
     return None if value is None else str(value)
+
+
+# Arrow looks at no greater exponent before it counts with it, and crashes.
+_MOST_EXPONENT = 76
+
+
+def _bounded(value: Any) -> Any:
+    """:raises _UnfitError: for a number that no decimal of Arrow can be near to."""
+    if isinstance(value, list):
+        return list(map(_bounded, value))
+    if value is not None and abs(value.adjusted()) > _MOST_EXPONENT:
+        raise _UnfitError
+    return value
 
 
 def _checked(array: pa.Array) -> pa.Array:

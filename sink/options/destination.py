@@ -243,6 +243,11 @@ def decoding_of(given: Given) -> Decoding | None:
     if given["change_feed"]:
         key = given["decode_key"] or given["decode"]
     paths, kafka = (tuple(sorted(dict(found).items())) for found in (columns or {}, given["kafka_columns"]))
+    if given["decode"] == "json" and (key in REGISTERED or (given["change_feed"] and given["schema_registry_url"])):
+        what = (
+            "decode=json cannot be used with keys that are read by a registry, or with events behind a schema's number."
+        )
+        raise bad_option("CLASHING_OPTIONS", what, "Set decode to what the records' values are.")
     subjects = tuple(given["schema_subjects"])
     if not subjects and (given["create_table"] or given["schema_evolution"] == "addColumns"):
         what = (

@@ -23,6 +23,8 @@ VERSION = 2
 """A reader that does not know it cannot replay the letter."""
 ALL_DELETE = "all_delete"
 """Not an option, but what ``tx.delete`` does: every row deletes."""
+FRAMED = "framed"
+"""Not an option either: whether a registry knows the schemas of the records."""
 CREATES, ADDS_COLUMNS = "creates", "adds_columns"
 
 
@@ -69,6 +71,8 @@ def _decoding(of: Decoding) -> dict[str, Any]:
         "columns": dict(of.paths),
         "kafka_columns": dict(of.kafka),
         "null_values": of.null_values,
+        # Its address may have a login.
+        FRAMED: bool(of.registry_url),
     }
 
 

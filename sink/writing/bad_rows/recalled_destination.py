@@ -28,14 +28,18 @@ from ...options.destination import (
 )
 from ...options.option import Way
 from ...options.reading import read
-from ..recorded_destination import ADDS_COLUMNS, ALL_DELETE, CREATES, VERSION
+from ..recorded_destination import ADDS_COLUMNS, ALL_DELETE, CREATES, FRAMED, VERSION
 
 RECORDED = frozenset({"mode", "keys", "order_by", "schema_evolution", "delete_when", "change_feed", "deletes"}).union(
     Existing.__dataclass_fields__
 )
 """The options that say how a row is written to a table that is there."""
-RECORDED_OF_DECODING = frozenset({"decode", "decode_key", "columns", "kafka_columns", "null_values"})
+RECORDED_OF_DECODING = frozenset(
+    {"decode", "decode_key", "columns", "kafka_columns", "null_values", "schema_registry_url"}
+)
 """The options that say how a record becomes a row."""
+UNTOLD = "a registry"
+"""In place of the address of a schema registry, which no letter has."""
 
 
 def recalled(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
@@ -112,6 +116,7 @@ def _recalled_destination(value: Mapping[str, Any]) -> Destination:
 
 def _recalled_decoding(value: Any) -> Decoding | None:
     given = dict(value)
+    given["schema_registry_url"] = UNTOLD if given.pop(FRAMED) is True else None
     if not RECORDED_OF_DECODING.issuperset(given):
         raise ValueError(sorted(given))
     return decoding_of(read(given, Way.WRITER))

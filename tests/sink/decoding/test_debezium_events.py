@@ -16,7 +16,8 @@ import pytest
 from support.avro_records import Subject, named
 from support.decoded_rows import where_records_go, write_records
 
-from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.errors import ConfigurationError, TargetError
+from pgonce.sink.decoding.json_records import DOUBLED
 from pgonce.sink.writing.bad_rows.recalled_destination import recalled
 from pgonce.sink.writing.recorded_destination import recorded
 
@@ -146,7 +147,7 @@ UNFIT = {
     "a double for a numeric": (kind("double"), 0.1, "numeric", "double"),
     "a time without an offset": (kind("int64", f"{TIME}MicroTimestamp"), MICROS, "timestamptz", "time with its offset"),
     "a finer time": (kind("int64", f"{TIME}NanoTimestamp"), MICROS * 1000 + 1, "timestamp", "nanoseconds"),
-    "infinity": (kind("int64", f"{TIME}MicroTimestamp"), 9223372036825200000, "timestamp", "out of range"),
+    "infinity": (kind("int64", f"{TIME}MicroTimestamp"), 9223372036825200000, "timestamp", "OverflowError"),
     "infinity in a text": (kind("string", f"{TIME}ZonedTimestamp"), "infinity", "timestamptz", "time with its offset"),
 }
 
@@ -274,3 +275,119 @@ def test_a_letter_remembers_that_its_record_is_an_event():
     where = where_records_go(table="t", mode="apply", change_feed="debezium")
     found, _ = recalled(json.loads(json.dumps(recorded(where, []))) | {"columns": [{"name": "id", "type": "long"}]})
     assert (found.changes, found.decoding) == (where.changes, where.decoding)
+
+
+ODD_SCHEMAS = {
+    "null": None,
+    "a number": 5,
+    "a list as type": {"type": "struct", "fields": [{"field": "id", "type": []}]},
+    "fields that are none": {"type": "int32", "fields": 5},
+    "a field without a name": {"type": "struct", "fields": [{"field": 5, "type": "int32"}]},
+    "no type": {},
+}
+
+
+@pytest.mark.parametrize("case", ODD_SCHEMAS)
+def test_an_odd_schema_makes_a_bad_record(case, apply, create, stored):
+    """Converters write null where there is none, and producers what they like."""
+    create()
+    (letter,) = apply(with_schema(ODD_SCHEMAS[case], {"op": "c", "after": {"id": 1}}), event("c", after=row(2)))
+    assert (letter.place[2], letter.code) == (0, "RECORD_UNDECODED")
+    assert stored() == [(2, "a")]
+
+
+def test_the_payload_twice_is_refused(apply, create):
+    """Neither is taken."""
+    create()
+    (letter,) = apply(event("c", after=row(1)).replace(b'"payload":', b'"payload": {}, "payload":'))
+    assert letter.message == DOUBLED
+
+
+@pytest.mark.parametrize(
+    ("of", "value", "why"),
+    [
+        (kind("int64", f"{TIME}MicroTime"), 86_400_000_000, "not one of a day"),
+        (kind("int64", f"{TIME}MicroTime"), -1, "not one of a day"),
+        (kind("int32", f"{TIME}Date"), 1.5, "no whole number"),
+        (kind("int32", f"{TIME}Date"), True, "no whole number"),
+        (kind("string", f"{DATA}Json"), "null", "JSON null"),
+        (kind("string", f"{DATA}Json"), '{"a": ', "JSON cannot be read"),
+    ],
+)
+def test_a_value_that_is_none_of_its_type_is_refused(of, value, why, apply, create):
+    """And its reason does not repeat it."""
+    create("id bigint PRIMARY KEY, f text")
+    (letter,) = apply(event("c", after={"id": 1, "f": value}, fields={"id": kind("int64"), "f": of}))
+    assert why in letter.message
+
+
+def test_keys_of_another_type_in_the_row_before_make_a_bad_record(apply, create, stored):
+    """Postgres would refuse the whole batch for them."""
+    create("id bigint, part int, name text, PRIMARY KEY (id, part)")
+    fields = ROW | {"part": kind("int64")}
+    (letter,) = apply(event("u", before=row(1, part=3 * 10**9), after=row(1), fields=fields))
+    assert letter.message.startswith("Of the row before: Field 'part' does not fit")
+    texts = {"id": kind("int64"), "part": kind("int32"), "name": kind("string")}
+    assert apply(event("u", before=row(1, "a\0"), after=row(1), fields=texts)) == []
+    odd = with_schema(struct({"id": kind("int64"), "x\0": kind("string")}), {"id": 1, "x\0": "y\0"})
+    with pytest.raises(TargetError, match="KEY_CHANGED"):
+        apply(event("u", after=row(1, part=2)), record_keys=[odd])
+
+
+def test_an_update_whose_key_cannot_be_read_never_doubles_a_row(apply, create, stored):
+    """Nothing else tells whether the key was another one."""
+    create("id bigint, part int, name text, PRIMARY KEY (id, part)")
+    without, single = b'{"id": 1}', with_schema(kind("int64"), 1)
+    apply(event("c", after=row(1)), record_keys=[without])
+    (letter,) = apply(event("u", after=row(1, "c", part=3)), record_keys=[without])
+    assert "key.converter.schemas.enable=true" in letter.message
+    with pytest.raises(TargetError, match="KEY_CHANGED"):
+        apply(event("u", after=row(1, "c", part=3)), record_keys=[single])
+    assert stored("part") == [(1,)]
+
+
+def test_an_array_that_the_source_could_not_read_is_refused(apply, create):
+    """It comes as the bytes of the placeholder."""
+    create("id bigint PRIMARY KEY, a int[]")
+    fields = {"id": kind("int64"), "a": kind("array", items=kind("int32"))}
+    (letter,) = apply(event("c", after={"id": 1, "a": list(b"__debezium_unavailable_value")}, fields=fields))
+    assert "set keepWhere" in letter.message
+
+
+def test_keys_may_have_other_names_in_the_table(apply, create, stored):
+    """With columns; the record's key is known by its own."""
+    create("pk bigint, part numeric, name text, PRIMARY KEY (pk, part)")
+    key = with_schema(struct({"id": kind("int64"), "part": kind("int32")}), {"id": 1, "part": 1})
+    options = {"columns": {"pk": "id"}, "record_keys": [key]}
+    assert apply(event("c", after=row(1)), **options) == []
+    assert apply(event("u", after=row(1, "b")), **options) == []
+    assert apply(event("u", before=row(1, "b"), after=row(1, "c")), **options) == []
+    assert stored("pk, part, name") == [(1, 1, "c")]
+    assert apply(None, **options) == []
+    assert stored("pk") == []
+
+
+def test_an_order_that_events_do_not_have_is_refused(apply, create):
+    """A snapshot has none."""
+    create()
+    (letter,) = apply(event("c", after=row(1)), order_by="source.lsnn")
+    assert letter.message == "It has no source.lsnn, which orderBy names."
+    with pytest.raises(ConfigurationError, match="kafkaColumns fills it"):
+        apply(event("c", after=row(1)), kafka_columns={"part": "partition"}, keys=["id", "part"])
+
+
+@pytest.mark.kafka
+def test_a_table_is_created_by_the_rows_of_events(schema_registry, url, stored, request):
+    """Not by their envelopes."""
+    value = {"type": "record", "name": "Value", "fields": [named("id", "long"), named("name", "string")]}
+    envelope = {
+        "type": "record",
+        "name": "Envelope",
+        "fields": [named("after", ["null", value]), named("op", "string")],
+    }
+    subject = Subject(schema_registry, request.node.name)
+    record = subject.record({"op": "c", "after": {"id": 1, "name": "a"}}, kind=envelope)
+    options = {"decode": "avro", "schema_registry_url": subject.url, "schema_subjects": [subject.name]}
+    options |= {"create_table": True, "keys": ["id"], "mode": "apply", "change_feed": "debezium"}
+    assert write_records(url, [record], **options) == []
+    assert stored("*") == [(1, "a")]

@@ -217,3 +217,11 @@ def test_many_slices_are_one_column(monkeypatch):
     assert rows == [(number if number % 5 else None,) for number in range(11)]
     assert [row for row, *_ in refused] == [0, 5, 10]
     assert decoded([column("id")]) == ([], [])
+
+
+@pytest.mark.parametrize("number", ["1e-10000000", '"1e-2147483647"', "1e2147483647", "0e-9999999"])
+def test_a_number_with_an_exponent_that_no_decimal_has_is_refused(number):
+    """Arrow would count with it until it crashes."""
+    columns = [column("amount", t.DecimalType(12, 2)), column("all", t.ArrayType(t.DecimalType(12, 2)))]
+    _, refused = decoded(columns, b'{"amount":%s}' % number.encode(), b'{"all":[%s]}' % number.encode())
+    assert [(row, name) for row, name, _ in refused] == [(0, "amount"), (1, "all")]

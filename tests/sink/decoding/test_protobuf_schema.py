@@ -145,7 +145,7 @@ def test_records_that_cannot_be_read_are_refused_one_by_one(classes, head, write
         head + b"\x01": "does not say which message",
         head + b"\x02\x01": "does not say which message",
         head + b"\x02\x08": "has no message",
-        head + ORDER + b"\xff": "no such message",
+        head + ORDER + b"\xff": "DecodeError",
         head + OTHER + b"\x10\x01": "a field that its schema lacks",
         head + ORDER + fine.SerializeToString(): "nanoseconds",
         head + ORDER + order(id=1, d=math.nan).SerializeToString(): "not a number",
@@ -179,3 +179,36 @@ def test_a_schema_cannot_write_outside_of_its_directory(name, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="leads out"):
         ProtobufSchema('syntax = "proto3";', [(name, 'syntax = "proto3";')])
+
+
+EXTENDED = """syntax = "proto2";
+message M { optional int64 id = 1; extensions 100 to 200; }
+extend M { optional int32 extra = 100; }
+"""
+
+
+def test_extensions_are_not_lost(schema_registry, write, stored):
+    """A message that may have them is refused."""
+    stored("CREATE TABLE t (id bigint)")
+    number = schema_registry.register("extended", EXTENDED, "PROTOBUF")
+    (letter,) = write(b"\0" + number.to_bytes(4, "big") + b"\0\x08\1\xa0\x06\7")
+    assert "extensions" in letter.message
+
+
+@pytest.mark.parametrize("index", [b"\2\xfe" + b"\xff" * 11 + b"\2", b"\xff" * 100_000], ids=["large", "endless"])
+def test_a_place_that_no_message_has_is_refused(index, head, write, stored):
+    """At once."""
+    stored("CREATE TABLE t (id bigint)")
+    (letter,) = write(head + index + b"\x08\1")
+    assert "does not say which message" in letter.message or "has no message" in letter.message
+
+
+def test_what_is_within_a_type_of_googles_is_read_whole(classes, head, write, stored):
+    """An unknown field of a wrapper, and the nanoseconds of a duration, are refused."""
+    stored("CREATE TABLE t (id bigint)")
+    fine = classes["Order"](id=1)
+    fine.took.nanos = 1
+    (unknown, nanos) = write(
+        head + ORDER + b"\x08\1\x5a\2\x10\1", head + ORDER + fine.SerializeToString(), schema_evolution="ignoreExtra"
+    )
+    assert ("schema lacks" in unknown.message, "nanoseconds" in nanos.message) == (True, True)

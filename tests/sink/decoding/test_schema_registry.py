@@ -17,7 +17,7 @@ import fastavro
 import psycopg
 import pytest
 from support.avro_records import Subject, named
-from support.decoded_rows import write_records
+from support.decoded_rows import where_records_go, write_records
 
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
 from pgonce.sink.decoding.schema_registry import SchemaRegistry, registry_at
@@ -266,7 +266,15 @@ def test_a_registry_that_does_not_answer_stops_the_batch(url, create):
 
 @pytest.mark.parametrize(
     "url",
-    ["registry:8081", "http://ann:secret@r?max.retries=often", "http://r?ssl.ca.location=/no/such", "http://r?a=b"],
+    [
+        "registry:8081",
+        "http://ann:secret@r?max.retries=often",
+        "http://r?ssl.ca.location=/no/such",
+        "http://r?a=b",
+        "http://ann:a/secret@r",
+        "http://ann:a?secret@r",
+        "https://u:[secret]@r",
+    ],
 )
 def test_an_address_that_cannot_be_one_is_refused(url):
     """And a password in it is not shown."""
@@ -283,3 +291,68 @@ def test_a_subject_that_says_no_columns_is_refused(schema_registry, subject):
     schema_registry.register(subject.name, json.dumps({"type": "object", "properties": {}}), "JSON")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         found.versions(subject.name)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"name": "next", "type": ["null", "made"]},
+        {"name": "all", "type": {"type": "array", "items": "null"}},
+        {"name": "all", "type": {"type": "array", "items": {"type": "record", "name": "empty", "fields": []}}},
+    ],
+    ids=["recursive", "of nulls", "of empty records"],
+)
+def test_a_schema_that_a_few_bytes_make_endless_is_refused(field, subject, write, create, stored):
+    """Its records are bad ones; its reader would crash, or count to any number."""
+    create("id int")
+    schema = {"type": "record", "name": "made", "fields": [named("id", "int"), field]}
+    number = subject.registry.register(subject.name, json.dumps(schema))
+    (letter,) = write(b"\0" + number.to_bytes(4, "big") + b"\2\2" * 6000, schema_evolution="ignoreExtra")
+    assert letter.message == f"Its schema {number} cannot be read."
+
+
+def test_a_type_may_be_used_twice(subject, write, create, stored):
+    """That makes no schema recursive."""
+    create("a jsonb, b jsonb")
+    inner = {"type": "record", "name": "inner", "fields": [named("x", "int")]}
+    schema = {"type": "record", "name": "made", "fields": [named("a", inner), named("b", ["null", "inner"])]}
+    assert write(subject.record({"a": {"x": 1}, "b": {"x": 2}}, kind=schema)) == []
+    assert stored() == [({"x": 1}, {"x": 2})]
+
+
+def test_a_decimal_has_more_digits_than_its_schema_says(subject, write, create, stored):
+    """A producer may write them, and none is rounded."""
+    create("f numeric")
+    schema = {"type": "record", "name": "made", "fields": [named("f", "bytes", "decimal", precision=4, scale=2)]}
+    number = subject.registry.register(subject.name, json.dumps(schema))
+    head = b"\0" + number.to_bytes(4, "big")
+    long = (1 << 14_000).to_bytes(2000, "big")
+    assert write(head + b"\x08" + (12345678).to_bytes(4, "big")) == []
+    assert write(head + b"\xa0\x1f" + long) == []
+    assert stored("f < 200000, length(f::text) > 4000") == [(False, True), (True, False)]
+    (letter,) = write(head + b"\xc0\x9a\x0c" + bytes(100_000))
+    assert "too many digits" in letter.message
+
+
+@pytest.mark.parametrize("begin", [b"\1" * 20, b"\0\xff\xff\xff\xff" + b"\2" * 20], ids=["a guid", "a large number"])
+def test_bytes_that_look_like_a_number_ask_nothing_that_the_registry_does_not_know(begin, write, create):
+    """They are a bad record, and no error of the registry."""
+    create("id int")
+    (letter,) = write(begin)
+    assert letter.code == "RECORD_UNDECODED"
+
+
+def test_a_column_of_a_subject_may_not_have_a_name_of_ours(subject, write):
+    """Before a row moves."""
+    subject.record({"pgonce_refused": 1}, ("pgonce_refused", "int"))
+    with pytest.raises(TargetError, match="COLUMN_TWICE"):
+        write(create_table=True, schema_subjects=[subject.name])
+
+
+@pytest.mark.parametrize(
+    "options", [{"decode_key": "avro", "mode": "upsert"}, {"mode": "apply", "change_feed": "debezium"}]
+)
+def test_json_and_what_a_registry_knows_are_not_mixed(options):
+    """Each would be read as the other."""
+    with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
+        where_records_go(table="t", schema_registry_url="http://registry", **options)
