@@ -56,8 +56,8 @@ class SchemaRegistry:
             what = "schemaRegistryUrl is not the address of a registry, or has a setting that its client does not take."
             remedy = (
                 "Write https://user:password@registry:8081, and after a question mark settings of Confluent's client, "
-                "such as ssl.ca.location=/etc/ca.pem. In a password, write %2F for a slash, and %40, %23 and %3F for an "
-                "at, a number sign and a question mark."
+                "such as ssl.ca.location=/etc/ca.pem. In a password, write %2F for a slash, and %40, %23 and %3F for "
+                "an at, a number sign and a question mark."
             )
             raise bad_option("BAD_OPTION", what, remedy) from None
         self._schemas: dict[int | UUID, Registered | str] = {}
