@@ -57,7 +57,7 @@ def described(settings: CommitSettings, where: Destination) -> TargetTable | Non
                 "TARGET_MISSING",
                 f"There is no table {found.qualified_name}.",
                 "Create it: JSON does not say of which types. pgonce.topic_to_table shows a CREATE TABLE that would "
-                "hold the first records.",
+                "hold the first records; with a schema registry, createTable makes it.",
             )
 
 

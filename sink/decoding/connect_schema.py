@@ -97,7 +97,7 @@ class ConnectSchema(Schema):
         return self._read(msgspec.json.decode(body))
 
     def _branches(self, schema: Mapping[str, Any]) -> list[tuple[Kind, Mapping[str, Any]]]:
-        return [(_read_as(schema)[0], {field["field"]: field for field in schema.get("fields", ())})]
+        return [(_read_as(schema)[0], {str(field["field"]): field for field in schema.get("fields", ())})]
 
 
 def _read_as(schema: Mapping[str, Any]) -> tuple[Kind, _Read]:

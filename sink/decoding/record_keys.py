@@ -51,6 +51,8 @@ class RecordKeys:
     def values(self, batch: pa.RecordBatch) -> list[Any]:
         """What each key says: a dict, JSON, or why it cannot be read; None if there is no key."""
         keys, form = batch.column("key").to_pylist(), self.decoding.key
+        if not self.columns:
+            return [None] * len(keys)
         if form == "text":
             return [None if key is None else _of_text(key, self._named[0]) for key in keys]
         if form == "json" and not self.have_schemas:

@@ -296,6 +296,17 @@ def test_an_odd_schema_makes_a_bad_record(case, apply, create, stored):
     assert stored() == [(2, "a")]
 
 
+def test_a_field_whose_name_is_none_is_an_unknown_one(apply, create):
+    """Whatever stands in the place of its name."""
+    create("id bigint PRIMARY KEY")
+    schema = {
+        "type": "struct",
+        "fields": [{"field": "after", "type": "struct", "fields": [{"field": 5, "type": "int32"}]}],
+    }
+    with pytest.raises(TargetError, match="COLUMN_UNKNOWN"):
+        apply(with_schema(schema, {"op": "c", "after": {"5": 1}}))
+
+
 def test_the_payload_twice_is_refused(apply, create):
     """Neither is taken."""
     create()
