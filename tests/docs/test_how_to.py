@@ -189,3 +189,13 @@ def test_a_topic_with_a_registry_is_a_table(kind, start_reader, kafka, produce, 
     reader.do(start)
     ann = (1, "Ann", None)
     assert rows(url, "SELECT * FROM payments ORDER BY id") == [ann, ann, (2, "Bo", "late")]
+
+
+def test_an_auditor_finds_what_is_wrong_with_a_table(start_reader, url):
+    """The page's table has lost a row, and has another one twice."""
+    reader = start_reader(PGONCE_URL=url)
+    (reader.directory / "examples").mkdir()
+    (reader.directory / "examples" / "audit.sql").write_text((ROOT / "examples" / "audit.sql").read_text())
+    page = "how-to/audit.md#A table against its source"
+    printed = reader.follow(page)
+    assert [line for line in shown_by(page) if line not in as_words(printed)] == []
