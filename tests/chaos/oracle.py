@@ -18,6 +18,8 @@ import psycopg
 from chaos.workloads import Workload
 from support.audit import left_behind, query_id, recorded, wrong_ledger
 
+_AUDIT = Path(__file__).parents[2] / "examples" / "audit.sql"
+
 
 @dataclass
 class Judgement:
@@ -75,8 +77,17 @@ def judge_finished(url: str, workload: Workload, checkpoint: Path, totals: dict[
             judgement.wrong += [] if is_unbroken else [f"batches {sorted(batches)} have a hole"]
             judgement.wrong += left_behind(connection)
         else:
-            judgement.wrong += wrong_ledger(connection, str(checkpoint))
+            judgement.wrong += wrong_ledger(connection, str(checkpoint)) + _audited(connection, checkpoint)
     return judgement
+
+
+def _audited(connection: psycopg.Connection, checkpoint: Path) -> list[str]:
+    """What the auditor that users run finds in the query's ledger."""
+    connection.execute(_AUDIT.read_text())
+    found = connection.execute(
+        "SELECT finding, batch_id, more FROM pg_temp.audit_ledger() WHERE query_id = %s", [query_id(checkpoint)]
+    ).fetchall()
+    return [f"{finding}: batch {batch_id}, {more}" for finding, batch_id, more in found]
 
 
 class Position(NamedTuple):

@@ -22,6 +22,8 @@ from support.decoded_rows import where_records_go, write_records
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
 from pgonce.sink.decoding.schema_registry import SchemaRegistry, registry_at
 from pgonce.sink.errors import EncodingError
+from pgonce.sink.writing.bad_rows.recalled_destination import UNTOLD, recalled
+from pgonce.sink.writing.recorded_destination import recorded
 
 pytestmark = pytest.mark.kafka
 
@@ -356,3 +358,11 @@ def test_json_and_what_a_registry_knows_are_not_mixed(options):
     """Each would be read as the other."""
     with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
         where_records_go(table="t", schema_registry_url="http://registry", **options)
+
+
+def test_a_letter_has_no_login():
+    """It says that a registry knows the schema, and a replay is told which."""
+    where = where_records_go(table="t", decode="avro", schema_registry_url="http://ann:secret@registry")
+    text = json.dumps(recorded(where, []))
+    found, _ = recalled(json.loads(text) | {"columns": [{"name": "id", "type": "long"}]})
+    assert (found.decoding.registry_url, "secret" in text + repr(where)) == (UNTOLD, False)
