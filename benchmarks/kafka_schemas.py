@@ -179,7 +179,7 @@ def main() -> int:
                 show_load(console, load, times, [FOREACH_NOTHING.name])
                 show_cpu(console, load, used)
                 loads.append(
-                    {**load_as_json(replace(load, body=None, parse=None, head=b""), times), "cpu_seconds": used}
+                    {**load_as_json(replace(load, body=None, parse=None, head=None), times), "cpu_seconds": used}
                 )
             about = about_this_run(POSTGRES, connection.info.parameter_status("server_version") or "unknown")
     except MissingTool as missing:
