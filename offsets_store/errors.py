@@ -21,8 +21,10 @@ from .log_lines import one_line, scrub
 # What most errors mean for the data; all of them use the same words.
 NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
 NOTHING_OF_JOB = "Nothing of this job was written."
-# What an error means for the data if no batch was to be written: a person asked a question.
+# What an error means for the data if no batch was to be written: a person asked a question, or gave a command.
 UNCHANGED = "Nothing was changed."
+NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the ledger."
+_BEFORE_A_BATCH = "Nothing was written."
 
 
 class PgonceError(Exception):
@@ -41,6 +43,8 @@ class PgonceError(Exception):
 
     shows_no_values: ClassVar[bool] = False
     """Whether sentences of this family are made of options, names, ids, files and offsets, and never of rows."""
+    means: ClassVar[str] = NOTHING
+    """What most errors of this family mean for the data."""
     kept: str | None = None
     sink_name: str | None = None
 
@@ -52,6 +56,11 @@ class PgonceError(Exception):
         self.what = what
         self.data = data
         self.remedy = remedy
+
+    @classmethod
+    def usual(cls, code: str, what: str, remedy: str) -> Self:
+        """An error that means for the data what most errors of its family do."""
+        return cls(code, what, cls.means, remedy)
 
     def beginning(self, where: str) -> Self:
         """The same error, with a sentence that begins by saying ``where`` it is."""
@@ -107,6 +116,7 @@ class ConfigurationError(PgonceError):
     """An option, an argument or a Spark setting that pgonce cannot work with."""
 
     shows_no_values = True
+    means = _BEFORE_A_BATCH
 
 
 class NotInstalledError(ConfigurationError):
@@ -121,6 +131,7 @@ class ConnectError(PgonceError):
     """
 
     shows_no_values = True
+    means = _BEFORE_A_BATCH
 
     def __init__(self, code: str, what: str, data: str, remedy: str, *, may_pass: bool = False) -> None:
         super().__init__(code, what, data, remedy)
@@ -131,6 +142,7 @@ class CheckpointError(PgonceError):
     """Spark's checkpoint could not be read, or does not say what it must."""
 
     shows_no_values = True
+    means = _BEFORE_A_BATCH
 
 
 class NoCheckpointError(CheckpointError):
@@ -141,6 +153,7 @@ class LedgerError(PgonceError):
     """The ledger (schema ``pgonce``) is missing, too new, or may not be written."""
 
     shows_no_values = True
+    means = _BEFORE_A_BATCH
 
 
 class NoLedgerError(LedgerError):
@@ -155,6 +168,7 @@ class OffsetsError(PgonceError):
     """The stored offsets cannot answer the question."""
 
     shows_no_values = True
+    means = UNCHANGED
 
 
 class NotFoundError(OffsetsError):
@@ -173,6 +187,7 @@ class RecoveryError(PgonceError):
     """A checkpoint that cannot be repaired from the ledger, or a command of a person that a writer does not allow."""
 
     shows_no_values = True
+    means = NOTHING_CHANGED
 
 
 class RunningQueryError(RecoveryError):
@@ -211,12 +226,12 @@ class UnknownOutcomeError(CommitError):
 
 def bad_option(code: str, what: str, remedy: str) -> ConfigurationError:
     """An error about an option. It is raised before any row has moved."""
-    return ConfigurationError(code, what, "Nothing was written.", remedy)
+    return ConfigurationError.usual(code, what, remedy)
 
 
 def bad_target(code: str, what: str, remedy: str) -> TargetError:
     """An error about the table, or about rows for it. Its transaction is rolled back, so no row has been written."""
-    return TargetError(code, what, NOTHING, remedy)
+    return TargetError.usual(code, what, remedy)
 
 
 def without_its_words(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from functools import cached_property
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, BooleanType, DataType, MapType, StringType, StructField, StructType
 
-from pgonce.offsets_store.errors import NOTHING, bad_option
+from pgonce.offsets_store.errors import bad_option
 
 from .encoding import compute as pc
 from .encoding.encoded_types import VariantType
@@ -138,10 +138,9 @@ def _refuse_unknown(column: str, operations: pa.Array, known: pa.Array, remedy: 
     """:raises EncodingError: CHANGE_UNKNOWN, if ``known`` is not true for all operations."""
     if not pc.all(known, min_count=0).as_py():
         row = known.index(pa.scalar(value=False)).as_py()
-        raise EncodingError(
+        raise EncodingError.usual(
             "CHANGE_UNKNOWN",
             f"Column {column!r} {_in_row(row)} is {_shown(operations[row])}, which is not a known operation.",
-            NOTHING,
             remedy,
         )
 
@@ -302,7 +301,7 @@ def _refuse_missing(deletes: pa.Array, after: pa.Array, before: pa.Array) -> Non
     ):  # fmt: skip
         if not pc.all(image, min_count=0).as_py():
             where = _in_row(image.index(pa.scalar(value=False)).as_py())
-            raise EncodingError("CHANGE_UNKNOWN", f"Column {column!r} {where} is null, {why}.", NOTHING, remedy)
+            raise EncodingError.usual("CHANGE_UNKNOWN", f"Column {column!r} {where} is null, {why}.", remedy)
 
 
 def _either(deletes: pa.Array, before: pa.StructArray, after: pa.StructArray, name: str) -> pa.Array:
@@ -330,10 +329,9 @@ def _texts(image: pa.StructArray, fields: list[StructField], after: pa.StructArr
 
 
 def _changed_route(route: str) -> EncodingError:
-    return EncodingError(
+    return EncodingError.usual(
         "KEY_CHANGED",
         f"An update changes {route!r}, which route names, so that the old row is in another table.",
-        NOTHING,
         "In Spark, make two rows of such a change: a delete (op d) with its before, and an insert (op c) with its "
         "after. Or route by a column that no update changes, such as the name of the source's table.",
     )

@@ -16,7 +16,6 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as f
 
-from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.offsets import Offsets, Span, places
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
@@ -42,12 +41,11 @@ def refuse_outside(span: Span, batch: PlannedBatch) -> None:
         end = ends.get(place, 0 if batch.end is not None else last + 1)
         if first < begin or last >= end:
             _, topic, partition = place
-            raise EncodingError(
+            raise EncodingError.usual(
                 "POSITION_COLUMNS",
                 f"By their position columns, rows are records {first} to {last} of partition {partition} of topic "
                 f"{topic!r}, but the batch reads that partition from {begin}"
                 + (f" and ends before {end}." if batch.end is not None else " on."),
-                NOTHING,
                 "Name the columns that hold topic, partition and offset as the Kafka source gives them, unchanged.",
             )
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.ledger import STAGING_SCHEMA
 from pgonce.offsets_store.offsets import Offsets, places
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
@@ -173,12 +172,11 @@ def check_staged_rows(connection: psycopg.Connection, staged: StagedRows) -> Non
 
 
 def _lost(mark: int, promised: int, found: int) -> StagingError:
-    return StagingError(
+    return StagingError.usual(
         "STAGED_ROWS_LOST",
         f"A task staged {promised} rows under mark {mark}, but {found} are there: Postgres crashed in between "
         "(unlogged tables empty themselves), the table was dropped, or executorUrl leads to another database than "
         "url does.",
-        NOTHING,
         "Start the query, or the batch job, again.",
     )
 

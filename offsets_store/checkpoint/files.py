@@ -267,10 +267,9 @@ class ArrowFiles(CheckpointFiles):
 
 
 def _bad_location(what: str) -> CheckpointError:
-    return CheckpointError(
+    return CheckpointError.usual(
         "CHECKPOINT_LOCATION",
         what,
-        "Nothing was written.",
         "Give the checkpoint as an absolute path, or as a URI that begins with file:/, s3a://, hdfs://, "
         "abfss:// or gs://. For a store that Python cannot read, use PostgresBatchWriter in foreachBatch: it "
         "asks the running query.",
@@ -279,10 +278,9 @@ def _bad_location(what: str) -> CheckpointError:
 
 def unreadable(path: str, said: str) -> CheckpointError:
     """The error for a path of a checkpoint that is not missing, and that cannot be read."""
-    return CheckpointError(
+    return CheckpointError.usual(
         "CHECKPOINT_UNREADABLE",
         f"The checkpoint's {path} could not be read: {said}.",
-        "Nothing was written.",
         "Let the user that runs Spark's Python workers read the checkpoint. Stores other than disks are "
         "read through pyarrow, which takes credentials, region and endpoint from the environment (such as "
         "AWS_*), not from Spark's settings. Where only Spark can read the store, use PostgresBatchWriter in "

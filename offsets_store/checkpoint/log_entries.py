@@ -158,10 +158,9 @@ def _version_and_lines(text: str, known: tuple[int, ...], where: str) -> tuple[i
         _malformed(where, "is empty." if not text else "does not begin with a version line such as v1.")
     version = int(match[1])
     if version not in known:
-        raise CheckpointError(
+        raise CheckpointError.usual(
             "PGONCE_TOO_OLD",
             f"{where} has version {version}; this pgonce knows versions {known[0]} to {known[-1]}.",
-            "Nothing was written.",
             "The checkpoint was written by a newer Spark than this pgonce knows. Install a newer pgonce.",
         )
     # A line end at the end of the file begins no further line.
@@ -181,10 +180,9 @@ def _json_object(text: str, where: str, part: str) -> dict[str, Any]:
 
 
 def _malformed(where: str, what: str, cause: Exception | None = None) -> NoReturn:
-    raise MalformedFileError(
+    raise MalformedFileError.usual(
         "CHECKPOINT_MALFORMED",
         f"{where} {what}",
-        "Nothing was written.",
         "The file was cut short or changed by something other than Spark. If it is in offsets/ or commits/, run "
         "`pgonce doctor` and `pgonce recover`. Otherwise restore the checkpoint, or, if the query keeps no state, "
         "start it on a new checkpoint from the stored offsets.",

@@ -65,10 +65,9 @@ class Checkpoint:
         """
         query_id = self._parsed("metadata", parse_query_id)
         if query_id is None:
-            raise NoCheckpointError(
+            raise NoCheckpointError.usual(
                 "CHECKPOINT_NOT_FOUND",
                 f"There is no checkpoint of a query at {self.location}: it has no file named metadata.",
-                "Nothing was written.",
                 "Give the location that the query itself uses. Spark reads a path without a scheme in its "
                 "default file system: where that is not this machine's disk, write the whole URI, such as "
                 "hdfs://host/path.",
@@ -179,10 +178,9 @@ class Checkpoint:
         found = [int(name) for name in self._files.names(folder) if name.isdecimal() and name.isascii()]
         # Spark's numbers are 64-bit integers, and so are those of the ledger.
         if max(found, default=0) >= 2**63 - 1:
-            raise CheckpointError(
+            raise CheckpointError.usual(
                 "CHECKPOINT_MALFORMED",
                 f"{self._called(f'{folder}/{max(found)}')} has a number that no batch of Spark has.",
-                "Nothing was written.",
                 "Remove that file: neither Spark nor pgonce has made it.",
             )
         if self._files.lists_late:
@@ -196,12 +194,11 @@ class Checkpoint:
     def _offsets_not_found(self, batch_id: int, waited: float) -> CheckpointError:
         kept = sorted(self._numbers("offsets"))
         there = f"it holds batches {kept[0]} to {kept[-1]}" if kept else "it holds no batch at all"
-        return CheckpointError(
+        return CheckpointError.usual(
             "OFFSETS_NOT_FOUND",
             f"The checkpoint {self.location} has no offsets of batch {batch_id}"
             + (f" after {waited:g} seconds" if waited else "")
             + f": {there}.",
-            "Nothing was written.",
             "Check that this is the checkpoint of the running query, and that nothing else cleans it up. If it was "
             "deleted: page `recovering` of the documentation, A lost checkpoint. With a path that has no scheme, check "
             "that Spark's default file system is this machine's disk.",

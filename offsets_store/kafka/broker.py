@@ -96,24 +96,21 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> BrokersE
         "; ".join(dict.fromkeys(each.str() for each in [*(refusals or reasons)[-1:], cause] if each)) or str(error)
     )
     if refusals:
-        return BrokersError(
+        return BrokersError.usual(
             "KAFKA_REFUSED",
             f"The brokers {brokers.servers} refused this client's login, or its settings cannot work: {words}.",
-            UNCHANGED,
             "Check security.protocol, sasl.mechanism, user, password and certificates: they are Kafka's settings as "
             "Spark has them, kafka.security.protocol and so on (page `options` of the documentation).",
         )
     if cause is not None and cause.name() in RIGHTS:
-        return BrokersError(
+        return BrokersError.usual(
             "KAFKA_REFUSED",
             f"The brokers {brokers.servers} accepted this client's login, but its user lacks a permission: {words}.",
-            UNCHANGED,
             f"Give its user the permission {RIGHTS[cause.name()]}, as an ACL of Kafka.",
         )
-    return UnreachableBrokersError(
+    return UnreachableBrokersError.usual(
         "KAFKA_UNREACHABLE",
         f"The brokers {brokers.servers} did not answer: {words}.",
-        UNCHANGED,
         "Check the bootstrap servers (host:port, several with commas), that they are reachable from here, and whether "
         "they want TLS or a login (kafka.security.protocol).",
     )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import NOTHING, CommitError
+from ..errors import CommitError
 from ..verdict.facts import Batch, Writer
 
 _log = logging.getLogger("pgonce")
@@ -115,11 +115,10 @@ def compared_with_earlier(
     earlier = writer.targets if writer else None
     changes = changed_targets(earlier, now, is_one_table=is_one_table)
     if changes and pinned:
-        raise CommitError(
+        raise CommitError.usual(
             "TARGET_CHANGED",
             f"pinTable is set, and batch {batch.batch_id} would go into another table than those before it. "
             + " ".join(changes.values()),
-            NOTHING,
             "If the table was replaced on purpose, start the query once with pinTable=false (pin_table=False): from "
             "that batch on, the new table is the pinned one.",
         )

@@ -34,11 +34,10 @@ def follow_restore_in_tx(connection: psycopg.Connection) -> None:
     try:
         _look_up_in_tx(connection)
     except psycopg.errors.InsufficientPrivilege as error:
-        raise LedgerError(
+        raise LedgerError.usual(
             "LEDGER_RESTORED",
             "The ledger was restored from a dump, so the oids of its tables have to be looked up again, which this "
             f"role may not do: {error.diag.message_primary}.",
-            "Nothing was written.",
             "Run `pgonce init` as the ledger's owner, or start a query that writes to this database; then try again.",
         ) from error
 

@@ -118,11 +118,10 @@ def _refuse_disputed(found: Sequence[Any] | None, writer_id: int) -> None:
     if found is None:
         return
     topic, partition, disputed_from, position = found
-    raise RefusedBatch(
+    raise RefusedBatch.usual(
         "PARTITION_MIXED",
         f"In an earlier run, two tasks of one batch had rows of partition {partition} of topic {topic}: of records "
         f"{disputed_from} to {position - 1}, some may be missing in the table.",
-        NOTHING,
         "Compare these records with the table, repair it by hand, and run UPDATE pgonce.positions SET disputed_from = "
         f"NULL WHERE writer_id = {writer_id} AND topic = '{topic}' AND partition = {partition}. Then start the query "
         "again, without the step that moves rows between tasks.",

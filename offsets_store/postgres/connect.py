@@ -71,11 +71,10 @@ def parse_url(url: str) -> dict[str, Any]:
 
 
 def _bad_url() -> ConfigurationError:
-    return ConfigurationError(
+    return ConfigurationError.usual(
         "BAD_URL",
         "libpq cannot read the connection string in url, or would misread it. (It is not shown here, because it may "
         "have a password.)",
-        "Nothing was written.",
         "Write a URI (postgresql://user@host:5432/database) or key=value pairs (host=... dbname=...); percent-encode "
         "special characters in a URI (%40 for @, %2F for /), and drop prefixes such as jdbc: or +psycopg.",
     )
@@ -216,10 +215,9 @@ def _max_connections() -> int:
     given = os.environ.get(MAX_CONNECTIONS) or str(DEFAULT_MAX_CONNECTIONS)
     if given.isdecimal() and int(given) > 0:
         return int(given)
-    raise ConfigurationError(
+    raise ConfigurationError.usual(
         "BAD_OPTION",
         f"The environment variable {MAX_CONNECTIONS}={given!r} is not a number of connections.",
-        "Nothing was written.",
         "Give a whole number of at least 1, or unset the variable.",
     )
 

@@ -196,10 +196,9 @@ def _found(name: str) -> Callable[[Login], Any]:
     if not missing and not callable(found):
         missing = f"module {module_name} has no function {function_name}"
     if missing:
-        raise ConfigurationError(
+        raise ConfigurationError.usual(
             "PASSWORD_SOURCE_MISSING",
             f"passwordFrom={name} cannot be used in this process: {missing}.",
-            "Nothing was written.",
             "The module must be importable in every process that connects: on the driver, on executors that stage "
             "rows (install it there, or send it with --py-files), and where the command line runs (PYTHONPATH).",
         )

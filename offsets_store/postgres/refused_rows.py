@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import psycopg
 
-from ..errors import NOTHING, PgonceError, TargetError
+from ..errors import PgonceError, TargetError
 from ..log_lines import scrub
 from .translate import PRIMARY_NEEDED, ledger_error, without_values
 
@@ -98,7 +98,7 @@ def target_error(error: psycopg.Error, what: str = "the batch", again: str = "st
         or REMEDIES.get(sqlstate[:2], _UNKNOWN)
     )
     remedy = vars(error).get(_REMEDY, remedy)
-    refused = TargetError(code, _sentence(error, what), NOTHING, f"{remedy} Then {again}.")
+    refused = TargetError.usual(code, _sentence(error, what), f"{remedy} Then {again}.")
     refused.kept = f"Postgres refused {what} with {without_values(error)}."
     return refused
 
@@ -152,11 +152,10 @@ def _sentence(error: psycopg.Error, what: str) -> str:
 
 
 def _ended_by_user() -> TargetError:
-    return TargetError(
+    return TargetError.usual(
         "TRANSACTION_ENDED",
         "SQL inside the function issued COMMIT (or SET CONSTRAINTS ALL IMMEDIATE) before the batch was recorded; the "
         "ledger's deferred constraint refused it.",
-        NOTHING,
         "Remove transaction control from your SQL; with SET CONSTRAINTS, name the constraints that you want checked "
         "at once.",
     )

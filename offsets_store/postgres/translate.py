@@ -172,39 +172,34 @@ def _ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
         return connect_error(error)
     text = scrub(" ".join(str(error).split()))
     if error.sqlstate == "42501":
-        return LedgerError(
+        return LedgerError.usual(
             "LEDGER_NOT_PERMITTED",
             f"While {doing}, the role lacked a permission: {text}.",
-            "Nothing was written.",
             f"{GRANTS_NEEDED} A role that only reads needs less: page `security` of the documentation has its grants.",
         )
     if error.sqlstate == "55P03":
-        return LedgerError(
+        return LedgerError.usual(
             "LOCKED",
             f"While {doing}, a lock on the ledger did not become free: {text}.",
-            "Nothing was written.",
             "End the session that holds it, or wait for it, and try again; `SELECT * FROM pg_stat_activity` shows it.",
         )
     if error.sqlstate in ("25006", "0A000"):
-        return LedgerError(
+        return LedgerError.usual(
             "READ_ONLY",
             f"While {doing}, the server refused to write: {text}.",
-            "Nothing was written.",
             PRIMARY_NEEDED,
         )
-    return LedgerError(
+    return LedgerError.usual(
         "LEDGER_FAILED",
         f"While {doing}, a statement was refused (SQLSTATE {error.sqlstate or 'none: by the client'}): {text}.",
-        "Nothing was written.",
         "Look the SQLSTATE up in Postgres's manual, remove its cause and try again.",
     )
 
 
 def _statement_pooling(error: psycopg.Error) -> ConnectError:
-    return ConnectError(
+    return ConnectError.usual(
         "STATEMENT_POOLING",
         f"A pooler between this process and Postgres forbids transactions: {scrub(' '.join(str(error).split()))}.",
-        "Nothing was written.",
         "Rows and offsets are written in one transaction: set pool_mode of this database or user to transaction (or "
         "session) in PgBouncer, or let url name Postgres itself.",
     )

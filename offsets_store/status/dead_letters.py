@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from ..errors import UNCHANGED, NotFoundError
+from ..errors import NotFoundError
 from ..ledger.tables import dead_letters
 from ..postgres.connect import connect
 from ..postgres.translate import ledger_error
@@ -167,10 +167,9 @@ def as_letters(connection: Connection, chosen: Select[Any]) -> list[StoredLetter
 
 
 def _no_such_table(what: str, remedy: str | None = None) -> NotFoundError:
-    return NotFoundError(
+    return NotFoundError.usual(
         "DEAD_LETTERS_TABLE",
         what,
-        UNCHANGED,
         remedy
         or "Name the table that the query's option deadLetters names, with odd names in double quotes; leave the name "
         "out for pgonce.dead_letters. CREATE TABLE ... (LIKE pgonce.dead_letters INCLUDING ALL) makes such a table.",

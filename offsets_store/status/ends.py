@@ -126,10 +126,9 @@ def living_writers(found: Sequence[StoredWriter], query: str) -> list[StoredWrit
         return living
     if found[0].replaced_by is not None:
         raise replaced(query, found[0].replaced_by)
-    raise OffsetsError(
+    raise OffsetsError.usual(
         "WRITER_GONE",
         f"All sinks of query {query!r} were retired: they will publish no more.",
-        UNCHANGED,
         "Name the query that feeds their tables now; `pgonce status` shows all.",
     )
 
@@ -177,27 +176,24 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
     end: Offsets | None = writer.end_offsets
     called = f"Query {writer.query_id} into sink {writer.sink_name!r}"
     if end is None:
-        raise OffsetsError(
+        raise OffsetsError.usual(
             "OFFSETS_UNKNOWN",
             f"{called} has no known end of batch {writer.batch_id}: with offsetsFrom=listener only an OffsetsListener "
             "records it, and none has done so.",
-            UNCHANGED,
             "Add OffsetsListener(url) to spark.streams before the query starts, or read the newest file in the "
             "checkpoint's offsets folder.",
         )
     offset, *others = end.values() or [None]
     if not all(same_json(offset, other) for other in others):
-        raise OffsetsError(
+        raise OffsetsError.usual(
             "NO_STARTING_OFFSETS",
             f"{called} reads {len(end)} sources, and startingOffsets belongs to one.",
-            UNCHANGED,
             f"`pgonce offsets {in_command(writer.query_id, 'QUERY')}` shows the end of each.",
         )
     if not is_kafka(offset):
-        raise OffsetsError(
+        raise OffsetsError.usual(
             "NO_STARTING_OFFSETS",
             f"{called} does not read Kafka: its source stands at {json.dumps(offset)}.",
-            UNCHANGED,
             "Only Kafka's source takes startingOffsets. For rate-micro-batch and Delta, `pgonce new-checkpoint` writes "
             "the checkpoint again. For others, bring it back, or load the table again after `pgonce forget`.",
         )
@@ -216,11 +212,10 @@ def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterabl
         there = set(at_the_broker)
         if gone := sorted(end.keys() - there):
             names = ", ".join(f"{topic}-{partition}" for topic, partition in gone)
-            raise OffsetsError(
+            raise OffsetsError.usual(
                 "PARTITIONS_GONE",
                 f"The broker has no {names}, which the query has read: the topic was deleted, or recreated with fewer "
                 "partitions.",
-                UNCHANGED,
                 "Check that these are the right brokers. If they are, and the topic was created again: "
                 f"{ANOTHER_TOPIC}",
             )

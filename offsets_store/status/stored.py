@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from ..errors import UNCHANGED, NotFoundError, OffsetsError
+from ..errors import NotFoundError, OffsetsError
 from ..ledger.writers import is_meant
 from ..offsets import Offsets, kafka_positions, same
 from ..verdict.facts import Guarantee
@@ -201,10 +201,9 @@ def find_writers(writers: Sequence[StoredWriter], query: str, sink: str | None =
         return found
     chosen = [writer for writer in found if writer.sink_name == sink]
     if not chosen:
-        raise NotFoundError(
+        raise NotFoundError.usual(
             "SINK_NOT_FOUND",
             f"Query {query!r} has no sink {sink!r} in this ledger.",
-            UNCHANGED,
             f"Its sinks are: {'; '.join(writer.sink_name for writer in found)}.",
         )
     return chosen
@@ -248,10 +247,9 @@ def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
 
 def replaced(query: str, successor: str | None) -> OffsetsError:
     """The error for a query whose place another one has taken."""
-    return OffsetsError(
+    return OffsetsError.usual(
         "WRITER_GONE",
         f"Query {query!r} was replaced by query {successor}, which has continued from where it ended.",
-        UNCHANGED,
         f"Ask for {successor}.",
     )
 
@@ -263,10 +261,9 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
     candidates = [writer for writer in in_place if writer.retired_at is None] or in_place or named
     ids = sorted({writer.query_id for writer in candidates})
     if len(ids) > 1:
-        raise NotFoundError(
+        raise NotFoundError.usual(
             "QUERY_AMBIGUOUS",
             f"{len(ids)} queries have the name {name!r}, or an id that begins so.",
-            UNCHANGED,
             f"Give the id of one of them: {'; '.join(map(_described, candidates))}.",
         )
     if not ids:
@@ -297,20 +294,18 @@ def _not_found(writers: Sequence[StoredWriter], name: str, into: Sequence[Stored
         shown = "; ".join(names[:_MOST_NAMES])
         more = f"; and {len(names) - _MOST_NAMES} more (`pgonce status`)" if len(names) > _MOST_NAMES else ""
         remedy = f"{f'Did you mean {near[0]}? ' if near else ''}It knows: {shown}{more}."
-    return NotFoundError(
+    return NotFoundError.usual(
         "QUERY_NOT_FOUND",
         f"No query of this ledger has the name or id {name!r}, or an id that begins so.",
-        UNCHANGED,
         remedy,
     )
 
 
 def _sink_needed(found: Sequence[StoredWriter], query: str, what: str) -> NotFoundError:
     sinks = "; ".join(f"{writer.sink_name} (batch {writer.batch_id})" for writer in found)
-    return NotFoundError(
+    return NotFoundError.usual(
         "SINK_NEEDED",
         f"Query {query!r} has {what}: {sinks}.",
-        UNCHANGED,
         "Name one of them: sink=... in Python, --sink in the shell.",
     )
 

@@ -83,12 +83,11 @@ def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool, with_ro
         letters = as_letters(connection, wanted.with_for_update() if lock else wanted)
     missing = choice.ids - {letter.dead_letter_id for letter in letters}
     if missing:
-        raise NotFoundError(
+        raise NotFoundError.usual(
             "DEAD_LETTER_NOT_FOUND",
             f"{choice.table.fullname} has no dead letter {', '.join(map(str, sorted(missing)))} of this query"
             + (f" with the code {choice.code}." if choice.code else ".")
             + _became(connection, choice.table, missing),
-            UNCHANGED,
             "It may have been replayed or discarded already: `pgonce dead-letters` lists those that are there, and "
             "pgonce.interventions has what was done with others.",
         )

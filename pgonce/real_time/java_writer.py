@@ -17,7 +17,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import CharType, DateType, StringType, TimestampType, VarcharType
 
-from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.offsets import Offsets, by_partition, kafka_positions
 from pgonce.offsets_store.postgres.refused_rows import REMEDIES
 from pgonce.offsets_store.postgres.translate import TRANSIENT_CLASSES, TRANSIENT_SQLSTATES
@@ -69,11 +68,10 @@ def refuse_other_types(columns: Sequence[EncodedColumn]) -> None:
     """:raises TypeMappingError: TYPE_UNSUPPORTED, for a column that the writer in Java cannot encode."""
     for column in columns:
         if column.postgres_type not in _WRITTEN:
-            raise TypeMappingError(
+            raise TypeMappingError.usual(
                 "TYPE_UNSUPPORTED",
                 f"Column {column.name!r} is {column.spark_type}, which is not written in real-time and continuous "
                 "mode.",
-                NOTHING,
                 "Make it a string that the table's column reads: of a time by a cast, and for jsonb by to_json(column, "
                 "options) with the options in page `real-time` of the documentation, or fractions of seconds are cut. "
                 "There is none for an array: write it in micro-batches.",
@@ -148,20 +146,18 @@ def load_classes(spark: SparkSession) -> None:
     if not _has_writer(spark) and WRITER_JAR.exists():
         spark.sql(f"ADD JAR '{WRITER_JAR.as_uri()}'")
     if not _has_writer(spark):
-        raise SparkError(
+        raise SparkError.usual(
             "NOT_INSTALLED",
             f"Spark cannot load the class pgonce.RealTimeWriter, which is in {WRITER_JAR}.",
-            NOTHING,
             "Name that file in spark.jars, or install pgonce from its wheel.",
         )
     java = _jvm(spark).java.lang
     try:
         java.Class.forName("org.postgresql.Driver", True, java.Thread.currentThread().getContextClassLoader())
     except Py4JError:
-        raise SparkError(
+        raise SparkError.usual(
             "NOT_INSTALLED",
             "Postgres's JDBC driver is not on Spark's class path.",
-            NOTHING,
             f"Add it to the application: spark.jars.packages={JDBC_DRIVER}, or spark.jars with its path.",
         ) from None
 

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from pgonce.offsets_store.errors import NOTHING, bad_option
+from pgonce.offsets_store.errors import bad_option
 from pgonce.sink.errors import SparkError
 from pgonce.sink.options.position_columns import PositionColumns
 
@@ -156,4 +156,4 @@ def _each(sequence: Any) -> Iterator[Any]:
 
 
 def _refused(what: str, remedy: str) -> SparkError:
-    return SparkError("REAL_TIME_PLAN", what, NOTHING, remedy)
+    return SparkError.usual("REAL_TIME_PLAN", what, remedy)

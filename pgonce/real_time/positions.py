@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from pgonce.offsets_store.errors import NOTHING, RefusedBatch
+from pgonce.offsets_store.errors import RefusedBatch
 from pgonce.offsets_store.offsets import Offsets, TopicPartition, by_partition, furthest, kafka_positions
 
 SOURCE = "0"
@@ -148,7 +148,7 @@ def refuse_less(stored: Offsets, least: Mapping[TopicPartition, int]) -> None:
 
 def _went_back(what: str, remedy: str) -> RefusedBatch:
     lost = "the database has lost what was committed since, as after a restore or a failover."
-    return RefusedBatch("POSITION_WENT_BACK", f"{what}: {lost}", NOTHING, remedy)
+    return RefusedBatch.usual("POSITION_WENT_BACK", f"{what}: {lost}", remedy)
 
 
 def positions_of(connection: psycopg.Connection, writer_id: int) -> RunPositions:

@@ -25,7 +25,7 @@ from pgonce.offsets_store.checkpoint.files import open_location
 from pgonce.offsets_store.checkpoint.log_entries import query_id_text
 from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.errors import NOTHING, NoCheckpointError, RefusedBatch, bad_option
+from pgonce.offsets_store.errors import NoCheckpointError, RefusedBatch, bad_option
 from pgonce.offsets_store.ledger.failures import failures_kept
 from pgonce.offsets_store.offsets import Offsets, kafka_positions
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -154,15 +154,14 @@ def _refuse_active(spark: SparkSession, run: Run) -> None:
     if is_active and spark.conf.get(_STOPS_ACTIVE, "true") != "true":
         what = f"The query with the checkpoint location {run.checkpoint_location} runs, and {_STOPS_ACTIVE} is false."
     if what:
-        raise SparkError("QUERY_RUNNING", what, NOTHING, "Stop it first, or give this one another query_name.")
+        raise SparkError.usual("QUERY_RUNNING", what, "Stop it first, or give this one another query_name.")
 
 
 def _refuse_other_sessions(spark: SparkSession, real_time: str | None, continuous: str | None) -> None:
     if is_remote():
-        raise SparkError(
+        raise SparkError.usual(
             "SPARK_CONNECT",
             "A client of Spark Connect cannot start a query in real-time or continuous mode with pgonce.",
-            NOTHING,
             "Start it in a classic session.",
         )
     if (real_time is None) is (continuous is None):
@@ -172,10 +171,9 @@ def _refuse_other_sessions(spark: SparkSession, real_time: str | None, continuou
             'Write real_time="1 minute", or continuous="1 second".',
         )
     if real_time is not None and tuple(map(int, spark.version.split(".")[:2])) < _FIRST_REAL_TIME:
-        raise SparkError(
+        raise SparkError.usual(
             "SPARK_TOO_OLD",
             f"PySpark {spark.version} has no real-time mode, which came with PySpark 4.2.",
-            NOTHING,
             "Use a newer Spark, or continuous.",
         )
 
@@ -192,11 +190,10 @@ def _refuse_too_few_cores(spark: SparkSession, start: Offsets) -> None:
     while (cores := context.maxNumConcurrentTasks(profile)) < partitions and time.monotonic() < until:
         time.sleep(0.2)
     if cores < partitions:
-        raise SparkError(
+        raise SparkError.usual(
             "TOO_FEW_CORES",
             f"The topics have {partitions} partitions, and the application can run {cores} tasks at a time: Spark "
             "would never read some of the partitions.",
-            NOTHING,
             "Give the application cores for a task of each partition, or read fewer topics in this query.",
         )
 
@@ -228,12 +225,11 @@ def refuse_unknown_past(location: str) -> None:
     """
     files = open_location(location)
     if files.names(REAL_TIME_RUNS) or files.names("offsets"):
-        raise RefusedBatch(
+        raise RefusedBatch.usual(
             "UNKNOWN",
             f"A query has run with the checkpoint location {files.shown}, but this ledger does not know where its rows "
             "in this table end: the database was restored to a time before its first start, or url names another "
             "database, or the query wrote to a table of another name, or with another sink.",
-            NOTHING,
             "Restore the database and start the query again. Or name the table, the database and sink_name as they "
             "were. If its records are to be read again from startingOffsets, give it a new checkpoint location.",
         )

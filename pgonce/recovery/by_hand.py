@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from pgonce.offsets_store.errors import ConfigurationError, NotFoundError, RecoveryError
+from pgonce.offsets_store.errors import NOTHING_CHANGED, ConfigurationError, NotFoundError, RecoveryError
 from pgonce.offsets_store.ledger.lock import is_accepted_in_tx, revoke_acceptance_in_tx
 from pgonce.offsets_store.ledger.session import reading, writing
 from pgonce.offsets_store.ledger.tables import failures, heartbeats, writers
@@ -28,7 +28,7 @@ from pgonce.offsets_store.verdict.decide import ACCEPTABLE, Verdict
 from .fence import holding, note
 from .next_start import next_start, verdict_on
 from .read_stopped_query import known_sinks, named_sinks, own_files, read_checkpoint
-from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
+from .stopped_query import CheckpointFacts, SinkFacts
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,9 @@ def revoke_acceptance(
     _, _, chosen = _chosen_sink(url, query, sink)
     with holding(url, [chosen]) as connection:
         if not is_accepted_in_tx(connection, chosen.writer_id, batch_id):
-            raise RecoveryError(
+            raise RecoveryError.usual(
                 "NOTHING_TO_DO",
                 f"Batch {batch_id} of sink {chosen.sink_name!r} is not accepted, or it has come.",
-                NOTHING_CHANGED,
                 "`pgonce status QUERY` shows what was decided.",
             )
         if dry_run:
@@ -162,11 +161,10 @@ def revoke_acceptance(
 
 def _accepted_already(connection: Connection, sink: SinkFacts, batch_id: int) -> RecoveryError:
     found = [one for one in decisions_on(connection, sink.writer_id, ["accept"]) if one.batch_id == batch_id]
-    return RecoveryError(
+    return RecoveryError.usual(
         "NOTHING_TO_DO",
         f"Batch {batch_id} of sink {sink.sink_name!r} has been accepted already, and Spark has not run it yet."
         + (f" It was {found[-1].says}." if found else ""),
-        NOTHING_CHANGED,
         "Start the query; or take it back with `pgonce accept --revoke`.",
     )
 
@@ -250,11 +248,10 @@ def refuse_gone(connection: Connection, sink: SinkFacts) -> None:
     """:raises RecoveryError: WRITER_GONE, for a sink that was replaced, retired or forgotten, and by whom."""
     if not sink.is_living:
         found = [] if sink.replaced_by else decisions_on(connection, sink.writer_id, ["retire", "forget"])
-        raise RecoveryError(
+        raise RecoveryError.usual(
             "WRITER_GONE",
             f"The sink {sink.sink_name!r} of this query was {found[-1].says if found else sink.fate}"
             f"{'. It' if found else ', and'} publishes no more.",
-            NOTHING_CHANGED,
             "`pgonce status` shows which queries there are.",
         )
 
@@ -286,10 +283,9 @@ def _refused_verdict(checkpoint: CheckpointFacts, sink: SinkFacts, batch_id: int
 
 
 def _not_needed(what: str) -> RecoveryError:
-    return RecoveryError(
+    return RecoveryError.usual(
         "NOTHING_TO_DO",
         what,
-        NOTHING_CHANGED,
         "`pgonce doctor` says what happens at the next start. If the query's checkpoint is not where the ledger says, "
         "name it with --checkpoint.",
     )

@@ -26,7 +26,7 @@ import sqlalchemy.exc
 from sqlalchemy import Connection, Row, extract, func, insert, select, text, update
 
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.errors import RunningQueryError
+from pgonce.offsets_store.errors import NOTHING_CHANGED, RunningQueryError
 from pgonce.offsets_store.ledger.session import reading, writing
 from pgonce.offsets_store.ledger.tables import interventions, positions, replays, writers
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
@@ -34,7 +34,7 @@ from pgonce.offsets_store.postgres.translate import driver_error
 from pgonce.offsets_store.status.read_stored import task_positions
 
 from .read_stopped_query import read_checkpoint, with_state
-from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
+from .stopped_query import CheckpointFacts, SinkFacts
 
 # A commit that is under way holds the row until it is done; then the query runs, and must be stopped first.
 _LOCK_SECONDS = 10.0
@@ -148,10 +148,9 @@ def lock_writer_row(connection: Connection, writer_id: int, sink_name: str, url:
     except sqlalchemy.exc.DBAPIError as error:
         if not _is_locked(error):
             raise
-        raise RunningQueryError(
+        raise RunningQueryError.usual(
             "QUERY_RUNNING",
             f"The query seems to run: the row of its sink {sink_name!r} in the ledger is locked; {watch.holders}.",
-            NOTHING_CHANGED,
             "Stop the query everywhere, or end that session if it is not the query's, and try again.",
         ) from error
 
@@ -194,10 +193,9 @@ def refuse_running(stopped: StoppedQuery) -> None:
         if not signs:
             return
         if time.monotonic() >= deadline:
-            raise RunningQueryError(
+            raise RunningQueryError.usual(
                 "QUERY_RUNNING",
                 f"Query {stopped.query_id} seems to run: {'; '.join(signs)}.",
-                NOTHING_CHANGED,
                 f"Stop the query everywhere, wait {stopped.quiet_seconds:g} seconds (--wait does that), and try again. "
                 "If a dead host has left a session, pgonce ends it when it has waited for its client for that time.",
             )

@@ -31,7 +31,7 @@ from pgonce.offsets_store.verdict.facts import Writer
 from .by_hand import counts_as_feeder, put_out_of_the_way_in_tx, refuse_gone, refuse_no_reason
 from .fence import QUIET_SECONDS, StoppedQuery, holding, refuse_running
 from .read_stopped_query import named_sinks, own_files, read_checkpoint
-from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
+from .stopped_query import CheckpointFacts, SinkFacts
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,9 @@ def _to_empty(connection: Connection, sinks: Sequence[SinkFacts]) -> Sequence[Ro
 
 
 def _not_emptied(reasons: Sequence[str]) -> RecoveryError:
-    return RecoveryError(
+    return RecoveryError.usual(
         "NOT_EMPTIED",
         f"The tables are not emptied, and the query is not forgotten: {'; '.join(dict.fromkeys(reasons))}.",
-        NOTHING_CHANGED,
         "A role that may TRUNCATE the tables has to run this. If rows of others may go, forget these queries first, or "
         "delete the records of the jobs. Or leave --truncate out, remove the rows by SQL, and forget the deletes that "
         "onlyNewer remembers of them (page `change-data` of the documentation, Other keys, or another order).",

@@ -21,7 +21,6 @@ from .read_stopped_query import named_sinks
 from .recover import Recovery, recovered
 from .stopped_query import (
     NEW_START,
-    NOTHING_CHANGED,
     Change,
     CheckpointFacts,
     SinkFacts,
@@ -58,10 +57,9 @@ def write_new_checkpoint(
         names = tuple(name for name, _ in plan.changes)
         written = Recovery(writer.location, query_id, plan.does, plan.stands_at, names, is_done=not dry_run)
         if not writer.is_empty():
-            raise RecoveryError(
+            raise RecoveryError.usual(
                 "PATH_NOT_EMPTY",
                 f"{writer.location} is not empty.",
-                NOTHING_CHANGED,
                 "Give a path where there is nothing yet. If a checkpoint is there that does not agree with the ledger, "
                 "`pgonce recover` repairs it.",
             )
@@ -86,10 +84,9 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> Plan:
     # First: for a query that is judged by ids, it is not recorded whether it keeps state.
     refuse_ids_alone(living)
     if any(sink.stateful is not False for sink in living):
-        raise RecoveryError(
+        raise RecoveryError.usual(
             "RECOVERY_STATEFUL",
             f"Query {query_id} keeps state, or its batches (of older versions) did not record that it keeps none.",
-            NOTHING_CHANGED,
             f"State cannot be made from the ledger: {NEW_START}.",
         )
     newest, ahead, _ = newest_of(living)

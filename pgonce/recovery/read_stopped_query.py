@@ -17,7 +17,7 @@ from sqlalchemy import Connection, or_, select, text
 from pgonce.offsets_store.checkpoint.files import ArrowFiles, CheckpointFiles, LocalFiles, open_location, open_recorded
 from pgonce.offsets_store.checkpoint.log_entries import MalformedFileError
 from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint
-from pgonce.offsets_store.errors import CheckpointError, NoCheckpointError, NoLedgerError
+from pgonce.offsets_store.errors import NOTHING_CHANGED, CheckpointError, NoCheckpointError, NoLedgerError
 from pgonce.offsets_store.ledger.feeders import FEEDS, REPLACES_ROWS
 from pgonce.offsets_store.ledger.lock import is_open
 from pgonce.offsets_store.ledger.session import reading
@@ -31,7 +31,7 @@ from pgonce.offsets_store.verdict.facts import Writer
 
 from .state_files import state_files
 from .stateful_query import lacking_batch, last_batch
-from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SideLog, SinkFacts
+from .stopped_query import CheckpointFacts, SideLog, SinkFacts
 
 _Entry = TypeVar("_Entry")
 

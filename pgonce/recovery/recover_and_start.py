@@ -88,9 +88,8 @@ def _stop_if_continuous(query: StreamingQuery) -> None:
     if wrapped is None or wrapped.streamingQuery().getClass().getSimpleName() != "ContinuousExecution":
         return
     query.stop()
-    raise SparkError(
+    raise SparkError.usual(
         "NOT_MICRO_BATCH",
         "The query was started with the continuous trigger, under which Spark drops every row of a Python sink.",
-        NOTHING,
         "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
     )

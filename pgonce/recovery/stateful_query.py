@@ -19,7 +19,6 @@ from pgonce.offsets_store.verdict.decide import Verdict
 
 from .next_start import NextStart, verdict_on
 from .stopped_query import (
-    NOTHING_CHANGED,
     Change,
     CheckpointFacts,
     SinkFacts,
@@ -86,11 +85,10 @@ def entry_to_put_back(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], 
         if offset is not None and not tells_which_rows(offset):
             raise unproven(f"Source {source_id} stands at {offset!r}, which does not say which rows come next.")
     if checkpoint.state_since is None or any(file.version > number + 1 for file in checkpoint.state_since):
-        raise RecoveryError(
+        raise RecoveryError.usual(
             "RECOVERY_STATEFUL",
             f"The query {checkpoint.query_id} keeps state, and state/ of its checkpoint {checkpoint.location} holds "
             f"versions that only batches after {number} can have made, of which neither offsets/ nor the ledger knows.",
-            NOTHING_CHANGED,
             "Bring back checkpoint and database of the same time.",
         )
     return {number: text}
@@ -135,24 +133,22 @@ def _runs_again_first(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], 
 
 
 def _stateful(checkpoint: CheckpointFacts) -> RecoveryError:
-    return RecoveryError(
+    return RecoveryError.usual(
         "RECOVERY_STATEFUL",
         f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} does not agree with "
         "the ledger. State belongs to the batches that the checkpoint has done: it can be moved neither forward nor "
         "back.",
-        NOTHING_CHANGED,
         "Bring back checkpoint and database of the same time. If that is impossible, `pgonce accept` lets the next "
         "batch through by hand; `pgonce doctor` shows which batch that is, and its verdict.",
     )
 
 
 def _once_more(checkpoint: CheckpointFacts, batch_id: int) -> RecoveryError:
-    return RecoveryError(
+    return RecoveryError.usual(
         "RECOVERY_STATEFUL",
         f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} lacks the commits of "
         f"its last two batches (asynchronous state checkpointing). Spark runs batch {batch_id} again at the next "
         f"start, which is a proven replay, and then plans batch {batch_id + 1} again, which is refused.",
-        NOTHING_CHANGED,
         "Start the query once more, and do not recover it before that. When it has been refused, `pgonce recover` puts "
         f"the recorded entry of batch {batch_id + 1} back.",
     )

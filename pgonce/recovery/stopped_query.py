@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pgonce.offsets_store.checkpoint.log_entries import CommitLog, OffsetLog, parse_commit_log, parse_offset_log
-from pgonce.offsets_store.errors import NoCheckpointError, RecoveryError, UnknownQueryError
+from pgonce.offsets_store.errors import NOTHING_CHANGED, NoCheckpointError, RecoveryError, UnknownQueryError
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.verdict.facts import Ledger, Recorded, Writer
 from pgonce.offsets_store.verdict.refused_batch import ANOTHER_TOPIC, EMPTY_STATE
 
 from .state_files import StateFile
 
-NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the ledger."
 NO_QUERY_ID = "(new)"
 """Stands for the id of a query that has none yet, because the file ``metadata`` is missing."""
 
@@ -226,19 +225,17 @@ def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> lis
     if living:
         return living
     if not sinks:
-        raise UnknownQueryError(
+        raise UnknownQueryError.usual(
             "UNKNOWN",
             f"The ledger does not know query {checkpoint.query_id}, so nothing is known about the checkpoint "
             f"{checkpoint.location}.",
-            NOTHING_CHANGED,
             _ELSEWHERE,
         )
     gone = ", ".join(sink.sink_name for sink in sinks)
-    raise RecoveryError(
+    raise RecoveryError.usual(
         "UNKNOWN",
         f"The ledger knows query {checkpoint.query_id} only with sinks that were replaced or retired ({gone}), so "
         f"nothing is known about the checkpoint {checkpoint.location}.",
-        NOTHING_CHANGED,
         _ELSEWHERE,
     )
 
@@ -286,10 +283,9 @@ def newest_of(sinks: Sequence[SinkFacts]) -> tuple[int, list[SinkFacts], list[Si
     behind = [sink for sink in sinks if sink.last_batch_id < newest]
     if any(sink.last_batch_id < newest - 1 for sink in behind):
         where = ", ".join(f"{sink.sink_name} at batch {sink.last_batch_id}" for sink in sinks)
-        raise RecoveryError(
+        raise RecoveryError.usual(
             "RECOVERY_APART",
             f"The query's sinks stand more than one batch apart ({where}), and Spark runs only one batch again.",
-            NOTHING_CHANGED,
             "If one of them is gone for good, say so with `pgonce retire`, and recover again. If all are in use, bring "
             "back a database in which they stood at the same batch.",
         )
@@ -307,7 +303,7 @@ def topic_recreated(batch_id: int) -> RecoveryError:
 
 def unproven(what: str, remedy: str = "") -> RecoveryError:
     """Nothing proves what to do."""
-    return RecoveryError("RECOVERY_UNPROVEN", what, NOTHING_CHANGED, remedy or _ELSE)
+    return RecoveryError.usual("RECOVERY_UNPROVEN", what, remedy or _ELSE)
 
 
 NEW_START = (

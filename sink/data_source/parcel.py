@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from pgonce.offsets_store.errors import NOTHING
-
 from ..encoding.copy_encoder import body_rows
 from ..encoding.encoded_types import EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
@@ -101,11 +99,10 @@ def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) 
     """
     parcels = [message for message in messages if isinstance(message, Parcel)]
     if not parcels or len(parcels) < len(messages):
-        raise SparkError(
+        raise SparkError.usual(
             "NO_ROWS_DELIVERED",
             f"Spark asked to commit batch {batch_id}, but {len(messages) - len(parcels)} of its {len(messages)} tasks "
             "delivered nothing. That is what the continuous trigger does with a Python sink: it drops every row.",
-            NOTHING,
             "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
         )
     # Before anything else of them is read.
@@ -115,10 +112,9 @@ def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) 
             raise other_version(f"The process that commits batch {batch_id}", "one of its tasks", made_by)
     origin = parcels[0].origin
     if any(parcel.origin != origin for parcel in parcels) or origin.batch_id != batch_id:
-        raise SparkError(
+        raise SparkError.usual(
             "NOT_CALLED_BY_SPARK",
             f"The commit messages of batch {batch_id} belong to different batches or runs.",
-            NOTHING,
             "Start the query again; if this happens again, report it with the driver's log.",
         )
     return origin, parcels

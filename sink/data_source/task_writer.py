@@ -16,7 +16,6 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
-from pgonce.offsets_store.errors import NOTHING
 
 from ..encoding.copy_encoder import CopyEncoder
 from ..encoding.encoded_types import EncodedColumn, encoded_columns
@@ -55,10 +54,9 @@ class MicroBatch:
         batch_id = context.getLocalProperty("streaming.sql.batchId")
         run_id = context.getLocalProperty("spark.jobGroup.id")
         if not (query_id and batch_id and run_id):
-            raise SparkError(
+            raise SparkError.usual(
                 "NOT_CALLED_BY_SPARK",
                 "Spark does not say which query, run and batch this task belongs to.",
-                NOTHING,
                 "Write with df.writeStream on PySpark 4.0 to 4.3; do not clear the job group inside the query.",
             )
         return Origin(query_id, run_id, int(batch_id), self.planned, self.planned_by_ms)
@@ -101,7 +99,7 @@ class TaskWriter:
         """
         context = TaskContext.get()
         if context is None:
-            raise SparkError("NOT_CALLED_BY_SPARK", "write() was called outside a task.", NOTHING, "Let Spark call it.")
+            raise SparkError.usual("NOT_CALLED_BY_SPARK", "write() was called outside a task.", "Let Spark call it.")
         origin = self.identity if isinstance(self.identity, Origin) else self.identity.origin(context)
         task = _Task(origin, context.partitionId(), context.taskAttemptId())
         held = self._nothing_held()

@@ -21,8 +21,6 @@ from typing import Any
 
 from pyspark import cloudpickle
 
-from pgonce.offsets_store.errors import NOTHING
-
 from ..errors import SparkError
 
 
@@ -40,10 +38,9 @@ LOADED_VERSION = _installed_version()
 
 def other_version(whose: str, here: str, found: str) -> SparkError:
     """The error for two processes of one query that have loaded different versions."""
-    return SparkError(
+    return SparkError.usual(
         "NOT_ON_EXECUTORS",
         f"{whose} has pgonce {LOADED_VERSION or 'of an unknown version'}, but {here} has {found}.",
-        NOTHING,
         "Install the same version on the driver and on every executor, and start the application again: a Python "
         "process goes on with the version that it has loaded, whatever is installed meanwhile.",
     )
@@ -108,10 +105,9 @@ def reduced(instance: object, code: str) -> tuple[Any, ...]:
 
 
 def _missing(where: str = _WHERE, reason: str = "{reason}") -> SparkError:
-    return SparkError(
+    return SparkError.usual(
         "NOT_ON_EXECUTORS",
         f'format("pgonce") writes in tasks too, and {where} cannot import it: {reason}.',
-        NOTHING,
         f"Install pgonce {LOADED_VERSION} into that Python on every executor, or ship an environment that has it (an "
         "archive made by venv-pack or conda-pack: page `clusters` of the documentation). PostgresBatchWriter in "
         "foreachBatch needs pgonce on the driver alone.",

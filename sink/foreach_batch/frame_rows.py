@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from pgonce.offsets_store.errors import NOTHING, CommitError
+from pgonce.offsets_store.errors import CommitError
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
@@ -330,11 +330,10 @@ class Spool:
             while written < len(body):
                 written += self._file.write(body[written:])
         except OSError as error:
-            raise CommitError(
+            raise CommitError.usual(
                 "DISK_FULL",
                 "The batch is larger than what is kept in memory, and the rest could not be written to the driver's "
                 f"temporary directory {tempfile.gettempdir()}: {error.strerror}.",
-                NOTHING,
                 "Make room there, or set TMPDIR to a larger disk, and start the query again.",
             ) from error
         return _InFile(start, len(body))

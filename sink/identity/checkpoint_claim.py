@@ -92,11 +92,10 @@ def _claim_folder(folder: Path) -> bool:
         if time.monotonic() >= deadline:
             holders = _holders(os.fstat(descriptor))
             os.close(descriptor)
-            raise SparkError(
+            raise SparkError.usual(
                 "CHECKPOINT_IN_USE",
                 f"Another process works on the checkpoint {folder}: a worker of another server, of a query that is "
                 f"still running, or one that was left behind ({holders}).",
-                NOTHING,
                 "Stop the query that runs there, or end that process; then start this one again.",
             )
         os.close(descriptor)

@@ -57,10 +57,9 @@ def batch_from_checkpoint(options: SinkOptions, origin: Origin, reach: Reach | N
     :raises EncodingError: if rows carry positions that are not in its range.
     """
     if origin.planned is None and options.async_interval_ms is None:
-        raise SparkError(
+        raise SparkError.usual(
             "NOT_CALLED_BY_SPARK",
             "The rows do not say with which entry of offsets/ their batch was planned.",
-            NOTHING,
             "Write with df.writeStream on PySpark 4.0 to 4.3; if this happens again, report it with the driver's log.",
         )
     checkpoint = Checkpoint(options.checkpoint_location)
@@ -84,12 +83,11 @@ def refuse_without_positions(batch: PlannedBatch) -> str:
     """
     known = batch.end or batch.planned_end or batch.resumes_at or {}
     if batch.stateful or len(known) != 1 or not says_which_rows(known):
-        raise SparkError(
+        raise SparkError.usual(
             "NOT_BY_POSITION",
             "Position columns are given, but "
             + ("this query keeps state" if batch.stateful else "this query does not read exactly one source, Kafka")
             + ": the rows of a batch that is run again with another range cannot be told apart by their position.",
-            NOTHING,
             "Leave the position columns out, and asynchronous progress tracking off.",
         )
     return next(iter(known))
@@ -179,11 +177,10 @@ def is_plan(log: OffsetLog, planned: OffsetLog) -> bool:
 
 def rewritten(batch_id: int) -> SparkError:
     """The error for an entry of ``offsets/`` that is not this driver's."""
-    return SparkError(
+    return SparkError.usual(
         "CHECKPOINT_IN_USE",
         f"offsets/{batch_id} is not the entry with which this batch was planned: another driver works on the same "
         "checkpoint.",
-        NOTHING,
         "Leave one driver running. Give every query a checkpoint of its own.",
     )
 

@@ -59,10 +59,9 @@ def batch_of(frame: DataFrame, batch_id: int) -> PlannedBatch:
     """
     query_id, running_batch_id, job_group = _identity(frame)
     if running_batch_id != batch_id:
-        raise SparkError(
+        raise SparkError.usual(
             "NOT_CALLED_BY_SPARK",
             f"The function was handed batch {batch_id}, but Spark is running batch {running_batch_id}.",
-            NOTHING,
             "Pass the batch id on as foreachBatch gives it, in the thread that foreachBatch calls.",
         )
     run = _run(frame, query_id, job_group)
@@ -85,20 +84,18 @@ def _identity(frame: DataFrame) -> tuple[str, int, str | None]:
     """The query's id, the batch's, and the job group: the run's id, unless the user has set another one."""
     context = getattr(frame.sparkSession, "_sc", None)
     if context is None:
-        raise SparkError(
+        raise SparkError.usual(
             "SPARK_CONNECT",
             "This is Spark Connect, where a foreachBatch function has no way to ask which query it serves.",
-            NOTHING,
             'Use format("pgonce"), which works over Spark Connect, or run the query on a classic session.',
         )
     query_id = context.getLocalProperty("sql.streaming.queryId")
     batch_id = context.getLocalProperty("streaming.sql.batchId")
     if not (query_id and batch_id):
-        raise SparkError(
+        raise SparkError.usual(
             "NOT_CALLED_BY_SPARK",
             "Spark does not say which query and batch this is: the function was called outside foreachBatch, or from a "
             "thread of its own.",
-            NOTHING,
             "Pass the writer to df.writeStream.foreachBatch(...), and call it in the thread that foreachBatch calls.",
         )
     return query_id, int(batch_id), context.getLocalProperty("spark.jobGroup.id")
@@ -160,10 +157,9 @@ def _running_query(frame: DataFrame, query_id: str) -> Any:
     jvm: Any = session.sparkContext._jvm
     query = running.get(jvm.java.util.UUID.fromString(query_id))
     if query is None:
-        raise SparkError(
+        raise SparkError.usual(
             "QUERY_NOT_RUNNING",
             f"Query {query_id} is not running (any more) in this Spark application.",
-            NOTHING,
             "Start the query again.",
         )
     return query
@@ -176,11 +172,10 @@ def _refuse_temporary_checkpoint(query: Any) -> None:
     is_temporary = stream_execution.getDeclaredField("deleteCheckpointOnStop")
     is_temporary.setAccessible(True)
     if is_temporary.get(query):
-        raise SparkError(
+        raise SparkError.usual(
             "OPTION_MISSING",
             "This query has no checkpointLocation, so Spark made a temporary one and a new query id: after a "
             "restart it would begin at the start of its source, and nothing would notice.",
-            NOTHING,
             'Set .option("checkpointLocation", ...) on the writer.',
         )
 
@@ -192,10 +187,9 @@ def _async_interval(query: Any) -> int:
         return 0
     if kind == _ASYNCHRONOUS:
         return int(query.asyncProgressTrackingCheckpointingIntervalMs())
-    raise SparkError(
+    raise SparkError.usual(
         "NOT_MICRO_BATCH",
         f"Spark runs this query as {kind}, not in micro-batches.",
-        NOTHING,
         "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
     )
 

@@ -26,7 +26,6 @@ from sqlalchemy import Connection
 from pgonce.offsets_store.checkpoint.files import without_credentials
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
@@ -50,12 +49,11 @@ def batch_from_server(server: ServerSession, frame: DataFrame, batch_id: int) ->
     query_id = checkpoint.query_id()
     run_id, name = server.run_of(query_id, frame)
     if not server.is_only_server:
-        raise SparkError(
+        raise SparkError.usual(
             "NOT_EXCLUSIVE",
             f"In the store of {checkpoint.location}, two servers can plan the same batch, and each takes its own "
             "entry in offsets/ for the valid one. Over Spark Connect, pgonce cannot find out which rows this "
             "server has planned.",
-            NOTHING,
             "Keep the checkpoint in HDFS, in Azure's storage (abfss://) or on a disk of the server's machine; or run "
             "the query on a classic session.",
         )
@@ -84,11 +82,10 @@ def _refuse_finished(checkpoint: Checkpoint, batch: PlannedBatch) -> None:
     """Refuse an entry that is not the newest one, or is committed: then the query uses another checkpoint."""
     entries, _ = checkpoint.batch_ids()
     if entries[-1:] != [batch.batch_id] or checkpoint.is_committed(batch.batch_id):
-        raise SparkError(
+        raise SparkError.usual(
             "CHECKPOINT_IN_USE",
             f"The server runs batch {batch.batch_id}, but in the checkpoint {checkpoint.location} that batch is "
             "finished: another driver works on the same checkpoint, or the query uses a copy of it.",
-            NOTHING,
             "Give the writer the query's own checkpointLocation, and leave one driver running.",
         )
 
@@ -142,10 +139,9 @@ class ServerSession:
         # The server forgets a batch's frame when its function has returned or its run has ended, and a query has one
         # run at a time. So this frame's run is the one that was just listed.
         if frame.isStreaming:
-            raise SparkError(
+            raise SparkError.usual(
                 "NOT_CALLED_BY_SPARK",
                 "This frame is a stream, and not one batch of it.",
-                NOTHING,
                 "Pass the writer to df.writeStream.foreachBatch(...), and the frame on as foreachBatch gives it.",
             )
         older = self._runs_before & running.keys()
@@ -168,10 +164,9 @@ class ServerSession:
             what = f"The server does not run {belongs}, in the session that started this function."
         else:
             what = f"The server is not running {belongs}, as run {run_id}."
-        return SparkError(
+        return SparkError.usual(
             "QUERY_NOT_RUNNING",
             what,
-            NOTHING,
             "Give the query and its writer the same checkpointLocation, and start the query again.",
         )
 
@@ -183,33 +178,30 @@ def is_connect(frame: DataFrame) -> bool:
 
 def no_checkpoint_location() -> SparkError:
     """The error for a writer that was not told where the checkpoint is."""
-    return SparkError(
+    return SparkError.usual(
         "SPARK_CONNECT",
         "This is Spark Connect, where a foreachBatch function cannot ask the query for its batch: it must be told "
         "where the query's checkpoint is.",
-        NOTHING,
         "Set checkpoint_location=... on the writer, to the query's own checkpointLocation.",
     )
 
 
 def _refuse_spark_3() -> None:
     if int(pyspark.__version__.partition(".")[0]) < 4:  # noqa: PLR2004
-        raise SparkError(
+        raise SparkError.usual(
             "SPARK_TOO_OLD",
             f"Over Spark Connect, foreachBatch needs PySpark 4.0 or newer: version {pyspark.__version__} does not tell "
             "one server from the next, so a worker that outlives its server could take another run for its own.",
-            NOTHING,
             "Run the query on a classic session, which also works with PySpark 3.5; or use PySpark 4.0 or newer.",
         )
 
 
 def _without_session() -> SparkError:
-    return SparkError(
+    return SparkError.usual(
         "SPARK_CONNECT",
         "Over Spark Connect the writer must reach the server's worker with the function: it learns which server it "
         "serves when the function is unpickled there. This one was created while a batch was running, or in a "
         "worker that differs from those of Apache Spark.",
-        NOTHING,
         'Create the writer outside of the function that foreachBatch is given, or use format("pgonce").',
     )
 

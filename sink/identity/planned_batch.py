@@ -17,7 +17,7 @@ from uuid import UUID
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.errors import NOTHING, CheckpointError
+from pgonce.offsets_store.errors import CheckpointError
 from pgonce.offsets_store.kafka.broker import topic_ids
 from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.offsets import furthest, kafka_topics
@@ -42,13 +42,12 @@ def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
     checkpoint = Checkpoint(checkpoint_location)
     newest = checkpoint.newest_offset_entry()
     if newest is None or checkpoint.is_committed(newest.batch_id):
-        raise SparkError(
+        raise SparkError.usual(
             "NOT_MICRO_BATCH",
             f"Spark plans a batch without having written its offsets to {checkpoint.location}/offsets: the query runs "
             "with the continuous trigger (which drops every row of a Python sink); or checkpointLocation is not the "
             "location that this query uses; or another driver works on the same checkpoint, and has committed this "
             "batch.",
-            NOTHING,
             "Use a micro-batch trigger, give this writer the query's own checkpointLocation, and leave one driver "
             "running.",
         )

@@ -82,7 +82,8 @@ class RaisedCodes:
             if isinstance(target, ast.Name)
         }
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in self._takers:
+            taker = ast.unparse(node.func).removesuffix(".usual") if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and node.args and taker in self._takers:
                 code = node.args[0]
                 if isinstance(code, ast.Constant):
                     self.codes.add(code.value)

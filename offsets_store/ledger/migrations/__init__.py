@@ -228,11 +228,10 @@ def refuse_too_new(least_reader: int) -> None:
     :raises LedgerError: PGONCE_TOO_OLD.
     """
     if least_reader > NEWEST:
-        raise LedgerError(
+        raise LedgerError.usual(
             "PGONCE_TOO_OLD",
             f"The ledger (schema pgonce) needs code of version {least_reader} or later; this pgonce knows version "
             f"{NEWEST}.",
-            "Nothing was written.",
             "Upgrade pgonce in this job: another job has already upgraded the ledger.",
         )
 

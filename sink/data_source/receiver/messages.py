@@ -16,7 +16,7 @@ from uuid import UUID
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
-from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError, without_its_words
+from pgonce.offsets_store.errors import CommitError, PgonceError, without_its_words
 
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
@@ -94,7 +94,7 @@ def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
 
 def without_rows(what: str) -> ReceiverError:
     """The error for a receiver that does not have what the commit messages promise."""
-    return ReceiverError("RECEIVER_LOST", what, NOTHING, _REMEDY)
+    return ReceiverError.usual("RECEIVER_LOST", what, _REMEDY)
 
 
 def not_in_ledger(verdict: str, batch_id: int) -> PerhapsCommittedError:

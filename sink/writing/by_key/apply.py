@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError, bad_target
+from pgonce.offsets_store.errors import NullOrderError, TargetError, bad_target
 
 from ...options.destination import Changes
 from ..rows import RELEASE, GatheredRows
@@ -202,11 +202,10 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, written
     if without_key:
         raise null_keys(without_key, upsert)
     if without_order and upsert.order_by:
-        raise NullOrderError(
+        raise NullOrderError.usual(
             "NULL_ORDER",
             f"{without_order} rows of the batch have NULL in {upsert.order_by.source!r}, which orderBy names, so "
             "onlyNewer cannot tell whether they are newer than the stored rows.",
-            NOTHING,
             "Filter these rows out, or give them a value, before they are written.",
         )
     if not upsert.has_index:

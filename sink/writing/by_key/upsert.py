@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, NullKeyError, TargetError, bad_target
+from pgonce.offsets_store.errors import NullKeyError, TargetError, bad_target
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import UPDATES_A_ROW_TWICE, add_note
 
@@ -161,10 +161,9 @@ def _doubled_by_table(table: TargetTable, upsert: Upsert) -> TargetError:
 
 def null_keys(count: int, upsert: Upsert) -> NullKeyError:
     """The error for rows that lack a key: they conflict with nothing, so each replay would add them again."""
-    return NullKeyError(
+    return NullKeyError.usual(
         "NULL_KEYS",
         f"{count} rows of the batch have NULL in a key column ({', '.join(k.source for k in upsert.keys)}).",
-        NOTHING,
         "Filter these rows out, or give them keys, before they are written.",
     )
 
