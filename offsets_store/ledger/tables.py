@@ -1,10 +1,10 @@
 """
-The ledger's tables, as SQLAlchemy Core sees them: the names and types of their columns.
+The ledger's tables that are read or written through SQLAlchemy Core, as it sees them: the names and types of columns.
 
 Runs where the ledger is read or written. Invariant: they are what the migrations create; a test compares the two by
-reflection. Only the migrations have keys, constraints, indexes and defaults, and say, in comments, what each column is
-for. If SQLAlchemy knew a key that Postgres fills in, an INSERT would ask for it (RETURNING), and in a round trip of
-several statements no answers are read.
+reflection. (Other tables stand only in the SQL of the modules that use them.) Only the migrations have keys,
+constraints, indexes and defaults, and say, in comments, what each column is for. If SQLAlchemy knew a key that Postgres
+fills in, an INSERT would ask for it (RETURNING), and in a round trip of several statements no answers are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlalchemy import (
     func,
     select,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB, OID
+from sqlalchemy.dialects.postgresql import BYTEA, JSONB
 from sqlalchemy.types import TypeEngine
 
 from . import SCHEMA
@@ -40,9 +40,7 @@ _TYPES: dict[str, TypeEngine[Any]] = {
     "double": Double(),
     "integer": Integer(),
     "jsonb": JSONB(none_as_null=True),
-    "oid": OID(),
     "text": Text(),
-    "texts": ARRAY(Text),
     "timestamptz": DateTime(timezone=True),
     "uuid": Uuid(),
 }
@@ -149,25 +147,6 @@ positions = _table(
     timestamptz="moved_at",
 )
 
-staged_tables = _table(
-    "staged_tables", bigint="batch_id", text="table_name query_id sink_name run_id", timestamptz="created_at"
-)
-
-tombstones = _table(
-    "tombstones", bigint="tombstone_set_id", jsonb="key order_value", timestamptz="deleted_at expires_at"
-)
-
-tombstone_sets = _table(
-    "tombstone_sets",
-    bigint="tombstone_set_id",
-    text="target_name order_column order_type",
-    texts="key_columns key_types",
-    oid="target",
-    timestamptz="expires_at",
-)
-
-home = _table("home", bigint="written_in", boolean="is_only_row", timestamptz="since")
-
 interventions = _table(
     "interventions",
     bigint="intervention_id writer_id batch_id",
@@ -195,5 +174,3 @@ batch_jobs = _table(
 )
 
 batch_job_skips = _table("batch_job_skips", text="sink_name batch_key", uuid="attempt", timestamptz="skipped_at")
-
-batch_job_aborts = _table("batch_job_aborts", text="batch_key", uuid="attempt", timestamptz="aborted_at")

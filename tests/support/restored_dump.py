@@ -6,14 +6,13 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, ledgers_seen
-from pgonce.offsets_store.ledger.tables import metadata
 
 
 def restore_ledger(url: str, other_url: str) -> None:
     """Let the other database have the ledger's rows, and no process that has looked at it since."""
     ensure_ledger(other_url)
-    names = [table.name for table in metadata.tables.values()]
     with psycopg.connect(url) as source, psycopg.connect(other_url) as restored:
+        names = [name for (name,) in source.execute(_TABLES).fetchall()]
         restored.execute("SET session_replication_role = replica")
         for name in names:
             relation = sql.Identifier("pgonce", name)
@@ -34,6 +33,7 @@ def restore_ledger(url: str, other_url: str) -> None:
     ledgers_seen.discard(other_url)
 
 
+_TABLES = "SELECT relname FROM pg_class WHERE relnamespace = 'pgonce'::regnamespace AND relkind = 'r'"
 _IDENTITIES = """
 SELECT c.relname, a.attname FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
 WHERE c.relnamespace = 'pgonce'::regnamespace AND a.attidentity <> ''

@@ -92,11 +92,11 @@ class TestForm:
         ensure_ledger(url)
 
     def test_tables_py_says_what_the_migrations_create(self, url):
-        """SQLAlchemy's tables equal the reflected ones: names, columns and types."""
+        """Each of SQLAlchemy's tables equals the reflected one: its name, columns and types."""
         found = MetaData(schema="pgonce")
         engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url))
         found.reflect(engine)
-        assert set(found.tables) == set(tables.metadata.tables)
+        assert set(found.tables) > set(tables.metadata.tables)
 
         def form(table):
             return {column.name: column.type.compile(dialect=dialect()) for column in table.columns}
