@@ -8,7 +8,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -51,29 +51,17 @@ from .stored import StoredBatch, StoredJob, StoredWriter, find_writers
 _named = writers.alias("named")
 WRITERS = (
     select(
-        writers.c.query_id,
-        writers.c.query_name,
-        writers.c.sink_name,
-        writers.c.checkpoint_location,
-        writers.c.run_id,
-        writers.c.generation,
+        *(writers.c[each.name] for each in fields(StoredWriter) if each.name in {*writers.c.keys()} - {"end_offsets"}),
+        writers.c.writer_id,
         writers.c.last_batch_id.label("batch_id"),
         # The listener fills in the batch's record even if the next commit keeps it from the writer's row.
         func.coalesce(writers.c.end_offsets, last_batches.c.end_offsets).label("end_offsets"),
         last_batches.c.positions.label("stored_positions"),
-        writers.c.writer_id,
-        writers.c.guarantee,
         select(func.count()).where(replays.c.writer_id == writers.c.writer_id).scalar_subquery().label("replays"),
         select(func.count())
         .where(progress.c.query_id == writers.c.query_id, progress.c.disagreement.is_not(None))
         .scalar_subquery()
         .label("disagreements"),
-        writers.c.replaces,
-        writers.c.replaced_by,
-        writers.c.retired_at,
-        writers.c.created_at,
-        writers.c.updated_at,
-        writers.c.targets,
         select(func.concat("batch ", target_changes.c.batch_id, ": ", target_changes.c.change))
         .where(target_changes.c.writer_id == writers.c.writer_id)
         .order_by(desc(target_changes.c.noticed_at))
@@ -81,7 +69,6 @@ WRITERS = (
         .scalar_subquery()
         .label("target_change"),
         last_batches.c.counts,
-        writers.c.offsets_read_by,
         last_batches.c.transport,
     )
     .select_from(writers_and_last_batches)
@@ -151,18 +138,8 @@ def newest_batches(
         select(
             writers.c.query_id,
             writers.c.sink_name,
-            newest.c.generation,
-            newest.c.batch_id,
-            newest.c.run_id,
-            newest.c.start_offsets,
-            newest.c.end_offsets,
-            newest.c.rows,
-            newest.c.dropped_rows,
-            newest.c.transport,
+            *(newest.c[each.name] for each in fields(StoredBatch) if each.name in newest.c),
             skipped.scalar_subquery().label("replays"),
-            newest.c.committed_at,
-            newest.c.counts,
-            newest.c.tables,
             extract("epoch", newest.c.committed_at - newest.c.begun_at).cast(Double).label("commit_seconds"),
             case((func.jsonb_typeof(took) == "number", took.astext.cast(Double) / 1000)).label("batch_seconds"),
         )
