@@ -27,35 +27,25 @@ if TYPE_CHECKING:
     __version__: str
 else:
     # Imported only when they are asked for: the command line works without Spark, and most of these do not.
-    _MODULES = {
-        "Activity": "pgonce.offsets_store.status.states",
-        "BatchTransaction": "pgonce.sink.foreach_batch.batch_transaction",
-        "CurrentOffset": "pgonce.offsets_store.status.stored",
-        "Finding": "pgonce.offsets_store.status.states",
-        "Login": "pgonce.offsets_store.postgres.postgres_url",
-        "MeasuredLag": "pgonce.offsets_store.status.states",
-        "OffsetsListener": "pgonce.offsets_store.progress.listener",
-        "OffsetsStore": "pgonce.offsets_store.status.store",
-        "PartitionLag": "pgonce.offsets_store.status.stored",
-        "PgonceError": "pgonce.offsets_store.errors",
-        "PostgresBatchWriter": "pgonce.for_each_batch",
-        "PostgresUrl": "pgonce.offsets_store.postgres.postgres_url",
-        "QueryState": "pgonce.offsets_store.status.states",
-        "Recovery": "pgonce.recovery.recover",
-        "StoredBatch": "pgonce.offsets_store.status.stored",
-        "StoredFailure": "pgonce.offsets_store.status.failures",
-        "StoredJob": "pgonce.offsets_store.status.stored",
-        "StoredLetter": "pgonce.offsets_store.status.dead_letters",
-        "StoredWriter": "pgonce.offsets_store.status.stored",
-        "explain": "pgonce.cli.explain",
-        "pipeline_sink_options": "pgonce.sink.options.sink_options",
-        "recover_and_start": "pgonce.recovery.recover_and_start",
-        "recover_checkpoint": "pgonce.recovery.recover",
-        "start_real_time": "pgonce.real_time.start",
-        "topic_to_table": "pgonce.topic_query",
-        "transactional_batch": "pgonce.for_each_batch",
-        "watch": "pgonce.offsets_store.progress.listener",
+    _NAMES = {
+        "pgonce.cli.explain": "explain",
+        "pgonce.for_each_batch": "PostgresBatchWriter transactional_batch",
+        "pgonce.offsets_store.errors": "PgonceError",
+        "pgonce.offsets_store.postgres.postgres_url": "Login PostgresUrl",
+        "pgonce.offsets_store.progress.listener": "OffsetsListener watch",
+        "pgonce.offsets_store.status.dead_letters": "StoredLetter",
+        "pgonce.offsets_store.status.failures": "StoredFailure",
+        "pgonce.offsets_store.status.states": "Activity Finding MeasuredLag QueryState",
+        "pgonce.offsets_store.status.store": "OffsetsStore",
+        "pgonce.offsets_store.status.stored": "CurrentOffset PartitionLag StoredBatch StoredJob StoredWriter",
+        "pgonce.real_time.start": "start_real_time",
+        "pgonce.recovery.recover": "Recovery recover_checkpoint",
+        "pgonce.recovery.recover_and_start": "recover_and_start",
+        "pgonce.sink.foreach_batch.batch_transaction": "BatchTransaction",
+        "pgonce.sink.options.sink_options": "pipeline_sink_options",
+        "pgonce.topic_query": "topic_to_table",
     }
+    _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
     def __getattr__(name: str) -> object:
         from importlib import import_module, metadata
