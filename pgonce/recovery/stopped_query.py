@@ -9,7 +9,7 @@ names only commands and options that exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -104,9 +104,8 @@ class CheckpointFacts:
     @property
     def orphans(self) -> tuple[str, ...]:
         """Checksums whose file is missing: they make Spark's next write of that file fail."""
-        there = {checksum_of(f"offsets/{n}") for n in self.offsets} | {
-            checksum_of(f"commits/{n}") for n in self.commits
-        }
+        entries = (*(f"offsets/{n}" for n in self.offsets), *(f"commits/{n}" for n in self.commits))
+        there = set(map(checksum_of, entries))
         return tuple(sorted(self.checksums - there))
 
     @property
@@ -121,20 +120,17 @@ class CheckpointFacts:
     def after(self, changes: Sequence[Change]) -> CheckpointFacts:
         """The checkpoint as it will be when ``changes`` are made."""
         offsets, commits, checksums = dict(self.offsets), dict(self.commits), set(self.checksums)
+        logs: Mapping[str, tuple[dict[int, Any], Callable[[str], Any]]]
+        logs = {"offsets": (offsets, parse_offset_log), "commits": (commits, parse_commit_log)}
         gone = {name for name, text in changes if text is None}
         for name, text in changes:
             checksums.discard(name)
             if (match := _ENTRY.fullmatch(name)) is None:
                 continue
-            number = int(match[2])
-            if match[1] == "offsets":
-                offsets.pop(number, None)
-                if text is not None:
-                    offsets[number] = parse_offset_log(text)
-            else:
-                commits.pop(number, None)
-                if text is not None:
-                    commits[number] = parse_commit_log(text)
+            number, (entries, parse) = int(match[2]), logs[match[1]]
+            entries.pop(number, None)
+            if text is not None:
+                entries[number] = parse(text)
         return replace(
             self,
             offsets=offsets,
@@ -224,20 +220,14 @@ def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> lis
     living = [sink for sink in sinks if sink.is_living]
     if living:
         return living
+    nothing = f"so nothing is known about the checkpoint {checkpoint.location}."
     if not sinks:
         raise UnknownQueryError.usual(
-            "UNKNOWN",
-            f"The ledger does not know query {checkpoint.query_id}, so nothing is known about the checkpoint "
-            f"{checkpoint.location}.",
-            _ELSEWHERE,
+            "UNKNOWN", f"The ledger does not know query {checkpoint.query_id}, {nothing}", _ELSEWHERE
         )
     gone = ", ".join(sink.sink_name for sink in sinks)
-    raise RecoveryError.usual(
-        "UNKNOWN",
-        f"The ledger knows query {checkpoint.query_id} only with sinks that were replaced or retired ({gone}), so "
-        f"nothing is known about the checkpoint {checkpoint.location}.",
-        _ELSEWHERE,
-    )
+    known = f"The ledger knows query {checkpoint.query_id} only with sinks that were replaced or retired ({gone}), "
+    raise RecoveryError.usual("UNKNOWN", f"{known}{nothing}", _ELSEWHERE)
 
 
 _ELSEWHERE = (

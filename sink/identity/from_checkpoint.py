@@ -122,19 +122,18 @@ def describe_batch(
         is_other_entry = origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
     if is_other_entry or not is_plan(log, planned or log):
         raise rewritten(origin.batch_id)
-    before = origin.batch_id - 1
-    previous = checkpoint.find_offset_log(before) if origin.batch_id else None
-    start = previous.offsets if previous else None
+    previous = previous_of(checkpoint, origin)
+    start = previous[1].offsets if previous else None
     if origin.batch_id == 0:
         start = checkpoint.initial_offsets(log)
-    return batch_of_query(
-        checkpoint,
-        origin,
-        query_name,
-        log=log,
-        previous=(before, previous) if previous else None,
-        start=start,
-    )
+    return batch_of_query(checkpoint, origin, query_name, log=log, previous=previous, start=start)
+
+
+def previous_of(checkpoint: Checkpoint, origin: Origin) -> tuple[int, OffsetLog] | None:
+    """The number and the entry of the batch before this one; None if there is none."""
+    before = origin.batch_id - 1
+    found = checkpoint.find_offset_log(before) if origin.batch_id else None
+    return (before, found) if found else None
 
 
 def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> PlannedBatch:

@@ -30,7 +30,7 @@ from pgonce.offsets_store.errors import NOTHING, CheckpointError
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError
-from .from_checkpoint import Origin, batch_of_query, describe_batch, is_plan, refuse_other_query, rewritten
+from .from_checkpoint import Origin, batch_of_query, describe_batch, is_plan, previous_of, refuse_other_query, rewritten
 
 _log = logging.getLogger("pgonce")
 
@@ -284,18 +284,10 @@ def batch_in_memory(
     log = checkpoint.find_offset_log(origin.batch_id) or planned
     if not is_plan(log, planned):
         raise rewritten(origin.batch_id)
-    before = origin.batch_id - 1
-    previous = checkpoint.find_offset_log(before) if origin.batch_id else None
+    previous = previous_of(checkpoint, origin)
     is_first = origin.batch_id == 0
     start = checkpoint.initial_offsets(log) if is_first else _entry(session, query, planned_start(query)).offsets
-    return batch_of_query(
-        checkpoint,
-        origin,
-        query.name(),
-        log=log,
-        previous=(before, previous) if previous else None,
-        start=start,
-    )
+    return batch_of_query(checkpoint, origin, query.name(), log=log, previous=previous, start=start)
 
 
 def _entry(session: SparkSession, query: Any, progress: Any) -> OffsetLog:

@@ -37,6 +37,7 @@ from .value_probe import ValueProbe
 _counter = itertools.count()
 _BAD = sql.Identifier("pgonce: bad")
 """The variable with the number of a row that was refused; no column of a user has its name."""
+_VARIABLES = {"variables": VARIABLES, "first": FIRST, "last": LAST, "at": AT}
 _TWICE = psycopg.errors.CardinalityViolation.sqlstate
 _MOST_PENDING = 1_000
 """So many more rows than may be put aside wait for others at most: a table that lacks them would refuse each again."""
@@ -127,10 +128,7 @@ class Rounds:
         statements = [probe.of_write, probe.of_delete, *probe.of_each] if probe else []
         is_append = turns.batch is None
         body = sql.SQL(_ROUND).format(
-            variables=VARIABLES,
-            first=FIRST,
-            last=LAST,
-            at=AT,
+            **_VARIABLES,
             begin=numbers.start,
             end=numbers.stop - 1,
             size=size,
@@ -186,10 +184,7 @@ class Rounds:
         if refused.row.code == VALUE_NOT_READ and turns.batch is not None:
             raise unread_error(turns.batch.target, refused.row.column_name or "")
         body = sql.SQL(_ONE).format(
-            variables=VARIABLES,
-            first=FIRST,
-            last=LAST,
-            at=AT,
+            **_VARIABLES,
             number=refused.number,
             counts=sql.Literal([0] * len(COUNTED)),
             part=turns.part,

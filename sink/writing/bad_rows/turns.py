@@ -16,7 +16,7 @@ from psycopg import sql
 
 from ..by_key.apply import MOVED, STAGES, Begun, begin_in_tx, doubled_keys, lock_rows_in_tx, needs_changes
 from ..by_key.change_table import ChangeTable
-from ..by_key.deciding_changes import all_changes, wanted_changes
+from ..by_key.deciding_changes import all_changes, keys_of, wanted_changes
 from ..by_key.keys import ComparedUpsert, delete_action, deletes_act_on_itself
 from ..by_key.one_by_one import COUNTED, FIRST, IS_DELETE, IS_WRITE, LAST, NUMBER, part_of_changes
 from ..by_key.statements import insert_in_turn, lacks_order, value_as_assigned
@@ -146,7 +146,7 @@ class Turns:
             if backwards and not (batch.moves or deletes_act_on_itself(batch.target, batch.changes)):
                 changes = all_changes(batch, GatheredRows(self.table, wanted, len(turns)))
                 newest = "SELECT {0} AS turn, pg_catalog.max({0}) OVER (PARTITION BY {1}) AS newest FROM {2} AS change"
-                chosen, order = sql.SQL(newest).format(PLACE, _keys(batch), changes), "newest DESC, turn"
+                chosen, order = sql.SQL(newest).format(PLACE, keys_of(batch), changes), "newest DESC, turn"
         again = sql.SQL(_AGAIN).format(
             table=self.table, number=NUMBER, turn=TURN, behind=behind, chosen=chosen, order=sql.SQL(order)
         )
@@ -165,7 +165,7 @@ class Turns:
             place=PLACE,
             unwritten=sql.Literal(list(unwritten)),
             turns=sql.Literal(list(turns)),
-            keys=_keys(batch),
+            keys=keys_of(batch),
             changes=all_changes(batch, GatheredRows(self.table, sql.SQL("true"), self.count)),
         )
         found = self.connection.execute(query, prepare=False).fetchall()
@@ -191,10 +191,6 @@ class Turns:
                 begun.batch.target.qualified_name,
             )
         return counts | {name: number for name, number in more.items() if number}
-
-
-def _keys(batch: ChangeTable) -> sql.Composable:
-    return sql.SQL(", ").join(sql.Identifier(key.target) for key in batch.upsert.keys)
 
 
 _AGAIN = """

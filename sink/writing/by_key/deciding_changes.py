@@ -47,7 +47,7 @@ def wanted_changes(changes: Changes | None, rows: GatheredRows) -> GatheredRows:
 
 def _last_of_each(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
     return sql.SQL("SELECT DISTINCT ON ({}) {} FROM {} WHERE {} ORDER BY {}, {}ctid DESC").format(
-        _keys(table),
+        keys_of(table),
         sql.SQL(", ").join(table.values()),
         rows.source,
         wanted_changes(table.changes, rows).wanted,
@@ -85,7 +85,7 @@ def _deciding(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
         'WHERE "pgonce: ends" OPERATOR(pg_catalog.=) {deleted} OR {earlier} '
         'ORDER BY {in_order}, {deleted}, "pgonce: rank"'
     ).format(
-        keys=_keys(table),
+        keys=keys_of(table),
         deleted=DELETED,
         changes=changes,
         latest_first=_latest_first(table),
@@ -94,7 +94,8 @@ def _deciding(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
     )
 
 
-def _keys(table: ChangeTable) -> sql.Composable:
+def keys_of(table: ChangeTable) -> sql.Composable:
+    """The names of the key's columns in the target."""
     return sql.SQL(", ").join(sql.Identifier(key.target) for key in table.upsert.keys)
 
 
