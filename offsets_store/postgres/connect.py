@@ -32,12 +32,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 
-def _shows_no_row(record: logging.LogRecord) -> bool:
-    """Whether a log line of psycopg may be written: when a COPY fails twice, it repeats what Postgres said of a row."""
-    return not (isinstance(record.msg, str) and record.msg.startswith("error ignored"))
-
-
-logging.getLogger("psycopg").addFilter(_shows_no_row)
+# When a COPY fails twice, psycopg logs what Postgres said of a row.
+logging.getLogger("psycopg").addFilter(lambda record: not str(record.msg).startswith("error ignored"))
 
 _DEFAULTS = {
     "connect_timeout": ("15", "PGCONNECT_TIMEOUT"),

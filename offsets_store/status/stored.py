@@ -33,17 +33,12 @@ class CurrentOffset(NamedTuple):
 def as_current(offsets: Offsets) -> list[CurrentOffset]:
     """One row a topic and partition for Kafka, one a source otherwise, in order."""
     rows: list[CurrentOffset] = []
-    for source_id in sorted(offsets, key=_source_order):
+    # Spark's numbers first, and then names.
+    for source_id in sorted(offsets, key=lambda one: (not one.isdecimal(), int(one) if one.isdecimal() else 0, one)):
         offset = offsets[source_id]
         partitions = [CurrentOffset(*position) for position in sorted(kafka_positions({source_id: offset}))]
         rows += partitions or [CurrentOffset(source_id, None, None, offset)]
     return rows
-
-
-def _source_order(source_id: str) -> tuple[bool, int, str]:
-    if source_id.isdecimal():
-        return False, int(source_id), ""
-    return True, 0, source_id
 
 
 @dataclass(frozen=True)
@@ -267,16 +262,12 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
             f"Give the id of one of them: {'; '.join(map(_described, candidates))}.",
         )
     if not ids:
-        into = [writer for writer in writers if _is_sink(name, writer) and writer.is_living]
+        # A sink of this name, or a table of this name in any schema.
+        into = [one for one in writers if f".{one.sink_name}".endswith(f".{name}") and one.is_living]
         if len(into) == 1:
             return into
         raise _not_found(writers, name, into)
     return [writer for writer in writers if writer.query_id == ids[0]]
-
-
-def _is_sink(name: str, writer: StoredWriter) -> bool:
-    """Whether the sink has this name, or is a table of this name in any schema."""
-    return name == writer.sink_name or writer.sink_name.endswith(f".{name}")
 
 
 _MOST_NAMES = 10

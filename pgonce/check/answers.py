@@ -105,13 +105,9 @@ def asked(connection: psycopg.Connection, question: Question) -> Finding:
     except psycopg.Error as error:
         if is_lost_connection(error) or is_statement_pooling(error):
             raise
-        answer = _refused(error)
+        said = scrub(" ".join((error.diag.message_primary or str(error)).split()))
+        answer = Answer(Holds.NO, f"the server refuses it (SQLSTATE {error.sqlstate or 'none'}): {said}")
     return Finding(question.name, question.promise, answer.holds, answer.says, answer.remedy)
-
-
-def _refused(error: psycopg.Error) -> Answer:
-    said = scrub(" ".join((error.diag.message_primary or str(error)).split()))
-    return Answer(Holds.NO, f"the server refuses it (SQLSTATE {error.sqlstate or 'none'}): {said}")
 
 
 def one_row(connection: psycopg.Connection, query: str, *parameters: object) -> tuple[object, ...]:

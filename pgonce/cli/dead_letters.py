@@ -162,12 +162,8 @@ def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> 
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _replay_says(groups: Sequence[Group], *, is_done: bool) -> list[str]:
+def _replay_says(groups: Sequence[Group], *, is_done: bool) -> Iterator[str]:
     """What is written, by table, and which letters stay, by the reason why."""
-    return [*_replayed(groups), *_kept(groups, is_done=is_done)]
-
-
-def _replayed(groups: Sequence[Group]) -> Iterator[str]:
     for group in groups:
         if group.letters and not group.replayed:
             continue
@@ -176,9 +172,6 @@ def _replayed(groups: Sequence[Group]) -> Iterator[str]:
             f"{len(group.replayed)} into {group.destination.table} (mode {group.destination.mode}): "
             f"{_ids(group.replayed)}{f'; {became}' if became else ''}."
         )
-
-
-def _kept(groups: Sequence[Group], *, is_done: bool) -> Iterator[str]:
     by_reason: dict[tuple[str, bool], list[StoredLetter]] = {}
     for group in groups:
         for one in group.kept:

@@ -171,7 +171,7 @@ def _show_one(
     if as_json:
         print_json(
             [
-                {**record, "positions": position_records(stored.get(_key(record), []))}
+                {**record, "positions": position_records(stored.get((record["query_id"], record["sink_name"]), []))}
                 for record in _records(chosen, found)
             ]
         )
@@ -198,10 +198,6 @@ def _tables_of(details: QueryDetails, lag: Sequence[PartitionLag], now: datetime
         yield tables.offsets_table(lag)
     if details.batches:
         yield tables.history_table(details.batches, now)
-
-
-def _key(record: dict[str, Any]) -> tuple[str, str | None]:
-    return record["query_id"], record["sink_name"]
 
 
 _POSITION_KEYS = ("source_id", "topic", "partition", "end_offset", "latest_offset", "lag", "measured_at")

@@ -221,10 +221,13 @@ def write_letters_in_tx(
     except (psycopg.Error, TargetError) as error:
         if not tolerates:
             if isinstance(error, psycopg.Error):
-                add_note(error, _note(given.letters))
+                # Postgres knows rows by their place; this is their order.
+                ids = shown_ids([letter.dead_letter_id for letter in given.letters])
+                add_note(error, f"The rows are those of the dead letters {ids}, in this order")
             raise
         if len(given.letters) == 1:
-            return None, [Kept(given.letters[0], _said(error), is_refused=True)]
+            refused = error if isinstance(error, TargetError) else target_error(error, "the row")
+            return None, [Kept(given.letters[0], f"[{refused.code}] {refused.what}", is_refused=True)]
     else:
         if _is_clear(counts, len(given.letters)):
             why = next((why for stage, why in _NO_EFFECT.items() if (counts or {}).get(stage)), None)
@@ -249,14 +252,3 @@ def _is_clear(counts: Mapping[str, int] | None, letters: int) -> bool:
         # One row of two counts may have had no effect.
         return not without or letters == 1
     return not without or without == [letters]
-
-
-def _note(letters: Sequence[StoredLetter]) -> str:
-    # Postgres knows rows by their place; this is their order.
-    ids = shown_ids([letter.dead_letter_id for letter in letters])
-    return f"The rows are those of the dead letters {ids}, in this order"
-
-
-def _said(error: psycopg.Error | TargetError) -> str:
-    refused = error if isinstance(error, TargetError) else target_error(error, "the row")
-    return f"[{refused.code}] {refused.what}"

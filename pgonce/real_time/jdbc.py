@@ -108,11 +108,17 @@ def jdbc_url(url: str, run_id: str, lock_timeout: float) -> JdbcUrl:
             raise _refused(
                 f"The connection string sets {name}, which Postgres's JDBC driver does not have.", f"Leave {name} out."
             )
-    if given.get("sslmode") == "require" and _has_root_certificate(given):
+    has_root = "sslrootcert" in given or Path("~/.postgresql/root.crt").expanduser().exists()
+    if given.get("sslmode") == "require" and has_root:
         # libpq verifies the certificate then, and the JDBC driver would verify nothing.
         properties["sslmode"] = "verify-ca"
     properties["loadBalanceHosts"] = _BALANCED[given.get("load_balance_hosts", "disable")]
-    properties["targetServerType"] = _target_of(given.get("target_session_attrs", "any"))
+    wanted = given.get("target_session_attrs", "any")
+    if wanted not in _TARGET_SESSION:
+        raise _refused(
+            f"target_session_attrs={wanted} means a server that cannot be written to.", "Write read-write, or any."
+        )
+    properties["targetServerType"] = _TARGET_SESSION[wanted]
     options = [f"-c {name}={value}" for name, value in settings.items()]
     properties["options"] = " ".join(filter(None, [properties.get("options"), *options]))
     if password:
@@ -129,22 +135,10 @@ def _session(connection: psycopg.Connection) -> dict[str, str]:
     return {**settings, **dict.fromkeys(time_limits(connection), "0")}
 
 
-def _has_root_certificate(given: Mapping[str, str]) -> bool:
-    return "sslrootcert" in given or Path("~/.postgresql/root.crt").expanduser().exists()
-
-
 def _silence(parameters: Mapping[str, Any], lock_timeout: float) -> int:
     """After how many seconds without an answer the server is taken for gone: a flush waits for at most a lock."""
     milliseconds = int(parameters["tcp_user_timeout"])
     return -(-milliseconds // 1000) + int(lock_timeout) if milliseconds else 0
-
-
-def _target_of(wanted: str) -> str:
-    if wanted not in _TARGET_SESSION:
-        raise _refused(
-            f"target_session_attrs={wanted} means a server that cannot be written to.", "Write read-write, or any."
-        )
-    return _TARGET_SESSION[wanted]
 
 
 def _hosts(url: str, info: psycopg.ConnectionInfo) -> str:

@@ -49,7 +49,7 @@ class KafkaSource:
         self.options = {name: str(value) for name, value in options.items()}
         plain = {name.lower(): value for name, value in self.options.items()}
         servers = plain.get(f"{PREFIX}bootstrap.servers")
-        self.topics = _topics(plain)
+        self.topics = sorted({name.strip() for name in plain.get("subscribe", "").split(",") if name.strip()})
         if not servers or not self.topics:
             raise bad_option(
                 "BAD_OPTION",
@@ -168,10 +168,6 @@ class KafkaSource:
                 "it again. Give the topic a longer retention.",
             )
         return max(at, earliest)
-
-
-def _topics(plain: Mapping[str, str]) -> list[str]:
-    return sorted({name.strip() for name in plain.get("subscribe", "").split(",") if name.strip()})
 
 
 def stored_positions(

@@ -106,7 +106,8 @@ class Recorder(threading.Thread):
         ends = None if self._writer is None else ends_of(self._query.lastProgress or {}) or self._run.ends
         # Also if no batch has ended since: where no records come, no task finds out what has happened to the ledger.
         with failures_kept(self._run.settings.url, self._failed()):
-            self._run.record(self._reported(), ends)
+            # Without reports, a position in the database that went back could not be told from one that stayed.
+            self._run.record({} if self._writer is None else reported(self._writer.known()), ends)
 
     def look_at_tasks(self, now: float) -> None:
         """
@@ -138,10 +139,6 @@ class Recorder(threading.Thread):
             return
         with failures_kept(self._run.settings.url, self._failed()):
             self._run.refuse_recreated(found)
-
-    def _reported(self) -> dict[TopicPartition, int]:
-        # Without reports, a position in the database that went back could not be told from one that stayed.
-        return reported(self._writer.known()) if self._writer is not None else {}
 
     def _look_at_failure(self) -> None:
         """Keep the error with which the query has ended, if it has one."""

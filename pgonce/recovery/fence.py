@@ -81,7 +81,11 @@ def take_over(stopped: StoppedQuery, kind: str, stands_at: int | None, details: 
     recovery = f"recovery-{uuid4()}"
     with holding(stopped.url, stopped.living) as connection:
         for sink in stopped.living:
-            _keep_positions(connection, sink.writer_id, recovery)
+            # The ledger drops positions of tasks of a run that is not the owner. For a query that has none, a role
+            # needs no grant on their table.
+            if task_positions(connection, [sink.writer_id]):
+                of_tasks = update(positions).where(positions.c.writer_id == sink.writer_id)
+                connection.execute(of_tasks.values(run_id=recovery, claim=None))
             connection.execute(update(writers).where(writers.c.writer_id == sink.writer_id).values(run_id=recovery))
             note(connection, sink.writer_id, kind, batch_id=stands_at, details={**details, "recovery": recovery})
     # After the fence: from here on no batch can be published, but one may have been planned until now.
@@ -92,14 +96,6 @@ def take_over(stopped: StoppedQuery, kind: str, stands_at: int | None, details: 
             "refused.",
         )
     return recovery
-
-
-def _keep_positions(connection: Connection, writer_id: int, recovery: str) -> None:
-    """Take the positions of a real-time query's tasks along: the ledger drops those of a run that is not the owner."""
-    # For a query that has none, a role needs no grant on their table.
-    if task_positions(connection, [writer_id]):
-        mine = update(positions).where(positions.c.writer_id == writer_id)
-        connection.execute(mine.values(run_id=recovery, claim=None))
 
 
 def note(connection: Connection, writer_id: int, kind: str, **values: Any) -> None:

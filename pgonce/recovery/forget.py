@@ -137,7 +137,8 @@ def _to_empty(connection: Connection, sinks: Sequence[SinkFacts]) -> Sequence[Ro
             f"query {one.query_id} has rows there too, through sink {one.sink_name!r}"
             for one in _others(connection, sink, sinks)
         ]
-        if jobs := _jobs(connection, sink):
+        of_jobs = select(func.count()).select_from(batch_jobs).where(feeds(_fed(sink), feeder="pgonce.batch_jobs"))
+        if jobs := connection.execute(of_jobs).scalar_one():
             reasons.append(f"batch jobs have written there too ({jobs} batchKeys)")
     shared = connection.execute(_SHARED, {"oids": [table.oid for table in found]}).scalars()
     reasons += [f"deletes are remembered together with those from all partitions of {name}" for name in shared]
@@ -191,12 +192,6 @@ def _others(connection: Connection, sink: SinkFacts, chosen: Sequence[SinkFacts]
     forgotten = {known.writer_id for known in chosen}
     feeders = writers_in_tx(connection, COUNTS_AS_FEEDER, feeds(_fed(sink)))
     return tuple(one for one in feeders if one.writer_id not in forgotten)
-
-
-def _jobs(connection: Connection, sink: SinkFacts) -> int:
-    """How many batch jobs have written to the sink, or to one of its tables."""
-    condition = feeds(_fed(sink), feeder="pgonce.batch_jobs")
-    return int(connection.execute(select(func.count()).select_from(batch_jobs).where(condition)).scalar_one())
 
 
 def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter, CheckpointFacts] | None:

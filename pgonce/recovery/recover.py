@@ -152,13 +152,13 @@ def recover_checkpoint(
     except PgonceError as error:
         if not dry_run:
             keep_failure(
-                url, lambda: _what_failed(checkpoint_location), error.code, kept_words(error), remedy=error.remedy
+                url,
+                lambda: Failed(seen_by="recovery", query_id=Checkpoint(checkpoint_location).query_id()),
+                error.code,
+                kept_words(error),
+                remedy=error.remedy,
             )
         raise
-
-
-def _what_failed(checkpoint_location: str) -> Failed:
-    return Failed(seen_by="recovery", query_id=Checkpoint(checkpoint_location).query_id())
 
 
 def _keep_aside(writer: CheckpointWriter, folder: str, recovery: str, changes: Sequence[Change]) -> None:

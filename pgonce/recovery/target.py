@@ -50,7 +50,10 @@ def changes_for(checkpoint: CheckpointFacts, target: Target) -> Iterator[Change]
         if there is None or there.text != text:
             yield from _replaced(checkpoint, f"offsets/{number}", text)
     if target.is_committed and target.newest not in checkpoint.commits:
-        yield from _replaced(checkpoint, f"commits/{target.newest}", _commit_text(checkpoint))
+        # A copy of Spark's newest note: Spark refuses a note of another version than the one that it writes.
+        newest = checkpoint.newest_commit
+        text = FIRST_COMMIT if newest is None else checkpoint.commits[newest].text
+        yield from _replaced(checkpoint, f"commits/{target.newest}", text)
 
 
 def _replaced(checkpoint: CheckpointFacts, name: str, text: str | None) -> Iterator[Change]:
@@ -58,9 +61,3 @@ def _replaced(checkpoint: CheckpointFacts, name: str, text: str | None) -> Itera
     if checksum in checkpoint.checksums and checksum not in checkpoint.orphans:
         yield Change(checksum, None)
     yield Change(name, text)
-
-
-def _commit_text(checkpoint: CheckpointFacts) -> str:
-    """A copy of Spark's newest note: Spark refuses a note of another version than the one that it writes."""
-    newest = checkpoint.newest_commit
-    return FIRST_COMMIT if newest is None else checkpoint.commits[newest].text

@@ -67,18 +67,14 @@ def arriving_rows(
     if positions:
         positions.check(reader.struct_type)
     written = written_type(reader.struct_type, positions, destination)
-    arriving = ArrivingBatches(frame, _title(batch, destination))
+    into = destination.sink_name if isinstance(destination, Routes) else destination.table
+    arriving = ArrivingBatches(frame, f"pgonce: batch {batch.batch_id} into {into}" if batch else None)
     try:
         arriving.wait()
         yield _Frame(arriving, reader, written, positions, batch, most_dead_letters(destination)).rows()
     except BaseException:
         arriving.close()
         raise
-
-
-def _title(batch: PlannedBatch | None, destination: Destination | Routes) -> str | None:
-    into = destination.sink_name if isinstance(destination, Routes) else destination.table
-    return f"pgonce: batch {batch.batch_id} into {into}" if batch else None
 
 
 @dataclass(frozen=True)
@@ -210,18 +206,16 @@ class ArrivingBatches:
     def _take(self) -> None:
         try:
             for batch in self._coming.batches():
-                self._keep(batch)
+                # Not under the lock: a file may be slow, and waiting threads need not know of the batch before it is
+                # written.
+                self._arrived.add(batch)
+                with self._changed:
+                    self._rows += batch.num_rows
+                    self._changed.notify_all()
         except Exception as error:  # noqa: BLE001 (raised to those who wait for the rows)
             self._error = error
         with self._changed:
             self._at_end = True
-            self._changed.notify_all()
-
-    def _keep(self, batch: pa.RecordBatch) -> None:
-        # Not under the lock: a file may be slow, and waiting threads need not know of the batch before it is written.
-        self._arrived.add(batch)
-        with self._changed:
-            self._rows += batch.num_rows
             self._changed.notify_all()
 
 

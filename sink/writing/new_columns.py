@@ -144,7 +144,8 @@ def _lock_out_others(connection: psycopg.Connection, table: TargetTable, columns
             connection.execute(lock, prepare=False)
         except psycopg.errors.LockNotAvailable:
             connection.execute("ROLLBACK TO SAVEPOINT pgonce_lock; RELEASE SAVEPOINT pgonce_lock", prepare=False)
-            holders = _holders(connection, table)
+            found = search_path.execute_in_tx(connection, sql.SQL(_HOLDERS).format(oid=table.oid)).fetchall()
+            holders = "; ".join(row[0] for row in found) or "it has become free since"
             waited = time.monotonic() - began
             if waited + moment > patience:
                 raise HeldByOthersError(
@@ -188,11 +189,6 @@ FROM pg_locks AS l JOIN tree AS t ON t.relid = l.relation JOIN pg_stat_activity 
 WHERE l.locktype = 'relation' AND l.granted AND l.pid <> pg_backend_pid()
 AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
 """
-
-
-def _holders(connection: psycopg.Connection, table: TargetTable) -> str:
-    holders = search_path.execute_in_tx(connection, sql.SQL(_HOLDERS).format(oid=table.oid))
-    return "; ".join(row[0] for row in holders.fetchall()) or "it has become free since"
 
 
 def columns_to_add(

@@ -72,17 +72,12 @@ def host_process(pid: int) -> HostProcess:
 def _started(pid: int) -> str:
     """When it started; an empty text if it does not live."""
     if Path("/proc/self/stat").exists():
-        fields = _fields(pid)
+        fields: list[str] = []
+        # From its state on. The name before that may have any characters.
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[_STARTED] if fields and fields[_STATE] not in _DEAD else ""
     asked = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
     # No argument comes from outside, and Postgres's libpq must find its libraries, so the environment stays as it is.
     said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
     return "" if said[:1] in _DEAD else said.partition(" ")[2].strip()
-
-
-def _fields(pid: int) -> list[str]:
-    """What Linux says of it, from its state on; nothing if it is not there. The name before may have any characters."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []

@@ -75,7 +75,7 @@ class KeptRows:
         :raises OSError: if there is no room; the file is then as it was before.
         """
         if self._file is None:
-            self._file = FileIO(self._path, "xb+", opener=_for_this_user)
+            self._file = FileIO(self._path, "xb+", opener=lambda path, flags: os.open(path, flags, 0o600))
         says = partition_id, attempt_id, rows.count, len(rows.body), len(rows.positions)
         file, kept = self._file.fileno(), KeptBody(self.size, *says)
         _leave_room(file, self.size, rows.size)
@@ -156,10 +156,6 @@ def _bodies(file: int) -> Iterator[KeptBody]:
         start = body.end
         if start <= end:
             yield body
-
-
-def _for_this_user(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _leave_room(file: int, kept: int, size: int) -> None:

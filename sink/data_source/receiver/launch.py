@@ -33,7 +33,7 @@ from ..workers import LOADED_VERSION
 from . import folders
 from .calls import Address, Doors
 from .client import Receiver
-from .folders import Note, note_of
+from .folders import note_of
 from .host_process import host_process
 from .line import SECRET_BYTES, Identity, new_identity
 from .messages import PlannedReception, Start
@@ -114,7 +114,10 @@ class _Offer:
             _log.warning("there is no receiver for this batch: %s", error)
         finally:
             # They are the process's from now on. If there is none, callers must not wait.
-            self._close()
+            with self._changed:
+                self._is_over = self._is_over or self._process is None
+            for opened in (*self._listening, self._woken, self._wake):
+                opened.close()
         if process is None:
             return
         pipe = cast("IO[bytes]", process.stdin)
@@ -123,12 +126,9 @@ class _Offer:
             while order:
                 pickle.dump(order, pipe)
                 pipe.flush()
-                order = self._next()
-
-    def _next(self) -> PlannedReception | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._plans or self._is_over)
-            return self._plans.pop(next(iter(self._plans))) if self._plans else None
+                with self._changed:
+                    self._changed.wait_for(lambda: self._plans or self._is_over)
+                    order = self._plans.pop(next(iter(self._plans))) if self._plans else None
 
     def _popen(self) -> subprocess.Popen[bytes]:
         folders.remove_leftovers()
@@ -141,12 +141,6 @@ class _Offer:
             # It must find modules as this worker does: Spark adds --py-files to the path, not to the environment.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-
-    def _close(self) -> None:
-        with self._changed:
-            self._is_over = self._is_over or self._process is None
-        for opened in (*self._listening, self._woken, self._wake):
-            opened.close()
 
 
 def _address_of(listening: socket.socket) -> Address:
@@ -169,7 +163,9 @@ def receiver_for(options: SinkOptions, struct_type: StructType, rooms: Rooms) ->
     if options.receiver is None or not _is_possible():
         return None
     plan = PlannedReception(uuid4(), options, struct_type, rooms)
-    note = _note(plan)
+    note = None
+    with suppress(OSError):
+        note = note_of(plan.writer, os.getppid())
     found = note.read() if note else None
     if found and found.is_unreached and options.receiver == AUTOMATIC:
         return None
@@ -197,12 +193,6 @@ def _is_possible() -> bool:
 @cache
 def _say_once(why: str) -> None:
     _log.info("there is no receiver: %s", why)
-
-
-def _note(plan: PlannedReception) -> Note | None:
-    with suppress(OSError):
-        return note_of(plan.writer, os.getppid())
-    return None
 
 
 def _offered(receiver: str, plan: PlannedReception, driver: str | None) -> _Offer:

@@ -64,7 +64,8 @@ class InTurn:
         counts, refused = self._written_in_rounds(turns, probe)
         self.refused += [one.row for one in refused]
         self._refuse_too_many()
-        self.refused.sort(key=lambda row: _page_and_item(row.place))
+        # A ctid as a text, such as (9,10): by its page and its item.
+        self.refused.sort(key=lambda row: tuple(map(int, row.place.strip("()").split(","))))
         return counts
 
     def write_all_in_tx(self, gathered: GatheredRows, instead: Exception | None) -> Counts:
@@ -144,7 +145,3 @@ class InTurn:
     def _refuse_too_many(self) -> None:
         if len(self.refused) > self.rounds.most:
             raise too_many(self.written.table.qualified_name, self.rounds.most, of_one(self.refused[0]))
-
-
-def _page_and_item(place: str) -> tuple[int, ...]:
-    return tuple(map(int, place.strip("()").split(",")))

@@ -51,7 +51,9 @@ class ValueProbe:
     @property
     def of_delete(self) -> sql.Composable:
         """Assigns what a delete needs: its key and its order."""
-        return self.assigned([column for column in self.columns if self._is_compared(column)])
+        upsert = self.written.upsert
+        compared = () if upsert is None else (*upsert.keys, upsert.order_by)
+        return self.assigned([column for column in self.columns if column in compared])
 
     @cached_property
     def suspects(self) -> list[ColumnPlan]:
@@ -75,10 +77,6 @@ class ValueProbe:
             return self.only
         soft = self.written.changes and self.written.changes.soft_column
         return [column for column in self.written.plan if column.target != soft]
-
-    def _is_compared(self, column: ColumnPlan) -> bool:
-        upsert = self.written.upsert
-        return upsert is not None and column in (*upsert.keys, upsert.order_by)
 
     def assigned(self, columns: Sequence[ColumnPlan]) -> sql.Composable:
         """What assigns the values of these columns."""

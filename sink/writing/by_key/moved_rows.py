@@ -59,7 +59,9 @@ class MovedRows:
 
     def deletes(self, rows: GatheredRows, deleted: str, place: sql.Composable) -> sql.Composable:
         """The deletes of the old keys: like ``rows``, with their places and nothing but keys and order."""
-        values = {column.name: _null_of(column) for column in self.columns}
+        null = "NULL::pg_catalog.{}"
+        values: dict[str, sql.Composable]
+        values = {column.name: sql.SQL(null.format(column.postgres_type)) for column in self.columns}
         values |= {key.source: self._old(key.source) for key in self.upsert.keys} | {deleted: sql.SQL("true")}
         if self.upsert.order_by:
             values[self.upsert.order_by.source] = sql.Identifier(self.upsert.order_by.source)
@@ -87,10 +89,6 @@ class MovedRows:
         postgres_type = next(column.postgres_type for column in self.columns if column.name == name)
         old = "({} OPERATOR(pg_catalog.->) 'row' OPERATOR(pg_catalog.->>) {})::pg_catalog.{}"
         return sql.SQL(old).format(_BEFORE, name, sql.SQL(postgres_type))
-
-
-def _null_of(column: EncodedColumn) -> sql.Composable:
-    return sql.SQL("NULL::pg_catalog.{}").format(sql.SQL(column.postgres_type))
 
 
 def refuse_moved(written: Written, moved: int, unclear: int) -> None:
