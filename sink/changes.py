@@ -231,7 +231,13 @@ class Envelope:
         if route := [field for field in fields if field.name == self.route]:
             pairs = zip(_texts(before, route, after), _texts(after, route, after), strict=True)
             if any(row not in (None, now) for row, now in pairs):
-                raise _changed_route(route[0].name)
+                raise EncodingError.usual(
+                    "KEY_CHANGED",
+                    f"An update changes {self.route!r}, which route names, so that the old row is in another table.",
+                    "In Spark, make two rows of such a change: a delete (op d) with its before, and an insert (op c) "
+                    "with its after. Or route by a column that no update changes, such as the name of the source's "
+                    "table.",
+                )
         keys = json_texts(batch.column(_KEY).filter(updates), record_key) if record_key else [None] * len(old)
         texts = [
             None if row == now and self._compares_all_keys else f'{{"row":{row or "null"},"key":{key or "{}"}}}'
@@ -326,15 +332,6 @@ def _texts(image: pa.StructArray, fields: list[StructField], after: pa.StructArr
     arrays = [_field_of(image, field.name, after.type.field(field.name).type) for field in fields]
     some = pa.StructArray.from_arrays(arrays, [field.name for field in fields], mask=image.is_null())
     return json_texts(some, StructType(fields), _OF_OLD_ROWS)
-
-
-def _changed_route(route: str) -> EncodingError:
-    return EncodingError.usual(
-        "KEY_CHANGED",
-        f"An update changes {route!r}, which route names, so that the old row is in another table.",
-        "In Spark, make two rows of such a change: a delete (op d) with its before, and an insert (op c) with its "
-        "after. Or route by a column that no update changes, such as the name of the source's table.",
-    )
 
 
 def _at(batch: pa.RecordBatch, path: list[str]) -> pa.Array:

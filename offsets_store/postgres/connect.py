@@ -189,7 +189,16 @@ def checked_out(url: str) -> Iterator[Connection]:
     try:
         connection = engine_for(url).connect()
     except sqlalchemy.exc.TimeoutError:
-        raise _all_in_use() from None
+        raise ConnectError(
+            "CONNECTIONS_IN_USE",
+            f"All {_max_connections()} connections to Postgres that this process may have at a time are in use, and "
+            f"none became free within {FREE_CONNECTION_SECONDS} s.",
+            "Nothing was written.",
+            f"Set the environment variable {MAX_CONNECTIONS} to the number of queries that write at the same time in "
+            "this process, and make sure that max_connections of Postgres (or of the pooler) allows that; or run "
+            "fewer queries in one driver.",
+            may_pass=True,
+        ) from None
     with connection:
         yield connection
 
@@ -215,19 +224,6 @@ def _max_connections() -> int:
         "BAD_OPTION",
         f"The environment variable {MAX_CONNECTIONS}={given!r} is not a number of connections.",
         "Give a whole number of at least 1, or unset the variable.",
-    )
-
-
-def _all_in_use() -> ConnectError:
-    return ConnectError(
-        "CONNECTIONS_IN_USE",
-        f"All {_max_connections()} connections to Postgres that this process may have at a time are in use, and none "
-        f"became free within {FREE_CONNECTION_SECONDS} s.",
-        "Nothing was written.",
-        f"Set the environment variable {MAX_CONNECTIONS} to the number of queries that write at the same time in "
-        "this process, and make sure that max_connections of Postgres (or of the pooler) allows that; or run fewer "
-        "queries in one driver.",
-        may_pass=True,
     )
 
 

@@ -90,7 +90,13 @@ def target_error(error: psycopg.Error, what: str = "the batch", again: str = "st
     sqlstate = error.sqlstate or _sqlstate_of_client(error)
     if sqlstate is None or error.diag.schema_name == "pgonce":
         if error.diag.constraint_name == "last_batch_is_recorded":
-            return _ended_by_user()
+            return TargetError.usual(
+                "TRANSACTION_ENDED",
+                "SQL inside the function issued COMMIT (or SET CONSTRAINTS ALL IMMEDIATE) before the batch was "
+                "recorded; the ledger's deferred constraint refused it.",
+                "Remove transaction control from your SQL; with SET CONSTRAINTS, name the constraints that you want "
+                "checked at once.",
+            )
         return ledger_error(error, "committing a batch")
     code, remedy = (
         _REMEDIES_BY_ORIGIN.get((sqlstate, error.diag.source_function or ""))
@@ -149,13 +155,3 @@ def _sentence(error: psycopg.Error, what: str) -> str:
     if where and not (notes and where.startswith(("COPY ", 'SQL statement "INSERT INTO '))):
         parts.append(f"Where: {shortened(where)}")
     return scrub(". ".join(" ".join(part.split()).rstrip(".") for part in parts)) + "."
-
-
-def _ended_by_user() -> TargetError:
-    return TargetError.usual(
-        "TRANSACTION_ENDED",
-        "SQL inside the function issued COMMIT (or SET CONSTRAINTS ALL IMMEDIATE) before the batch was recorded; the "
-        "ledger's deferred constraint refused it.",
-        "Remove transaction control from your SQL; with SET CONSTRAINTS, name the constraints that you want checked "
-        "at once.",
-    )

@@ -165,7 +165,12 @@ def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
 
 def _ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
     if is_statement_pooling(error):
-        return _statement_pooling(error)
+        return ConnectError.usual(
+            "STATEMENT_POOLING",
+            f"A pooler between this process and Postgres forbids transactions: {scrub(' '.join(str(error).split()))}.",
+            "Rows and offsets are written in one transaction: set pool_mode of this database or user to transaction "
+            "(or session) in PgBouncer, or let url name Postgres itself.",
+        )
     if is_ledger_gone(error):
         return ledger_gone(f"This process has used the ledger (schema pgonce) before, and now Postgres says: {error}")
     if is_lost_connection(error) or isinstance(error, psycopg.InterfaceError):
@@ -193,15 +198,6 @@ def _ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
         "LEDGER_FAILED",
         f"While {doing}, a statement was refused (SQLSTATE {error.sqlstate or 'none: by the client'}): {text}.",
         "Look the SQLSTATE up in Postgres's manual, remove its cause and try again.",
-    )
-
-
-def _statement_pooling(error: psycopg.Error) -> ConnectError:
-    return ConnectError.usual(
-        "STATEMENT_POOLING",
-        f"A pooler between this process and Postgres forbids transactions: {scrub(' '.join(str(error).split()))}.",
-        "Rows and offsets are written in one transaction: set pool_mode of this database or user to transaction (or "
-        "session) in PgBouncer, or let url name Postgres itself.",
     )
 
 

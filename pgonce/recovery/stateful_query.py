@@ -68,7 +68,23 @@ def entry_to_put_back(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], 
     number = last_batch(checkpoint, living)
     if number is None:
         again = _runs_again_first(checkpoint, living, start)
-        raise _stateful(checkpoint) if again is None else _once_more(checkpoint, again)
+        whose = f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location}"
+        if again is None:
+            raise RecoveryError.usual(
+                "RECOVERY_STATEFUL",
+                f"{whose} does not agree with the ledger. State belongs to the batches that the checkpoint has done: "
+                "it can be moved neither forward nor back.",
+                "Bring back checkpoint and database of the same time. If that is impossible, `pgonce accept` lets the "
+                "next batch through by hand; `pgonce doctor` shows which batch that is, and its verdict.",
+            )
+        raise RecoveryError.usual(
+            "RECOVERY_STATEFUL",
+            f"{whose} lacks the commits of its last two batches (asynchronous state checkpointing). Spark runs batch "
+            f"{again} again at the next start, which is a proven replay, and then plans batch {again + 1} again, which "
+            "is refused.",
+            "Start the query once more, and do not recover it before that. When it has been refused, `pgonce recover` "
+            f"puts the recorded entry of batch {again + 1} back.",
+        )
     text = proven_text(living, number)
     before, planned = checkpoint.offsets[number - 1], checkpoint.offsets.get(number)
     entry = parse_offset_log(text)
@@ -130,25 +146,3 @@ def _runs_again_first(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], 
     ):
         return None
     return start.batch_id
-
-
-def _stateful(checkpoint: CheckpointFacts) -> RecoveryError:
-    return RecoveryError.usual(
-        "RECOVERY_STATEFUL",
-        f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} does not agree with "
-        "the ledger. State belongs to the batches that the checkpoint has done: it can be moved neither forward nor "
-        "back.",
-        "Bring back checkpoint and database of the same time. If that is impossible, `pgonce accept` lets the next "
-        "batch through by hand; `pgonce doctor` shows which batch that is, and its verdict.",
-    )
-
-
-def _once_more(checkpoint: CheckpointFacts, batch_id: int) -> RecoveryError:
-    return RecoveryError.usual(
-        "RECOVERY_STATEFUL",
-        f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} lacks the commits of "
-        f"its last two batches (asynchronous state checkpointing). Spark runs batch {batch_id} again at the next "
-        f"start, which is a proven replay, and then plans batch {batch_id + 1} again, which is refused.",
-        "Start the query once more, and do not recover it before that. When it has been refused, `pgonce recover` puts "
-        f"the recorded entry of batch {batch_id + 1} back.",
-    )

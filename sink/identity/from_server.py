@@ -44,7 +44,12 @@ def batch_from_server(server: ServerSession, frame: DataFrame, batch_id: int) ->
     """
     called_at = int(time.time() * 1000)
     if not server.checkpoint_location:
-        raise no_checkpoint_location()
+        raise SparkError.usual(
+            "SPARK_CONNECT",
+            "This is Spark Connect, where a foreachBatch function cannot ask the query for its batch: it must be told "
+            "where the query's checkpoint is.",
+            "Set checkpoint_location=... on the writer, to the query's own checkpointLocation.",
+        )
     checkpoint = Checkpoint(server.checkpoint_location)
     query_id = checkpoint.query_id()
     run_id, name = server.run_of(query_id, frame)
@@ -134,7 +139,13 @@ class ServerSession:
         :raises SparkError: SPARK_CONNECT, or QUERY_NOT_RUNNING.
         """
         if self._root is None:
-            raise _without_session()
+            raise SparkError.usual(
+                "SPARK_CONNECT",
+                "Over Spark Connect the writer must reach the server's worker with the function: it learns which "
+                "server it serves when the function is unpickled there. This one was created while a batch was "
+                "running, or in a worker that differs from those of Apache Spark.",
+                'Create the writer outside of the function that foreachBatch is given, or use format("pgonce").',
+            )
         running = {query.runId: query.name for query in self._root.streams.active if query.id == query_id}
         # The server forgets a batch's frame when its function has returned or its run has ended, and a query has one
         # run at a time. So this frame's run is the one that was just listed.
@@ -176,16 +187,6 @@ def is_connect(frame: DataFrame) -> bool:
     return type(frame).__module__.startswith("pyspark.sql.connect.")
 
 
-def no_checkpoint_location() -> SparkError:
-    """The error for a writer that was not told where the checkpoint is."""
-    return SparkError.usual(
-        "SPARK_CONNECT",
-        "This is Spark Connect, where a foreachBatch function cannot ask the query for its batch: it must be told "
-        "where the query's checkpoint is.",
-        "Set checkpoint_location=... on the writer, to the query's own checkpointLocation.",
-    )
-
-
 def _refuse_spark_3() -> None:
     if int(pyspark.__version__.partition(".")[0]) < 4:  # noqa: PLR2004
         raise SparkError.usual(
@@ -194,16 +195,6 @@ def _refuse_spark_3() -> None:
             "one server from the next, so a worker that outlives its server could take another run for its own.",
             "Run the query on a classic session, which also works with PySpark 3.5; or use PySpark 4.0 or newer.",
         )
-
-
-def _without_session() -> SparkError:
-    return SparkError.usual(
-        "SPARK_CONNECT",
-        "Over Spark Connect the writer must reach the server's worker with the function: it learns which server it "
-        "serves when the function is unpickled there. This one was created while a batch was running, or in a "
-        "worker that differs from those of Apache Spark.",
-        'Create the writer outside of the function that foreachBatch is given, or use format("pgonce").',
-    )
 
 
 def _session_of_this_worker() -> Any:

@@ -202,23 +202,18 @@ def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
     )
     refuse_too_new(least_reader)
     if applied < FIRST:
-        raise _unreleased(applied)
+        raise LedgerError(
+            "LEDGER_UNRELEASED",
+            f"The ledger (schema {SCHEMA}) has version {applied}: a pgonce from before the first release made it. This "
+            f"pgonce uses ledgers from version {FIRST} on.",
+            "Nothing was read or written.",
+            "Go on with the pgonce that made it. Or stop its jobs; run its `pgonce recover` for checkpoints with "
+            "asynchronous progress tracking, and each query in real time once with the trigger availableNow, because "
+            "their next batch could begin before the end of last_batch_id; note query_id, sink_name and last_batch_id "
+            f"of each row in {SCHEMA}.writers; run ALTER SCHEMA {SCHEMA} RENAME TO pgonce_unreleased; and start each "
+            "query once with adoptCheckpoint=<last_batch_id + 1>. Deletes that onlyNewer remembers are forgotten.",
+        )
     return tuple(migration for migration in MIGRATIONS if migration.version > applied)
-
-
-def _unreleased(applied: int) -> LedgerError:
-    return LedgerError(
-        "LEDGER_UNRELEASED",
-        f"The ledger (schema {SCHEMA}) has version {applied}: a pgonce from before the first release made it. This "
-        f"pgonce uses ledgers from version {FIRST} on.",
-        "Nothing was read or written.",
-        "Go on with the pgonce that made it. Or stop its jobs; run its `pgonce recover` for checkpoints with "
-        "asynchronous progress tracking, and each query in real time once with the trigger availableNow, because their "
-        "next batch could begin before the end of last_batch_id; "
-        f"note query_id, sink_name and last_batch_id of each row in {SCHEMA}.writers; run ALTER SCHEMA {SCHEMA} "
-        "RENAME TO pgonce_unreleased; and start each query once with adoptCheckpoint=<last_batch_id + 1>. Deletes "
-        "that onlyNewer remembers are forgotten.",
-    )
 
 
 def refuse_too_new(least_reader: int) -> None:

@@ -121,7 +121,12 @@ class Letters:
         # JSON has floats and intervals in the form that the session's settings say.
         done = search_path.execute_in_tx(connection, self._insert(table.identifier, rows, record), makes_texts=True)
         if done.rowcount != count:
-            raise _left_out(table, done.rowcount, count)
+            raise bad_target(
+                "TRIGGER_CHANGED_ROWS",
+                f"{table.qualified_name} took {done.rowcount} of {count} dead letters: a BEFORE trigger left the "
+                "others out, and their rows would be lost.",
+                "Drop the trigger, or let it return every row, so that the table keeps all dead letters.",
+            )
         if (culprit := unsafe_partition(connection, table)) is not None:
             raise not_durable(culprit).beginning(_OF_LETTERS)
         batch = self.batch
@@ -169,15 +174,6 @@ def checked_letters_table(found: ResolvedName, table: TargetTable | None) -> Tar
     except TargetError as error:
         raise error.beginning(_OF_LETTERS) from None
     return table
-
-
-def _left_out(table: TargetTable, inserted: int, count: int) -> TargetError:
-    return bad_target(
-        "TRIGGER_CHANGED_ROWS",
-        f"{table.qualified_name} took {inserted} of {count} dead letters: a BEFORE trigger left the others out, and "
-        "their rows would be lost.",
-        "Drop the trigger, or let it return every row, so that the table keeps all dead letters.",
-    )
 
 
 def _in_parts(rows: Sequence[UnfitRow]) -> Iterator[list[UnfitRow]]:

@@ -85,7 +85,14 @@ def plan_upsert(
     """
     refuse_unordered_actions(table, destination)
     existing = destination.existing
-    keys = tuple(find_column(key, plan) for key in destination.keys or _primary_key(table))
+    named = destination.keys or table.primary_key
+    if not named:
+        raise bad_target(
+            "NO_KEYS",
+            f"No keys are given, and {table.qualified_name} has no primary key.",
+            'Set keys, for example "id" or "region,day", or give the table a primary key.',
+        )
+    keys = tuple(find_column(key, plan) for key in named)
     _refuse_nested(keys, table, encoded)
     changed = tuple(find_column(name, plan, "updateColumns").target for name in existing.update_columns)
     order = _order(destination, plan, encoded)
@@ -107,16 +114,6 @@ def _refuse_nested(keys: Sequence[ColumnPlan], table: TargetTable, encoded: Sequ
         for key in keys:
             if key.source == column.name and key.fitting.is_json:
                 raise nested_key(table.qualified_name, column)
-
-
-def _primary_key(table: TargetTable) -> tuple[str, ...]:
-    if not table.primary_key:
-        raise bad_target(
-            "NO_KEYS",
-            f"No keys are given, and {table.qualified_name} has no primary key.",
-            'Set keys, for example "id" or "region,day", or give the table a primary key.',
-        )
-    return table.primary_key
 
 
 def _order(destination: Destination, plan: Sequence[ColumnPlan], encoded: Sequence[EncodedColumn]) -> ColumnPlan | None:

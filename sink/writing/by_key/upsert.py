@@ -145,18 +145,14 @@ def write_by_key_in_tx(
         if not is_single:
             note_doubled(connection, error, rows, upsert)
             raise
-        raise _doubled_by_table(table, upsert) from None
-
-
-def _doubled_by_table(table: TargetTable, upsert: Upsert) -> TargetError:
-    return bad_target(
-        "DOUBLED_KEYS",
-        f"Two rows of the batch have the same key in {table.qualified_name}, though they differ in "
-        f"{', '.join(key.target for key in upsert.keys)}: a BEFORE trigger of the table changes keys, or the table "
-        "has several unique indexes on these columns that compare keys differently.",
-        "Change the keys in Spark as the trigger does, so that orderBy can choose between the rows; or keep only "
-        "one of the indexes.",
-    )
+        raise bad_target(
+            "DOUBLED_KEYS",
+            f"Two rows of the batch have the same key in {table.qualified_name}, though they differ in "
+            f"{', '.join(key.target for key in upsert.keys)}: a BEFORE trigger of the table changes keys, or the table "
+            "has several unique indexes on these columns that compare keys differently.",
+            "Change the keys in Spark as the trigger does, so that orderBy can choose between the rows; or keep only "
+            "one of the indexes.",
+        ) from None
 
 
 def null_keys(count: int, upsert: Upsert) -> NullKeyError:
