@@ -158,7 +158,12 @@ def _keep(url: str, row: Callable[[], Mapping[str, object]]) -> None:
             session.execute(BEGIN_BRIEFLY)
             keep_in_tx(session, described)
     except psycopg.ProgrammingError:
-        _say_once(url)
+        if url not in _said:
+            _said.add(url)
+            _log.info(
+                "failures are not kept, because the ledger lacks pgonce.failures as it is now, or the role may not "
+                "write it: run `pgonce init --role` as the ledger's owner"
+            )
     except psycopg.Error as error:
         _log.info(_NOT_KEPT, without_values(error))
     except Exception as error:  # noqa: BLE001 (it must not end in the place of the error that is kept)
@@ -167,15 +172,6 @@ def _keep(url: str, row: Callable[[], Mapping[str, object]]) -> None:
 
 # The connection strings of ledgers in which failures cannot be kept.
 _said: set[str] = set()
-
-
-def _say_once(url: str) -> None:
-    if url not in _said:
-        _said.add(url)
-        _log.info(
-            "failures are not kept, because the ledger lacks pgonce.failures as it is now, or the role may not write "
-            "it: run `pgonce init --role` as the ledger's owner"
-        )
 
 
 BEGIN_BRIEFLY = (

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
 from sqlalchemy import Connection, desc, text
 
@@ -96,18 +95,8 @@ GROUP BY d.code ORDER BY letters DESC, d.code LIMIT 50
 """)
 
 
-def read_details(url: str, query_id: str, sink_name: str | None, newest: int = 10, **others: Any) -> QueryDetails:
-    """
-    What :func:`query_details` gives, with its arguments, over a connection of its own.
-
-    :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
-    """
-    with reading(url) as connection:
-        return query_details(connection, query_id, sink_name, newest, **others)
-
-
-def query_details(
-    connection: Connection,
+def read_details(
+    url: str,
     query_id: str,
     sink_name: str | None,
     newest: int = 10,
@@ -123,22 +112,24 @@ def query_details(
     :param newest: how many batches and failures, at most.
     :param letters: how many dead letters, at most; of one ``code``, if it is given.
     :param with_rows: whether to read the rows of dead letters, and to count them by code.
+    :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
     sink = sink_name or ""
-    own = as_stored(connection, WRITERS.where(writers.c.query_id == query_id, writers.c.sink_name == sink))
-    heard = newest_progress(connection, [query_id]).get(query_id)
     wanted = letters_of(dead_letters, [(query_id, sink)], code=code, with_rows=with_rows)
     asked = {"query_id": query_id, "sink_name": sink}
-    codes = connection.execute(_LETTER_CODES, asked).all() if with_rows else ()
-    return QueryDetails(
-        own[0] if own else None,
-        newest_batches(connection, own, newest) if own else [],
-        lag_of(own[0], heard, datetime.now(timezone.utc)) if own else (),
-        failures_of(connection, query_id, sink_name, newest),
-        _sessions(connection, query_id),
-        as_letters(connection, wanted.order_by(desc(dead_letters.c.dead_letter_id)).limit(letters)),
-        {row.code: row.letters for row in codes},
-    )
+    with reading(url) as connection:
+        own = as_stored(connection, WRITERS.where(writers.c.query_id == query_id, writers.c.sink_name == sink))
+        heard = newest_progress(connection, [query_id]).get(query_id)
+        codes = connection.execute(_LETTER_CODES, asked).all() if with_rows else ()
+        return QueryDetails(
+            own[0] if own else None,
+            newest_batches(connection, own, newest) if own else [],
+            lag_of(own[0], heard, datetime.now(timezone.utc)) if own else (),
+            failures_of(connection, query_id, sink_name, newest),
+            _sessions(connection, query_id),
+            as_letters(connection, wanted.order_by(desc(dead_letters.c.dead_letter_id)).limit(letters)),
+            {row.code: row.letters for row in codes},
+        )
 
 
 def _sessions(connection: Connection, query_id: str) -> list[Session]:

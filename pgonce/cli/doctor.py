@@ -76,7 +76,8 @@ def doctor(
     Give the query as `pgonce status` shows it, or the place of its checkpoint.
     """
     place: str | CheckpointFiles = checkpoint
-    if not is_location(checkpoint):
+    # A place has a slash, or a checkpoint is there. A query goes by its name or id.
+    if "/" not in checkpoint and not (Path(checkpoint) / "metadata").exists():
         writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(checkpoint, sink)])
         place = own_files(writer.query_id, writer.checkpoint_location)
     found = examine(place, url, sink=sink, query_name=query_name)
@@ -91,13 +92,6 @@ def doctor(
     else:
         print_lines(_lines(found, tables))
     raise typer.Exit(_EXIT_CODES[found.finding])
-
-
-def is_location(text: str) -> bool:
-    """
-    Whether this is the place of a checkpoint: it has a slash, or a checkpoint is there. A query goes by its name or id.
-    """
-    return "/" in text or (Path(text) / "metadata").exists()
 
 
 def _failures(url: str, query_id: str) -> Iterator[str]:

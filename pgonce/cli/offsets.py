@@ -6,13 +6,11 @@ Runs in a shell, without Spark. Invariant: they only read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from pgonce.offsets_store.status.ends import Status
 from pgonce.offsets_store.status.figures import FORMS, age_text, parse_since
 from pgonce.offsets_store.status.states import name_of
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -46,7 +44,12 @@ def offsets(
     own = own_lag(url, kafka_config) if measure and not bootstrap_servers else []
     found = with_measured(store.status_of(query, sink, bootstrap_servers, login), own)
     if as_json:
-        print_json(offsets_records(found))
+        print_json(
+            [
+                {**{name: getattr(writer, name) for name in _OFFSETS_KEYS}, "positions": position_records(lag)}
+                for writer, lag in found
+            ]
+        )
         return
     now = datetime.now(timezone.utc)
     for writer, lag in found:
@@ -59,14 +62,6 @@ def offsets(
 _OFFSETS_KEYS = (
     "query_id", "query_name", "sink_name", "batch_id", "end_offsets", "guarantee", "replaced_by", "updated_at",
 )  # fmt: skip
-
-
-def offsets_records(found: Iterable[Status]) -> list[dict[str, Any]]:
-    """One object a writer; its ``positions`` have one object a topic and partition, or a source, with the lag."""
-    return [
-        {**{name: getattr(writer, name) for name in _OFFSETS_KEYS}, "positions": position_records(lag)}
-        for writer, lag in found
-    ]
 
 
 def history(

@@ -8,6 +8,7 @@ commit and the recovery themselves use.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -237,18 +238,13 @@ def examine(
     files = open_location(checkpoint_location) if isinstance(checkpoint_location, str) else checkpoint_location
     checkpoint = read_checkpoint(files)
     sinks = known_sinks(url, checkpoint)
-    fed = {} if sinks else _fed(url, sink)
+    fed: dict[str, tuple[Writer, ...]] = {}
+    if not sinks:
+        # If there is no ledger, the first batch of the query will create it.
+        with suppress(NoLedgerError), reading(url) as connection:
+            fed = read_neighbours(connection, sink)
     here = (other for others in fed.values() for other in others if other.checkpoint_location == checkpoint.location)
     if checkpoint.is_empty and sink is None and not any(here):
         raise no_checkpoint(checkpoint)
     contacts = [] if sinks else first_contacts(checkpoint, fed, next_start(checkpoint), sink, query_name)
     return diagnose(with_state(files, checkpoint, sinks), sinks, contacts)
-
-
-def _fed(url: str, sink: str | None) -> dict[str, tuple[Writer, ...]]:
-    try:
-        with reading(url) as connection:
-            return read_neighbours(connection, sink)
-    except NoLedgerError:
-        # The first batch of the query will create it.
-        return {}

@@ -10,9 +10,10 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from .look import HISTORY_MINUTES, Key, Look, SeenFailure
 
@@ -138,17 +139,16 @@ class Tally:
     def _forget(self, look: Look, now: int) -> None:
         """Drop what is no longer shown: minutes before the last hour, old failures, queries without a record."""
         there: set[Key] = {(state.query_id, state.sink_name) for state in look.states if state.sink_name is not None}
-        for kept in (self._minutes, self._lag):
+        of_sinks: tuple[MutableMapping[Key, Any], ...] = (
+            *(self._minutes, self._lag, self.batches, self.rows),
+            *(self.replays, self._recorded_replays, self.commit_seconds),
+        )
+        for kept in of_sinks:
             for key in kept.keys() - there:
                 del kept[key]
-            for minutes in kept.values():
-                for minute in [minute for minute in minutes if minute <= now - HISTORY_MINUTES]:
-                    del minutes[minute]
-        for counts in (self.batches, self.rows, self.replays, self._recorded_replays):
-            for key in counts.keys() - there:
-                del counts[key]
-        for key in self.commit_seconds.keys() - there:
-            del self.commit_seconds[key]
+        for minutes in (*self._minutes.values(), *self._lag.values()):
+            for minute in [minute for minute in minutes if minute <= now - HISTORY_MINUTES]:
+                del minutes[minute]
         ids = {state.query_id for state in look.states}
         for query_id in self.batch_seconds.keys() - ids:
             del self.batch_seconds[query_id]
@@ -178,13 +178,12 @@ class Tally:
 
     def rows_by_minute(self, at: datetime) -> dict[Key, tuple[int, ...]]:
         """The rows of each of the last minutes, the oldest first."""
-        last = minute_of(at)
-        return {key: _course(minutes, last) for key, minutes in self._minutes.items() if minutes}
+        span = _last_minutes(at)
+        return {key: tuple(rows.get(minute, 0) for minute in span) for key, rows in self._minutes.items() if rows}
 
     def lag_by_minute(self, at: datetime) -> dict[Key, tuple[int | None, ...]]:
         """The greatest lag of each of the last minutes, as far as it was seen."""
-        last = minute_of(at)
-        span = range(last - HISTORY_MINUTES + 1, last + 1)
+        span = _last_minutes(at)
         return {key: tuple(minutes.get(minute) for minute in span) for key, minutes in self._lag.items() if minutes}
 
 
@@ -193,5 +192,5 @@ def minute_of(when: datetime) -> int:
     return int(when.timestamp() // 60)
 
 
-def _course(minutes: Mapping[int, int], last: int) -> tuple[int, ...]:
-    return tuple(minutes.get(minute, 0) for minute in range(last - HISTORY_MINUTES + 1, last + 1))
+def _last_minutes(at: datetime) -> range:
+    return range(minute_of(at) - HISTORY_MINUTES + 1, minute_of(at) + 1)

@@ -292,7 +292,8 @@ def batch_in_memory(
 
 def _entry(session: SparkSession, query: Any, progress: Any) -> OffsetLog:
     """What Spark would write into ``offsets/`` for this progress of its sources."""
-    metadata = planned_metadata(query)
+    # When the batch was planned, and under which settings.
+    metadata = _knows(query).offsetSeqMetadata()
     if _NAMES_SOURCES:
         offsets = progress.toOffsets(query.sources(), query.sourceIdMap(), metadata)
     else:
@@ -300,11 +301,6 @@ def _entry(session: SparkSession, query: Any, progress: Any) -> OffsetLog:
     written = session.sparkContext._jvm.java.io.ByteArrayOutputStream()  # type: ignore[union-attr]
     query.offsetLog().serialize(offsets, written)
     return parse_offset_log(bytes(written.toByteArray()).decode(), "What the query has planned")
-
-
-def planned_metadata(query: Any) -> Any:
-    """Spark's ``OffsetSeqMetadata`` of the batch: when it was planned, and under which settings."""
-    return _knows(query).offsetSeqMetadata()
 
 
 def planned_start(query: Any) -> Any:

@@ -75,15 +75,11 @@ def findings_lines(findings: Sequence[Finding], now: datetime, most: int) -> Ite
     for one in findings[:most]:
         since = f" since {time_text(one.since, now)}" if one.since else ""
         sink = f" into {one.sink_name}" if one.sink_name else ""
-        yield f"{one.severity}: {name_of(one)}{sink} {is_what(one)}{since}: {one.what}."
+        verb = "is" if one.finding in STATES else "has"
+        yield f"{one.severity}: {name_of(one)}{sink} {verb} {one.finding}{since}: {one.what}."
         yield f"  {one.help}"
     if len(findings) > most:
         yield f"There are {len(findings) - most} more: pgonce health"
-
-
-def is_what(finding: Finding) -> str:
-    """The finding as what is said of its query."""
-    return f"is {finding.finding}" if finding.finding in STATES else f"has {finding.finding}"
 
 
 def query_facts(query: QueryState, writer: StoredWriter | None, now: datetime) -> Table:

@@ -8,14 +8,12 @@ import psycopg
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, fail, hear, publish, replay
 
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.status.details import query_details
+from pgonce.offsets_store.status.details import read_details
 
 
 def known(url, query_id=QUERY, sink_name="public.orders", **others):
     """What is known of this query."""
-    with reading(url) as connection:
-        return query_details(connection, query_id, sink_name, **others)
+    return read_details(url, query_id, sink_name, **others)
 
 
 def test_what_the_store_gives_is_the_same(url, store, admin):
