@@ -81,12 +81,10 @@ class PartitionLags:
         while not self._stopping.is_set():
             try:
                 self.refresh()
-            except PgonceError as error:
-                self._rows = {}
-                self._say(_NOT_MEASURED, str(error))
             except Exception as error:  # noqa: BLE001 (nothing that happens here may end the thread)
                 self._rows = {}
-                self._say(_NOT_MEASURED, without_its_words(error).splitlines()[0])
+                is_ours = isinstance(error, PgonceError)
+                self._say(_NOT_MEASURED, str(error) if is_ours else without_its_words(error).splitlines()[0])
             self._stopping.wait(_EVERY_SECONDS)
 
     def refresh(self) -> None:

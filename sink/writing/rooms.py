@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ..read_rows import Readers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from ..encoding.encoded_types import EncodedColumn
     from ..options.destination import Changes, DeadLetters, Destination
     from ..options.routes import Routes
-    from ..read_rows import Decoders, Feeds
     from .checked_table import ColumnPlan
     from .rows import GatheredRows, Rows
     from .table.catalogue import TargetTable
@@ -137,14 +138,8 @@ class BadRows(Protocol):
         """Add a note to the error of a COPY into the target: which row was refused."""
 
 
-class Rooms(Protocol):
+class Rooms(Readers, Protocol):
     """All rooms that the core may ask for."""
-
-    def feeds(self) -> Feeds:
-        """For ``mode=apply``."""
-
-    def decoders(self) -> Decoders:
-        """For ``decode``."""
 
     def by_key(self) -> ByKey:
         """For ``mode=upsert`` and ``mode=apply``."""
