@@ -33,7 +33,7 @@ _LONGEST_MESSAGE = 1000
 SeenBy = Literal["commit", "planner", "recovery", "listener"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Failed:
     """What failed, and who has seen it. What is not known is None."""
 

@@ -136,12 +136,7 @@ class OffsetsListener(StreamingQueryListener):
         code = code_of_end(event.exception, event.errorClassOnException)
         run = self._heartbeats.end(str(event.id), str(event.runId), code)
         if code is not None:
-            failed = Failed(
-                seen_by="listener",
-                query_id=run.query_id,
-                query_name=run.query_name,
-                run_id=run.run_id,
-            )
+            failed = Failed("listener", run.query_id, run.query_name, run_id=run.run_id)
             self._ended.append((failed, code, said))
 
     def close(self, timeout: float = 10.0) -> bool:

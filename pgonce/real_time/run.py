@@ -209,13 +209,7 @@ class Run:
 
     def failed(self, seen_by: SeenBy, batch_id: int | None = None) -> Failed:
         """How a failure of this run is kept."""
-        return Failed(
-            seen_by=seen_by,
-            query_id=self.query_id,
-            query_name=self.query_name,
-            run_id=self.run_id,
-            batch_id=batch_id,
-        )
+        return Failed(seen_by, self.query_id, self.query_name, run_id=self.run_id, batch_id=batch_id)
 
     def _batch(self, start: Offsets, end: Offsets) -> PlannedBatch:
         return PlannedBatch(

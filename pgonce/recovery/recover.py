@@ -153,7 +153,7 @@ def recover_checkpoint(
         if not dry_run:
             keep_failure(
                 url,
-                lambda: Failed(seen_by="recovery", query_id=Checkpoint(checkpoint_location).query_id()),
+                lambda: Failed("recovery", Checkpoint(checkpoint_location).query_id()),
                 error.code,
                 kept_words(error),
                 remedy=error.remedy,

@@ -61,13 +61,7 @@ def commit_parcels(
     origin, parcels = open_parcels(messages, batch_id)
     # One plan made all of them.
     columns = parcels[0].columns or columns
-    failed = Failed(
-        seen_by="commit",
-        query_id=origin.query_id,
-        query_name=options.query_name,
-        run_id=origin.run_id,
-        batch_id=origin.batch_id,
-    )
+    failed = Failed("commit", origin.query_id, options.query_name, run_id=origin.run_id, batch_id=origin.batch_id)
     promised, table = promise(parcels), staging_table(options, origin)
     receiver = next((parcel.offer.receiver() for parcel in parcels if parcel.offer), None)
 

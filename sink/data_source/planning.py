@@ -55,12 +55,7 @@ def _failed(options: SinkOptions) -> Failed:
     """The batch that could not be planned, of a query whose checkpoint says which one it is."""
     checkpoint = Checkpoint(options.checkpoint_location)
     query_id, newest = checkpoint.query_id(), checkpoint.newest_offset_entry()
-    return Failed(
-        seen_by="planner",
-        query_id=query_id,
-        query_name=options.query_name,
-        batch_id=newest.batch_id if newest else None,
-    )
+    return Failed("planner", query_id, options.query_name, batch_id=newest.batch_id if newest else None)
 
 
 def _task_writer(options: SinkOptions, frame_type: StructType, rooms: DataSourceRooms, *, looks: bool) -> TaskWriter:

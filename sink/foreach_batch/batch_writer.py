@@ -76,14 +76,7 @@ class BatchSettings:
 
     def failures_kept(self, batch: PlannedBatch, sink_name: str | None) -> AbstractContextManager[None]:
         """Around all that is done for a batch once it is known: an error of ours is kept."""
-        failed = Failed(
-            seen_by="commit",
-            query_id=batch.query_id,
-            query_name=batch.query_name,
-            sink_name=sink_name,
-            run_id=batch.run_id,
-            batch_id=batch.batch_id,
-        )
+        failed = Failed("commit", batch.query_id, batch.query_name, sink_name, batch.run_id, batch.batch_id)
         return failures_kept(self.commit.url, failed)
 
     def checked(self, frame: DataFrame, work: Work[Batch]) -> Work[Batch]:
