@@ -1,7 +1,7 @@
 """
 A topic of Avro records into a table, by a real registry: each once, and a new version of the schema needs no new start.
 
-Covers: sink.decoding.framed_records.
+Covers: sink.decoding.records_with_schemas.
 """
 
 from __future__ import annotations

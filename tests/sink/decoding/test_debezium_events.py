@@ -1,7 +1,7 @@
 """
 Debezium's events, as its connectors write them by default, become changes of the rows that they name.
 
-Covers: sink.decoding.connect_schema, sink.decoding.schemas, sink.decoding.records_with_schemas.
+Covers: sink.decoding.connect_schema, sink.decoding.schemas.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Every record is one row with its own position, or is refused and kept whole."""
+"""
+Every record is one row with its own position, or is refused and kept whole.
+
+Covers: sink.decoding.record_keys.
+"""
 
 from __future__ import annotations
 
