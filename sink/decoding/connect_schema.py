@@ -1,5 +1,5 @@
 """
-Read the payload of Kafka Connect's JSON by the schema beside it, as Debezium's connectors write both.
+Read the payload of Kafka Connect's JSON by its schema, as Debezium's connectors write both.
 
 Pure: runs in tasks, and on the driver. Invariant: a time has an offset only if it had one in the source: Debezium's
 timestamps in numbers have none.
@@ -83,7 +83,7 @@ _NAMED: dict[str, tuple[Kind, _Read]] = {
 
 class ConnectSchema(Schema):
     """
-    The schema beside a payload.
+    The schema of a payload, which stands next to it.
 
     :raises Exception: any, if it is none.
     """

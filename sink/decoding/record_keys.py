@@ -37,7 +37,7 @@ class RecordKeys:
     """
     Reads keys for these columns, which are called there as the last part of their paths.
 
-    :param have_schemas: whether keys that are JSON have their schemas beside them.
+    :param have_schemas: whether keys that are JSON carry their schemas.
     """
 
     decoding: Decoding

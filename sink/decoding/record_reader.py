@@ -157,7 +157,7 @@ class RecordReader:
             return *json_of_each(found), None
         keeps = self.where.existing.keep_where is not None
         events = events_of(found, self._keys.values(batch), self._keys.columns, self.where.order_path, keeps)
-        # So that the commit can read them by their types, too.
+        # So that the commit can also read them by their types.
         before = self._keys.unfit([event.before for event in events.each])
         events.refused |= {row: Refusal(of.column, f"Of the row before: {of.message}") for row, of in before.items()}
         return [event.image for event in events.each], events.refused, events
