@@ -88,7 +88,8 @@ class SchemaRegistry:
         """
         numbers = self._asked(self._client.get_versions, subject)
         if numbers is None:
-            raise bad_option("BAD_OPTION", f"The schema registry has no subject {subject!r}.", "Name one that it has.")
+            remedy = "Start the producer first, which registers it; or name other subjects in schemaSubjects."
+            raise bad_option("BAD_OPTION", f"The schema registry has no subject {subject!r}.", remedy)
         found = (self._asked(self._client.get_version, subject, number) for number in sorted(numbers))
         parsed = [self._parsed(version.schema) for version in found if version is not None]
         if None in parsed:

@@ -27,7 +27,9 @@ class UnreadableError(ValueError):
 
 def why_unreadable(error: Exception) -> str:
     """What to say of any error that reading a value ends in; the texts of others may repeat the value."""
-    return str(error) if isinstance(error, UnreadableError) else type(error).__name__
+    if isinstance(error, UnreadableError):
+        return str(error)
+    return "it ends too early" if isinstance(error, EOFError) else type(error).__name__
 
 
 class Kind(NamedTuple):

@@ -7,6 +7,7 @@ does not fit: none is rounded, cut, or read in another zone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,8 @@ def _made_as(column: DecodedColumn) -> Callable[[list[Any]], pa.Array]:
     to, read = arrow_type(column.data_type), column.form
     leaf = to.value_type if pa.types.is_list(to) else to
     if read is Form.JSON:
-        return lambda values: pa.array([_raw(value) for value in values], to)
+        check = _as_jsonb if column.decoded_for == "jsonb" else _as_it_is
+        return lambda values: pa.array([_raw(value) for value in check(values)], to)
     if read is Form.DIGITS:
         return lambda values: pa.array([_digits(value) for value in values], to)
     if pa.types.is_decimal(leaf):
@@ -65,6 +67,23 @@ def _made_as(column: DecodedColumn) -> Callable[[list[Any]], pa.Array]:
     if pa.types.is_float32(leaf) or pa.types.is_string(leaf) or pa.types.is_map(leaf):
         return lambda values: _checked(pa.array(values, to))
     return lambda values: pa.array(values, to)
+
+
+# What may be none of jsonb's values, wherever it stands; and what is none: a NUL, and a number with more digits than
+# Postgres keeps.
+_ODD = re.compile(rb"\\u0000|[eE][+-]?\d{5}|\d{6000}")
+_NO_JSONB = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000|(?:^|[\[:,\s])-?(?:\d[\d.]*[eE][+-]?\d{5}|[\d.]*\d{6000})")
+
+
+def _as_jsonb(values: list[Any]) -> list[Any]:
+    """:raises _UnfitError: for what the COPY of all rows would end at."""
+    if _ODD.search(b",".join(raw for raw in values if raw)) and any(raw and _NO_JSONB.search(raw) for raw in values):
+        raise _UnfitError
+    return values
+
+
+def _as_it_is(values: list[Any]) -> list[Any]:
+    return values
 
 
 def _raw(value: Any) -> str | None:
@@ -120,6 +139,8 @@ def _needed(column: DecodedColumn) -> str:
     leaf: t.DataType = column.data_type
     if isinstance(leaf, t.ArrayType):
         leaf = leaf.elementType
+    if column.form is Form.JSON:
+        return "not JSON that jsonb can hold: it has a NUL, or a number with too many digits."
     if isinstance(leaf, t.DecimalType):
         return f"not a number of {column.decoded_for}."
     return f"not {_NEEDED.get(type(leaf), f'a value of {column.decoded_for}')}."

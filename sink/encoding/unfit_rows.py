@@ -266,8 +266,8 @@ def _in_base64(kind: str, value: bytes) -> str:
 
 def _texts(array: pa.Array, data_type: t.DataType, postgres_type: str) -> list[str]:
     """:raises Exception: one of :data:`_NO_FORM`, for a value that cannot be read back from JSON."""
-    if postgres_type == "jsonb" and not isinstance(data_type, t.StringType):
-        texts = json_texts(array, data_type)
+    if postgres_type == "jsonb":
+        texts = array.to_pylist() if isinstance(data_type, t.StringType) else json_texts(array, data_type)
     else:
         texts = json_texts(in_form(array, data_type), data_type, READ_BY_POSTGRES)
     return ["null" if text is None else text for text in texts]

@@ -45,8 +45,13 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
         "options": _options(destination),
         "aside": sorted(destination.aside),
         **({"decoding": _decoding(destination.decoding)} if destination.decoding else {}),
-        "columns": [{"name": column.name, "type": type_as_json(column.data_type)} for column in columns],
+        "columns": [{"name": column.name, "type": _type(column)} for column in columns],
     }
+
+
+def _type(column: EncodedColumn) -> Any:
+    # Texts that are JSON already are JSON in the row's, as a variant is.
+    return "variant" if column.decoded_for == "jsonb" else type_as_json(column.data_type)
 
 
 @lru_cache(maxsize=256)

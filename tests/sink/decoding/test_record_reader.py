@@ -15,6 +15,8 @@ import pytest
 from support.decoded_rows import KAFKA, SENT_AT, commit_records, kafka_batch, where_records_go, write_records
 from support.with_rooms import reader_of
 
+from pgonce.dead_letters.chosen_letters import chosen_letters
+from pgonce.dead_letters.replay import replay_letters
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -176,3 +178,38 @@ def test_a_field_without_a_column_says_what_would_help(url):
         with pytest.raises(TargetError, match=words) as refused:
             write_records(url, [value], columns={"city": "home.city"})
         assert "zip" not in refused.value.kept
+
+
+NO_JSONB = [rb'"\u0000"', rb'{"a\u0000":1}', b"1e999999", b"[1,-1.5E-20000]", b"1" * 7000]
+JSONB = [rb'"\\u0000"', b'"code e12345"', b"1e9999", rb'{"e99999": "\\\\u0000"}']
+
+
+@pytest.mark.parametrize("doc", NO_JSONB, ids=range(len(NO_JSONB)))
+def test_json_that_jsonb_does_not_hold_is_a_bad_record(doc, url):
+    """Or the COPY of all rows would end at it."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE t (id int, doc jsonb)")
+    (letter,) = write_records(url, [b'{"id":1,"doc":1}', b'{"id":2,"doc":%s}' % doc])
+    assert (letter.place[2], letter.column_name) == (1, "doc")
+
+
+@pytest.mark.parametrize("doc", JSONB, ids=range(len(JSONB)))
+def test_json_that_only_looks_odd_is_none(doc, url):
+    """A backslash before the NUL's escape, digits in a text."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE t (id int, doc jsonb)")
+    assert write_records(url, [b'{"id":2,"doc":%s}' % doc]) == []
+
+
+def test_a_letter_with_json_can_be_replayed_as_it_is(url, stored):
+    """Postgres has refused its row for another column."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE t (id bigint CHECK (id < 9), name text, doc jsonb)")
+    values = values_of({"id": 1, "name": "a", "doc": {}}, {"id": 9, "name": "b", "doc": {"a": [1, "x"]}})
+    commit_records(url, values)
+    with psycopg.connect(url) as connection:
+        connection.execute("ALTER TABLE t DROP CONSTRAINT t_id_check")
+    replay_letters(chosen_letters(url, "q1"), url)
+    assert stored() == [(1, "a"), (9, "b")]
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT doc FROM t WHERE id = 9").fetchone() == ({"a": [1, "x"]},)
