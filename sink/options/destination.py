@@ -254,8 +254,8 @@ def decoding_of(given: Given) -> Decoding | None:
             "With decode, createTable and addColumns need schemaSubjects: the records alone do not say of which types."
         )
         remedy = (
-            "Leave it out: where a table is missing, topic_to_table shows a CREATE TABLE for the first records, and where "
-            "a column is, the error shows an ALTER TABLE. Or name the subjects of a schema registry."
+            "Leave it out: where a table is missing, topic_to_table shows a CREATE TABLE for the first records, and "
+            "where a column is, the error shows an ALTER TABLE. Or name the subjects of a schema registry."
         )
         raise bad_option("CLASHING_OPTIONS", what, remedy)
     return Decoding(given["decode"], key, paths, kafka, given["null_values"], given["schema_registry_url"], subjects)
