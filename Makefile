@@ -49,7 +49,7 @@ TOOLS := .build/tools/.stamp
 TOOLS_BIN := .build/tools/bin
 UV := $(TOOLS_BIN)/uv
 ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
-EXTRAS := kafka,otel,serve
+EXTRAS := kafka,otel,registry,serve
 # The files of a release have the time of its commit.
 COMMITTED_AT = $(shell git log -1 --format=%ct 2>/dev/null)
 
