@@ -66,7 +66,7 @@ def topic_to_table(
     login = of_the_login(source)
     asked: dict[str, Any] = {"bootstrap_servers": servers, "kafka_options": login or None, **options}
     if options.get("schema_registry_url"):
-        # So they are called where the producers do not say otherwise.
+        # Confluent's serializers name subjects so by default.
         topics = source.get("subscribe", "").split(",")
         asked = {"schema_subjects": [f"{topic.strip()}-value" for topic in topics if topic], **asked}
     given = read({"url": url, **asked}, Way.WRITER)

@@ -18,6 +18,7 @@ import fastavro
 from fastavro.read import LOGICAL_READERS
 from pyspark.sql import types as t
 
+from ..encoding.encoded_types import MOST_DIGITS
 from .schemas import (
     JSON,
     NUMBER,
@@ -32,7 +33,6 @@ from .schemas import (
     variable_decimal,
 )
 
-_MOST_DIGITS = 38
 _KINDS: dict[str, Kind] = {
     "boolean": Kind(t.BooleanType()),
     "int": Kind(t.IntegerType()),
@@ -116,7 +116,7 @@ class AvroSchema(Schema):
         logical = found.get("logicalType")
         if logical == "pgonce-number":
             precision, scale = found["precision"], found.get("scale", 0)
-            return Kind(t.DecimalType(precision, scale)) if precision <= _MOST_DIGITS else NUMBER
+            return Kind(t.DecimalType(precision, scale)) if precision <= MOST_DIGITS else NUMBER
         if found["type"] == "array":
             items = [kind for kind, _ in self._branches(found["items"])]
             return array_of(items[0] if len(items) == 1 else None)

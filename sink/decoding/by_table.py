@@ -21,7 +21,7 @@ from pgonce.offsets_store.errors import TargetError, bad_option, bad_target
 from pgonce.offsets_store.postgres.backoff import Tries
 from pgonce.offsets_store.postgres.refused_rows import target_error
 
-from ..encoding.encoded_types import encoded_column
+from ..encoding.encoded_types import MOST_DIGITS, encoded_column
 from ..options.definitions import BY_KEY, KeyFormat
 from ..options.destination import DELETED_COLUMN, Changes, Destination
 from ..writing.first_look import looking
@@ -32,8 +32,8 @@ from .debezium_events import AFTER
 from .decoded_columns import DecodedColumn, Form, KafkaColumn
 from .record_keys import HEADERS
 from .record_reader import OF_KAFKA, RESERVED, RecordReader
-from .records_with_schemas import columns_of_schemas
 from .schema_registry import registry_at
+from .schemas import DECODED_FOR, kind_of_column
 
 _log = logging.getLogger("pgonce")
 
@@ -72,16 +72,28 @@ def reader_of_new(where: Destination, *, with_positions: bool) -> RecordReader:
 
 
 def _of_schemas(where: Destination) -> tuple[DecodedColumn, ...]:
-    """The columns for the fields of the subjects that the user names."""
+    """The columns for the fields of the subjects that the user names, with the types of the newest versions."""
     decoding = where.decoding
     if decoding is None or not decoding.subjects:
         return ()
-    registry, paths = registry_at(decoding.registry_url), dict(decoding.paths)
+    registry = registry_at(decoding.registry_url)
     at = (AFTER,) if where.changes and where.changes.feed else ()
-    columns = columns_of_schemas(registry, decoding.subjects, paths, where.keys, at)
-    found = tuple(column for column in columns if column.name not in dict(decoding.kafka))
+    # Of Protobuf, the first message of the file.
+    schemas = [schema.message((0,)) for subject in decoding.subjects for schema in registry.versions(subject)]
+    paths = {name: tuple(path.split(".")) for name, path in decoding.paths}
+    taken = {path[0] for path in paths.values()}
+    names = dict.fromkeys(name for schema in schemas for name in schema.fields(at) if name not in taken)
+    found = []
+    for name, path in ({name: (name,) for name in names} | paths).items():
+        # Of versions that differ, the newest counts: what it does not take is refused record by record.
+        kinds = next((kinds for schema in reversed(schemas) if (kinds := schema.kinds((*at, *path)))), [])
+        kind = kind_of_column(kinds)
+        decoded_for = DECODED_FOR.get(kind.form, "")
+        is_key = name in where.keys
+        found.append(DecodedColumn(name, path, kind.data_type, kind.form, is_key=is_key, decoded_for=decoded_for))
+    found = [column for column in found if column.name not in dict(decoding.kafka)]
     _refuse_reserved(where.table, (column.name for column in found))
-    return found
+    return tuple(found)
 
 
 def reader_for(table: TargetTable, where: Destination, *, with_positions: bool) -> RecordReader:
@@ -111,7 +123,7 @@ def _refuse_keys(table: TargetTable, keys: Sequence[DecodedColumn], form: KeyFor
         what = f"decodeKey=text reads one key, and {table.qualified_name} has {', '.join(names)}."
     elif len(set(names)) < len(names):
         what = f"Two keys of {table.qualified_name} would get one field of a record's key ({', '.join(names)})."
-    elif any(isinstance(column.data_type, (t.ArrayType, t.MapType)) for column in keys):
+    elif any(column.is_nested for column in keys):
         what = f"A key of {table.qualified_name} is an array or an hstore, which is not read from a record's key."
     if what:
         remedy = "Set decodeKey=json if it is a JSON object with a field of its own for each of them."
@@ -262,7 +274,6 @@ _PLAIN: dict[str, t.DataType] = {
 }
 _ODD = re.compile(r'["\\\x00-\x1f]')
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
-_MOST_DIGITS = 38
 _JSON = ("json", "jsonb")
 
 
@@ -275,7 +286,7 @@ def _chosen(column: TargetColumn) -> tuple[t.DataType, Form] | None:
         form = Form.JSON
     elif base == "numeric":
         digits = _NUMERIC.fullmatch(column.full_type.removesuffix("[]"))
-        if digits and int(digits[2]) <= int(digits[1]) <= _MOST_DIGITS:
+        if digits and int(digits[2]) <= int(digits[1]) <= MOST_DIGITS:
             data_type = t.DecimalType(int(digits[1]), int(digits[2]))
         else:
             form = Form.DIGITS

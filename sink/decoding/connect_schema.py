@@ -17,7 +17,19 @@ from typing import Any
 import msgspec
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, TEXT, Kind, Schema, UnreadableError, array_of, decimal_of, json_of, variable_decimal
+from .schemas import (
+    JSON,
+    NUMBER,
+    TEXT,
+    Kind,
+    Schema,
+    UnreadableError,
+    array_of,
+    decimal_of,
+    json_of,
+    micros_of,
+    variable_decimal,
+)
 
 _Read = Callable[[Any], Any]
 _KINDS: dict[str, Kind] = {
@@ -31,26 +43,24 @@ _KINDS: dict[str, Kind] = {
     "string": TEXT,
     "bytes": Kind(t.BinaryType()),
 }
-_DAY = 86_400_000_000
+_NANO, _MICRO, _MILLI, _DAY = 1, 1000, 1_000_000, 86_400_000_000_000
 _EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 (these times have no offset)
 
 
-def _micros(number: Any, of_one: int, in_one: int) -> dt.timedelta:
+def _micros(number: Any, unit: int) -> dt.timedelta:
     if type(number) is not int:
         raise UnreadableError("a time is no whole number")
-    if number % in_one:
-        raise UnreadableError("it has nanoseconds")
-    return dt.timedelta(microseconds=number // in_one * of_one)
+    return dt.timedelta(microseconds=micros_of(number * unit))
 
 
-def _timestamp(of_one: int, in_one: int = 1) -> _Read:
-    """What reads a number of units, each of so many microseconds; or so many in one of these."""
-    return lambda number: _EPOCH + _micros(number, of_one, in_one)
+def _timestamp(unit: int) -> _Read:
+    """What reads a number of units, each of so many nanoseconds."""
+    return lambda number: _EPOCH + _micros(number, unit)
 
 
-def _time(of_one: int, in_one: int = 1) -> _Read:
+def _time(unit: int) -> _Read:
     def read(number: Any) -> dt.time:
-        found = _EPOCH + _micros(number, of_one, in_one)
+        found = _EPOCH + _micros(number, unit)
         if found.date() != _EPOCH.date():
             raise UnreadableError("a time is not one of a day")
         return found.time()
@@ -59,7 +69,7 @@ def _time(of_one: int, in_one: int = 1) -> _Read:
 
 
 def _date(days: Any) -> dt.date:
-    return (_EPOCH + _micros(days, _DAY, 1)).date()
+    return (_EPOCH + _micros(days, _DAY)).date()
 
 
 _TIME, _CONNECTS = "io.debezium.time.", "org.apache.kafka.connect.data."
@@ -67,14 +77,14 @@ _LOCAL = Kind(t.TimestampNTZType())
 _NAMED: dict[str, tuple[Kind, _Read]] = {
     f"{_CONNECTS}Date": (Kind(t.DateType()), _date),
     f"{_TIME}Date": (Kind(t.DateType()), _date),
-    f"{_CONNECTS}Time": (TEXT, _time(1000)),
-    f"{_TIME}Time": (TEXT, _time(1000)),
-    f"{_TIME}MicroTime": (TEXT, _time(1)),
-    f"{_TIME}NanoTime": (TEXT, _time(1, 1000)),
-    f"{_CONNECTS}Timestamp": (_LOCAL, _timestamp(1000)),
-    f"{_TIME}Timestamp": (_LOCAL, _timestamp(1000)),
-    f"{_TIME}MicroTimestamp": (_LOCAL, _timestamp(1)),
-    f"{_TIME}NanoTimestamp": (_LOCAL, _timestamp(1, 1000)),
+    f"{_CONNECTS}Time": (TEXT, _time(_MILLI)),
+    f"{_TIME}Time": (TEXT, _time(_MILLI)),
+    f"{_TIME}MicroTime": (TEXT, _time(_MICRO)),
+    f"{_TIME}NanoTime": (TEXT, _time(_NANO)),
+    f"{_CONNECTS}Timestamp": (_LOCAL, _timestamp(_MILLI)),
+    f"{_TIME}Timestamp": (_LOCAL, _timestamp(_MILLI)),
+    f"{_TIME}MicroTimestamp": (_LOCAL, _timestamp(_MICRO)),
+    f"{_TIME}NanoTimestamp": (_LOCAL, _timestamp(_NANO)),
     "io.debezium.data.Json": (JSON, json_of),
     "io.debezium.data.VariableScaleDecimal": (NUMBER, variable_decimal),
 }

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pyspark.sql import types as t
-
 from .decoded_columns import DecodedColumn, Form
 from .schemas import as_json, why_unreadable
 from .values import Refusal
@@ -109,7 +107,7 @@ def _told(
     """The keys of the row before an update; and these with what the record's key has, unless no key was changed."""
     if before is None and key is None:
         return None, None
-    plain = [column for column in columns if column.form is not Form.JSON and not _is_nested(column.data_type)]
+    plain = [column for column in columns if column.form is not Form.JSON and not column.is_nested]
     row, now = ({column.name: _at(of, column.path) for column in plain} for of in (before, after))
     keys = None if before is None else as_json(row)
     if row == now and len(plain) == len(columns):
@@ -125,10 +123,6 @@ def _names(key: Any, columns: Sequence[DecodedColumn]) -> dict[str, bool]:
     has = [names.get(name, name) for name, value in found.items() if value is not None]
     # No JSON of Postgres has a NUL.
     return {name.replace("\0", ""): True for name in has}
-
-
-def _is_nested(data_type: t.DataType) -> bool:
-    return isinstance(data_type, (t.ArrayType, t.MapType))
 
 
 def _text(value: Any) -> Any:

@@ -48,6 +48,11 @@ class DecodedColumn:
     decoded_for: str = ""
 
     @property
+    def is_nested(self) -> bool:
+        """Whether its values are arrays or maps."""
+        return isinstance(self.data_type, (t.ArrayType, t.MapType))
+
+    @property
     def field(self) -> t.StructField:
         """The column of the rows that are decoded."""
         metadata = {DECODED_FOR: self.decoded_for} if self.decoded_for else {}

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import compress
 from typing import Any
 
@@ -155,6 +156,14 @@ class JsonRecords:
         if b"".join(there.values()).translate(None, b" \t\r\n").count(b'":') == expected:
             return
         refused |= {row: Refusal("", DOUBLED) for row, value in there.items() if has_double(value)}
+
+
+@lru_cache(maxsize=128)
+def json_records(
+    columns: tuple[DecodedColumn, ...], *, ignores_extra: bool, lenient: frozenset[str] = frozenset()
+) -> JsonRecords:
+    """The same one for the same columns, because it takes long to make."""
+    return JsonRecords(columns, ignores_extra=ignores_extra, lenient=lenient)
 
 
 def _names_within(raws: Sequence[msgspec.Raw]) -> int | None:

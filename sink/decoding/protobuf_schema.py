@@ -23,7 +23,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.unknown_fields import UnknownFieldSet
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, TEXT, Kind, Schema, UnreadableError, array_of
+from .schemas import JSON, NUMBER, TEXT, Kind, Schema, UnreadableError, array_of, micros_of
 
 _Read = Callable[[Any], Any]
 _KINDS: dict[str, Kind] = {
@@ -190,14 +190,8 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _instant(value: Any) -> dt.datetime:
-    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=_micros(value.nanos))
+    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=micros_of(value.nanos))
 
 
 def _duration(value: Any) -> str:
-    return f"{value.seconds * 1_000_000 + _micros(value.nanos)} microseconds"
-
-
-def _micros(nanos: int) -> int:
-    if nanos % 1000:
-        raise UnreadableError("it has nanoseconds")
-    return nanos // 1000
+    return f"{value.seconds * 1_000_000 + micros_of(value.nanos)} microseconds"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import Any, cast
 
 import msgspec
@@ -20,7 +20,7 @@ from ..options.definitions import DecodeFormat
 from ..options.destination import REGISTERED, Decoding
 from .decoded_columns import DecodedColumn
 from .fields import read_as
-from .json_records import MALFORMED, JsonRecords
+from .json_records import MALFORMED, json_records
 from .records_with_schemas import json_of_each, records_with_schemas
 from .values import Refusal
 
@@ -44,7 +44,7 @@ class RecordKeys:
     columns: tuple[DecodedColumn, ...]
     have_schemas: bool
 
-    @property
+    @cached_property
     def _named(self) -> tuple[DecodedColumn, ...]:
         return tuple(replace(column, path=column.path[-1:], required=False) for column in self.columns)
 
@@ -67,7 +67,8 @@ class RecordKeys:
 
     def unfit(self, texts: list[bytes | None]) -> dict[int, Refusal]:
         """Which of these objects, whose fields are called as the columns, do not fit them."""
-        return _records_for(tuple(replace(column, path=(column.name,)) for column in self._named)).decode(texts).refused
+        columns = tuple(replace(column, path=(column.name,)) for column in self._named)
+        return json_records(columns, ignores_extra=True).decode(texts).refused
 
     def fill(self, batch: pa.RecordBatch, by_name: dict[str, Any], refused: dict[int, Refusal]) -> None:
         """Take the values that these columns lack from the records' keys."""
@@ -84,7 +85,7 @@ class RecordKeys:
             return
         places = pa.array(lacking, pa.int64())
         texts, unread = json_of_each(self.values(batch.take(places)))
-        decoded = _records_for(self._named).decode(texts)
+        decoded = json_records(self._named, ignores_extra=True).decode(texts)
         why = {row: Refusal(of.column, f"Of its key: {of.message}") for row, of in decoded.refused.items()}
         refused |= {lacking[row]: of for row, of in (unread | why).items()}
         is_lacking = pa.array([row in set(lacking) for row in range(len(batch))])
@@ -97,11 +98,6 @@ class RecordKeys:
                     none = Refusal(column.name, f"Neither its value nor its key has a value for {column.name}.")
                     refused.setdefault(row, none)
             by_name[column.name] = pc.replace_with_mask(array, is_lacking, chosen)
-
-
-@lru_cache(maxsize=64)
-def _records_for(columns: tuple[DecodedColumn, ...]) -> JsonRecords:
-    return JsonRecords(columns, ignores_extra=True)
 
 
 def _of_text(key: bytes, column: DecodedColumn) -> dict[str, Any] | Refusal:

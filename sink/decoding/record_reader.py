@@ -13,7 +13,7 @@ import hashlib
 import json
 from base64 import b64encode
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -37,7 +37,7 @@ from ..options.position_columns import RECORD_POSITIONS
 from .debezium_events import AFTER, DELETES, Events, events_of
 from .decoded_columns import DecodedColumn, KafkaColumn
 from .fields import UnknownFieldError
-from .json_records import JsonRecords
+from .json_records import json_records
 from .record_keys import HEADERS, RecordKeys, headers_of
 from .records_with_schemas import json_of_each, records_with_schemas
 from .values import Refusal
@@ -110,7 +110,8 @@ class RecordReader:
         """
         try:
             values, refused, events = self._values(batch)
-            decoded = _records_for(self.columns, self._ignores_extra, self._lenient).decode(values)
+            reader = json_records(self.columns, ignores_extra=self._ignores_extra, lenient=self._lenient)
+            decoded = reader.decode(values)
         except UnknownFieldError as unknown:
             raise self._unknown(unknown) from None
         by_name = dict(zip((column.name for column in self.columns), decoded.arrays, strict=True))
@@ -236,11 +237,6 @@ class RecordReader:
                 refused.setdefault(row, Refusal(column.name, f"Its {column.what} is not a text in UTF-8."))
                 texts.append(None)
         return pa.array(texts, pa.string())
-
-
-@lru_cache(maxsize=64)
-def _records_for(columns: tuple[DecodedColumn, ...], ignores_extra: bool, lenient: frozenset[str]) -> JsonRecords:
-    return JsonRecords(columns, ignores_extra=ignores_extra, lenient=lenient)
 
 
 def _origins(batch: pa.RecordBatch) -> pa.Array:

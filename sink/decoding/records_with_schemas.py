@@ -8,7 +8,7 @@ its schema has it (bytes for a text, a double for a numeric), the record is refu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -18,14 +18,13 @@ from pyspark.sql import types as t
 
 from pgonce.offsets_store.errors import PgonceError
 
-from ..encoding.encoded_types import encoded_column
 from ..options.definitions import DecodeFormat
 from .connect_schema import ConnectSchema
 from .decoded_columns import DecodedColumn, Form
 from .fields import Fields, UnknownFieldError
 from .json_records import DOUBLED, MALFORMED, has_double
-from .schema_registry import SchemaRegistry, registry_at
-from .schemas import JSON, Kind, Schema, as_json, why_unreadable
+from .schema_registry import registry_at
+from .schemas import Kind, Schema, as_json, type_of, why_unreadable
 from .values import Refusal
 
 _HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
@@ -254,39 +253,3 @@ def _is_unsuited(column: DecodedColumn, kind: Kind) -> bool:
     if isinstance(of, (t.FloatType, t.DoubleType)):
         return True
     return isinstance(to, t.BinaryType) is not isinstance(of, t.BinaryType)
-
-
-def type_of(kinds: Sequence[Kind]) -> str:
-    """The type of Postgres that holds a field that may be of each of these kinds."""
-    kind = _only(kinds)
-    return _DECODED_FOR.get(kind.form) or encoded_column("", kind.data_type).ddl_type
-
-
-def _only(kinds: Sequence[Kind]) -> Kind:
-    """As what a new column gets such a field; none that is decoded has an array of bytea."""
-    is_plain = len(kinds) == 1 and kinds[0].data_type != t.ArrayType(t.BinaryType())
-    return kinds[0] if is_plain else JSON
-
-
-_DECODED_FOR = {Form.JSON: "jsonb", Form.DIGITS: "numeric"}
-
-
-def columns_of_schemas(
-    registry: SchemaRegistry, subjects: Iterable[str], paths: dict[str, str], keys: Sequence[str], at: tuple[str, ...]
-) -> Iterator[DecodedColumn]:
-    """
-    The columns that a table would have for all fields of these subjects, with the type of the newest version.
-
-    :param at: where in a record the fields are.
-    """
-    # Of Protobuf, the first message of the file.
-    schemas = [schema.message((0,)) for subject in subjects for schema in registry.versions(subject)]
-    names = dict.fromkeys(name for schema in schemas for name in schema.fields(at))
-    taken = {path.split(".")[0] for path in paths.values()}
-    of = {name: (name,) for name in names if name not in taken} | {n: tuple(p.split(".")) for n, p in paths.items()}
-    for name, path in of.items():
-        # Of versions that differ, the newest counts: what it does not take is refused record by record.
-        kinds = next((found for schema in reversed(schemas) if (found := schema.kinds((*at, *path)))), [])
-        kind = _only(kinds)
-        decoded_for = _DECODED_FOR.get(kind.form, "")
-        yield DecodedColumn(name, path, kind.data_type, kind.form, is_key=name in keys, decoded_for=decoded_for)

@@ -1,5 +1,5 @@
 """
-Ask a schema registry what the number is that stands in front of a record.
+Ask a schema registry for the schemas of records, by the numbers that stand in front of these.
 
 Runs in tasks, and on the driver. Invariant: what a number means never changes, so a process asks for each once. A
 registry that does not answer is an error, never a bad record; a number that it does not know is a bad record.
@@ -91,11 +91,11 @@ class SchemaRegistry:
             remedy = "Start the producer first, which registers it; or name other subjects in schemaSubjects."
             raise bad_option("BAD_OPTION", f"The schema registry has no subject {subject!r}.", remedy)
         found = (self._asked(self._client.get_version, subject, number) for number in sorted(numbers))
-        parsed = [self._parsed(version.schema) for version in found if version is not None]
-        if None in parsed:
+        schemas = [self.schema(version.schema_id) for version in found if version is not None]
+        if any(isinstance(schema, str) for schema in schemas):
             what = f"Subject {subject!r} of the schema registry has a schema that cannot be read."
             raise bad_option("BAD_OPTION", what, "Create the table and its columns yourself, without schemaSubjects.")
-        return [schema for schema in parsed if schema is not None]
+        return [schema for schema in schemas if not isinstance(schema, str)]
 
     def _parsed(self, schema: Any) -> Registered | None:
         # Such a rule encrypts fields.
@@ -162,10 +162,8 @@ def registry_at(url: str) -> SchemaRegistry:
 
 
 def _not_installed() -> ConfigurationError:
-    what = (
-        "What reads records by a schema registry is not installed where they are decoded, or has nowhere to put files."
-    )
-    remedy = "Install it there (pip install 'pgonce[registry]'), and let TMPDIR be a directory that can be written to."
+    what = "Schemas cannot be read where records are decoded: a package or a temporary directory is missing there."
+    remedy = "Run pip install 'pgonce[registry]' there, and let TMPDIR be a directory that can be written to."
     return bad_option("BAD_OPTION", what, remedy)
 
 

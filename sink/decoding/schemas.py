@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 from pyspark.sql import types as t
 
+from ..encoding.encoded_types import encoded_column
 from .decoded_columns import Form
 
 
@@ -42,6 +43,22 @@ class Kind(NamedTuple):
 JSON = Kind(t.StringType(), Form.JSON)
 NUMBER = Kind(t.StringType(), Form.DIGITS)
 TEXT = Kind(t.StringType())
+
+
+DECODED_FOR = {Form.JSON: "jsonb", Form.DIGITS: "numeric"}
+"""The type of the columns of Postgres for which values are read so."""
+
+
+def kind_of_column(kinds: Sequence[Kind]) -> Kind:
+    """As what a new column gets a field that may be of each of these kinds; no column gets an array of bytea."""
+    is_plain = len(kinds) == 1 and kinds[0].data_type != t.ArrayType(t.BinaryType())
+    return kinds[0] if is_plain else JSON
+
+
+def type_of(kinds: Sequence[Kind]) -> str:
+    """The type of Postgres of such a column."""
+    kind = kind_of_column(kinds)
+    return DECODED_FOR.get(kind.form) or encoded_column("", kind.data_type).ddl_type
 
 
 class Schema(ABC):
@@ -126,6 +143,13 @@ def variable_decimal(value: Mapping[str, Any]) -> Decimal:
     """The number of ``io.debezium.data.VariableScaleDecimal``, whose bytes may be in base64."""
     unscaled = value["value"]
     return decimal_of(unscaled if isinstance(unscaled, bytes) else b64decode(unscaled, validate=True), value["scale"])
+
+
+def micros_of(nanos: int) -> int:
+    """:raises UnreadableError: for nanoseconds that are no whole microseconds, which Postgres does not keep."""
+    if nanos % 1000:
+        raise UnreadableError("it has nanoseconds")
+    return nanos // 1000
 
 
 def json_of(text: str) -> Any:

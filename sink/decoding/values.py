@@ -69,8 +69,8 @@ def _made_as(column: DecodedColumn) -> Callable[[list[Any]], pa.Array]:
     return lambda values: pa.array(values, to)
 
 
-# What may be none of jsonb's values, wherever it stands; and what is none: a NUL, and a number with more digits than
-# Postgres keeps.
+# jsonb takes no NUL, and no number with more digits than a numeric has. The first of these finds them quickly, and also
+# texts that only look so; the second tells them apart.
 _ODD = re.compile(rb"\\u0000|[eE][+-]?\d{5}|\d{6000}")
 _NO_JSONB = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000|(?:^|[\[:,\s])-?(?:\d[\d.]*[eE][+-]?\d{5}|[\d.]*\d{6000})")
 
@@ -97,7 +97,7 @@ def _digits(value: Any) -> Any:
     return None if value is None else str(value)
 
 
-# Arrow looks at no greater exponent before it counts with it, and crashes.
+# With an exponent of some millions, Arrow crashes; no decimal of its own has a greater one than this.
 _MOST_EXPONENT = 76
 
 

@@ -87,7 +87,7 @@ _PLAIN_TYPES: Final[dict[str, t.DataType]] = {
     },
 }
 _NUMBERED = re.compile(r"(decimal|char|varchar|time)\((\d{1,10})(?:,(-?\d{1,2}))?\)", re.ASCII)
-_MOST_DIGITS = 38
+MOST_DIGITS = 38
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ def _plain_type(name: str) -> t.DataType:
     if kind != "decimal":
         made: t.DataType = {"char": t.CharType, "varchar": t.VarcharType, "time": TimeType}[kind](number)
         return made
-    if not 1 <= number <= _MOST_DIGITS or abs(scale) > _MOST_DIGITS:
+    if not 1 <= number <= MOST_DIGITS or abs(scale) > MOST_DIGITS:
         raise _unknown(name)
     return t.DecimalType(number, scale)
 

@@ -274,7 +274,7 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     schema_registry_url: Annotated[str, Option(
         _WRITERS | Way.JOB, "The [schema registry](how-to/schema-registries.md) that knows the numbers in front of "
         "records: `https://user:password@registry:8081`, then settings of its client, as in "
-        "`?ssl.ca.location=/etc/ca.pem`.", "", "required with `decode=avro`", needs=("decode",), secret=True,
+        "`?ssl.ca.location=/etc/ca.pem`.", "", "for `avro`, `protobuf`", needs=("decode",), secret=True,
     )]
     schema_subjects: Annotated[Sequence[str], Option(
         _WRITERS | Way.JOB, "The registry's subjects whose schemas say which columns the table has, for `createTable` "

@@ -47,28 +47,6 @@ def write(url, subject):
     return run
 
 
-@pytest.fixture
-def create(url):
-    """Create table t."""
-
-    def run(columns):
-        with psycopg.connect(url) as connection:
-            connection.execute(f"CREATE TABLE t ({columns})")
-
-    return run
-
-
-@pytest.fixture
-def stored(url):
-    """The rows of table t."""
-
-    def read(what="*"):
-        with psycopg.connect(url) as connection:
-            return connection.execute(f"SELECT {what} FROM t ORDER BY 1").fetchall()
-
-    return read
-
-
 # The fields as they are written, the column, and what it has.
 FIELDS = {
     "a long": (named("f", "long"), 2**63 - 1, "bigint", 2**63 - 1),
