@@ -7,6 +7,7 @@ user's own is read only if it has all columns of ``pgonce.dead_letters``.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -23,7 +24,9 @@ from sqlalchemy import (
     Text,
     any_,
     cast,
+    func,
     literal,
+    null,
     select,
     tuple_,
 )
@@ -42,7 +45,8 @@ class StoredLetter:
 
     ``position`` says where in Kafka it comes from, and ``column_name`` whose value was refused, where these are known.
     ``code`` is an SQLSTATE, or the code of an error of pgonce. ``destination`` is how the row was to be written.
-    ``row_data`` is the text of a JSON object: Python's numbers would not hold every decimal that is in it.
+    ``row_data`` is the text of a JSON object: Python's numbers would not hold every decimal that is in it. Of a record
+    that could not be decoded there is no row, and ``record_value`` has its value, in base64.
     """
 
     dead_letter_id: int
@@ -57,6 +61,13 @@ class StoredLetter:
     message: str
     destination: Any
     made_at: datetime
+    record_value: str | None = None
+
+    @property
+    def row_or_record(self) -> str:
+        """The row; of a record that could not be decoded its value, in which bytes that are no UTF-8 are escaped."""
+        record = self.record_value
+        return self.row_data if record is None else b64decode(record).decode(errors="backslashreplace")
 
 
 def letters_table(url: str, name: str | None) -> Table:
@@ -146,11 +157,18 @@ def letters_of(
     """
     What asks for all dead letters of these writers; for those with one of ``ids``, or with ``code``, if given.
 
-    :param with_rows: False to leave ``row_data`` empty, because rows may be large, and there may be many.
+    :param with_rows: False to leave ``row_data`` and ``record_value`` empty: rows may be large, and there may be many.
     """
-    row_data = (cast(table.c.row_data, Text) if with_rows else literal("", Text)).label("row_data")
-    others = [table.c[field.name] for field in fields(StoredLetter) if field.name != "row_data"]
-    chosen = select(row_data, *others).where(tuple_(table.c.query_id, table.c.sink_name).in_(writers))
+    # Postgres breaks its base64 into lines.
+    in_base64 = func.translate(func.encode(table.c.record_value, "base64"), "\n", "")
+    large = {
+        "row_data": cast(table.c.row_data, Text) if with_rows else literal("", Text),
+        "record_value": in_base64 if with_rows else null(),
+    }
+    others = [table.c[field.name] for field in fields(StoredLetter) if field.name not in large]
+    chosen = select(*(what.label(name) for name, what in large.items()), *others).where(
+        tuple_(table.c.query_id, table.c.sink_name).in_(writers)
+    )
     if ids:
         chosen = chosen.where(one_of(table.c.dead_letter_id, ids))
     return chosen if code is None else chosen.where(table.c.code == code)

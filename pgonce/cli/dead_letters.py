@@ -203,12 +203,12 @@ _LONGEST_ROW = 400
 
 
 def letter_table(letters: Iterable[StoredLetter]) -> Table:
-    """One row a dead letter; a long row of the batch is cut."""
+    """One row a dead letter; a long row or record of the batch is cut."""
     table = Table(show_lines=True)
-    for name in ("Id, time", "Batch, target", "Position", "Column, code, message", "Row"):
+    for name in ("Id, time", "Batch, target", "Position", "Column, code, message", "Row or record"):
         table.add_column(name, overflow="fold")
     for letter in letters:
-        row = letter.row_data
+        row = letter.row_or_record
         cells = (
             [str(letter.dead_letter_id), f"{letter.made_at.astimezone():%Y-%m-%d %H:%M:%S}"],
             [f"batch {letter.batch_id}", letter.target],

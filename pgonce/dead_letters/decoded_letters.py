@@ -20,6 +20,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Table, Text, cast, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 
+from pgonce.dead_letters.chosen_letters import shown_ids
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.search_path import ENTER_COLUMNS, leave_in_tx
@@ -65,7 +66,16 @@ def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[Stored
     driver = driver_connection(connection)
     # Tables are looked up along the user's search_path.
     leave_in_tx(driver)
-    made = {one.dead_letter_id: _decoded(driver, one, records[one.dead_letter_id]) for one in undecoded}
+    made, unmended = {}, list[tuple[int, RecoveryError]]()
+    for one in undecoded:
+        try:
+            made[one.dead_letter_id] = _decoded(driver, one, records[one.dead_letter_id])
+        except RecoveryError as error:
+            unmended.append((one.dead_letter_id, error))
+    if unmended:
+        (_, first), *others = unmended
+        more = f" Others cannot be decoded either: {shown_ids([one for one, _ in others])}." if others else ""
+        raise RecoveryError(first.code, first.what + more, first.data, first.remedy)
     driver.execute(sql.SQL("SELECT {}").format(ENTER_COLUMNS))
     for one in made.values():
         values = {"row_data": cast(literal(one.row_data, Text), JSONB), "destination": one.destination}

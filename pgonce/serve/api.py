@@ -25,7 +25,7 @@ from .pages import ledger_says
 from .reader import Snapshot
 
 # Postgres's message may repeat a key, or the value that was refused.
-_HAVE_VALUES = ("row_data", "message")
+_HAVE_VALUES = ("row_data", "record_value", "message")
 
 
 def answer(found: Mapping[str, Any], status: int = 200) -> Response:

@@ -107,12 +107,17 @@ def refuse_other_query(checkpoint: Checkpoint, origin: Origin) -> None:
 
 
 def describe_batch(
-    checkpoint: Checkpoint, origin: Origin, query_name: str | None, planned: OffsetLog | None = None
+    checkpoint: Checkpoint,
+    origin: Origin,
+    query_name: str | None,
+    planned: OffsetLog | None = None,
+    begins_at: Offsets | None = None,
 ) -> PlannedBatch:
     """
     Like :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's and to have this batch's entry.
 
-    :param planned: what the running query would write there, if it can be asked.
+    :param planned: what the running query would write there, and ``begins_at`` where the batch begins, if it can be
+        asked.
     """
     log = checkpoint.offset_log(origin.batch_id, wait_seconds=WAIT_FOR_OFFSETS_SECONDS)
     if origin.planned is None:
@@ -124,6 +129,9 @@ def describe_batch(
         raise rewritten(origin.batch_id)
     previous = previous_of(checkpoint, origin)
     start = previous[1].offsets if previous else None
+    # A driver that was frozen may write an entry long after another one has gone on from its own.
+    if start and begins_at and any(at not in (None, begins_at.get(of, at)) for of, at in start.items()):
+        raise rewritten(origin.batch_id - 1)
     if origin.batch_id == 0:
         start = checkpoint.initial_offsets(log)
     return batch_of_query(checkpoint, origin, query_name, log=log, previous=previous, start=start)
@@ -178,7 +186,7 @@ def rewritten(batch_id: int) -> SparkError:
     """The error for an entry of ``offsets/`` that is not this driver's."""
     return SparkError.usual(
         "CHECKPOINT_IN_USE",
-        f"offsets/{batch_id} is not the entry with which this batch was planned: another driver works on the same "
+        f"offsets/{batch_id} is not the entry with which this driver has planned: another driver works on the same "
         "checkpoint.",
         "Leave one driver running. Give every query a checkpoint of its own.",
     )

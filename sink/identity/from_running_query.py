@@ -76,7 +76,8 @@ def batch_of(frame: DataFrame, batch_id: int) -> PlannedBatch:
         batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin, planned)
     else:
         # Also with interval 0: once the entry is there, a batch that is run again has the same range.
-        batch = describe_batch(run.checkpoint, origin, run.name, planned)
+        begins_at = _entry(frame.sparkSession, run.query, planned_start(run.query)).offsets
+        batch = describe_batch(run.checkpoint, origin, run.name, planned, begins_at)
     return replace(batch, folders=run.folders)
 
 

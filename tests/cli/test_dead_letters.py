@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from base64 import b64decode
 
 import psycopg
 import pytest
@@ -61,7 +62,7 @@ class TestList:
         (letter,) = json.loads(command("--json").stdout)
         assert set(letter) == {
             "dead_letter_id", "query_id", "sink_name", "batch_id", "target", "position", "row_data", "column_name",
-            "code", "message", "destination", "made_at",
+            "code", "message", "destination", "made_at", "record_value",
         }  # fmt: skip
         assert letter["dead_letter_id"] == one
         assert json.loads(letter["row_data"]) == {"id": 1, "name": "x" * 1000}
@@ -80,6 +81,15 @@ class TestList:
         said = " ".join(command().stdout.split())
         assert "without onlyNewer" in said
         assert "--replay" not in said
+
+    def test_a_record_that_could_not_be_decoded_stands_in_place_of_a_row(self, admin, command):
+        """As text, in which bytes that are none are escaped; a program gets it in base64."""
+        put_aside(admin, {}, code="RECORD_UNDECODED", record_value=b'{"id": "\xff\x1b[2J"}')
+        shown = command().stdout
+        assert '{"id": "\\xff\\x1b[2J"}' in shown
+        assert "\x1b" not in shown
+        (letter,) = json.loads(command("--json").stdout)
+        assert b64decode(letter["record_value"]) == b'{"id": "\xff\x1b[2J"}'
 
     def test_a_row_does_not_command_the_terminal(self, admin, command):
         """Escape sequences in a row, or in the words of a trigger, are shown as text."""

@@ -397,6 +397,26 @@ def test_an_entry_of_the_same_millisecond_is_another_drivers(spark, admin, url, 
     assert admin.execute("TABLE events").fetchall() == []
 
 
+def test_an_entry_before_this_one_that_another_driver_wrote_later_stops_the_batch(
+    spark, admin, url, events, checkpoint
+):
+    """A frozen driver may rename its file over that of a batch from whose end this driver has gone on."""
+    admin.execute(TABLE)
+    assert run("foreachBatch", stream(spark, events), url, checkpoint) == ""
+    (events / "2.json").write_text(json.dumps(ROWS[0]))
+    writer = PostgresBatchWriter(url, table="events", retry_timeout=0)
+
+    def after_another(frame, batch_id):
+        entry = Path(checkpoint, "offsets", "0")
+        entry.write_text("\n".join([*entry.read_text().split("\n")[:2], '{"logOffset":7}']))
+        writer(frame, batch_id)
+
+    query = stream(spark, events).writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+    with pytest.raises(PySparkException, match="offsets/0 is not the entry.*another driver"):
+        query.foreachBatch(after_another).start().awaitTermination(PATIENCE_SECONDS)
+    assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (1,)
+
+
 def test_a_transactional_function_needs_a_name():
     """The name is the sink's identity in the ledger."""
     with pytest.raises(ConfigurationError, match="OPTION_MISSING"):

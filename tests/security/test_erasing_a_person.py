@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from pyspark.sql import types as t
+from support.dead_letters import put_aside
 from support.typed_rows import commit_typed, staged_rows
 from typer.testing import CliRunner
 
@@ -73,3 +74,11 @@ def test_nothing_of_the_person_is_left(url, admin):
 
     assert holding(admin) == set()
     assert admin.execute("SELECT email FROM people").fetchall() == [("bob@example.com",)]
+
+
+def test_a_record_that_could_not_be_decoded_is_found(store, admin):
+    """By its value, or by its key, which are bytes in a letter."""
+    found = {put_aside(admin, {}, record_value=f'{{"email": "{PERSON}"'.encode())}
+    found.add(put_aside(admin, {}, record_key=PERSON.encode()))
+    put_aside(admin, {}, record_value=b"bob@example.com")
+    assert {letter for letter, *_ in admin.execute(statement("SELECT dead_letter_id")).fetchall()} == found

@@ -147,14 +147,20 @@ class TestQuery:
     def test_rows_can_be_hidden(self, url, store, admin):
         """With --hide-rows neither the page nor the JSON has what is in a dead letter."""
         publish(url, 3, KAFKA)
-        put_aside(admin, {"id": 1, "name": "Erika"}, code="23505", message="Key (name)=(Erika) already exists.")
+        put_aside(
+            admin,
+            {"id": 1, "name": "Erika"},
+            code="23505",
+            record_value=b"Erika",
+            message="Key (name)=(Erika) already exists.",
+        )
         with served(url, with_rows=False) as site:
             page, told = site.query(QUERY).text, site.get(f"/api/queries/{QUERY}")
         assert "Erika" not in page + told.text
         assert "<code>23505</code> <b>name</b>" in page
         (letter,) = told.json["dead_letters"]
         assert (letter["code"], letter["column_name"]) == ("23505", "name")
-        assert not letter.keys() & {"row_data", "message"}
+        assert not letter.keys() & {"row_data", "record_value", "message"}
 
     def test_other_ways_to_name_it(self, url, store):
         """A name or the beginning of an id leads to the page; an unknown one is a page that says so."""

@@ -41,7 +41,7 @@ def site(url, store):
     ],
 )
 def test_the_line_and_the_status(site, asked, status, line):
-    """200 if all is well and 503 if not; what cannot be read is a 400; an age is in seconds, as many as the test took."""
+    """200 if all is well and 503 if not; what cannot be read is a 400. An age is what the test took."""
     found = site.get(f"/healthz?{asked}")
     assert (found.status, found.text.count("\n")) == (status, 1)
     assert line in re.sub(r"\b\d+s (ago|old)", r"AGE \1", found.text)
