@@ -203,6 +203,9 @@ check: lint test ## lint, then test
 nightly: test test-all test-long ## all that CI runs only in short: every test, the benchmarks, and 200 faults
 	$(MAKE) bench bench-bad-rows bench-changes bench-routes chaos N=200
 
+model: setup ## search the models of the commit in every order of events (Spin), and without each of their guards
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/trial/model.py
+
 fuzz: setup ## look for records that the decoder takes wrongly; SECONDS=3600
 	@$(INSTALL) atheris && $(BIN)/python tests/support/fuzz_json_records.py -max_total_time=$(or $(SECONDS),60) \
 	-max_len=400 -print_final_stats=1

@@ -36,8 +36,7 @@ from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import outcomes
 
-from .answers.output import json_text, print_error, print_found, print_lines
-from .answers.waiting import at_work
+from .answers.output import at_work, json_text, print_error, print_found, print_lines
 from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from . import offsets, recover, status
 from .answers import output
 from .answers.tables import job_table
-from .answers.waiting import at_work
 from .check import check
 from .dead_letters import dead_letters
 from .doctor import doctor
@@ -72,7 +71,7 @@ def init(
     if sql:
         typer.echo(init_sql(role), nl=False)
         return
-    with at_work("Preparing the ledger"):
+    with output.at_work("Preparing the ledger"):
         applied = _init(url, role)
     done = f"applied version {', '.join(map(str, applied))}" if applied else "was up to date already"
     typer.echo(f"The ledger (schema pgonce) {done}." + (f" Role {role} may use it." if role else ""))

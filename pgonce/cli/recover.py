@@ -24,8 +24,7 @@ from pgonce.recovery.read_stopped_query import read_checkpoint
 from pgonce.recovery.recover import Recovery, recover_checkpoint
 from pgonce.recovery.stopped_query import no_checkpoint
 
-from .answers.output import print_json, print_lines
-from .answers.waiting import at_work
+from .answers.output import at_work, print_json, print_lines
 from .terms import NOT_DONE, Json, Query, QuietFor, Sink, Url, Wait, Yes
 
 CheckpointPath = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation.")]

@@ -66,16 +66,23 @@ def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[Stored
     driver = driver_connection(connection)
     # Tables are looked up along the user's search_path.
     leave_in_tx(driver)
-    made, unmended = {}, list[tuple[int, RecoveryError]]()
+    made, unmended = dict[int, StoredLetter](), dict[int, str]()
     for one in undecoded:
-        try:
-            made[one.dead_letter_id] = _decoded(driver, one, records[one.dead_letter_id])
-        except RecoveryError as error:
-            unmended.append((one.dead_letter_id, error))
+        found = _decoded(driver, one, records[one.dead_letter_id])
+        if isinstance(found, str):
+            unmended[one.dead_letter_id] = found
+        else:
+            made[one.dead_letter_id] = found
     if unmended:
-        (_, first), *others = unmended
-        more = f" Others cannot be decoded either: {shown_ids([one for one, _ in others])}." if others else ""
-        raise RecoveryError(first.code, first.what + more, first.data, first.remedy)
+        first, *others = unmended
+        more = f" Others cannot be decoded either: {shown_ids(others)}." if others else ""
+        raise RecoveryError(
+            "DEAD_LETTER_UNMENDED",
+            f"The record of dead letter {first} cannot be decoded: {unmended[first]}{more}",
+            UNCHANGED,
+            "Repair `record_value` (or `record_key`) of the letter, or the table, and replay it again. With --id, only "
+            "the letters that you name are replayed.",
+        )
     driver.execute(sql.SQL("SELECT {}").format(ENTER_COLUMNS))
     for one in made.values():
         values = {"row_data": cast(literal(one.row_data, Text), JSONB), "destination": one.destination}
@@ -83,7 +90,8 @@ def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[Stored
     return [made.get(letter.dead_letter_id, letter) for letter in letters]
 
 
-def _decoded(driver: psycopg.Connection, letter: StoredLetter, record: Sequence[Any]) -> StoredLetter:
+def _decoded(driver: psycopg.Connection, letter: StoredLetter, record: Sequence[Any]) -> StoredLetter | str:
+    """The letter with its row, or why there is none."""
     where, _ = recalled(letter.destination)
     if where.decoding and where.decoding.registry_url:
         url = os.environ.get(REGISTRY_URL, "")
@@ -101,14 +109,7 @@ def _decoded(driver: psycopg.Connection, letter: StoredLetter, record: Sequence[
     reader = reader_for(table, where, with_positions=False)
     rows = reader.read(_as_kafka_has_it(letter, record))
     if len(rows) == 0 or REFUSED in rows.schema.names:
-        why = rows[REFUSED][0]["message"] if len(rows) else "It has no value, and nullValues=ignore is set."
-        raise RecoveryError(
-            "DEAD_LETTER_UNMENDED",
-            f"The record of dead letter {letter.dead_letter_id} cannot be decoded: {why}",
-            UNCHANGED,
-            "Repair `record_value` (or `record_key`) of the letter, or the table, and replay it again. With --id, only "
-            "the letters that you name are replayed.",
-        )
+        return str(rows[REFUSED][0]["message"]) if len(rows) else "It has no value, and nullValues=ignore is set."
     columns = encoded_columns(reader.struct_type)
     (text,) = row_texts(rows.select([column.name for column in columns]).columns, columns)
     return replace(letter, row_data=text, destination=recorded(where, columns, letter.destination.get("oid")))

@@ -41,6 +41,7 @@ PROOFS = {
     "real time": ["tests/real_time"],
     "restored databases": ["tests/guarantee/test_restored_machine.py"],
     "receiver": ["tests/sink/data_source/receiver"],
+    "model": ["tests/trial/test_model.py"],
     "conformance": ["tests/guarantee/test_conformance.py"],
 }  # fmt: skip
 

@@ -85,7 +85,7 @@ def test_tests_are_named_after_what_they_test(package):
 
 
 def test_helpers_stand_in_one_place():
-    """What is no test stands in tests/support; chaos, matrix, mutants and a release's checks are programs."""
-    kept = ("support", "chaos", "matrix", "mutants", "release")
+    """What is no test stands in tests/support; chaos, matrix, mutants, release and trial are programs."""
+    kept = ("support", "chaos", "matrix", "mutants", "release", "trial")
     others = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py") if path not in TESTS]
     assert [str(path) for path in others if path.parts[0] not in kept and path.name != "conftest.py"] == []

@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,12 @@ from pgonce.offsets_store.status.figures import encoded
 def print_lines(lines: Iterable[str]) -> None:
     """Lines of text on stdout."""
     typer.echo("\n".join(map(one_line, lines)))
+
+
+def at_work(what: str) -> Status:
+    """Show on stderr, if that is a terminal, that ``what`` is being done; nothing is to be printed meanwhile."""
+    # A sign in ASCII, because a terminal without Unicode has it too.
+    return Console(stderr=True).status(what, spinner="line")
 
 
 def print_error(text: str) -> None:

@@ -1,0 +1,56 @@
+"""
+The model of the commit has no bad history, has one without each guard, and its histories are those of the real commit.
+
+Runs in: pytest, and with wider bounds by `make model`. It needs Debian's package spin.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support.ledger_site import site_at
+from trial.model import FORMAT, GOES_ON, SMALL, WITHOUT, run
+from trial.played_history import PlayedHistory, tries_that_stop
+from trial.spin import play
+
+PLAYED = ("PLAYED", "STARTS=7", "FAULTS=4", "BATCHES=7", "RECORDS=12")
+HISTORIES = 15
+
+
+@pytest.mark.parametrize("searched", [*SMALL, *GOES_ON], ids=lambda one: one.title)
+def test_no_order_of_events_loses_a_row_or_doubles_one(searched):
+    """Two runs and one fault, by each way in; and without faults a query goes on."""
+    assert run(searched).steps == ()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("searched", WITHOUT, ids=lambda one: one.title)
+def test_each_guard_is_needed(searched):
+    """Without it, a row is lost or doubled, or a query stands still."""
+    assert run(searched).steps
+
+
+@pytest.fixture
+def site(url, proxy):
+    """A database with a ledger and a table, and a line to it that can be cut."""
+    with site_at(url, proxy) as found:
+        yield found
+
+
+@pytest.mark.parametrize("way", ["foreachBatch", "format"])
+def test_the_real_commit_does_what_the_model_says(site, way, tmp_path):
+    """Histories that Spin plays by chance, line by line: each verdict and each row is the model's."""
+    defines = (*PLAYED, *([FORMAT] if way == "format" else []))
+    verdicts = set()
+    for seed in range(1, HISTORIES + 1):
+        site.reset()
+        played, lines = PlayedHistory(site, asks_the_query=way != "format"), play("batches", defines, seed, tmp_path)
+        with tries_that_stop():
+            for number, line in enumerate(lines):
+                try:
+                    played.play(line)
+                except BaseException as error:
+                    error.add_note(f"seed {seed}: " + "; ".join(lines[: number + 1]))
+                    raise
+            played.close()
+        verdicts |= {line.split()[-1] for line in lines if line.startswith("begin")}
+    assert verdicts >= {"NEW", "REPLAY", "LANDED", "GAP", "UNKNOWN"}
