@@ -39,8 +39,11 @@ BOUNDS = (("STARTS=2", "FAULTS=2"), ("STARTS=3", "FAULTS=1"), ("STARTS=2", "FAUL
 """Runs of all drivers, faults, and records of the source (else 4); the defaults of the models are the rest."""
 ALONE = ("FAULTS=0", "DRIVERS=1", "RECORDS=3")
 WHOLE = [Search("batches", (*way, *bounds)) for bounds in BOUNDS for way in ((), (FORMAT,))]
+WHOLE += [Search("real_time", ("RECORDS=4",)), Search("real_time", ("FAULTS=3",))]
 GOES_ON = [Search("batches", (*way, *ALONE), liveness=True) for way in ((), (FORMAT,))]
+GOES_ON.append(Search("real_time", ("FAULTS=0", "TASKS=1"), liveness=True))
 SMALL = [Search("batches", ("STARTS=2", "FAULTS=1", *way)) for way in ((), (FORMAT,))]
+SMALL.append(Search("real_time", ("FAULTS=1",)))
 # What each guard is for stands in the model, where it is taken away.
 GUARDS = {
     "FOREIGN": (FORMAT, "FAULTS=1"),
@@ -55,6 +58,7 @@ GUARDS = {
     "START": ("FAULTS=2",),
 }
 WITHOUT = [Search("batches", (f"NO_{guard}", "STARTS=3", *defines), finds=True) for guard, defines in GUARDS.items()]
+WITHOUT += [Search("real_time", (f"NO_{guard}",), finds=True) for guard in ("KNOWN", "DROP", "CLAIM", "POSITION")]
 WITHOUT.append(Search("batches", ("NO_REPLAY", FORMAT, *ALONE), liveness=True, finds=True))
 
 
