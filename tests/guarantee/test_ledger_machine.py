@@ -6,7 +6,7 @@ there once, the ledger's chain has no hole, and every verdict was the promised o
 
 Spark is played (:mod:`support.ledger_model`): its checkpoints are in memory, its runs are steps of the history. All
 else is real: staging, reading the checkpoint, the commit with its retries, the line that breaks.
-``PGONCE_MODEL_EXAMPLES=5000 pytest tests/guarantee/test_ledger_machine.py`` runs longer; CI runs 60 examples. A failure
+``PGONCE_MODEL_EXAMPLES=5000 pytest tests/guarantee/test_ledger_machine.py`` runs longer; CI runs 40 examples. A failure
 prints the history as code; Hypothesis keeps it in ``.hypothesis`` and tries it first the next time.
 """
 
@@ -45,7 +45,7 @@ from pgonce.sink.identity.from_checkpoint import Origin, batch_by_id, describe_b
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagedRows, StagingTable, drop_staging_table, sweep
 
-EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "40"))
 STEPS = 30
 IN_FOLDER, ELSEWHERE = "file:/in/orders", "file:/in/more"
 # Of files, and of Kafka: the place of the first query, or another one.
