@@ -15,8 +15,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
-from outcome import Sent, sent
-
 _EVERY_SECONDS = 0.4
 _AT_ONCE = (50, 250)
 _TOPIC = "orders"
@@ -96,7 +94,8 @@ class Customers:
         self._every_seconds = every_seconds
         self._at_once = at_once
         self._due = 0.0
-        self.sent = Sent()
+        self.sent: list[tuple[int, int]] = []
+        """The id and the cents of each order."""
 
     def order_when_due(self) -> None:
         """Send some orders, unless the last ones were sent just now."""
@@ -106,11 +105,11 @@ class Customers:
 
     def order(self) -> None:
         """Send some orders, all at once."""
-        first = self.sent.orders + 1
+        first = len(self.sent) + 1
         numbers = range(first, first + random.randint(*self._at_once))
         orders = [(number, random.randint(1, 999_999)) for number in numbers]
         self._source.send(list(_as_json(orders)))
-        self.sent = sent(orders, self.sent)
+        self.sent += orders
 
 
 def _as_json(orders: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:

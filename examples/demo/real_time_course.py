@@ -73,7 +73,7 @@ class RealTime(Course):
         driver = self._start(last=last)
 
         def caught_up() -> bool:
-            return self._is_another_run(before) and self._watch.messages_read() >= self._customers.sent.orders
+            return self._is_another_run(before) and self._watch.messages_read() >= len(self._customers.sent)
 
         self._wait(driver, caught_up, "it caught up", ordering=not last)
         return driver
