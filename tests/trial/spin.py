@@ -18,7 +18,6 @@ from pathlib import Path
 from maven import MissingTool
 
 _MODELS = Path(__file__).parent / "model"
-# Spin's own code draws these; nothing of ours is compiled.
 _COMPILE = ["gcc", "-w", "-O2", "-DCOLLAPSE", "-DVECTORSZ=2048"]
 _DEEPEST = 200_000
 _SECONDS = 1_200

@@ -14,9 +14,10 @@ from trial.spin import play
 
 PLAYED = ("PLAYED", "STARTS=7", "FAULTS=4", "BATCHES=7", "RECORDS=12")
 HISTORIES = 15
+IN_TESTS = [*GOES_ON, *(pytest.param(one, marks=pytest.mark.thorough) for one in SMALL)]
 
 
-@pytest.mark.parametrize("searched", [*SMALL, *GOES_ON], ids=lambda one: one.title)
+@pytest.mark.parametrize("searched", IN_TESTS, ids=lambda one: one.title)
 def test_no_order_of_events_loses_a_row_or_doubles_one(searched):
     """Two runs and one fault, by each way in; and without faults a query goes on."""
     assert run(searched).steps == ()
