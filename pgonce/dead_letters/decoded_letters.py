@@ -66,13 +66,9 @@ def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[Stored
     driver = driver_connection(connection)
     # Tables are looked up along the user's search_path.
     leave_in_tx(driver)
-    made, unmended = dict[int, StoredLetter](), dict[int, str]()
-    for one in undecoded:
-        found = _decoded(driver, one, records[one.dead_letter_id])
-        if isinstance(found, str):
-            unmended[one.dead_letter_id] = found
-        else:
-            made[one.dead_letter_id] = found
+    found = {one.dead_letter_id: _decoded(driver, one, records[one.dead_letter_id]) for one in undecoded}
+    made = {letter: row for letter, row in found.items() if not isinstance(row, str)}
+    unmended = {letter: why for letter, why in found.items() if isinstance(why, str)}
     if unmended:
         first, *others = unmended
         more = f" Others cannot be decoded either: {shown_ids(others)}." if others else ""

@@ -193,7 +193,7 @@ def test_a_letter_is_decoded_again_for_the_table_as_it_is_then(spark, records, c
     (query_id,) = observer.execute("SELECT query_id FROM pgonce.writers").fetchone()
     choice = chosen_letters(url, query_id)
     with pytest.raises(RecoveryError, match=r"DEAD_LETTER_UNMENDED.* decoded either: \d+\."):
-        replay_letters(choice, url, dry_run=True)
+        replay_letters(choice, url)
     with psycopg.connect(url) as connection:
         connection.execute("ALTER TABLE orders ALTER id TYPE bigint")
         mended = b'{"id": 2, "at": "2026-01-30T12:00:00Z"}'

@@ -464,7 +464,7 @@ class TestVerdict:
             (ORDERS + ORDERS[3:5], "2 doubled"),
             (ORDERS[2:] + ORDERS[2:4], "2 lost and 2 doubled"),
             ([*ORDERS[:-1], (10, 1)], "1 altered"),
-            ([*ORDERS[:-1], (11, 1005)], "1 not of the source"),
+            ([*ORDERS[:-1], (11, 1005)], "1 not of the source and 1 lost"),
             ([], "10 lost"),
         ],
         ids=["lost", "doubled", "both, and the count is right", "another amount", "an id nobody sent", "empty"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,19 +68,18 @@ def run(one: Search) -> Searched:
         return search(one.model, one.defines, Path(folder), liveness=one.liveness)
 
 
-def main(searches: Iterable[Search]) -> int:
+def main(searches: Sequence[Search]) -> int:
     """Say of each search what it has found; 0 if that was what is to be found."""
     states, is_bad = 0, False
     with ThreadPoolExecutor(2) as pool:
-        asked = list(searches)
-        for one, found in zip(asked, pool.map(run, asked), strict=True):
+        for one, found in zip(searches, pool.map(run, searches), strict=True):
             is_bad |= bool(found.steps) != one.finds
             states += 0 if one.finds else found.states
             said = f"a bad history of {len(found.steps)} steps" if found.steps else "no bad history"
             print(f"{found.states:>12,} states, {found.seconds:5.1f} s: {said}: {one.title}", flush=True)
             if found.steps and not one.finds:
                 print("  " + "; ".join(found.steps))
-    print(f"{states:,} states of the whole models, {len(asked)} searches.")
+    print(f"{states:,} states of the whole models, {len(searches)} searches.")
     return int(is_bad)
 
 

@@ -62,9 +62,7 @@ def play(model: str, defines: Sequence[str], seed: int, folder: Path) -> tuple[s
 
 def _lines(said: str) -> tuple[str, ...]:
     """What the model has printed; the rest is Spin's."""
-    return tuple(
-        line for line in said.splitlines() if re.fullmatch(r"[a-z]+( [\w]+)*", line.strip()) and ":" not in line
-    )
+    return tuple(line for line in said.splitlines() if re.fullmatch(r"[a-z]+( \w+)*", line))
 
 
 def _run(command: Sequence[str], folder: Path) -> str:

@@ -32,8 +32,8 @@ def test_each_guard_is_needed(searched):
 
 @pytest.fixture
 def site(url, proxy):
-    """A database with a ledger and a table, and a line to it that can be cut."""
-    with site_at(url, proxy) as found:
+    """A database with a ledger and a table, and a line to it that can be cut; every try stops before the next one."""
+    with site_at(url, proxy) as found, tries_that_stop():
         yield found
 
 
@@ -45,13 +45,12 @@ def test_the_real_commit_does_what_the_model_says(site, way, tmp_path):
     for seed in range(1, HISTORIES + 1):
         site.reset()
         played, lines = PlayedHistory(site, asks_the_query=way != "format"), play("batches", defines, seed, tmp_path)
-        with tries_that_stop():
-            for number, line in enumerate(lines):
-                try:
-                    played.play(line)
-                except BaseException as error:
-                    error.add_note(f"seed {seed}: " + "; ".join(lines[: number + 1]))
-                    raise
-            played.close()
+        for number, line in enumerate(lines):
+            try:
+                played.play(line)
+            except BaseException as error:
+                error.add_note(f"seed {seed}: " + "; ".join(lines[: number + 1]))
+                raise
+        played.close()
         verdicts |= {line.split()[-1] for line in lines if line.startswith("begin")}
     assert verdicts >= {"NEW", "REPLAY", "LANDED", "GAP", "UNKNOWN"}

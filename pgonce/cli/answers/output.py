@@ -15,7 +15,8 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.status import Status
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -29,10 +30,12 @@ def print_lines(lines: Iterable[str]) -> None:
     typer.echo("\n".join(map(one_line, lines)))
 
 
-def at_work(what: str) -> Status:
-    """Show on stderr, if that is a terminal, that ``what`` is being done; nothing is to be printed meanwhile."""
+def at_work(what: str) -> Live:
+    """Show on stderr, if that is a terminal, that ``what`` is being done."""
     # A sign in ASCII, because a terminal without Unicode has it too.
-    return Console(stderr=True).status(what, spinner="line")
+    sign = Spinner("line", Text(what))
+    # Standard output stays what it is: it may be a file.
+    return Live(sign, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False)
 
 
 def print_error(text: str) -> None:
