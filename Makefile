@@ -105,6 +105,11 @@ mutants: setup ## break the product in each way of tests/mutants/mutants.toml, a
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/mutants/run.py $(if $(ONLY),--only "$(ONLY)") \
 	$(if $(PROOF),--proof "$(PROOF)")
 
+trial: setup ## the same faults for what people use today, hours; FAMILY=spark, FAULT=freeze, LANES=5, ROUNDS=4, TABLE=1, see docs/trial.md
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests:$(CURDIR)/benchmarks $(BIN)/python tests/trial/peers/run.py \
+	$(if $(FAMILY),--family $(FAMILY)) $(if $(FAULT),--fault $(FAULT)) $(if $(LANES),--lanes $(LANES)) \
+	$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(TABLE),--table)
+
 RELEASE = PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/release/run.py
 
 release-check: setup ## all that a release needs and that takes minutes; it lists what takes hours

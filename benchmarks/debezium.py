@@ -17,7 +17,6 @@ import kafka_json
 from change_records import ChangeLoad
 from kafka_connect import KafkaConnect
 from kafka_json import JsonLoad
-from loads import Load
 
 _ROWS_AT_ONCE = 5_000
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
@@ -34,15 +33,22 @@ _WITHOUT_TOMBSTONES = {
 _ZONED_TIMESTAMP = {"type": "string", "name": "io.debezium.time.ZonedTimestamp", "optional": True}
 
 
+_AS_THEY_COME = {"insert.mode": "insert", "primary.key.mode": "none"}
+
+
 def debezium(load: JsonLoad, jdbc_url: str, table: str) -> KafkaConnect:
     """The sink, not yet started; a consumer group of its own reads the topic from the beginning."""
+    connector = orders_connector(kafka_json.TOPIC, load.partitions, jdbc_url, table, _AS_THEY_COME)
+    return KafkaConnect(load.bootstrap_servers, connector)
+
+
+def orders_connector(
+    topic: str, partitions: int, jdbc_url: str, table: str, settings: Mapping[str, str]
+) -> dict[str, str]:
+    """The configuration of a sink for the six columns."""
     fields = {"id": "int64", "customer": "int32", "amount": "double", "status": "string", "note": "string"}
-    settings = {
-        "insert.mode": "insert",
-        "primary.key.mode": "none",
-        **_converter("value", _struct("order", **_optional(fields), at=_ZONED_TIMESTAMP)),
-    }
-    return _sink(load, load.bootstrap_servers, kafka_json.TOPIC, jdbc_url, table, settings)
+    order = _converter("value", _struct("order", **_optional(fields), at=_ZONED_TIMESTAMP))
+    return _connector(topic, partitions, jdbc_url, table, {**settings, **order})
 
 
 def debezium_with_deletes(load: ChangeLoad, jdbc_url: str, table: str) -> KafkaConnect:
@@ -69,16 +75,15 @@ def debezium_with_deletes(load: ChangeLoad, jdbc_url: str, table: str) -> KafkaC
         **_converter("key", _struct("shop.public.orders.Key", id={"type": "int64", "optional": False})),
         **_converter("value", envelope),
     }
-    return _sink(load, load.bootstrap_servers, change_records.TOPIC, jdbc_url, table, settings)
+    connector = _connector(change_records.TOPIC, load.partitions, jdbc_url, table, settings)
+    return KafkaConnect(load.bootstrap_servers, connector)
 
 
-def _sink(
-    load: Load, bootstrap_servers: str, topic: str, jdbc_url: str, table: str, settings: Mapping[str, str]
-) -> KafkaConnect:
-    connector = {
+def _connector(topic: str, partitions: int, jdbc_url: str, table: str, settings: Mapping[str, str]) -> dict[str, str]:
+    return {
         "name": f"debezium-{uuid.uuid4()}",
         "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
-        "tasks.max": str(min(os.cpu_count() or 2, load.partitions)),
+        "tasks.max": str(min(os.cpu_count() or 2, partitions)),
         "topics": topic,
         "connection.url": jdbc_url,
         "connection.username": "postgres",
@@ -93,7 +98,6 @@ def _sink(
         "consumer.override.max.partition.fetch.bytes": str(8 * 1024 * 1024),
         **settings,
     }
-    return KafkaConnect(bootstrap_servers, connector)
 
 
 def _converter(side: str, schema: Mapping[str, object]) -> dict[str, str]:

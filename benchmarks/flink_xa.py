@@ -8,8 +8,11 @@ would lock its table for ever.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -54,37 +57,67 @@ def flink_class_path() -> list[Path]:
     return [build_once("flink-program", pom.read_bytes() + _PROGRAM.read_bytes(), compile_into), *jars]
 
 
+@dataclass(frozen=True)
+class FlinkJob:
+    """
+    One job: from a consumer group's offsets, the topic's beginning at first, into a table.
+
+    :param checkpoints: a folder, by its path from the JVM's own. The job goes on from the newest checkpoint there.
+    """
+
+    group: str
+    jdbc_url: str
+    table: str
+    checkpoints: Path
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """As the program takes them."""
+        url = f"{self.jdbc_url}&reWriteBatchedInserts=true&stringtype=unspecified"
+        return self.group, url, self.table, str(self.checkpoints)
+
+
 class FlinkXa:
     """
-    The sink; a context manager. A consumer group of its own reads the topic from the beginning.
+    Jobs with the sink, in one JVM; a context manager, or :meth:`start` and :meth:`stop`.
 
-    :param url: the same database as ``jdbc_url``, to clean up there.
+    :param restart: Flink's strategy where a task fails.
+    :param url: the same database as in the jobs, to clean up there.
     :raises MissingTool: if Maven, Java or its compiler is missing.
     """
 
-    def __init__(self, load: JsonLoad, url: str, jdbc_url: str, table: str) -> None:
+    def __init__(
+        self, bootstrap_servers: str, topic: str, partitions: int, jobs: Sequence[FlinkJob], url: str, restart: str
+    ) -> None:
         self._jvm = Jvm("flink", flink_class_path(), _OPTIONS)
         self._url = url
+        parallelism = str(min(os.cpu_count() or 2, partitions))
         self._arguments = (
-            load.bootstrap_servers,
-            TOPIC,
-            f"flink-{uuid.uuid4()}",
-            f"{jdbc_url}&reWriteBatchedInserts=true&stringtype=unspecified",
-            table,
-            str(min(os.cpu_count() or 2, load.partitions)),
-            str(_ROWS_AT_ONCE),
-            str(_CHECKPOINT_MS),
-        )
+            bootstrap_servers, topic, parallelism, str(_ROWS_AT_ONCE), str(_CHECKPOINT_MS), restart,
+            *(argument for job in jobs for argument in job.arguments),
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
-        self._jvm.start(_PROGRAM.stem, *self._arguments)
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._jvm.remove()
+        self.stop()
         with psycopg.connect(self._url, autocommit=True) as connection:
             for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
                 connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+
+    def start(self) -> None:
+        """Start the JVM; its jobs may still be starting."""
+        self._jvm.start(_PROGRAM.stem, *self._arguments)
+
+    def stop(self) -> None:
+        """End it, and leave what it has prepared."""
+        self._jvm.remove()
+
+    def kill(self) -> None:
+        """SIGKILL it; :meth:`start` has the same jobs go on."""
+        self._jvm.end(signal.SIGKILL)
 
     @property
     def pid(self) -> int:
@@ -92,5 +125,11 @@ class FlinkXa:
         return self._jvm.pid
 
     def check(self) -> None:
-        """:raises RuntimeError: if the job has failed."""
+        """:raises RuntimeError: if the jobs have failed."""
         self._jvm.check()
+
+
+def flink_xa(load: JsonLoad, url: str, jdbc_url: str, table: str) -> FlinkXa:
+    """The sink, not yet started; a restart of its own would write rows twice, so there is none."""
+    job = FlinkJob(f"flink-{uuid.uuid4()}", jdbc_url, table, Path("checkpoints"))
+    return FlinkXa(load.bootstrap_servers, TOPIC, load.partitions, [job], url, restart="none")

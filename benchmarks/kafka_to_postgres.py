@@ -21,7 +21,7 @@ from contenders import DECODING, DECODING_WRITER, FOREACH_NOTHING, PGONCE, PYTHO
 from cpu_seconds import CpuWatch, Used
 from debezium import debezium
 from embedded_postgres import EmbeddedPostgres
-from flink_xa import FLINK_SETTINGS, FlinkXa, flink_class_path
+from flink_xa import FLINK_SETTINGS, flink_class_path, flink_xa
 from kafka_broker import KafkaBroker, MissingTool, postgres_jdbc_jar, spark_connector_jars
 from kafka_connect import connect_class_path
 from kafka_json import JsonLoad, consume
@@ -79,7 +79,7 @@ class KafkaBench:
         if contender is DEBEZIUM:
             sink = debezium(load, self.bench.jdbc_url, table)
         else:
-            sink = FlinkXa(load, self.bench.url, self.bench.jdbc_url, table)
+            sink = flink_xa(load, self.bench.url, self.bench.jdbc_url, table)
         with empty_table(self.bench.url, table, load.columns):
             return write_with(sink, self.cpu, self.bench.url, table, load)
 

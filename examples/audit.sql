@@ -6,6 +6,9 @@
 -- `sent` is a table of what the source held, with the columns that tell records apart (an id; or topic, partition and
 -- offset), and any others of the target. Columns that only one of both has are not compared.
 
+-- Where there is no ledger, the functions that read it are made as well.
+SET check_function_bodies = off;
+
 -- Rows of the target against the source. No rows in the answer: nothing is wrong.
 --   keys       the columns that tell records apart; for a table by key, its keys
 --   newest_by  for a table by key: the source's column that orders the changes of a key; only the last one counts
@@ -17,7 +20,7 @@ LANGUAGE plpgsql STABLE AS $$
 DECLARE
     compared text;
     identity text;
-    last_of_key text := '';
+    compared_rows text;
     -- With their schemas, so that no name below is taken for a table.
     source_name text := (SELECT format('%I.%I', relnamespace::regnamespace, relname) FROM pg_class WHERE oid = source);
     target_name text := (SELECT format('%I.%I', relnamespace::regnamespace, relname) FROM pg_class WHERE oid = target);
@@ -29,18 +32,19 @@ BEGIN
             AND NOT a.attisdropped AND NOT b.attisdropped
     ) AS common;
     SELECT string_agg(format('%L, r.%I', name, name), ', ' ORDER BY name) INTO identity FROM unnest(keys) AS name;
+    compared_rows := source_name || ' AS r';
     IF newest_by IS NOT NULL THEN
-        SELECT format('WHERE NOT EXISTS (SELECT FROM %s AS newer WHERE (%s) AND newer.%I > r.%I)', source_name,
-            string_agg(format('newer.%I IS NOT DISTINCT FROM r.%I', name, name), ' AND '), newest_by, newest_by)
-        INTO last_of_key FROM unnest(keys) AS name;
+        SELECT format('(SELECT *, rank() OVER (PARTITION BY %s ORDER BY %I DESC NULLS LAST) AS from_newest FROM %s) AS r'
+            ' WHERE r.from_newest = 1', string_agg(quote_ident(name), ', '), newest_by, source_name)
+        INTO compared_rows FROM unnest(keys) AS name;
         IF deletes IS NOT NULL THEN
-            last_of_key := last_of_key || format(' AND r.%I IS NOT TRUE', deletes);
+            compared_rows := compared_rows || format(' AND r.%I IS NOT TRUE', deletes);
         END IF;
     END IF;
     RETURN QUERY EXECUTE format($query$
         WITH sent AS (
             SELECT jsonb_build_object(%1$s) AS id, jsonb_build_object(%2$s) AS whole, count(*) AS times
-            FROM %3$s AS r %4$s GROUP BY 1, 2
+            FROM %4$s GROUP BY 1, 2
         ), stored AS (
             SELECT jsonb_build_object(%1$s) AS id, jsonb_build_object(%2$s) AS whole, count(*) AS times
             FROM %5$s AS r GROUP BY 1, 2
@@ -63,7 +67,7 @@ BEGIN
         FROM stored AS t LEFT JOIN sent AS s ON s.id = t.id AND s.whole = t.whole
         WHERE coalesce(s.times, 0) <> t.times
             AND EXISTS (SELECT FROM of_source AS o JOIN of_target AS f USING (id, times) WHERE o.id = t.id)
-    $query$, identity, compared, source_name, last_of_key, target_name);
+    $query$, identity, compared, source_name, compared_rows, target_name);
 END $$;
 
 -- The ledger of all writers, within what it retains. No rows in the answer: nothing is wrong.

@@ -35,12 +35,14 @@ class BlackHole:
 
     :param port: the server's TCP port.
     :param lost: the direction in which packets are lost.
+    :param percent: how many of them, by chance.
     """
 
-    def __init__(self, port: int, lost: Lost = "both") -> None:
+    def __init__(self, port: int, lost: Lost = "both", percent: int = 100) -> None:
         self._table = f"pgonce_{os.getpid()}_{secrets.token_hex(4)}"
         self._port = port
         self._lost = lost
+        self._chance = f"numgen random mod 100 < {percent} " if percent < 100 else ""
         self._nft: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -59,7 +61,7 @@ class BlackHole:
         lines.append(f"add chain inet {self._table} incoming {{ type filter hook input priority -300; }}")
         for name, match in rules.items():
             if self._lost in (name, "both"):
-                lines.append(f"add rule inet {self._table} incoming {match} counter drop")
+                lines.append(f"add rule inet {self._table} incoming {match} {self._chance}counter drop")
         self._nft = subprocess.Popen(
             ["nft", "-i"],
             stdin=subprocess.PIPE,

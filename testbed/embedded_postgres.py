@@ -157,6 +157,15 @@ class EmbeddedPostgres:
             postmaster.send_signal(signal.SIGINT if how == "fast" else signal.SIGQUIT)
             wait_until_gone(postmaster.pid, 30)
 
+    def start_again(self) -> None:
+        """Start it if it has stopped by itself, as it does where its disk is full: there must be room again."""
+        with suppress(FileNotFoundError, psutil.NoSuchProcess):
+            if psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE:
+                return
+        if self._net:
+            self._net.release()
+        self.start()
+
     @property
     def pid(self) -> int:
         """Process id of the postmaster."""

@@ -1,19 +1,19 @@
 """
-Run a Kafka Connect sink.
+Run Kafka Connect sinks.
 
-Runs in: any process; Connect is one JVM of its own (standalone, one connector). Invariant: it lives as long as its
+Runs in: any process; Connect is one JVM of its own (standalone). Invariant: it lives as long as its
 owner and no longer, and a task that failed raises an error, and does not look like a slow sink.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.error import URLError
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import ProxyHandler, Request, build_opener
 
 from free_ports import free_port
 from jvm import Jvm
@@ -35,18 +35,18 @@ def connect_class_path() -> list[Path]:
 
 class KafkaConnect:
     """
-    One Connect worker with one connector; a context manager, or :meth:`start` and :meth:`stop`.
+    One Connect worker with its connectors; a context manager, or :meth:`start` and :meth:`stop`.
 
-    :param connector: its configuration, with ``name`` and ``connector.class``.
+    :param connectors: the configuration of each, with ``name`` and ``connector.class``.
     :param worker: these are added to the worker's own settings, or replace them.
     :raises MissingTool: if Maven or Java is missing.
     """
 
     def __init__(
-        self, bootstrap_servers: str, connector: Mapping[str, str], worker: Mapping[str, str] | None = None
+        self, bootstrap_servers: str, *connectors: Mapping[str, str], worker: Mapping[str, str] | None = None
     ) -> None:
         self._jvm = Jvm("connect", connect_class_path(), _OPTIONS)
-        self._connector = connector
+        self._connectors = connectors
         self._address = f"http://127.0.0.1:{free_port()}"
         self._worker = {
             "bootstrap.servers": bootstrap_servers,
@@ -67,12 +67,15 @@ class KafkaConnect:
         self.stop()
 
     def start(self) -> Self:
-        """Return once the connector was accepted; its tasks may still be starting."""
-        worker, connector = self._jvm.home / "worker.properties", self._jvm.home / "connector.json"
+        """Return once the connectors were accepted; their tasks may still be starting."""
+        worker = self._jvm.home / "worker.properties"
         worker.write_text("".join(f"{name}={value}\n" for name, value in self._worker.items()))
-        connector.write_text(json.dumps(self._connector))
+        files = []
+        for connector in self._connectors:
+            files.append(self._jvm.home / f"{connector['name']}.json")
+            files[-1].write_text(json.dumps(connector))
         try:
-            self._jvm.start("org.apache.kafka.connect.cli.ConnectStandalone", str(worker), str(connector))
+            self._jvm.start("org.apache.kafka.connect.cli.ConnectStandalone", str(worker), *map(str, files))
             self._wait_until_accepted()
         except BaseException:
             self.stop()
@@ -83,18 +86,32 @@ class KafkaConnect:
         """Stop, commit the consumer's offsets, and delete the directory."""
         self._jvm.remove()
 
+    def kill(self) -> None:
+        """SIGKILL it; :meth:`start` starts the same connectors again."""
+        self._jvm.end(signal.SIGKILL)
+
     @property
     def pid(self) -> int:
         """Process id of the worker."""
         return self._jvm.pid
 
     def check(self) -> None:
-        """:raises RuntimeError: if the worker has ended, or if the connector or one of its tasks has failed."""
+        """:raises RuntimeError: if the worker has ended, or if a connector or one of its tasks has failed."""
         self._jvm.check()
-        status = self._status()
-        for part in (status["connector"], *status["tasks"]):
-            if part["state"] == "FAILED":
-                raise RuntimeError(f"{self._connector['name']} has failed: {part['trace']}")
+        for connector in self._connectors:
+            if failure := self.failure_of(connector["name"]):
+                raise RuntimeError(f"{connector['name']} has failed: {failure}")
+
+    def failure_of(self, name: str) -> str | None:
+        """Why a connector or one of its tasks has failed; None where they go on."""
+        with _open(f"{self._address}/connectors/{name}/status", timeout=10) as answer:
+            status = json.load(answer)
+        return next((p["trace"] for p in (status["connector"], *status["tasks"]) if p["state"] == "FAILED"), None)
+
+    def restart_failed(self, name: str) -> None:
+        """Restart what has failed of a connector."""
+        restart = f"{self._address}/connectors/{name}/restart?includeTasks=true&onlyFailed=true"
+        _open(Request(restart, method="POST"), timeout=10).close()
 
     def _wait_until_accepted(self) -> None:
         until = time.monotonic() + _READY_SECONDS
@@ -105,7 +122,3 @@ class KafkaConnect:
                 # No server yet, or (404) one that has not read the connector's file.
                 time.sleep(0.2)
         raise RuntimeError(f"Kafka Connect did not answer within {_READY_SECONDS:.0f} s: {self._jvm.log_end()}")
-
-    def _status(self) -> Any:
-        with _open(f"{self._address}/connectors/{self._connector['name']}/status", timeout=10) as answer:
-            return json.load(answer)

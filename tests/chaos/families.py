@@ -25,6 +25,7 @@ from chaos.faults import (
 )
 from chaos.poolers import KillPooler, WireBehindPooler
 from chaos.receivers import FillDisk, FreezeReceiver, KillReceiver
+from chaos.resources import LosePackets, OutOfMemory, ServersDiskFull
 from chaos.restores import Restore
 from chaos.vanishing import Vanish
 
@@ -56,11 +57,21 @@ AT_ONE_QUERY: tuple[Family, ...] = (
         share=6,
     ),
     Family(
-        tuple(Vanish(moment, lost) for moment in ("connect", *_AT_COMMIT) for lost in ("requests", "answers", "both")),
+        (
+            *(Vanish(moment, lost) for moment in ("connect", *_AT_COMMIT) for lost in ("requests", "answers", "both")),
+            *(LosePackets(percent) for percent in (5, 20, 50)),
+        ),
         share=3,
         needs=FIREWALL,
     ),
-    Family((*(KillWorker(moment) for moment in _AT_COMMIT for _ in range(3)), *(KillTaskWorker(),) * 4), share=4),
+    Family(
+        (
+            *(KillWorker(moment) for moment in _AT_COMMIT for _ in range(3)),
+            *(KillTaskWorker(),) * 4,
+            *(OutOfMemory(),) * 2,
+        ),
+        share=4,
+    ),
     Family(
         (
             *(KillReceiver(moment) for moment in _AT_COMMIT for _ in range(2)),
@@ -92,6 +103,7 @@ AT_ALL: tuple[tuple[Fault, int], ...] = (
     (EndSessions(), 3),
     (CrashServer(by_sigkill=False), 3),
     (CrashServer(by_sigkill=True), 3),
+    (ServersDiskFull(), 3),
     (Reload(), 2),
     (KillBroker(), 8),
     (KillExecutor(), 12),

@@ -1,15 +1,16 @@
 """
 Judge whether every row is there once, now and in the end, and whether the ledger agrees.
 
-Runs in: the laboratory, over connections that only look. Invariant: nothing of pgonce is asked: tables are judged by
-their own rows, the ledger by the tables and by the files of Spark's checkpoint. In real time, where Spark's files say
-nothing, positions are compared with the rows.
+Runs in: the laboratory, over connections that only look. Invariant: nothing of pgonce is asked: the auditor of
+examples/audit.sql judges tables and ledger, and the ledger is compared with the files of Spark's checkpoint. In real
+time, where Spark's files say nothing, positions are compared with the rows.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -35,18 +36,11 @@ class Judgement:
 
 def judge_running(url: str, workload: Workload, checkpoint: Path) -> Judgement:
     """Judge a table that is written to: a prefix of its source, as many rows as the ledger says, in one snapshot."""
-    judgement = Judgement()
     with psycopg.connect(url) as connection:
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        rows: dict[int, int] = {}
-        for stream, found, doubled, lost, wrong in _judged(connection, workload):
-            rows[stream] = found
-            judgement.doubled += doubled
-            judgement.lost += lost
-            if doubled or lost or wrong:
-                judgement.wrong.append(
-                    f"{workload.table}, stream {stream}: {found} rows, {doubled} doubled, {lost} lost, {wrong} wrong"
-                )
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        judgement = _audited_rows(connection, workload, None)
+        by_stream = f"SELECT stream, count(*) FROM {_rows_of(workload)} GROUP BY 1"
+        rows = dict(connection.execute(by_stream.encode()).fetchall())
         if workload.counts_rows and (checkpoint / "metadata").exists():
             in_ledger = sum(batch.rows for batch in recorded(connection, str(checkpoint)))
             if in_ledger != sum(rows.values()):
@@ -58,17 +52,10 @@ def judge_running(url: str, workload: Workload, checkpoint: Path) -> Judgement:
 
 def judge_finished(url: str, workload: Workload, checkpoint: Path, totals: dict[int, int]) -> Judgement:
     """Judge a table after its query's end: all that the source had, and ledger and checkpoint agree on every batch."""
-    judgement = judge_running(url, workload, checkpoint)
-    with psycopg.connect(url, autocommit=True) as connection:
-        found = {stream: rows - doubled for stream, rows, doubled, *_ in _judged(connection, workload)}
-        for stream in totals.keys() | found.keys():
-            missing = totals.get(stream, 0) - found.get(stream, 0)
-            judgement.lost += max(missing, 0)
-            judgement.doubled += max(-missing, 0)
-            if missing:
-                judgement.wrong.append(
-                    f"{workload.table}, stream {stream}: {found.get(stream, 0)} rows of {totals.get(stream, 0)}"
-                )
+    in_itself = judge_running(url, workload, checkpoint)
+    with psycopg.connect(url) as connection:
+        judgement = _audited_rows(connection, workload, totals)
+        judgement.wrong += in_itself.wrong
         if workload.in_real_time:
             # A run of such a query has a checkpoint of its own, and its records in the ledger may lag behind.
             # A number comes again if a run began while the one before it made its last record.
@@ -77,13 +64,45 @@ def judge_finished(url: str, workload: Workload, checkpoint: Path, totals: dict[
             judgement.wrong += [] if is_unbroken else [f"batches {sorted(batches)} have a hole"]
             judgement.wrong += left_behind(connection)
         else:
-            judgement.wrong += wrong_ledger(connection, str(checkpoint)) + _audited(connection, checkpoint)
+            judgement.wrong += wrong_ledger(connection, str(checkpoint)) + _audited_ledger(connection, checkpoint)
     return judgement
 
 
-def _audited(connection: psycopg.Connection, checkpoint: Path) -> list[str]:
-    """What the auditor that users run finds in the query's ledger."""
+def _audited_rows(connection: psycopg.Connection, workload: Workload, totals: dict[int, int] | None) -> Judgement:
+    """
+    What the auditor that users run finds in the table.
+
+    :param totals: how many rows of each stream have come; None for as many as there are.
+    """
+    found = workload.found.format(rows=_rows_of(workload), t=workload.table)
     connection.execute(_AUDIT.read_text())
+    connection.execute(f"CREATE TEMP TABLE found AS {found}".encode())
+    if totals is None:
+        top = f"SELECT stream, ({workload.top})::bigint AS top FROM found GROUP BY stream"
+        connection.execute(f"CREATE TEMP TABLE tops AS {top}".encode())
+    else:
+        connection.execute("CREATE TEMP TABLE tops (stream int, top bigint)")
+        connection.cursor().executemany("INSERT INTO tops VALUES (%s, %s)", list(totals.items()))
+    connection.execute(f"CREATE TEMP TABLE wanted AS {workload.wanted}".encode())
+    audit = "SELECT finding, record, in_source, in_target FROM pg_temp.audit_rows('wanted', 'found', %s)"
+    judgement = Judgement()
+    by_finding: dict[str, list[str]] = defaultdict(list)
+    for finding, record, in_source, in_target in connection.execute(audit, [workload.keys]):
+        judgement.lost += max(in_source - in_target, 0) if finding == "lost" else 0
+        judgement.doubled += max(in_target - in_source, 0) if finding in ("doubled", "not of the source") else 0
+        by_finding[finding].append(str(record))
+    judgement.wrong += [
+        f"{workload.table}: {len(records)} {finding}, such as {records[0]}" for finding, records in by_finding.items()
+    ]
+    return judgement
+
+
+def _rows_of(workload: Workload) -> str:
+    return workload.rows.format(t=workload.table)
+
+
+def _audited_ledger(connection: psycopg.Connection, checkpoint: Path) -> list[str]:
+    """What it finds in the query's ledger."""
     found = connection.execute(
         "SELECT finding, batch_id, more FROM pg_temp.audit_ledger() WHERE query_id = %s", [query_id(checkpoint)]
     ).fetchall()
@@ -146,10 +165,6 @@ def sessions_left(url: str, *, in_transactions: bool = False) -> list[str]:
         if not found or time.monotonic() > until:
             return [text for (text,) in found]
         time.sleep(0.1)
-
-
-def _judged(connection: psycopg.Connection, workload: Workload) -> list[tuple[int, ...]]:
-    return connection.execute(workload.judge.format(t=workload.table)).fetchall()
 
 
 class TotalsWatch:

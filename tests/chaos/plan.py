@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from chaos.families import AT_ALL, AT_ONE_QUERY, POOLER, Family
+from chaos.families import AT_ALL, AT_ONE_QUERY, FIREWALL, POOLER, Family
 from chaos.faults import Fault, KillBroker, KillExecutor
 from chaos.site import Setting
 from chaos.workloads import IN_MICRO_BATCHES, IN_REAL_TIME, WORKLOADS
@@ -111,7 +111,9 @@ def plan_of(text: str, seed: int, faults: int, missing: Iterable[str] = (), only
     fitting = [name for name in possible if any(fault.fits_workload(name) for fault in at_one)] or possible
     workloads = tuple(dice.sample(fitting, min(_QUERIES, len(fitting))))
     settings: dict[Only, Setting] = {
-        "micro-batches": Setting(source, cluster, workloads, () if POOLER in without else workloads[::2]),
+        "micro-batches": Setting(
+            source, cluster, workloads, () if POOLER in without else workloads[::2], FIREWALL not in without
+        ),
         "real-time": Setting("kafka", cluster, IN_REAL_TIME),
     }
     for setting in settings.values() if only is None else (settings[only],):
@@ -182,7 +184,9 @@ class _Dealer:
     def setting(self, source: str) -> Setting:
         """That of the next round in micro-batches."""
         workloads = self._queries(source, stateful=self._rounds % 2)
-        setting = Setting(source, self._rounds % 4 == 2, workloads, self._behind_poolers(workloads))
+        # Whoever may drop packets may mount a disk.
+        small_disk = FIREWALL not in self.missing
+        setting = Setting(source, self._rounds % 4 == 2, workloads, self._behind_poolers(workloads), small_disk)
         self._rounds += 1
         return setting
 

@@ -36,6 +36,7 @@ from embedded_postgres import EmbeddedPostgres
 from kafka_broker import KafkaBroker
 from pgbouncer import PgBouncer
 from psycopg.conninfo import conninfo_to_dict
+from small_disk import SmallDisk
 from support.audit import recorded
 from support.fixtures.driver import Driver, wait_until, with_tests_on_path
 from support.fixtures.proxy import Proxy
@@ -56,6 +57,9 @@ LINES_DIE_SOON = {
 }
 
 
+_DISK_MB = 1_500
+
+
 class NotRecovered(Exception):
     """A query did not come back after a fault, or the driver could not start."""
 
@@ -65,13 +69,15 @@ class Setting:
     """
     What runs at a site: ``source`` is ``files``, ``rate`` or ``kafka``; ``cluster`` gives executors processes.
 
-    ``pooled`` are the workloads with a PgBouncer (transaction mode) before Postgres.
+    ``pooled`` are the workloads with a PgBouncer (transaction mode) before Postgres. With a ``small_disk`` Postgres has
+    a disk for itself.
     """
 
     source: str
     cluster: bool
     workloads: tuple[str, ...]
     pooled: tuple[str, ...] = ()
+    small_disk: bool = False
 
     @property
     def in_real_time(self) -> bool:
@@ -100,7 +106,10 @@ class Site:
         self.directory = directory
         self.setting = setting
         self.workloads: list[Workload] = [WORKLOADS[name] for name in setting.workloads]
-        self.postgres = EmbeddedPostgres(bin_dir=bin_dir)
+        # Small enough to be full soon.
+        log = {"max_wal_size": "200MB"} if setting.small_disk else {}
+        self.postgres = EmbeddedPostgres(bin_dir=bin_dir, settings=log)
+        self.disk = SmallDisk(self.postgres.data, _DISK_MB) if setting.small_disk else None
         self.broker = broker
         self.proxies: dict[str, Proxy] = {}
         # Of those with a PgBouncer: itself, and the proxy between it and Postgres.
@@ -113,6 +122,8 @@ class Site:
         self._read: dict[Path, int] = {}
 
     def __enter__(self) -> Self:
+        if self.disk:
+            self.disk.__enter__()
         self.postgres.start()
         try:
             self._set_up()
@@ -360,6 +371,8 @@ class Site:
         for proxy in self.behind.values():
             proxy.stop()
         self.postgres.stop()
+        if self.disk:
+            self.disk.__exit__()
 
 
 def command_of(process: psutil.Process) -> str:

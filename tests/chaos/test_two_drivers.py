@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from chaos.subject import SPARKS_WORDS, another_driver
 from support import queries_job
 from support.audit import left_behind, what_is_wrong, wrong_rows
 from support.fixtures.driver import Driver, wait_until, with_tests_on_path
@@ -23,6 +22,7 @@ from support.fixtures.spark import spark_settings
 from support.inbox import Inbox, create_events
 from support.patience import PATIENCE_SECONDS
 from support.queries_job import Job, sink_of, sinks_of
+from support.supervised_query import SPARKS_WORDS, another_driver
 from support.ways_in import WAYS, Sink, WayIn
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

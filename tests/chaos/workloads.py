@@ -1,9 +1,9 @@
 """
 What the driver under test does with its rows, and how its table shows that it was done once.
 
-Runs in: the driver under test (``start``) and in the laboratory (the SQL). Invariant: each table can be judged by
-itself, while it is written and afterwards: what has arrived of a stream must be a prefix of it. In real time it must
-also have come in order.
+Runs in: the driver under test (``start``) and in the laboratory (the SQL). Invariant: the auditor can judge each
+table by itself, while it is written and afterwards: what has arrived of a stream must be a prefix of it. In real time
+it must also have come in order.
 """
 
 from __future__ import annotations
@@ -29,83 +29,49 @@ _PATIENCE_OPTIONS = {"lockTimeout": "2", "retryTimeout": "15"}
 
 _EVENTS = "CREATE TABLE {t} (stream int NOT NULL, position bigint NOT NULL, payload text{more})"
 
-# A prefix: no position twice, none left out, each with its own payload.
-_PREFIX = """
-SELECT stream, count(*), count(*) - count(DISTINCT position) + {again}, max(position) + 1 - count(DISTINCT position),
-       count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position))
-FROM {t} GROUP BY stream
+# What should be in a table, if as many rows of each stream have come as the table `tops` says; and what is there.
+_WANTED = """
+SELECT stream, position, md5(stream || ':' || position) AS payload{more}
+FROM tops, generate_series(0, top - 1) AS position
 """
+_FOUND = "SELECT stream, position, payload{more} FROM {rows}"
 
-# The same of a table that numbers its rows as they come: a row that did not come next after the one before it in its
-# stream is wrong.
-_IN_ORDER = """
-SELECT stream, count(*), count(*) - count(DISTINCT position), max(position) + 1 - count(DISTINCT position),
-       count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position)
-                        OR position IS DISTINCT FROM before + 1)
-FROM (SELECT *, lag(position, 1, -1::bigint) OVER (PARTITION BY stream ORDER BY n) AS before FROM {t}) AS rows
-GROUP BY stream
-"""
+# Rows are numbered as they come: one that did not come next after the one before it in its stream differs.
+_IN_ORDER = _FOUND.format(
+    more=", lag(position, 1, -1::bigint) OVER (PARTITION BY stream ORDER BY n) AS before", rows="{rows}"
+)
 # A sequence that belongs to no table, so that one that takes the place of another goes on with its numbers.
 _NUMBERED = "CREATE SEQUENCE {t}_n; " + _EVENTS.format(t="{t}", more=", topic text, n bigint DEFAULT nextval('{t}_n')")
 
-# A row that was upserted twice looks like one that was upserted once; its counter does not.
 _COUNT_WRITES = """
 CREATE FUNCTION {t}_again() RETURNS trigger LANGUAGE plpgsql AS
     'BEGIN NEW.writes := OLD.writes + 1; RETURN NEW; END';
 CREATE TRIGGER again BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION {t}_again();
 """
 
-# Of a table in which each row says which row has written it last: the one after it, but for the newest. An upsert that
-# was done again after a later one shows.
-_TOUCHED = """
-SELECT stream, count(*), count(*) - count(DISTINCT position), max(position) + 1 - count(DISTINCT position),
-       count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position)
-                        OR written_by <> least(position + 1, top))
-FROM (SELECT *, max(position) OVER (PARTITION BY stream) AS top FROM {t}) AS rows GROUP BY stream
-"""
-
-# Every third row deletes the one before it, and the row after that brings the deleted one again, as it was: only a
-# delete that is remembered keeps it away.
-_APPLIED = """
-WITH tops AS (SELECT stream, max(position) + 1 AS top FROM {t} GROUP BY stream)
-SELECT stream, top, count(*) - count(DISTINCT position),
-       (SELECT count(*) FROM generate_series(0, top - 1) AS p WHERE p % 3 <> 2 OR p = top - 1)
-       - count(DISTINCT position),
-       count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position)
-                        OR (position % 3 = 2 AND position < top - 1))
-FROM {t} JOIN tops USING (stream) GROUP BY stream, top
-"""
-
 # With every fourth row comes a copy that the table refuses: it must be a dead letter, once.
 _LETTERS = "CREATE TABLE {t}_letters (query_id text, sink_name text, batch_id bigint, target text, position jsonb, \
 record_key bytea, record_value bytea, record_headers jsonb, row_data jsonb, column_name text, code text, \
 message text, destination jsonb)"
-_DIVERTED = """
-WITH letters AS (SELECT (row_data ->> 'stream')::int AS stream, count(*) AS n,
-                        count(DISTINCT row_data ->> 'payload') AS kinds FROM {t}_letters GROUP BY 1)
-SELECT stream, count(*), count(*) - count(DISTINCT position) + coalesce(min(n - kinds), 0),
-       max(position) + 1 - count(DISTINCT position)
-           + count(*) FILTER (WHERE position % 4 = 0) - coalesce(min(kinds), 0),
-       count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position))
-FROM {t} LEFT JOIN letters USING (stream) GROUP BY stream
+_WITH_COPIES = f"""
+WITH wanted AS ({_WANTED.format(more="")}) SELECT *, false AS is_letter FROM wanted
+UNION ALL SELECT stream, NULL, payload, true FROM wanted WHERE position % 4 = 0
+"""
+_AND_LETTERS = """
+SELECT stream, position, payload, false AS is_letter FROM {rows}
+UNION ALL SELECT (row_data ->> 'stream')::int, NULL, row_data ->> 'payload', true FROM {t}_letters
 """
 
 # Every fourth record cannot be decoded: it must be a dead letter, once, with its bytes and its place.
-_DECODED = _PREFIX.format(
-    t="""(SELECT stream, position, payload FROM {t} UNION ALL
-    SELECT (position ->> 'partition')::int, (position ->> 'offset')::bigint,
-           right(convert_from(record_value, 'UTF8'), 32) FROM {t}_letters) AS rows""",
-    again="0",
-)
+_OR_LETTERS = """
+SELECT stream, position, payload FROM {rows}
+UNION ALL SELECT (position ->> 'partition')::int, (position ->> 'offset')::bigint,
+    right(convert_from(record_value, 'UTF8'), 32) FROM {t}_letters
+"""
 
 _BUCKETED = f"""
-WITH tops AS (SELECT stream, sum(n)::bigint AS top FROM {{t}} GROUP BY stream),
-wanted AS (SELECT stream, p % {_BUCKETS} AS bucket, count(*) AS n, sum(p) AS total
-           FROM tops, generate_series(0, top - 1) AS p GROUP BY 1, 2)
-SELECT tops.stream, tops.top, 0, 0,
-       (SELECT count(*) FROM wanted AS w FULL JOIN {{t}} AS t USING (stream, bucket)
-        WHERE stream = tops.stream AND (w.n, w.total) IS DISTINCT FROM (t.n, t.total))
-FROM tops
+SELECT stream, (position % {_BUCKETS})::int AS bucket, count(*) AS n, sum(position)::bigint AS total
+FROM tops, generate_series(0, top - 1) AS position GROUP BY 1, 2
 """
 
 
@@ -123,15 +89,21 @@ class Workload:
     """
     One way in.
 
-    ``judge`` gives for each stream: rows, doubled, lost, wrong. ``counts_rows`` tells whether the ledger's row
-    counts add up to the table's. ``commits_in`` says which process speaks to Postgres when rows are committed; in real
-    time it is an executor, for each task by itself. ``needs_kafka`` says that no other source has what it reads.
+    ``rows`` is where its rows are, ``found`` what is compared of them, and ``wanted`` what that should be; ``keys``
+    tell rows apart. ``top`` says how many rows of a stream have come, if the last one is there. ``counts_rows`` tells
+    whether the ledger's row counts add up to the table's. ``commits_in`` says which process speaks to Postgres when
+    rows are committed; in real time it is an executor, for each task by itself. ``needs_kafka`` says that no other
+    source has what it reads.
     """
 
     name: str
     start: Callable[[Stream, Place], StreamingQuery]
     create: str = _EVENTS.format(t="{t}", more="")
-    judge: str = _PREFIX.format(t="{t}", again="0")
+    rows: str = "{t}"
+    found: str = _FOUND.format(more="", rows="{rows}")
+    wanted: str = _WANTED.format(more="")
+    keys: str = "{stream,position}"
+    top: str = "max(position) + 1"
     counts_rows: bool = True
     commits_in: Literal["worker", "receiver", "driver", "task"] = "driver"
     stateful: bool = False
@@ -296,21 +268,27 @@ WORKLOADS = {
             create=_EVENTS.format(t="{t}", more=", writes int DEFAULT 1, PRIMARY KEY (stream, position)")
             + ";"
             + _COUNT_WRITES,
-            judge=_PREFIX.format(t="{t}", again="coalesce(sum(writes - 1), 0)"),
+            # A row that was upserted twice looks like one that was upserted once; its counter does not.
+            found=_FOUND.format(more="", rows="{rows}, generate_series(1, writes)"),
         ),
         Workload(
             "merged",
             _in_micro_batches(_merged),
             # Without a trigger, which MERGE would let a user see.
             create=_EVENTS.format(t="{t}", more=", written_by bigint, PRIMARY KEY (stream, position)"),
-            judge=_TOUCHED,
+            # Each row says which one has written it last: the one after it, but for the newest. An upsert that was done
+            # again after a later one shows.
+            found=_FOUND.format(more=", written_by", rows="{rows}"),
+            wanted=_WANTED.format(more=", least(position + 1, top - 1) AS written_by"),
             counts_rows=False,
         ),
         Workload(
             "applied",
             _in_micro_batches(_applied),
             create=_EVENTS.format(t="{t}", more=", seq bigint, PRIMARY KEY (stream, position)"),
-            judge=_APPLIED,
+            # Every third row deletes the one before it, and the row after that brings the deleted one again, as it was:
+            # only a delete that is remembered keeps it away.
+            wanted=_WANTED.format(more="") + "WHERE position % 3 <> 2 OR position = top - 1",
             counts_rows=False,
             commits_in="worker",
         ),
@@ -318,14 +296,16 @@ WORKLOADS = {
             "diverted",
             _in_micro_batches(_diverted),
             create=_EVENTS.format(t="{t}", more="") + ";" + _LETTERS,
-            judge=_DIVERTED,
+            found=_AND_LETTERS,
+            wanted=_WITH_COPIES,
+            keys="{stream,payload,is_letter}",
             commits_in="worker",
         ),
         Workload(
             "decoded",
             _decoded,
             create=_EVENTS.format(t="{t}", more="") + ";" + _LETTERS,
-            judge=_DECODED,
+            found=_OR_LETTERS,
             counts_rows=False,
             commits_in="worker",
             needs_kafka=True,
@@ -334,7 +314,7 @@ WORKLOADS = {
             "routed",
             _in_micro_batches(_routed),
             create=_EVENTS.format(t="{t}", more="") + "; CREATE TABLE {t}_odd (LIKE {t} INCLUDING ALL)",
-            judge=_PREFIX.format(t="(SELECT * FROM {t} UNION ALL SELECT * FROM {t}_odd) AS rows", again="0"),
+            rows="(SELECT * FROM {t} UNION ALL SELECT * FROM {t}_odd) AS rows",
             commits_in="worker",
         ),
         Workload(
@@ -348,7 +328,10 @@ WORKLOADS = {
             "counted",
             _in_micro_batches(_counted),
             create="CREATE TABLE {t} (stream int, bucket int, n bigint, total bigint, PRIMARY KEY (stream, bucket))",
-            judge=_BUCKETED,
+            found="SELECT stream, bucket, n, total FROM {rows}",
+            wanted=_BUCKETED,
+            keys="{stream,bucket}",
+            top="sum(n)",
             counts_rows=False,
             stateful=True,
         ),
@@ -357,7 +340,8 @@ WORKLOADS = {
             # In the least that Spark takes (5 s), a task that fails often has no time left to fail again.
             _in_real_time(real_time="10 seconds"),
             create=_NUMBERED,
-            judge=_IN_ORDER,
+            found=_IN_ORDER,
+            wanted=_WANTED.format(more=", position - 1 AS before"),
             counts_rows=False,
             commits_in="task",
         ),
@@ -365,7 +349,8 @@ WORKLOADS = {
             "continuous",
             _in_real_time(continuous="1 second"),
             create=_NUMBERED,
-            judge=_IN_ORDER,
+            found=_IN_ORDER,
+            wanted=_WANTED.format(more=", position - 1 AS before"),
             counts_rows=False,
             commits_in="task",
         ),

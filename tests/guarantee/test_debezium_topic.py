@@ -77,7 +77,7 @@ def connector(source, kafka):
         "table.include.list": "public.orders",
     }
     converters = dict.fromkeys(("key.converter", "value.converter"), "org.apache.kafka.connect.json.JsonConverter")
-    with KafkaConnect(kafka.bootstrap_servers, of_debezium, converters):
+    with KafkaConnect(kafka.bootstrap_servers, of_debezium, worker=converters):
         yield topic.topic
 
 

@@ -49,6 +49,15 @@ def test_what_is_wrong_with_appended_rows_is_found(case, auditor):
     assert rows_of(auditor) == found
 
 
+def test_a_table_of_a_database_without_a_ledger_is_audited(admin):
+    """For any sink: what reads the ledger is not asked."""
+    admin.execute("DROP SCHEMA IF EXISTS pgonce CASCADE")
+    admin.execute(AUDIT.read_text())
+    admin.execute("CREATE TABLE sent (id int)")
+    admin.execute("CREATE TABLE stored AS SELECT 1 AS id")
+    assert rows_of(admin) == [("not of the source", {"id": 1}, 0, 1)]
+
+
 CHANGES = "INSERT INTO sent VALUES (1, 'a', 1, false), (1, 'b', 2, false), (2, 'x', 1, false), (2, 'x', 2, true)"
 BY_KEY = {
     "nothing": ("(1, 'b')", []),
