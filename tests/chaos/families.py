@@ -25,7 +25,7 @@ from chaos.faults import (
 )
 from chaos.poolers import KillPooler, WireBehindPooler
 from chaos.receivers import FillDisk, FreezeReceiver, KillReceiver
-from chaos.resources import LosePackets, OutOfMemory, ServersDiskFull
+from chaos.resources import LosePackets, ServersDiskFull
 from chaos.restores import Restore
 from chaos.vanishing import Vanish
 
@@ -64,14 +64,7 @@ AT_ONE_QUERY: tuple[Family, ...] = (
         share=3,
         needs=FIREWALL,
     ),
-    Family(
-        (
-            *(KillWorker(moment) for moment in _AT_COMMIT for _ in range(3)),
-            *(KillTaskWorker(),) * 4,
-            *(OutOfMemory(),) * 2,
-        ),
-        share=4,
-    ),
+    Family((*(KillWorker(moment) for moment in _AT_COMMIT for _ in range(3)), *(KillTaskWorker(),) * 4), share=4),
     Family(
         (
             *(KillReceiver(moment) for moment in _AT_COMMIT for _ in range(2)),

@@ -1,22 +1,19 @@
 """
-Faults in which something runs out: the server's disk, the memory of a process of pgonce's, packets on their way.
+Faults of what queries take for granted: room on the server's disk, and packets that arrive.
 
-Runs in: the laboratory. Invariant: it is there again when the fault ends, and a fault that nobody has felt has missed.
+Runs in: the laboratory. Invariant: a fault that nobody has felt has missed. (Where memory runs out, the kernel kills a
+process, and so do other faults.)
 """
 
 from __future__ import annotations
 
 import random
-import resource
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
-import psutil
 from black_hole import BlackHole
-from chaos.faults import MISSED, Fault, Hit, held, wait_for_flight
-from chaos.site import Setting, Site, process_of_connection
-from chaos.workloads import WORKLOADS
+from chaos.faults import MISSED, Fault, Hit, wait_for_flight
+from chaos.site import Setting, Site
 from support.fixtures.driver import wait_until
 
 _SECONDS = (4.0, 9.0)
@@ -44,41 +41,6 @@ class ServersDiskFull(Fault):
 
 def _complaints(site: Site) -> int:
     return site.postgres.log_text().count("No space left on device")
-
-
-@dataclass(frozen=True)
-class OutOfMemory(Fault):
-    """The worker that speaks to Postgres gets no more memory from its connection on."""
-
-    shown = "worker without memory"
-
-    def fits_workload(self, workload: str) -> bool:
-        return WORKLOADS[workload].commits_in in ("worker", "receiver")
-
-    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        hold = held(site, workload, "connect")
-        if hold is None:
-            return MISSED
-        process = process_of_connection(hold.client)
-        if process is None:
-            hold.release()
-            return MISSED
-        at, failures, own = time.monotonic(), site.failures(workload), process.pid
-        try:
-            _limit(own, 1)
-            hold.release()
-            wait_until(
-                lambda: site.failures(workload) > failures or not psutil.pid_exists(own), dice.uniform(*_SECONDS)
-            )
-        finally:
-            _limit(own, resource.RLIM_INFINITY)
-        felt = site.failures(workload) > failures or not psutil.pid_exists(own)
-        return Hit([workload], at) if felt else MISSED
-
-
-def _limit(pid: int, size: int) -> None:
-    with suppress(ProcessLookupError):
-        resource.prlimit(pid, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def main(subject: Subject) -> None:
         if subject.sign("revive").exists():
             subject.sign("revive").unlink()
             for query in queries:
-                query.left = False
+                query.revive()
         for query in queries:
             query.look_after(processingTime=_TRIGGER)
         time.sleep(_PAUSE_SECONDS)

@@ -82,6 +82,12 @@ class SupervisedQuery:
         if not self.left:
             self.start(**how)
 
+    def revive(self) -> None:
+        """Take it up again where it was left to another driver, which is gone."""
+        if self.left:
+            self.left = False
+            self.query = None
+
     def note_end(self) -> bool:
         """Write down how the query ended; tell whether another driver goes on with it."""
         assert self.query is not None

@@ -180,9 +180,8 @@ def _supervised(session: SparkSession, job: Job, lane: str) -> SupervisedQuery:
 
 def _finish(query: SupervisedQuery) -> None:
     """Run it over all that is there, in some tries, and write down whether it came to the end."""
-    # If there was another driver, it is gone.
-    query.left = False
     for _ in range(_TRIES):
+        query.revive()
         query.look_after()
         with suppress(StreamingQueryException, AttributeError):
             query.query.processAllAvailable()  # type: ignore[union-attr]
@@ -210,7 +209,7 @@ def main(job: Job) -> None:
             if job.sign("revive").exists():
                 job.sign("revive").unlink()
                 for query in queries:
-                    query.left = False
+                    query.revive()
             list(threads.map(SupervisedQuery.look_after, queries))
             time.sleep(_PAUSE_SECONDS)
         list(threads.map(_finish, queries))
