@@ -1,13 +1,15 @@
 """
 A disk of its own for a server, which can be full.
 
-Runs in: any process, as root: it is a file system in memory. Invariant: it is gone with its owner.
+Runs in: any process, as root: it is a file system in memory. Invariant: it is unmounted when its context ends, whatever
+is still open there.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +41,6 @@ class SmallDisk:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Lazily: a process that is about to end may still have a file open there.
         subprocess.run(["umount", "--lazy", str(self._folder)], check=True)
         self._folder.rmdir()
 
@@ -60,3 +61,9 @@ class SmallDisk:
         finally:
             os.close(file)
             filler.unlink()
+
+
+def refuse_without_disk() -> None:
+    """:raises MissingTool: if this process may not mount."""
+    with tempfile.TemporaryDirectory() as folder, SmallDisk(Path(folder) / "disk", 1):
+        pass

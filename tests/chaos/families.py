@@ -32,6 +32,7 @@ from chaos.vanishing import Vanish
 # Tools that a machine may lack.
 POOLER = "PgBouncer"
 FIREWALL = "nftables, as root"
+DISK = "a disk to mount, as root"
 
 _AT_COMMIT = ("in_copy", "before_commit", "after_commit")
 

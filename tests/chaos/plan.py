@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from chaos.families import AT_ALL, AT_ONE_QUERY, FIREWALL, POOLER, Family
+from chaos.families import AT_ALL, AT_ONE_QUERY, DISK, POOLER, Family
 from chaos.faults import Fault, KillBroker, KillExecutor
 from chaos.site import Setting
 from chaos.workloads import IN_MICRO_BATCHES, IN_REAL_TIME, WORKLOADS
@@ -112,7 +112,7 @@ def plan_of(text: str, seed: int, faults: int, missing: Iterable[str] = (), only
     workloads = tuple(dice.sample(fitting, min(_QUERIES, len(fitting))))
     settings: dict[Only, Setting] = {
         "micro-batches": Setting(
-            source, cluster, workloads, () if POOLER in without else workloads[::2], FIREWALL not in without
+            source, cluster, workloads, () if POOLER in without else workloads[::2], DISK not in without
         ),
         "real-time": Setting("kafka", cluster, IN_REAL_TIME),
     }
@@ -184,8 +184,7 @@ class _Dealer:
     def setting(self, source: str) -> Setting:
         """That of the next round in micro-batches."""
         workloads = self._queries(source, stateful=self._rounds % 2)
-        # Whoever may drop packets may mount a disk.
-        small_disk = FIREWALL not in self.missing
+        small_disk = DISK not in self.missing
         setting = Setting(source, self._rounds % 4 == 2, workloads, self._behind_poolers(workloads), small_disk)
         self._rounds += 1
         return setting

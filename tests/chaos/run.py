@@ -17,7 +17,7 @@ from typing import get_args
 
 from black_hole import refuse_without_tools
 from chaos.campaign import Outcome, run_round
-from chaos.families import FIREWALL, POOLER
+from chaos.families import DISK, FIREWALL, POOLER
 from chaos.fingerprint import fingerprint
 from chaos.plan import Only, Round, plan, plan_of
 from chaos.proof import KeptRun, Product, fingerprint_in, put_into_docs, set_aside, table_in, table_of
@@ -25,6 +25,7 @@ from chaos.report import keep
 from kafka_broker import KafkaBroker, MissingTool
 from pgbouncer import PgBouncer
 from postgres_binaries import DEFAULT_MAJOR, bin_dir
+from small_disk import refuse_without_disk
 from support.fixtures.skips import everything_required
 
 
@@ -80,7 +81,7 @@ def _arguments() -> argparse.Namespace:
 def _missing_tools() -> tuple[str, ...]:
     """What this machine lacks, with a sentence for each."""
     missing = []
-    for tool, look in ((POOLER, lambda: PgBouncer({})), (FIREWALL, refuse_without_tools)):
+    for tool, look in ((POOLER, lambda: PgBouncer({})), (FIREWALL, refuse_without_tools), (DISK, refuse_without_disk)):
         try:
             look()
         except MissingTool as why:

@@ -373,6 +373,8 @@ class Site:
         self.postgres.stop()
         if self.disk:
             self.disk.__exit__()
+            # The server could not remove its home while the disk was there.
+            self.postgres.data.parent.rmdir()
 
 
 def command_of(process: psutil.Process) -> str:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from chaos.campaign import Outcome
-from chaos.families import AT_ALL, AT_ONE_QUERY, FIREWALL, POOLER
+from chaos.families import AT_ALL, AT_ONE_QUERY, DISK, FIREWALL, POOLER
 from chaos.oracle import TotalsWatch, judge_running
 from chaos.plan import plan, plan_of
 from chaos.proof import BEGIN, END, KeptRun, Product, fingerprint_in, put_into_docs, table_in
@@ -94,7 +94,7 @@ class TestPlan:
 
     def test_a_fault_whose_tool_is_missing_is_left_out(self):
         """What needs a tool that is not there is left out, and nothing else is."""
-        rounds = plan(7, 1000, (POOLER, FIREWALL))
+        rounds = plan(7, 1000, (POOLER, FIREWALL, DISK))
         here = {fault for family in AT_ONE_QUERY if family.needs is None for fault in family.faults}
         assert struck_by(rounds) == here | {fault for fault, _ in AT_ALL} - {ServersDiskFull()}
         assert not any(one.setting.pooled for one in rounds)
