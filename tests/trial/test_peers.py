@@ -46,7 +46,7 @@ def test_the_table_has_a_row_for_each_way_and_a_column_for_each_fault():
     assert page.endswith("not run |\n<!-- end -->\nafter")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_round_finds_what_a_sink_without_positions_doubles(tmp_path):
     """Debezium's sink, killed between its commit in Postgres and its note of it: what it inserts comes twice."""
     root = Path(__file__).parents[2]
@@ -58,9 +58,7 @@ def test_a_round_finds_what_a_sink_without_positions_doubles(tmp_path):
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     found = [json.loads(line) for line in (tmp_path / "outcomes").read_text().splitlines()]
-    assert {one["way"]: one["doubled"] > 0 for one in found if one["hit"]} == {
-        "debezium_insert": True,
-        "debezium_coordinates": False,
-        "debezium_upsert": False,
-    }
+    doubled = {one["way"]: one["doubled"] > 0 for one in found if one["hit"]}
+    assert doubled.pop("debezium_insert")
+    assert not any(doubled.values())
     assert not any(one["lost"] or one["stopped"] for one in found)

@@ -26,7 +26,7 @@ from trial.peers.writers import WRITERS, Source
 from typing_extensions import Self
 
 _AUDIT = Path(__file__).parents[3] / "examples" / "audit.sql"
-_FIRST_ROWS_SECONDS = 120.0
+_FIRST_ROWS_SECONDS = 300.0
 
 
 class Judged(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -178,18 +178,28 @@ def _supervised(session: SparkSession, job: Job, lane: str) -> SupervisedQuery:
     return SupervisedQuery(lane, lambda: _STARTS[way](place), job.diary)
 
 
-def _finish(query: SupervisedQuery) -> None:
-    """Run it over all that is there, in some tries, and write down whether it came to the end."""
-    for _ in range(_TRIES):
-        query.revive()
-        query.look_after()
-        with suppress(StreamingQueryException, AttributeError):
-            query.query.processAllAvailable()  # type: ignore[union-attr]
-            query.note("done", "")
-            return
-    if query.query is not None:
-        query.note_end()
-    query.note("stopped", "")
+def _finish(queries: Sequence[SupervisedQuery]) -> None:
+    """Run each over all that is there, in some tries, and write down whether it came to the end."""
+    left = list(queries)
+    with ThreadPoolExecutor(len(left)) as threads:
+        for _ in range(_TRIES):
+            for query in left:
+                query.revive()
+                query.look_after()
+            done = threads.map(_is_done, left)
+            left = [query for query, is_done in zip(left, done, strict=True) if not is_done]
+    for query in left:
+        if query.query is not None:
+            query.note_end()
+        query.note("stopped", "")
+
+
+def _is_done(query: SupervisedQuery) -> bool:
+    with suppress(StreamingQueryException, AttributeError):
+        query.query.processAllAvailable()  # type: ignore[union-attr]
+        query.note("done", "")
+        return True
+    return False
 
 
 def main(job: Job) -> None:
@@ -200,19 +210,16 @@ def main(job: Job) -> None:
     """
     session = started_session("pgonce-trial", job.spark)
     queries = [_supervised(session, job, lane) for lane in job.lanes]
-    # One after the other at first: while one thread looks Python's data sources up, Spark tells others there are none.
-    for query in queries:
-        query.look_after()
     in_real_time = any(way == "pgonce_real_time" for way, *_ in job.lanes.values())
-    with ThreadPoolExecutor(len(queries)) as threads:
-        while not job.sign("finish").exists() or in_real_time:
-            if job.sign("revive").exists():
-                job.sign("revive").unlink()
-                for query in queries:
-                    query.revive()
-            list(threads.map(SupervisedQuery.look_after, queries))
-            time.sleep(_PAUSE_SECONDS)
-        list(threads.map(_finish, queries))
+    while not job.sign("finish").exists() or in_real_time:
+        if job.sign("revive").exists():
+            job.sign("revive").unlink()
+            for query in queries:
+                query.revive()
+        for query in queries:
+            query.look_after()
+        time.sleep(_PAUSE_SECONDS)
+    _finish(queries)
 
 
 if __name__ == "__main__":

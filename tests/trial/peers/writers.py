@@ -30,7 +30,7 @@ from trial.peers.spark_job import Job
 from trial.peers.topic import PARTITIONS
 from trial.peers.ways import Lane
 
-_END_SECONDS = 90.0
+_END_SECONDS = 240.0
 _RESTARTS = 3
 _ENDS = ("done", "stopped")
 # With UNNEST, which is not its default, it cannot take Kafka's coordinates for a key.
