@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,40 +23,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from support.queries_job import waiting_when_told
 from support.spark_session import started_session
-from support.supervised_query import SupervisedQuery, entries_of
+from support.supervised_query import SupervisedJob, SupervisedQuery
 
 _TRIGGER = "100 milliseconds"
 _PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Subject:
+class Subject(SupervisedJob):
     """What to run: ``urls`` by workload; ``settings`` are Spark's; ``can_wait`` names those whose tasks can be held."""
 
-    name: str
-    directory: str
     source: dict[str, Any]
     urls: dict[str, str]
     settings: dict[str, str]
     can_wait: tuple[str, ...] = ()
-
-    @property
-    def diary(self) -> Path:
-        """What happened to its queries, a JSON object a line."""
-        return Path(self.directory) / f"{self.name}.jsonl"
-
-    @property
-    def entries(self) -> list[dict[str, Any]]:
-        """The diary's lines, but one that is being written."""
-        return entries_of(self.diary)
-
-    def sign(self, name: str) -> Path:
-        """An empty file by which laboratory and subject speak: ``finish``, ``revive``."""
-        return Path(self.directory) / name
-
-    def to_json(self) -> str:
-        """As the driver's argument."""
-        return json.dumps(asdict(self))
 
 
 def checkpoint_of(directory: str | Path, workload: str) -> Path:

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,31 @@ def another_driver(ending: str) -> str | None:
     return next((word for word in (*_OUR_WORDS, *SPARKS_WORDS) if word in ending), None)
 
 
-def entries_of(diary: Path) -> list[dict[str, Any]]:
-    """The diary's lines, but one that is being written."""
-    text = diary.read_text() if diary.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+@dataclass(frozen=True)
+class SupervisedJob:
+    """What a driver runs, as its argument: ``name`` is the driver's, ``directory`` that of its files."""
+
+    name: str
+    directory: str
+
+    @property
+    def diary(self) -> Path:
+        """What happened to its queries, a JSON object a line."""
+        return Path(self.directory) / f"{self.name}.jsonl"
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The diary's lines, but one that is being written."""
+        text = self.diary.read_text() if self.diary.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def sign(self, name: str) -> Path:
+        """An empty file by which driver and whoever started it speak: ``finish``, ``revive``."""
+        return Path(self.directory) / name
+
+    def to_json(self) -> str:
+        """As the driver's argument."""
+        return json.dumps(asdict(self))
 
 
 class SupervisedQuery:

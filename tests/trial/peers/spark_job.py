@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import psycopg
 from loads import COLUMNS, STRUCT
@@ -24,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 from support.spark_session import started_session
-from support.supervised_query import SupervisedQuery, entries_of
+from support.supervised_query import SupervisedJob, SupervisedQuery
 
 import pgonce
 
@@ -35,33 +33,13 @@ _NAMES = [column.split()[0] for column in COLUMNS.split(", ")]
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(SupervisedJob):
     """What to run: each lane's way, and its ``url`` and ``jdbc_url``; ``spark`` are Spark's settings."""
 
-    name: str
-    directory: str
     servers: str
     topic: str
     lanes: dict[str, tuple[str, str, str]]
     spark: dict[str, str]
-
-    @property
-    def diary(self) -> Path:
-        """What happened to its queries."""
-        return Path(self.directory) / f"{self.name}.jsonl"
-
-    @property
-    def entries(self) -> list[dict[str, Any]]:
-        """The diary's lines."""
-        return entries_of(self.diary)
-
-    def sign(self, name: str) -> Path:
-        """A file by which trial and driver speak: ``finish``, ``revive``."""
-        return Path(self.directory) / name
-
-    def to_json(self) -> str:
-        """As the driver's argument."""
-        return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)
