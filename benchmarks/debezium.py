@@ -31,8 +31,6 @@ _WITHOUT_TOMBSTONES = {
 }
 # The text goes into an array of timestamptz as it is: nothing is faster.
 _ZONED_TIMESTAMP = {"type": "string", "name": "io.debezium.time.ZonedTimestamp", "optional": True}
-
-
 _AS_THEY_COME = {"insert.mode": "insert", "primary.key.mode": "none"}
 
 

@@ -116,14 +116,9 @@ class Site:
         """Copy the data directory as a base backup does, while all goes on."""
         data, kept = self.postgres.data, self.postgres.data.with_name("yesterday")
         with psycopg.connect(self.postgres.uri(), autocommit=True) as connection:
-            start, stop = (
-                ("pg_backup_start('trial', true)", "pg_backup_stop(false)")
-                if self.postgres.major >= 15
-                else ("pg_start_backup('trial', true, false)", "pg_stop_backup(false, false)")
-            )
-            connection.execute(f"SELECT {start}".encode())
+            connection.execute("SELECT pg_backup_start('trial', true)")
             subprocess.run(["cp", "-a", data, kept], check=False, stderr=subprocess.DEVNULL)
-            label = connection.execute(f"SELECT (s).labelfile FROM (SELECT {stop} AS s) AS done".encode()).fetchone()
+            label = connection.execute("SELECT labelfile FROM pg_backup_stop(false)").fetchone()
             # The log that was written meanwhile.
             subprocess.run(["cp", "-a", data / "pg_wal", kept], check=True)
         (kept / "backup_label").write_text(label[0] if label else "")

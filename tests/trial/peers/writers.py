@@ -11,11 +11,10 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
@@ -100,7 +99,7 @@ class Writer(ABC):
         """For each lane that has failed, why."""
 
     @abstractmethod
-    def finish(self, *, all_there: Any) -> dict[str, str]:
+    def finish(self, *, all_there: Callable[[], bool]) -> dict[str, str]:
         """
         Wait until all lanes have written what the topic holds.
 
@@ -178,7 +177,7 @@ class SparkWriter(_WithFolder):
     def processes(self) -> list[psutil.Process]:
         return self._drivers[-1].processes()
 
-    def finish(self, *, all_there: Any) -> dict[str, str]:
+    def finish(self, *, all_there: Callable[[], bool]) -> dict[str, str]:
         (self.source.directory / "finish").touch()
         if self._in_real_time:
             # Such a query has no end.
@@ -224,7 +223,7 @@ class _ByGroup(Writer):
         found = self._admin.list_consumer_group_offsets(asked)[self.group_of(lane)].result()
         return [max(partition.offset, 0) for partition in found.topic_partitions]
 
-    def finish(self, *, all_there: Any) -> dict[str, str]:
+    def finish(self, *, all_there: Callable[[], bool]) -> dict[str, str]:
         ends = self._ends()
         failed: dict[str, str] = {}
         restarts: Counter[str] = Counter()
@@ -317,7 +316,7 @@ class ConnectWriter(_ByGroup):
 
         self._when_empty(set_back)
 
-    def _when_empty(self, do: Any) -> None:
+    def _when_empty(self, do: Callable[[str], object]) -> None:
         """Do this for each group; the broker refuses it while it waits for a member that was killed."""
         for lane in self.source.lanes:
             group = self.group_of(lane)
