@@ -65,7 +65,7 @@ def batch_from_checkpoint(options: SinkOptions, origin: Origin, reach: Reach | N
     checkpoint = Checkpoint(options.checkpoint_location)
     refuse_other_query(checkpoint, origin)
     if options.has_sparse_log and origin.batch_id > 0:
-        batch = describe_sparsely(checkpoint, origin, options.query_name)
+        batch = _describe_sparsely(checkpoint, origin, options.query_name)
     else:
         batch = describe_batch(checkpoint, origin, options.query_name)
     if reach is None:
@@ -112,39 +112,40 @@ def describe_batch(
     query_name: str | None,
     planned: OffsetLog | None = None,
     begins_at: Offsets | None = None,
+    *,
+    is_written: bool = True,
 ) -> PlannedBatch:
     """
-    Like :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's and to have this batch's entry.
+    Like :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's.
 
-    :param planned: what the running query would write there, and ``begins_at`` where the batch begins, if it can be
-        asked.
+    :param planned: what the running query would write into the batch's entry, and ``begins_at`` where the batch begins,
+        if it can be asked.
+    :param is_written: whether there is such an entry; if there may be none, ``planned`` stands for it.
     """
-    log = checkpoint.offset_log(origin.batch_id, wait_seconds=WAIT_FOR_OFFSETS_SECONDS)
+    if is_written or planned is None:
+        log = checkpoint.offset_log(origin.batch_id, wait_seconds=WAIT_FOR_OFFSETS_SECONDS)
+    else:
+        log = checkpoint.find_offset_log(origin.batch_id) or planned
     if origin.planned is None:
         is_other_entry = not origin.may_have_planned(log)
     else:
         # Its bytes are compared, not clocks: an entry that is run again may have been written on another host.
         is_other_entry = origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
-    if is_other_entry or not is_plan(log, planned or log):
+    if is_other_entry or not _is_plan(log, planned or log):
         raise rewritten(origin.batch_id)
-    previous = previous_of(checkpoint, origin)
-    start = previous[1].offsets if previous else None
-    # A driver that was frozen may write an entry long after another one has gone on from its own.
-    if start and begins_at and any(at not in (None, begins_at.get(of, at)) for of, at in start.items()):
-        raise rewritten(origin.batch_id - 1)
+    before, start = None, begins_at
     if origin.batch_id == 0:
         start = checkpoint.initial_offsets(log)
-    return batch_of_query(checkpoint, origin, query_name, log=log, previous=previous, start=start)
+    elif before := checkpoint.find_offset_log(origin.batch_id - 1):
+        start = before.offsets
+        # A driver that was frozen may write an entry long after another one has gone on from its own.
+        if begins_at and any(at not in (None, begins_at.get(of, at)) for of, at in start.items()):
+            raise rewritten(origin.batch_id - 1)
+    previous = (origin.batch_id - 1, before) if before else None
+    return _batch_of_query(checkpoint, origin, query_name, log=log, previous=previous, start=start)
 
 
-def previous_of(checkpoint: Checkpoint, origin: Origin) -> tuple[int, OffsetLog] | None:
-    """The number and the entry of the batch before this one; None if there is none."""
-    before = origin.batch_id - 1
-    found = checkpoint.find_offset_log(before) if origin.batch_id else None
-    return (before, found) if found else None
-
-
-def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> PlannedBatch:
+def _describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> PlannedBatch:
     """
     The batch, if Spark has written the entries of only some batches, and perhaps not yet this one's.
 
@@ -163,7 +164,7 @@ def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | 
 
     entry = checkpoint.newest_before(origin.batch_id, counts)
     is_next = entry is not None and entry[0] == origin.batch_id - 1
-    batch = batch_of_query(
+    batch = _batch_of_query(
         checkpoint,
         origin,
         query_name,
@@ -176,7 +177,7 @@ def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | 
     return replace(batch, has_later_entries=bool(later))
 
 
-def is_plan(log: OffsetLog, planned: OffsetLog) -> bool:
+def _is_plan(log: OffsetLog, planned: OffsetLog) -> bool:
     """Whether an entry is what a query has planned: another version of Spark may have written other settings there."""
     own, found = ((of.offsets, of.metadata.get("batchTimestampMs")) for of in (planned, log))
     return own == found
@@ -192,7 +193,7 @@ def rewritten(batch_id: int) -> SparkError:
     )
 
 
-def batch_of_query(
+def _batch_of_query(
     checkpoint: Checkpoint,
     origin: Origin,
     query_name: str | None,

@@ -30,7 +30,7 @@ from pgonce.offsets_store.errors import NOTHING, CheckpointError
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError
-from .from_checkpoint import Origin, batch_of_query, describe_batch, is_plan, previous_of, refuse_other_query, rewritten
+from .from_checkpoint import Origin, describe_batch, refuse_other_query
 
 _log = logging.getLogger("pgonce")
 
@@ -72,12 +72,10 @@ def batch_of(frame: DataFrame, batch_id: int) -> PlannedBatch:
     # On some file systems, two drivers that rename a file to offsets/N may each believe that it is theirs. The query
     # itself knows what it has planned.
     planned = _entry(frame.sparkSession, run.query, planned_end(run.query))
-    if run.async_interval_ms:
-        batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin, planned)
-    else:
-        # Also with interval 0: once the entry is there, a batch that is run again has the same range.
-        begins_at = _entry(frame.sparkSession, run.query, planned_start(run.query)).offsets
-        batch = describe_batch(run.checkpoint, origin, run.name, planned, begins_at)
+    begins_at = _entry(frame.sparkSession, run.query, planned_start(run.query)).offsets
+    # With interval 0 the entry is waited for: once it is there, a batch that is run again has the same range.
+    is_written = not run.async_interval_ms
+    batch = describe_batch(run.checkpoint, origin, run.name, planned, begins_at, is_written=is_written)
     return replace(batch, folders=run.folders)
 
 
@@ -272,23 +270,6 @@ _PYSPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 _NAMES_SOURCES = _PYSPARK >= (4, 2)
 # From PySpark 4.0 on, a query keeps what it knows of a batch in an object for each batch; before, in its own fields.
 _HAS_CONTEXTS = _PYSPARK >= (4, 0)
-
-
-def batch_in_memory(
-    session: SparkSession, query: Any, checkpoint: Checkpoint, origin: Origin, planned: OffsetLog
-) -> PlannedBatch:
-    """
-    The batch that ``query`` runs, from the offsets that it holds in memory.
-
-    :raises SparkError: if another driver has written this batch's entry.
-    """
-    log = checkpoint.find_offset_log(origin.batch_id) or planned
-    if not is_plan(log, planned):
-        raise rewritten(origin.batch_id)
-    previous = previous_of(checkpoint, origin)
-    is_first = origin.batch_id == 0
-    start = checkpoint.initial_offsets(log) if is_first else _entry(session, query, planned_start(query)).offsets
-    return batch_of_query(checkpoint, origin, query.name(), log=log, previous=previous, start=start)
 
 
 def _entry(session: SparkSession, query: Any, progress: Any) -> OffsetLog:

@@ -85,11 +85,15 @@ class Folder(CheckpointFiles):
 
     def plan(self, batch_id: int, start: int, end: int) -> Plan:
         """Write ``offsets/N``, over what may be there."""
+        self.plans[batch_id] = self.planned(batch_id, start, end)
+        return self.plans[batch_id]
+
+    def planned(self, batch_id: int, start: int, end: int) -> Plan:
+        """A batch whose entry is not written, or not yet."""
         planned_at = next(_planning)
         offsets = json.dumps(self.source.offsets(batch_id, end))
         text = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":{planned_at},"conf":{{}}}}\n{offsets}'
-        self.plans[batch_id] = Plan(batch_id, start, end, text, f"{self.query_id}/{batch_id}/{planned_at}")
-        return self.plans[batch_id]
+        return Plan(batch_id, start, end, text, f"{self.query_id}/{batch_id}/{planned_at}")
 
     def copied(self, location: str) -> Folder:
         """The same files in another place."""

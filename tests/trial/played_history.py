@@ -17,7 +17,9 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from uuid import UUID
 
+import pytest
 from sqlalchemy import Connection
 from support.ledger_model import Folder, Plan, Source
 from support.ledger_site import STRUCT, Site, Vanished, encoded, hooked, vanish
@@ -26,18 +28,21 @@ from support.with_rooms import work_into
 
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.commit import one_try
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.postgres import backoff
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
 from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.rows import Rows
 
-_SOURCE = Source("s0", is_kafka=True, place="orders")
+SOURCE = Source("s0", is_kafka=True, place="orders")
 _SECONDS = 30.0
-# One process plays all drivers here, and remembers what it has committed: it says so where the ledger is empty.
+_PUBLISHED = {"NEW", "OVERLAP"}
+# A process that has committed for a query says so where the ledger does not know it.
 _SAID = {"LEDGER_GONE": "UNKNOWN"}
 
 
@@ -48,9 +53,10 @@ class _Try:
     ``events`` tells where it is: ``written``, ``between``, or what it has answered.
     """
 
-    def __init__(self, site: Site, batch: Batch, plan: Plan) -> None:
+    def __init__(self, site: Site, batch: PlannedBatch, rows: Rows, done: dict[Any, Any]) -> None:
         self.events: queue.Queue[str] = queue.Queue()
-        self._site, self._batch, self._plan = site, batch, plan
+        self.done = done
+        self._site, self._batch, self._rows = site, batch, rows
         self._go_on = threading.Semaphore(0)
         self._is_killed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -91,9 +97,7 @@ class _Try:
             vanish(connection)
 
     def _run(self) -> None:
-        body = [encoded(_SOURCE, self._plan)]
-        rows = given_rows(encoded_columns(STRUCT), len(self._plan.positions), lambda: body, None)
-        work = hooked(work_into(None, destination("events", "append", (), None), rows), self._at_the_end)
+        work = hooked(work_into(None, destination("events", "append", (), None), self._rows), self._at_the_end)
         settings = CommitSettings(self._site.proxy.url, lock_timeout=0.2, retry_timeout=1000)
         try:
             self.events.put(commit_batch(settings, self._batch, work).name)
@@ -105,20 +109,36 @@ class _Try:
             self.events.put(repr(error))
 
 
+class _Remembered(dict[Any, Any]):
+    """What the process of each driver has committed, because all of them are in one process here."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._own.get(key, default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._own[key] = value
+
+    @property
+    def _own(self) -> dict[Any, Any]:
+        playing: _Try | None = getattr(threading.current_thread(), "pgonce_try", None)
+        return playing.done if playing else {}
+
+
 @contextmanager
 def tries_that_stop() -> Iterator[None]:
-    """Let every pause between two tries be one for :class:`_Try`."""
+    """Let every pause between two tries be one for :class:`_Try`, and each driver have its own memory."""
 
     def pause(seconds: float) -> None:
         playing: _Try | None = getattr(threading.current_thread(), "pgonce_try", None)
         (playing.pause if playing else time.sleep)(seconds)
 
-    with patch.object(backoff, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic)):
+    stops = patch.object(backoff, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+    with stops, patch.object(one_try, "_done", _Remembered()):
         yield
 
 
 @dataclass
-class _Driver:
+class Driver:
     """A run: the batch at hand, and where it begins."""
 
     run_id: str
@@ -127,8 +147,18 @@ class _Driver:
     end: int = 0
     plan: Plan | None = None
     planned: Any = None
-    batch: Batch | None = None
+    batch: PlannedBatch | None = None
     trying: _Try | None = None
+    verdict: str = ""
+    later: dict[int, Plan] = field(default_factory=dict)
+    """Batches whose entries Spark has still to write, or never writes."""
+    done: dict[Any, Any] = field(default_factory=dict)
+    """What its process remembers of its commits."""
+
+    def go_on(self) -> None:
+        """Leave the batch behind."""
+        self.number += 1
+        self.plan = self.planned = self.batch = self.trying = None
 
 
 @dataclass
@@ -143,7 +173,7 @@ class PlayedHistory:
     asks_the_query: bool
     folder: Folder | None = None
     kept: Folder | None = None
-    drivers: dict[str, _Driver] = field(default_factory=dict)
+    drivers: dict[str, Driver] = field(default_factory=dict)
     rows: list[tuple[int, str]] = field(default_factory=list)
     replica: list[tuple[int, str]] = field(default_factory=list)
     _queries: Iterator[int] = field(default_factory=count)
@@ -166,9 +196,9 @@ class PlayedHistory:
 
     def start(self, at: str, run: str) -> None:
         if self.folder is None:
-            self.folder = Folder(f"q{next(self._queries)}", _SOURCE, "/checkpoints/orders", None)
+            self.folder = Folder(str(UUID(int=next(self._queries))), SOURCE, "/checkpoints/orders", None)
         folder = self.folder
-        driver = self.drivers[at] = _Driver(f"run {run}", folder, folder.newest + 1)
+        driver = self.drivers[at] = Driver(f"run {run}", folder, folder.newest + 1)
         newest = folder.plans.get(folder.newest)
         if newest is None:
             return
@@ -190,22 +220,19 @@ class PlayedHistory:
 
     def describe(self, at: str) -> None:
         driver = self.drivers[at]
-        driver.batch, driver.trying = self._described(driver), None
+        driver.batch, driver.trying = self.described(driver), None
 
-    def in_use(self, at: str) -> None:
-        try:
-            self._described(self.drivers[at])
-        except PgonceError as error:
-            assert error.code == "CHECKPOINT_IN_USE"  # noqa: PT017 (what the model says)
-        else:
-            raise AssertionError(at)
+    def in_use(self, at: str, code: str = "CHECKPOINT_IN_USE") -> None:
+        with pytest.raises(PgonceError, match=rf"\[{code}\]"):
+            self.described(self.drivers[at])
 
-    def _described(self, driver: _Driver) -> Batch:
+    def described(self, driver: Driver) -> PlannedBatch:
+        """The batch, as the code describes it."""
         assert driver.plan
         origin = Origin(driver.folder.query_id, driver.run_id, driver.number, driver.planned)
         asked: tuple[Any, ...] = ()
         if self.asks_the_query:
-            begins_at = {"0": _SOURCE.offsets(driver.number - 1, driver.plan.start)} if driver.number else None
+            begins_at = {"0": SOURCE.offsets(driver.number - 1, driver.plan.start)} if driver.number else None
             asked = parse_offset_log(driver.plan.text, "the plan"), begins_at
         return describe_batch(Checkpoint(driver.folder), origin, None, *asked)
 
@@ -214,7 +241,7 @@ class PlayedHistory:
         assert driver.batch
         assert driver.plan
         if driver.trying is None:
-            driver.trying = _Try(self.site, driver.batch, driver.plan)
+            driver.trying = _Try(self.site, driver.batch, self.rows_of(driver.plan), driver.done)
             driver.trying.start()
         else:
             # The session that was ended is noticed now; after that, or after a lost answer, a pause is over.
@@ -223,14 +250,20 @@ class PlayedHistory:
         while answer == "between":
             driver.trying.go_on()
             answer = driver.trying.next()
-        assert answer == ("written" if verdict == "NEW" else verdict), at
+        driver.verdict = verdict
+        assert answer == ("written" if verdict in _PUBLISHED else verdict), at
+
+    def rows_of(self, plan: Plan) -> Rows:
+        """What its tasks have for the commit."""
+        body = [encoded(SOURCE, plan)]
+        return given_rows(encoded_columns(STRUCT), len(plan.positions), lambda: body)
 
     def committed(self, at: str) -> None:
         driver = self.drivers[at]
         assert driver.trying
         driver.trying.go_on()
-        assert driver.trying.next() == "NEW"
-        self._stored(driver)
+        assert driver.trying.next() == driver.verdict
+        self.stored(driver)
 
     def unanswered(self, at: str) -> None:
         driver = self.drivers[at]
@@ -238,9 +271,10 @@ class PlayedHistory:
         self.site.proxy.cut_after_commit(touching="pgonce.writers")
         driver.trying.go_on()
         assert driver.trying.next() == "between"
-        self._stored(driver)
+        self.stored(driver)
 
-    def _stored(self, driver: _Driver) -> None:
+    def stored(self, driver: Driver) -> None:
+        """Its rows are in the table now."""
         assert driver.plan
         self.rows += [(position, driver.plan.label) for position in driver.plan.positions]
 
@@ -250,8 +284,7 @@ class PlayedHistory:
     def note(self, at: str) -> None:
         driver = self.drivers[at]
         driver.folder.committed.add(driver.number)
-        driver.number += 1
-        driver.plan = driver.planned = driver.batch = driver.trying = None
+        driver.go_on()
 
     def kill(self, at: str) -> None:
         driver = self.drivers.pop(at)

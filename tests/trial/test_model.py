@@ -10,6 +10,7 @@ import pytest
 from support.ledger_site import site_at
 from trial.model import FORMAT, GOES_ON, SMALL, WITHOUT, run
 from trial.played_history import PlayedHistory, tries_that_stop
+from trial.played_positions import PlayedPositions
 from trial.spin import play
 
 PLAYED = ("PLAYED", "STARTS=7", "FAULTS=4", "BATCHES=7", "RECORDS=12")
@@ -38,13 +39,17 @@ def site(url, proxy):
 
 
 @pytest.mark.parametrize("way", ["foreachBatch", "format"])
-def test_the_real_commit_does_what_the_model_says(site, way, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "history", "expected"),
+    [("batches", PlayedHistory, {"GAP"}), ("by_position", PlayedPositions, {"OVERLAP"})],
+)
+def test_the_real_commit_does_what_the_model_says(site, way, model, history, expected, tmp_path):
     """Histories that Spin plays by chance, line by line: each verdict and each row is the model's."""
     defines = (*PLAYED, *([FORMAT] if way == "format" else []))
     verdicts = set()
     for seed in range(1, HISTORIES + 1):
         site.reset()
-        played, lines = PlayedHistory(site, asks_the_query=way != "format"), play("batches", defines, seed, tmp_path)
+        played, lines = history(site, asks_the_query=way != "format"), play(model, defines, seed, tmp_path)
         for number, line in enumerate(lines):
             try:
                 played.play(line)
@@ -53,4 +58,4 @@ def test_the_real_commit_does_what_the_model_says(site, way, tmp_path):
                 raise
         played.close()
         verdicts |= {line.split()[-1] for line in lines if line.startswith("begin")}
-    assert verdicts >= {"NEW", "REPLAY", "LANDED", "GAP", "UNKNOWN"}
+    assert verdicts >= {"NEW", "REPLAY", "LANDED", "UNKNOWN", *expected}

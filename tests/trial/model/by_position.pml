@@ -1,0 +1,409 @@
+/*
+ * How drivers commit micro-batches under asynchronous progress tracking, whose rows carry their position in Kafka.
+ *
+ * Spark writes the entries of some batches, beside the processing, and after a kill goes on from what is there: ids come
+ * again with other ranges (docs/adr/0010-positions-and-spans.md). `make model` searches every order of events within
+ * these bounds. What is asserted: a batch that is published leaves no record of the source before its end out, and none
+ * twice; one that is skipped has all of them there. A guard is taken away with -DNO_<name>, and then this must fail.
+ * Lines that are printed are replayed against the real commit by ../test_model.py.
+ */
+#ifndef DRIVERS
+#define DRIVERS 2
+#endif
+#ifndef STARTS
+#define STARTS 3	/* runs, of all drivers */
+#endif
+#ifndef FAULTS
+#define FAULTS 2	/* of those that cost one, below */
+#endif
+#ifndef BATCHES
+#define BATCHES 4	/* batch ids, from 0 */
+#endif
+#ifndef RECORDS
+#define RECORDS 4	/* of one partition; a batch reads one or two */
+#endif
+#define NONE 255
+
+/* A history that Spin plays by chance would otherwise be killed too soon to tell anything. */
+#ifdef PLAYED
+#define OFTEN :: skip :: skip :: skip :: skip :: skip :: skip :: skip :: skip :: skip :: skip :: skip :: skip :: skip
+#else
+#define OFTEN
+#endif
+
+/* An entry of offsets/. Its text is a number, which grows with the time at which the batch is planned. */
+typedef Entry { byte text; byte end };
+typedef Checkpoint { byte query; Entry offsets[BATCHES]; bool commits[BATCHES] };
+/* A record of the writer's generation: there is one if it has a token. */
+typedef Recorded { byte text; byte by; byte token };
+/* `position` and `end` are those of the last record. The table has `rows[r]` rows of record r. */
+typedef Database {
+	byte query; byte next; byte owner; byte owners; byte position; byte end;
+	Recorded batches[BATCHES]; byte rows[RECORDS]
+};
+/* What Spark's thread has still to write: one entry, and after it one commit. Two drivers may want the same entry. */
+typedef Later { bool offset; byte number; byte text; byte end; bool commit; byte committed; bool failed };
+
+Checkpoint checkpoint, older;
+Database now, standby;
+Later later[DRIVERS + 1];
+byte texts, runs, queries, alive;
+byte faults = FAULTS;
+byte filtered;			/* the one record that the query does not select, or none */
+bool kept, replicated;
+byte holder;			/* the driver whose transaction has the writer's row, or 0 */
+bool broken[DRIVERS + 1];	/* its session was ended */
+/* Only used within a step. */
+hidden byte i, found_end;
+hidden byte fenced, is_next, runs_again;
+
+mtype = { NEW, OVERLAP, LANDED, REPLAY, FOREIGN, UNKNOWN, FENCED, DUPLICATE, CHANGED, GAP, DISJOINT, BACKWARD };
+
+inline copy_checkpoint(from, to) {
+	to.query = from.query;
+	for (i : 0 .. BATCHES - 1) {
+		to.offsets[i].text = from.offsets[i].text;
+		to.offsets[i].end = from.offsets[i].end;
+		to.commits[i] = from.commits[i]
+	}
+}
+
+inline copy_database(from, to) {
+	to.query = from.query; to.next = from.next; to.owner = from.owner; to.owners = from.owners;
+	to.position = from.position; to.end = from.end;
+	for (i : 0 .. BATCHES - 1) {
+		to.batches[i].text = from.batches[i].text;
+		to.batches[i].by = from.batches[i].by;
+		to.batches[i].token = from.batches[i].token
+	}
+	for (i : 0 .. RECORDS - 1) { to.rows[i] = from.rows[i] }
+}
+
+/* The newest entry before `before` whose text is at most `newest`: its number (NONE if there is none), and its end. */
+inline find_entry(before, newest) {
+	found = NONE; found_end = 0; found_text = 0; has_later = false; i = before;
+	do
+	:: i > 0 && found == NONE ->
+		i--;
+		if
+		:: checkpoint.offsets[i].text == 0
+		:: checkpoint.offsets[i].text > newest -> has_later = true
+		:: else -> found = i; found_end = checkpoint.offsets[i].end; found_text = checkpoint.offsets[i].text
+		fi
+	:: else -> break
+	od
+}
+
+/* offsets_store/verdict/decide.py: `first` and `after` are the positions that the rows span, NONE if there are no rows. */
+inline decide() {
+	fenced = (now.owners & (1 << mine)) != 0 && now.owner != mine;
+	if
+	:: now.query != 0 && now.query != query -> verdict = FOREIGN
+	:: now.query == 0 && n > 0 -> verdict = UNKNOWN
+	:: now.query == 0 && n == 0 -> verdict = NEW
+#ifndef NO_TOKEN
+	:: now.query == query && now.batches[n].token == token -> verdict = LANDED
+#endif
+	:: else ->
+		if
+		:: fenced -> verdict = FENCED
+		:: !fenced && now.batches[n].by == mine -> verdict = DUPLICATE
+#ifdef NO_STORED
+		:: !fenced && now.batches[n].by != mine && n < now.next && owns && now.batches[n].text == text -> verdict = REPLAY
+#else
+		:: !fenced && now.batches[n].by != mine && n < now.next && owns && now.batches[n].text == text &&
+			!(after != NONE && after > now.position) -> verdict = REPLAY
+#endif
+		:: else -> by_position()
+		fi
+	fi
+}
+
+inline by_position() {
+	is_next = n == now.next;
+	verdict = NEW;
+	if
+	:: now.owner == mine ->
+		if
+#ifndef NO_NEXT
+		:: !is_next -> verdict = (n < now.next -> CHANGED : GAP)
+#endif
+#ifndef NO_BACKWARD
+		:: is_next && first != NONE && first < now.end -> verdict = BACKWARD
+#endif
+		:: else
+		fi
+	:: now.owner != mine ->
+		runs_again = text != 0 && (begins >= now.position || (first != NONE && first < now.position));
+		if
+#ifndef NO_ENTRY
+		:: begins == NONE || !(found == NONE || found == n - 1 || runs_again) -> verdict = (n < now.next -> CHANGED : GAP)
+#endif
+#ifndef NO_LATER
+		:: has_later -> verdict = (n < now.next -> CHANGED : GAP)
+#endif
+		:: else ->
+			/* The entry after which it begins is that of a record; or it begins where rows are stored, or were filtered out. */
+			if
+			:: found != NONE && now.batches[found].token != 0 && now.batches[found].text != 0 && now.batches[found].text == found_text
+#ifndef NO_GAP
+			:: else -> if :: begins > now.position && begins > now.end -> verdict = (n > now.next -> GAP : DISJOINT) :: else fi
+#else
+			:: else
+#endif
+			fi
+		fi
+	fi;
+	if :: verdict == NEW && !(is_next && (first == NONE || first >= now.position)) -> verdict = OVERLAP :: else fi
+}
+
+/* The rows of records [start, end) are written, but for those that are stored. */
+inline write_rows() {
+	for (i : 0 .. end - 1) {
+		if
+		:: i == filtered
+		:: i != filtered && i >= start && (verdict == NEW || i >= now.position) -> now.rows[i]++
+		:: else
+		fi;
+		assert(i == filtered || now.rows[i] == 1)
+	}
+}
+
+inline record() {
+	/* A batch id that comes again begins a generation, which has no older records. */
+	if
+	:: n < now.next -> for (i : 0 .. BATCHES - 1) {
+			now.batches[i].text = 0; now.batches[i].by = 0; now.batches[i].token = 0
+		}
+	:: else
+	fi;
+	/* Where the batch ends. If only its rows tell, that is as far as they and what is known of its start reach. */
+	i = (now.query == query && now.owner == mine -> now.end : 0);
+	if
+	:: owns -> now.end = log_end
+	:: else ->
+		if :: begins != NONE && begins > i -> i = begins :: else fi;
+		if :: after != NONE && after > i -> i = after :: else fi;
+		now.end = i
+	fi;
+	if :: after != NONE && after > now.position -> now.position = after :: else fi;
+	/* The run's own entry of an earlier batch came after that batch was recorded. */
+	if
+	:: found != NONE && now.batches[found].token != 0 && now.batches[found].text == 0 && now.batches[found].by == mine ->
+		now.batches[found].text = found_text
+	:: else
+	fi;
+	now.query = query; now.owner = mine; now.owners = now.owners | (1 << mine);
+	now.batches[n].text = text; now.batches[n].by = mine; now.batches[n].token = token;
+	now.next = n + 1
+}
+
+/* What is known of a batch is not known any more, so that fewer states differ. */
+inline forget_batch() {
+	start = 0; text = 0; planned = 0; planned_by = 0; token = 0; begins = 0; log_end = 0; first = 0; after = 0;
+	found = 0; found_text = 0; verdict = 0; unanswered = false; owns = false; has_later = false
+}
+
+/* The process ends; Postgres rolls its transaction back, and what Spark's thread has not written never comes. */
+inline killed() {
+	printf("kill %d\n", me);
+	if :: holder == me -> holder = 0 :: else fi;
+	later[me].offset = false; later[me].commit = false; later[me].failed = false;
+	broken[me] = false; alive--; forget_batch(); n = 0; end = 0; mine = 0; query = 0;
+	published = false; is_first = false; goto end_begin
+}
+
+inline may_be_killed() {
+#ifdef LIVENESS
+	if :: skip :: atomic { runs < STARTS -> killed() } fi
+#else
+	if :: skip OFTEN :: atomic { killed() } fi
+#endif
+}
+
+proctype Driver(byte me) {
+	byte mine, query, n, start, end, text, planned, planned_by, token;
+	byte begins, log_end, first, after, found, found_text;
+	mtype verdict;
+	bool unanswered, owns, has_later, published, is_first;
+end_begin:
+	atomic {
+		runs < STARTS -> runs++; mine = runs; alive++; published = false; is_first = true;
+		if :: checkpoint.query == 0 -> queries++; checkpoint.query = queries :: else fi;
+		query = checkpoint.query;
+		printf("start %d %d\n", me, mine);
+		find_entry(BATCHES, NONE - 1);
+		if
+		:: found == NONE -> n = 0; end = 0
+		:: found != NONE && checkpoint.commits[found] -> n = found + 1; end = found_end
+		/* The newest entry is run again, from where the entry before it ends, whichever number that has. */
+		:: found != NONE && !checkpoint.commits[found] ->
+			n = found; end = found_end; planned = found_text;
+			find_entry(n, NONE - 1);
+			start = found_end; is_first = false; goto look
+		fi
+	}
+plan:
+	may_be_killed();
+end_of_source:
+	atomic {
+		/* Spark says of a write that failed before it plans the next batch. */
+		n < BATCHES && end < RECORDS && !later[me].failed -> start = end;
+		if :: end = start + 1 :: start + 2 <= RECORDS -> end = start + 2 fi;
+		texts++; planned = texts;
+		printf("plan %d %d %d %d\n", me, n, start, end);
+		/* The first batch of a run is written down, and later ones from time to time. */
+		if
+		:: !later[me].offset && !later[me].commit ->
+			later[me].offset = true; later[me].number = n; later[me].text = planned; later[me].end = end
+		:: !is_first
+		fi;
+		is_first = false
+	}
+look:
+	/* format("pgonce"): a worker that plans notes the time, so that entries that are planned later count as others'. */
+#ifdef FORMAT
+	atomic { planned_by = texts; printf("look %d\n", me) }
+#endif
+	may_be_killed();
+	atomic {
+#ifdef FORMAT
+		/* It waits for the first entry of all. */
+		n > 0 || checkpoint.offsets[0].text != 0;
+		text = (checkpoint.offsets[n].text <= planned_by -> checkpoint.offsets[n].text : 0);
+		log_end = checkpoint.offsets[n].end;
+		owns = n == 0;
+		find_entry(n, planned_by);
+		begins = (n == 0 -> 0 : (found != NONE -> found_end : NONE));
+		first = start; after = end;
+		if :: first == filtered -> first++ :: else fi;
+		if :: after == filtered + 1 -> after-- :: else fi;
+		if :: first >= after -> first = NONE; after = NONE :: else fi;
+		if
+		:: n == 0 && text == 0 -> printf("in use %d\n", me); killed()
+		:: first != NONE && (first < (begins == NONE -> 0 : begins) || (owns && after > log_end)) -> printf("outside %d\n", me); killed()
+		:: else
+		fi;
+#else
+		/* foreachBatch asks the query what it has planned. */
+		if :: checkpoint.offsets[n].text != 0 && checkpoint.offsets[n].text != planned -> printf("in use %d\n", me); killed() :: else fi;
+		text = planned; log_end = end; owns = true;
+		found = (n > 0 && checkpoint.offsets[n - 1].text != 0 -> n - 1 : NONE);
+		found_text = (found != NONE -> checkpoint.offsets[n - 1].text : 0);
+		begins = start; first = start; after = end; has_later = false;
+#ifndef NO_START
+		if :: found != NONE && checkpoint.offsets[n - 1].end != start -> printf("in use %d\n", me); killed() :: else fi;
+#endif
+#endif
+		token = mine * BATCHES + n + 1; unanswered = false;
+		planned_by = 0;
+		printf("describe %d\n", me)
+	}
+try_it:
+	/* BEGIN, the lock on the writer's row, and the verdict. A successor ends the session of one that does not go on. */
+	atomic {
+#ifndef NO_LOCK
+		if :: holder != 0 && holder != me -> broken[holder] = true :: else fi;
+		holder = me;
+#endif
+		broken[me] = false;
+		decide();
+#ifndef NO_FORGOTTEN
+		/* This process has published for this run, and the ledger does not know of it. */
+		if :: (verdict == NEW || verdict == OVERLAP) && now.query != 0 && !owns && published && now.owner != mine -> verdict = GAP :: else fi;
+#endif
+		printf("begin %d %e\n", me, verdict);
+		if
+		:: verdict == NEW || verdict == OVERLAP
+		:: verdict == LANDED || verdict == REPLAY ->
+			holder = (holder == me -> 0 : holder);
+			for (i : 0 .. end - 1) { assert(i == filtered || now.rows[i] == 1) }
+			goto done
+		/* Whatever else is refused: a batch that is there, and of which only the answer was lost, is not. */
+		:: else -> assert(!(unanswered && verdict == DUPLICATE)); killed()
+		fi
+	}
+	atomic {
+		if
+		:: broken[me] -> printf("broken %d\n", me); goto try_it
+		:: else ->
+			write_rows();
+			record();
+			holder = (holder == me -> 0 : holder);
+			if
+			:: printf("committed %d\n", me)
+			:: faults > 0 -> faults--; unanswered = true; printf("unanswered %d\n", me); goto try_it
+			fi
+		fi
+	}
+done:
+	/* If it is killed here, what it notes now is not written. */
+	atomic {
+		/* A replay that is skipped leaves nothing to remember. */
+		published = verdict != REPLAY;
+		/* The commit of a batch that is written down is written after it. */
+		if
+		:: later[me].offset && later[me].number == n -> later[me].commit = true; later[me].committed = n
+		:: !later[me].offset && checkpoint.offsets[n].text == planned -> later[me].commit = true; later[me].committed = n
+		:: else
+		fi;
+		printf("note %d\n", me); n++; forget_batch()
+	}
+	goto plan
+}
+
+/* Spark's thread that writes beside the processing, in order. A driver that lost a race for a name ends at its next batch. */
+proctype Writes(byte me) {
+end_of_writes:
+	do
+	:: atomic { later[me].offset ->
+		later[me].offset = false;
+		if
+		:: checkpoint.offsets[later[me].number].text == 0 ->
+			checkpoint.offsets[later[me].number].text = later[me].text;
+			checkpoint.offsets[later[me].number].end = later[me].end;
+			printf("write %d %d\n", me, later[me].number)
+		:: else -> later[me].failed = true
+		fi }
+	:: atomic { !later[me].offset && later[me].commit ->
+		later[me].commit = false;
+		if :: !later[me].failed -> checkpoint.commits[later[me].committed] = true; printf("write commit %d %d\n", me, later[me].committed) :: else fi }
+	od
+}
+
+/* What happens to a checkpoint and to a database. */
+proctype World() {
+end_of_world:
+	do
+#ifdef PLAYED
+	:: skip OFTEN
+#endif
+	:: atomic { faults > 0 && !kept && checkpoint.query != 0 -> kept = true; copy_checkpoint(checkpoint, older); printf("keep\n") }
+	:: atomic { faults > 0 && !replicated -> replicated = true; copy_database(now, standby); printf("replicate\n") }
+	/* To an asynchronous standby, or a backup: rows and ledger go back together. */
+	:: atomic { replicated && faults > 0 -> faults--; copy_database(standby, now); holder = 0;
+		for (i : 1 .. DRIVERS) { broken[i] = true }
+		printf("fail over\n") }
+	:: atomic { alive == 0 && kept && faults > 0 -> faults--; copy_checkpoint(older, checkpoint); printf("older checkpoint\n") }
+	:: atomic { alive == 0 && checkpoint.query != 0 && faults > 0 -> faults--;
+		checkpoint.query = 0;
+		for (i : 0 .. BATCHES - 1) {
+			checkpoint.offsets[i].text = 0; checkpoint.offsets[i].end = 0; checkpoint.commits[i] = false
+		}
+		printf("lost checkpoint\n") }
+	od
+}
+
+init {
+	byte d;
+	atomic {
+		if :: filtered = RECORDS :: filtered = 1 fi;
+		printf("filter %d\n", filtered);
+		for (d : 1 .. DRIVERS) { run Driver(d); run Writes(d) }
+		run World()
+	}
+}
+
+#ifdef LIVENESS
+ltl goes_on { <> (now.end == RECORDS) }
+#endif

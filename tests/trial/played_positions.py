@@ -1,0 +1,119 @@
+"""
+Play a history of ``model/by_position.pml`` with the real commit, as :mod:`trial.played_history` does.
+
+Runs in: pytest. Invariant: Spark is played, with the entries that it writes late or never; all else is real, also what
+drops the rows that are stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+from support.ledger_model import Plan
+from support.ledger_site import STRUCT, encoded
+from trial.played_history import SOURCE, Driver, PlayedHistory
+
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, parse_offset_log
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.verdict.facts import PlannedBatch
+from pgonce.sink.data_source.promise import Promise, promised_rows
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.foreach_batch.batch_writer import span_of_range
+from pgonce.sink.identity.from_checkpoint import Origin, batch_from_checkpoint, describe_batch
+from pgonce.sink.options.position_columns import PositionColumns
+from pgonce.sink.positions import encoded_rows, reach
+from pgonce.sink.writing.rows import Rows
+
+_COLUMNS = PositionColumns("topic", "partition", "position")
+_NOT_STAGED: Any = None
+
+
+@dataclass
+class PlayedPositions(PlayedHistory):
+    """A history in which rows carry their positions."""
+
+    filtered: int = -1
+    newest_plan: Plan | None = None
+
+    def filter(self, record: str) -> None:
+        self.filtered = int(record)
+
+    def start(self, at: str, run: str) -> None:
+        super().start(at, run)
+        driver = self.drivers[at]
+        newest = driver.folder.plans.get(driver.folder.newest)
+        if newest and driver.folder.newest not in driver.folder.committed:
+            # It begins where the entry before it ends, whichever number that has.
+            before = max((number for number in driver.folder.plans if number < newest.batch_id), default=None)
+            begins_at = 0 if before is None else driver.folder.plans[before].end
+            driver.number, driver.end, driver.plan = newest.batch_id, newest.end, replace(newest, start=begins_at)
+
+    def plan(self, at: str, number: str, start: str, end: str) -> None:
+        driver = self.drivers[at]
+        assert (driver.number, driver.end) == (int(number), int(start))
+        driver.plan, driver.end = driver.folder.planned(int(number), int(start), int(end)), int(end)
+        driver.later[driver.number] = self.newest_plan = driver.plan
+
+    def write(self, at: str, number: str) -> None:
+        driver = self.drivers[at]
+        driver.folder.plans[int(number)] = driver.later[int(number)]
+
+    def write_commit(self, at: str, number: str) -> None:
+        self.drivers[at].folder.committed.add(int(number))
+
+    def note(self, at: str) -> None:
+        # Spark writes the commit later, or never.
+        self.drivers[at].go_on()
+
+    def look(self, at: str) -> None:
+        assert self.newest_plan
+        self.drivers[at].planned = _entry(self.newest_plan).metadata["batchTimestampMs"]
+
+    def outside(self, at: str) -> None:
+        self.in_use(at, "POSITION_COLUMNS")
+
+    def described(self, driver: Driver) -> PlannedBatch:
+        plan, folder = driver.plan, driver.folder
+        assert plan
+        origin = Origin(folder.query_id, driver.run_id, driver.number, None, driver.planned)
+        if self.asks_the_query:
+            begins_at = {"0": SOURCE.offsets(0, plan.start)} if driver.number else None
+            batch = describe_batch(Checkpoint(folder), origin, None, _entry(plan), begins_at, is_written=False)
+            return replace(batch, span=span_of_range(batch.start, batch.end))
+        options: Any = SimpleNamespace(
+            checkpoint_location=folder, async_interval_ms=1000, has_sparse_log=True, query_name=None
+        )
+        return batch_from_checkpoint(options, origin, reach([_places(self._selected(plan))]))
+
+    def rows_of(self, plan: Plan) -> Rows:
+        selected = self._selected(plan)
+        places = _places(selected)
+        rows = encoded_rows(encoded(SOURCE, selected), len(places), places)
+        return promised_rows(encoded_columns(STRUCT), _COLUMNS, Promise("inline", {}, (rows,)), tuple, _NOT_STAGED)
+
+    def stored(self, driver: Driver) -> None:
+        assert driver.plan
+        there = {position for position, _ in self.rows}
+        self.rows += [(at, driver.plan.label) for at in self._selected(driver.plan).positions if at not in there]
+
+    def _selected(self, plan: Plan) -> Plan:
+        """What the query selects: one record less, at one end, because a batch has at most two."""
+        lacks_first, lacks_last = plan.start == self.filtered, plan.end - 1 == self.filtered
+        return replace(plan, start=plan.start + lacks_first, end=max(plan.start + lacks_first, plan.end - lacks_last))
+
+
+def _entry(plan: Plan) -> OffsetLog:
+    return parse_offset_log(plan.text, "the plan")
+
+
+def _places(plan: Plan) -> pa.RecordBatch:
+    """The positions of its rows, as a task takes them from its columns."""
+    positions = list(plan.positions)
+    topics = pa.array(["orders"] * len(positions), pa.string()).dictionary_encode()
+    return pa.record_batch(
+        [topics, pa.array([0] * len(positions), pa.int32()), pa.array(positions, pa.int64())],
+        names=["topic", "partition", "offset"],
+    )
