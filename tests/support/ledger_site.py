@@ -37,7 +37,7 @@ STRUCT = t.StructType(
     ]
 )
 # What a database is restored with; staging tables are unlogged, so a backup has them empty, or not at all.
-KEPT = ("pgonce.writers", "pgonce.batches", "pgonce.runs", "pgonce.replays", "public.events")
+KEPT = ("pgonce.writers", "pgonce.batches", "pgonce.runs", "pgonce.replays", "pgonce.positions")
 
 
 class Vanished(BaseException):
@@ -70,11 +70,16 @@ class Site:
     url: str
     proxy: Proxy
     admin: psycopg.Connection
+    table: str = "events"
+
+    @property
+    def _kept(self) -> list[str]:
+        return [*KEPT, f"public.{self.table}"]
 
     def reset(self) -> None:
         """An empty target and an empty ledger."""
         self.drop_staging_tables()
-        self.admin.execute(f"TRUNCATE {', '.join(KEPT)} CASCADE")
+        self.admin.execute(f"TRUNCATE {', '.join(self._kept)} CASCADE")
 
     def drop_staging_tables(self) -> None:
         """As a crash of the server or a restore does, more or less: their rows are gone."""
@@ -85,7 +90,7 @@ class Site:
     def back_up(self) -> None:
         """Put ledger and target aside."""
         with self.admin.transaction():
-            for table in KEPT:
+            for table in self._kept:
                 kept = table.replace(".", "_")
                 self.admin.execute(f"DROP TABLE IF EXISTS {kept}; CREATE TABLE {kept} AS TABLE {table}")
 
@@ -96,8 +101,8 @@ class Site:
             "WHERE application_name LIKE 'pgonce %' AND datname = current_database()"
         )
         with self.admin.transaction():
-            self.admin.execute(f"TRUNCATE {', '.join(KEPT)} CASCADE")
-            for table in KEPT:
+            self.admin.execute(f"TRUNCATE {', '.join(self._kept)} CASCADE")
+            for table in self._kept:
                 overriding = "OVERRIDING SYSTEM VALUE" if table == "pgonce.writers" else ""
                 self.admin.execute(f"INSERT INTO {table} {overriding} SELECT * FROM {table.replace('.', '_')}")
         self.drop_staging_tables()
@@ -119,11 +124,13 @@ def hooked(work: Work, hook: Callable[[Connection], None]) -> Work:
 
 
 @contextmanager
-def site_at(url: str, proxy: Proxy) -> Iterator[Site]:
+def site_at(
+    url: str, proxy: Proxy, table: str = "events", columns: str = "source text, position bigint, label text"
+) -> Iterator[Site]:
     """A database with a ledger and a table, and a line to it that can be cut."""
     ensure_ledger(url)
     with psycopg.connect(url, autocommit=True, application_name="observer") as admin:
-        admin.execute("CREATE TABLE events (source text, position bigint, label text)")
-        yield Site(url, proxy, admin)
+        admin.execute(f"CREATE TABLE {table} ({columns})")
+        yield Site(url, proxy, admin, table)
     for one in (url, proxy.url):
         engine_for(one).dispose()

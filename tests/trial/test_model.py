@@ -6,11 +6,14 @@ Runs in: pytest, and with wider bounds by `make model`. It needs Debian's packag
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from support.ledger_site import site_at
 from trial.model import FORMAT, GOES_ON, SMALL, WITHOUT, run
 from trial.played_history import PlayedHistory, tries_that_stop
 from trial.played_positions import PlayedPositions
+from trial.played_real_time import PlayedRealTime
 from trial.spin import play
 
 PLAYED = ("PLAYED", "STARTS=7", "FAULTS=4", "BATCHES=7", "RECORDS=12")
@@ -41,15 +44,34 @@ def site(url, proxy):
 @pytest.mark.parametrize("way", ["foreachBatch", "format"])
 @pytest.mark.parametrize(
     ("model", "history", "expected"),
-    [("batches", PlayedHistory, {"GAP"}), ("by_position", PlayedPositions, {"OVERLAP"})],
+    [
+        ("batches", PlayedHistory, {"GAP"}),
+        pytest.param("by_position", PlayedPositions, {"OVERLAP"}, marks=pytest.mark.thorough),
+    ],
 )
 def test_the_real_commit_does_what_the_model_says(site, way, model, history, expected, tmp_path):
     """Histories that Spin plays by chance, line by line: each verdict and each row is the model's."""
     defines = (*PLAYED, *([FORMAT] if way == "format" else []))
-    verdicts = set()
-    for seed in range(1, HISTORIES + 1):
+    lines = all_played(site, partial(history, site, asks_the_query=way != "format"), model, defines, tmp_path)
+    verdicts = {line.split()[-1] for line in lines if line.startswith("begin")}
+    assert verdicts >= {"NEW", "REPLAY", "LANDED", "UNKNOWN", *expected}
+
+
+@pytest.mark.thorough
+def test_the_statements_of_real_time_do_what_the_model_says(url, proxy, tmp_path):
+    """Histories of the tasks of a partition, played with their statements."""
+    defines = ("PLAYED", "RUNS=4", "ATTEMPTS=12", "FAULTS=4", "RECORDS=12")
+    with site_at(url, proxy, "orders", "id bigint, name text") as site:
+        lines = all_played(site, partial(PlayedRealTime, site), "real_time", defines, tmp_path, 2 * HISTORIES)
+    assert {line.split()[0] for line in lines} >= {"flush", "unwritten", "unclaimed", "report", "fail"}
+
+
+def all_played(site, history, model, defines, folder, histories=HISTORIES):
+    """The lines of some histories, which were played."""
+    found = []
+    for seed in range(1, histories + 1):
         site.reset()
-        played, lines = history(site, asks_the_query=way != "format"), play(model, defines, seed, tmp_path)
+        played, lines = history(), play(model, defines, seed, folder)
         for number, line in enumerate(lines):
             try:
                 played.play(line)
@@ -57,5 +79,5 @@ def test_the_real_commit_does_what_the_model_says(site, way, model, history, exp
                 error.add_note(f"seed {seed}: " + "; ".join(lines[: number + 1]))
                 raise
         played.close()
-        verdicts |= {line.split()[-1] for line in lines if line.startswith("begin")}
-    assert verdicts >= {"NEW", "REPLAY", "LANDED", "UNKNOWN", *expected}
+        found += lines
+    return found

@@ -44,13 +44,12 @@ typedef Database {
 /* What Spark's thread has still to write: one entry, and after it one commit. Two drivers may want the same entry. */
 typedef Later { bool offset; byte number; byte text; byte end; bool commit; byte committed; bool failed };
 
-Checkpoint checkpoint, older;
-Database now, standby;
+Checkpoint checkpoint, older, nothing;
+Database now, standby, no_rows;
 Later later[DRIVERS + 1];
 byte texts, runs, queries, alive;
 byte faults = FAULTS;
 byte filtered;			/* the one record that the query does not select, or none */
-bool kept, replicated;
 byte holder;			/* the driver whose transaction has the writer's row, or 0 */
 bool broken[DRIVERS + 1];	/* its session was ended */
 /* Only used within a step. */
@@ -77,6 +76,21 @@ inline copy_database(from, to) {
 		to.batches[i].token = from.batches[i].token
 	}
 	for (i : 0 .. RECORDS - 1) { to.rows[i] = from.rows[i] }
+}
+
+/* To an asynchronous standby, or a backup: rows and ledger together. */
+inline may_be_replicated() {
+	if :: skip :: faults > 0 -> copy_database(now, standby); printf("replicate\n") fi
+}
+
+/* With the last fault, copies are worth nothing: fewer states differ. */
+inline fault() {
+	faults--;
+	if :: faults == 0 -> copy_checkpoint(nothing, older); copy_database(no_rows, standby) :: else fi
+}
+
+inline may_be_kept() {
+	if :: skip :: faults > 0 -> copy_checkpoint(checkpoint, older); printf("keep\n") fi
 }
 
 /* The newest entry before `before` whose text is at most `newest`: its number (NONE if there is none), and its end. */
@@ -331,8 +345,8 @@ try_it:
 			record();
 			holder = (holder == me -> 0 : holder);
 			if
-			:: printf("committed %d\n", me)
-			:: faults > 0 -> faults--; unanswered = true; printf("unanswered %d\n", me); goto try_it
+			:: printf("committed %d\n", me); may_be_replicated()
+			:: faults > 0 -> fault(); unanswered = true; printf("unanswered %d\n", me); may_be_replicated(); goto try_it
 			fi
 		fi
 	}
@@ -362,12 +376,15 @@ end_of_writes:
 		:: checkpoint.offsets[later[me].number].text == 0 ->
 			checkpoint.offsets[later[me].number].text = later[me].text;
 			checkpoint.offsets[later[me].number].end = later[me].end;
-			printf("write %d %d\n", me, later[me].number)
+			printf("write %d %d\n", me, later[me].number);
+			later[me].text = 0; later[me].end = 0; later[me].number = 0;
+			may_be_kept()
 		:: else -> later[me].failed = true
 		fi }
 	:: atomic { !later[me].offset && later[me].commit ->
 		later[me].commit = false;
-		if :: !later[me].failed -> checkpoint.commits[later[me].committed] = true; printf("write commit %d %d\n", me, later[me].committed) :: else fi }
+		if :: !later[me].failed -> checkpoint.commits[later[me].committed] = true; printf("write commit %d %d\n", me, later[me].committed);
+			may_be_kept() :: else fi }
 	od
 }
 
@@ -378,19 +395,12 @@ end_of_world:
 #ifdef PLAYED
 	:: skip OFTEN
 #endif
-	:: atomic { faults > 0 && !kept && checkpoint.query != 0 -> kept = true; copy_checkpoint(checkpoint, older); printf("keep\n") }
-	:: atomic { faults > 0 && !replicated -> replicated = true; copy_database(now, standby); printf("replicate\n") }
-	/* To an asynchronous standby, or a backup: rows and ledger go back together. */
-	:: atomic { replicated && faults > 0 -> faults--; copy_database(standby, now); holder = 0;
+	:: atomic { faults > 0 -> copy_database(standby, now); holder = 0;
 		for (i : 1 .. DRIVERS) { broken[i] = true }
-		printf("fail over\n") }
-	:: atomic { alive == 0 && kept && faults > 0 -> faults--; copy_checkpoint(older, checkpoint); printf("older checkpoint\n") }
-	:: atomic { alive == 0 && checkpoint.query != 0 && faults > 0 -> faults--;
-		checkpoint.query = 0;
-		for (i : 0 .. BATCHES - 1) {
-			checkpoint.offsets[i].text = 0; checkpoint.offsets[i].end = 0; checkpoint.commits[i] = false
-		}
-		printf("lost checkpoint\n") }
+		printf("fail over\n"); fault() }
+	:: atomic { alive == 0 && older.query != 0 && faults > 0 -> copy_checkpoint(older, checkpoint); printf("older checkpoint\n"); fault() }
+	:: atomic { alive == 0 && checkpoint.query != 0 && faults > 0 ->
+		copy_checkpoint(nothing, checkpoint); printf("lost checkpoint\n"); fault() }
 	od
 }
 
@@ -399,6 +409,7 @@ init {
 	atomic {
 		if :: filtered = RECORDS :: filtered = 1 fi;
 		printf("filter %d\n", filtered);
+		printf("replicate\n");
 		for (d : 1 .. DRIVERS) { run Driver(d); run Writes(d) }
 		run World()
 	}
