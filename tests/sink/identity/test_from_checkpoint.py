@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.stopped_query import entries, entry, write_checkpoint
 
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
@@ -19,3 +20,15 @@ def test_rows_of_an_entry_that_was_written_again_are_refused(tmp_path):
     write_checkpoint(tmp_path, {0: entry(0, {"t": {"0": 99}})}, (), query_id)
     with pytest.raises(PgonceError, match="CHECKPOINT_IN_USE"):
         describe_batch(Checkpoint(str(tmp_path)), planned, None)
+
+
+def test_a_batch_that_does_not_begin_where_the_entry_before_it_ends_is_refused(tmp_path):
+    """Spark may never write the batch's own entry; the one before it is another driver's then."""
+    query_id = "11111111-1111-4111-8111-111111111111"
+    write_checkpoint(tmp_path, {0: entry(0, {"t": {"0": 20}})}, (), query_id)
+    checkpoint, origin = Checkpoint(str(tmp_path)), Origin(query_id, "run 1", 1, None)
+    planned = parse_offset_log(entry(1, {"t": {"0": 40}}), "the plan")
+    described = describe_batch(checkpoint, origin, None, planned, {"0": {"t": {"0": 20}}}, is_written=False)
+    assert (described.start, described.end) == ({"0": {"t": {"0": 20}}}, {"0": {"t": {"0": 40}}})
+    with pytest.raises(PgonceError, match="CHECKPOINT_IN_USE"):
+        describe_batch(checkpoint, origin, None, planned, {"0": {"t": {"0": 30}}}, is_written=False)
