@@ -38,11 +38,21 @@ class Search:
 BOUNDS = (("STARTS=2", "FAULTS=2"), ("STARTS=3", "FAULTS=1"), ("STARTS=2", "FAULTS=3", "RECORDS=3"))
 """Runs of all drivers, faults, and records of the source (else 4); the defaults of the models are the rest."""
 ALONE = ("FAULTS=0", "DRIVERS=1", "RECORDS=3")
-WHOLE = [Search("batches", (*way, *bounds)) for bounds in BOUNDS for way in ((), (FORMAT,))]
+WAYS = ((), (FORMAT,))
+BY_POSITION = (
+    ("DRIVERS=1", "FAULTS=2", "RECORDS=3", "BATCHES=3"),
+    ("STARTS=2", "FAULTS=0", "RECORDS=3", "BATCHES=3"),
+    ("STARTS=2", "FAULTS=1", "RECORDS=3", "BATCHES=2"),
+)
+ONE_DRIVER = ("DRIVERS=1", "FAULTS=1", "RECORDS=3", "BATCHES=3")
+WHOLE = [Search("batches", (*way, *bounds)) for bounds in BOUNDS for way in WAYS]
+WHOLE += [Search("by_position", (*way, *bounds)) for bounds in BY_POSITION for way in WAYS]
 WHOLE += [Search("real_time", ("RECORDS=4",)), Search("real_time", ("FAULTS=3",))]
-GOES_ON = [Search("batches", (*way, *ALONE), liveness=True) for way in ((), (FORMAT,))]
+GOES_ON = [Search("batches", (*way, *ALONE), liveness=True) for way in WAYS]
+GOES_ON += [Search("by_position", (*way, *ALONE, "ALL_SELECTED"), liveness=True) for way in WAYS]
 GOES_ON.append(Search("real_time", ("FAULTS=0", "TASKS=1"), liveness=True))
-SMALL = [Search("batches", ("STARTS=2", "FAULTS=1", *way)) for way in ((), (FORMAT,))]
+SMALL = [Search("batches", ("STARTS=2", "FAULTS=1", *way)) for way in WAYS]
+SMALL += [Search("by_position", (*way, *ONE_DRIVER)) for way in WAYS]
 SMALL.append(Search("real_time", ("FAULTS=1",)))
 # What each guard is for stands in the model, where it is taken away.
 GUARDS = {
@@ -59,6 +69,12 @@ GUARDS = {
 }
 WITHOUT = [Search("batches", (f"NO_{guard}", "STARTS=3", *defines), finds=True) for guard, defines in GUARDS.items()]
 WITHOUT += [Search("real_time", (f"NO_{guard}",), finds=True) for guard in ("KNOWN", "DROP", "CLAIM", "POSITION")]
+POSITION_GUARDS = dict.fromkeys(("TOKEN", "NEXT", "GAP", "FORGOTTEN", "DROP"), (FORMAT, *ONE_DRIVER)) | {
+    "STORED": (FORMAT, *BY_POSITION[1]),
+    "LOCK": BY_POSITION[1],
+    "START": BY_POSITION[2],
+}
+WITHOUT += [Search("by_position", (f"NO_{guard}", *how), finds=True) for guard, how in POSITION_GUARDS.items()]
 WITHOUT.append(Search("batches", ("NO_REPLAY", FORMAT, *ALONE), liveness=True, finds=True))
 
 

@@ -2,7 +2,7 @@
 Play a history of ``model/real_time.pml`` with the statements of real time's tasks, on a real Postgres.
 
 Runs in: pytest. Invariant: a line is played to its end before the next one, and what the statements answer, or leave in
-the table, is what the model said. What sends them is played (:mod:`support.real_time_tasks`), as the writer in Java does.
+the table, is what the model said. The writer in Java, which sends them, is played (:mod:`support.real_time_tasks`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 /*
  * How drivers commit micro-batches under asynchronous progress tracking, whose rows carry their position in Kafka.
  *
- * Spark writes the entries of some batches, beside the processing, and after a kill goes on from what is there: ids come
- * again with other ranges (docs/adr/0010-positions-and-spans.md). `make model` searches every order of events within
- * these bounds. What is asserted: a batch that is published leaves no record of the source before its end out, and none
- * twice; one that is skipped has all of them there. A guard is taken away with -DNO_<name>, and then this must fail.
- * Lines that are printed are replayed against the real commit by ../test_model.py.
+ * Spark writes the entries of some batches, beside the processing, and goes on from those after a kill: ids come again
+ * with other ranges (docs/adr/0010-positions-and-spans.md). `make model` searches every order of events within these
+ * bounds. What is asserted: once a batch is published or skipped, all records before its end are in the table, each of
+ * them once. A guard is taken away with -DNO_<name>, and then this must fail. Lines that are printed are replayed
+ * against the real commit by ../test_model.py.
  */
 #ifndef DRIVERS
 #define DRIVERS 2
@@ -108,7 +108,7 @@ inline find_entry(before, newest) {
 	od
 }
 
-/* offsets_store/verdict/decide.py: `first` and `after` are the positions that the rows span, NONE if there are no rows. */
+/* offsets_store/verdict/decide.py; `first` and `after` are the positions that the rows span, NONE without rows. */
 inline decide() {
 	fenced = (now.owners & (1 << mine)) != 0 && now.owner != mine;
 	if
@@ -157,9 +157,10 @@ inline by_position() {
 		:: has_later -> verdict = (n < now.next -> CHANGED : GAP)
 #endif
 		:: else ->
-			/* The entry after which it begins is that of a record; or it begins where rows are stored, or were filtered out. */
+			/* It begins after a recorded entry; or where rows are stored, or were filtered out. */
 			if
-			:: found != NONE && now.batches[found].token != 0 && now.batches[found].text != 0 && now.batches[found].text == found_text
+			:: found != NONE && now.batches[found].token != 0 && found_text != 0 &&
+				now.batches[found].text == found_text
 #ifndef NO_GAP
 			:: else -> if :: begins > now.position && begins > now.end -> verdict = (n > now.next -> GAP : DISJOINT) :: else fi
 #else
@@ -176,7 +177,11 @@ inline write_rows() {
 	for (i : 0 .. end - 1) {
 		if
 		:: i == filtered
+#ifdef NO_DROP
+		:: i != filtered && i >= start -> now.rows[i]++
+#else
 		:: i != filtered && i >= start && (verdict == NEW || i >= now.position) -> now.rows[i]++
+#endif
 		:: else
 		fi;
 		assert(i == filtered || now.rows[i] == 1)
@@ -295,18 +300,25 @@ look:
 		if :: first >= after -> first = NONE; after = NONE :: else fi;
 		if
 		:: n == 0 && text == 0 -> printf("in use %d\n", me); killed()
-		:: first != NONE && (first < (begins == NONE -> 0 : begins) || (owns && after > log_end)) -> printf("outside %d\n", me); killed()
+		:: first != NONE && (first < (begins == NONE -> 0 : begins) || (owns && after > log_end)) ->
+			printf("outside %d\n", me); killed()
 		:: else
 		fi;
 #else
 		/* foreachBatch asks the query what it has planned. */
-		if :: checkpoint.offsets[n].text != 0 && checkpoint.offsets[n].text != planned -> printf("in use %d\n", me); killed() :: else fi;
+		if
+		:: checkpoint.offsets[n].text != 0 && checkpoint.offsets[n].text != planned -> printf("in use %d\n", me); killed()
+		:: else
+		fi;
 		text = planned; log_end = end; owns = true;
 		found = (n > 0 && checkpoint.offsets[n - 1].text != 0 -> n - 1 : NONE);
 		found_text = (found != NONE -> checkpoint.offsets[n - 1].text : 0);
 		begins = start; first = start; after = end; has_later = false;
 #ifndef NO_START
-		if :: found != NONE && checkpoint.offsets[n - 1].end != start -> printf("in use %d\n", me); killed() :: else fi;
+		if
+		:: found != NONE && checkpoint.offsets[n - 1].end != start -> printf("in use %d\n", me); killed()
+		:: else
+		fi;
 #endif
 #endif
 		token = mine * BATCHES + n + 1; unanswered = false;
@@ -324,7 +336,11 @@ try_it:
 		decide();
 #ifndef NO_FORGOTTEN
 		/* This process has published for this run, and the ledger does not know of it. */
-		if :: (verdict == NEW || verdict == OVERLAP) && now.query != 0 && !owns && published && now.owner != mine -> verdict = GAP :: else fi;
+		if
+		:: (verdict == NEW || verdict == OVERLAP) && now.query != 0 && !owns && published && now.owner != mine ->
+			verdict = GAP
+		:: else
+		fi;
 #endif
 		printf("begin %d %e\n", me, verdict);
 		if
@@ -366,7 +382,7 @@ done:
 	goto plan
 }
 
-/* Spark's thread that writes beside the processing, in order. A driver that lost a race for a name ends at its next batch. */
+/* Spark's thread, which writes beside the processing, in order. A driver whose entry another one has written ends then. */
 proctype Writes(byte me) {
 end_of_writes:
 	do
@@ -383,8 +399,12 @@ end_of_writes:
 		fi }
 	:: atomic { !later[me].offset && later[me].commit ->
 		later[me].commit = false;
-		if :: !later[me].failed -> checkpoint.commits[later[me].committed] = true; printf("write commit %d %d\n", me, later[me].committed);
-			may_be_kept() :: else fi }
+		if
+		:: !later[me].failed -> checkpoint.commits[later[me].committed] = true;
+			printf("write commit %d %d\n", me, later[me].committed);
+			may_be_kept()
+		:: else
+		fi }
 	od
 }
 
@@ -398,7 +418,8 @@ end_of_world:
 	:: atomic { faults > 0 -> copy_database(standby, now); holder = 0;
 		for (i : 1 .. DRIVERS) { broken[i] = true }
 		printf("fail over\n"); fault() }
-	:: atomic { alive == 0 && older.query != 0 && faults > 0 -> copy_checkpoint(older, checkpoint); printf("older checkpoint\n"); fault() }
+	:: atomic { alive == 0 && older.query != 0 && faults > 0 ->
+		copy_checkpoint(older, checkpoint); printf("older checkpoint\n"); fault() }
 	:: atomic { alive == 0 && checkpoint.query != 0 && faults > 0 ->
 		copy_checkpoint(nothing, checkpoint); printf("lost checkpoint\n"); fault() }
 	od
@@ -407,7 +428,11 @@ end_of_world:
 init {
 	byte d;
 	atomic {
+#ifdef ALL_SELECTED
+		filtered = RECORDS;
+#else
 		if :: filtered = RECORDS :: filtered = 1 fi;
+#endif
 		printf("filter %d\n", filtered);
 		printf("replicate\n");
 		for (d : 1 .. DRIVERS) { run Driver(d); run Writes(d) }

@@ -88,7 +88,8 @@ end_begin:
 		if
 		:: now.owner != mine || now.claim > attempt -> printf("unclaimed %d\n", attempt); goto end_begin
 #ifndef NO_KNOWN
-		:: now.owner == mine && now.claim <= attempt && now.position < begins -> printf("unclaimed %d\n", attempt); goto end_begin
+		:: now.owner == mine && now.claim <= attempt && now.position < begins ->
+			printf("unclaimed %d\n", attempt); goto end_begin
 #endif
 		:: else -> now.claim = attempt
 		fi;
