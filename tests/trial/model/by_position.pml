@@ -382,7 +382,7 @@ done:
 	goto plan
 }
 
-/* Spark's thread, which writes beside the processing, in order. A driver whose entry another one has written ends then. */
+/* Spark's thread, which writes beside the processing, in order; a driver whose entry another one has written fails. */
 proctype Writes(byte me) {
 end_of_writes:
 	do
