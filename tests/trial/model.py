@@ -35,7 +35,7 @@ class Search:
         return " ".join([self.model, *self.defines, *(["(does it go on?)"] if self.liveness else [])])
 
 
-BOUNDS = (("STARTS=2", "FAULTS=2"), ("STARTS=3", "FAULTS=1"), ("STARTS=2", "FAULTS=3", "RECORDS=3"))
+BOUNDS = (("STARTS=2", "FAULTS=2"), ("STARTS=3", "FAULTS=1", "RECORDS=3"), ("STARTS=2", "FAULTS=3", "RECORDS=3"))
 """Runs of all drivers, faults, and records of the source (else 4); the defaults of the models are the rest."""
 ALONE = ("FAULTS=0", "DRIVERS=1", "RECORDS=3")
 WAYS = ((), (FORMAT,))
