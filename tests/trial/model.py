@@ -39,20 +39,19 @@ BOUNDS = (("STARTS=2", "FAULTS=2"), ("STARTS=3", "FAULTS=1", "RECORDS=3"), ("STA
 """Runs of all drivers, faults, and records of the source (else 4); the defaults of the models are the rest."""
 ALONE = ("FAULTS=0", "DRIVERS=1", "RECORDS=3")
 WAYS = ((), (FORMAT,))
-BY_POSITION = (
-    ("DRIVERS=1", "FAULTS=2", "RECORDS=3", "BATCHES=3"),
-    ("STARTS=2", "FAULTS=0", "RECORDS=3", "BATCHES=3"),
-    ("STARTS=2", "FAULTS=1", "RECORDS=3", "BATCHES=2"),
-)
-ONE_DRIVER = ("DRIVERS=1", "FAULTS=1", "RECORDS=3", "BATCHES=3")
+ONE_DRIVER = ("DRIVERS=1", "RECORDS=3", "BATCHES=3")
+TWO_DRIVERS = ("STARTS=2", "FAULTS=0", "RECORDS=3", "BATCHES=3")
+TWO_AND_A_FAULT = ("STARTS=2", "FAULTS=1", "RECORDS=3", "BATCHES=2")
 WHOLE = [Search("batches", (*way, *bounds)) for bounds in BOUNDS for way in WAYS]
-WHOLE += [Search("by_position", (*way, *bounds)) for bounds in BY_POSITION for way in WAYS]
+WHOLE += [
+    Search("by_position", (*way, *bounds)) for bounds in (ONE_DRIVER, TWO_DRIVERS, TWO_AND_A_FAULT) for way in WAYS
+]
 WHOLE += [Search("real_time", ("RECORDS=4",)), Search("real_time", ("FAULTS=3",))]
 GOES_ON = [Search("batches", (*way, *ALONE), liveness=True) for way in WAYS]
 GOES_ON += [Search("by_position", (*way, *ALONE, "ALL_SELECTED"), liveness=True) for way in WAYS]
 GOES_ON.append(Search("real_time", ("FAULTS=0", "TASKS=1"), liveness=True))
 SMALL = [Search("batches", ("STARTS=2", "FAULTS=1", *way)) for way in WAYS]
-SMALL += [Search("by_position", (*way, *ONE_DRIVER)) for way in WAYS]
+SMALL += [Search("by_position", (*way, *ONE_DRIVER, "FAULTS=1")) for way in WAYS]
 SMALL.append(Search("real_time", ("FAULTS=1",)))
 # What each guard is for stands in the model, where it is taken away.
 GUARDS = {
@@ -69,10 +68,16 @@ GUARDS = {
 }
 WITHOUT = [Search("batches", (f"NO_{guard}", "STARTS=3", *defines), finds=True) for guard, defines in GUARDS.items()]
 WITHOUT += [Search("real_time", (f"NO_{guard}",), finds=True) for guard in ("KNOWN", "DROP", "CLAIM", "POSITION")]
-POSITION_GUARDS = dict.fromkeys(("TOKEN", "NEXT", "GAP", "FORGOTTEN", "DROP"), (FORMAT, *ONE_DRIVER)) | {
-    "STORED": (FORMAT, *BY_POSITION[1]),
-    "LOCK": BY_POSITION[1],
-    "START": BY_POSITION[2],
+ALONE_WITH_A_FAULT = (FORMAT, *ONE_DRIVER, "FAULTS=1")
+POSITION_GUARDS = {
+    "TOKEN": ALONE_WITH_A_FAULT,
+    "NEXT": ALONE_WITH_A_FAULT,
+    "GAP": ALONE_WITH_A_FAULT,
+    "FORGOTTEN": ALONE_WITH_A_FAULT,
+    "DROP": ALONE_WITH_A_FAULT,
+    "STORED": (FORMAT, *TWO_DRIVERS),
+    "LOCK": TWO_DRIVERS,
+    "START": TWO_AND_A_FAULT,
 }
 WITHOUT += [Search("by_position", (f"NO_{guard}", *how), finds=True) for guard, how in POSITION_GUARDS.items()]
 WITHOUT.append(Search("batches", ("NO_REPLAY", FORMAT, *ALONE), liveness=True, finds=True))

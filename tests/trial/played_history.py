@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 from uuid import UUID
 
@@ -150,33 +150,21 @@ class Driver:
     batch: PlannedBatch | None = None
     trying: _Try | None = None
     verdict: str = ""
-    later: dict[int, Plan] = field(default_factory=dict)
+    unwritten: dict[int, Plan] = field(default_factory=dict)
     """Batches whose entries Spark has still to write, or never writes."""
     done: dict[Any, Any] = field(default_factory=dict)
     """What its process remembers of its commits."""
 
-    def go_on(self) -> None:
-        """Leave the batch behind."""
-        self.number += 1
-        self.plan = self.planned = self.batch = self.trying = None
-
 
 @dataclass
-class PlayedHistory:
-    """
-    The lines that were played so far, and what the table has to hold after them.
-
-    :param asks_the_query: whether batches are described as in ``foreachBatch``.
-    """
+class Played:
+    """What the table has to hold after the lines that were played so far, and what its replica holds."""
 
     site: Site
-    asks_the_query: bool
-    folder: Folder | None = None
-    kept: Folder | None = None
-    drivers: dict[str, Driver] = field(default_factory=dict)
-    rows: list[tuple[int, str]] = field(default_factory=list)
-    replica: list[tuple[int, str]] = field(default_factory=list)
-    _queries: Iterator[int] = field(default_factory=count)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    replica: list[tuple[Any, ...]] = field(default_factory=list)
+    columns: ClassVar[str]
+    """Those of the table by which rows are compared."""
 
     def play(self, line: str) -> None:
         """One line, and what must be true after it."""
@@ -184,8 +172,31 @@ class PlayedHistory:
         # `in use 1`, `lost checkpoint`
         name = "_".join(word for word in words if word.isalpha() and word.islower())
         getattr(self, name)(*(word for word in words if not (word.isalpha() and word.islower())))
-        found = self.site.rows("SELECT position, label FROM events ORDER BY position")
-        assert found == sorted(self.rows), line
+        assert self.site.rows(f"SELECT {self.columns} FROM {self.site.table} ORDER BY 1") == sorted(self.rows), line
+
+    def replicate(self) -> None:
+        self.site.back_up()
+        self.replica = [*self.rows]
+
+    def fail_over(self) -> None:
+        self.site.restore()
+        self.rows = [*self.replica]
+
+
+@dataclass
+class PlayedHistory(Played):
+    """
+    A history of drivers, and the checkpoint that they share.
+
+    :param asks_the_query: whether batches are described as in ``foreachBatch``.
+    """
+
+    asks_the_query: bool = field(kw_only=True)
+    folder: Folder | None = None
+    kept: Folder | None = None
+    drivers: dict[str, Driver] = field(default_factory=dict)
+    columns = "position, label"
+    _queries: Iterator[int] = field(default_factory=count)
 
     def close(self) -> None:
         """Kill what is still running."""
@@ -202,17 +213,24 @@ class PlayedHistory:
         newest = folder.plans.get(folder.newest)
         if newest is None:
             return
-        if folder.newest in folder.committed:
-            driver.end = newest.end
-        elif folder.newest == 0 or folder.newest - 1 in folder.plans:
-            # It begins where the entry before it ends now, whoever has written that.
-            begins_at = folder.plans[folder.newest - 1].end if folder.newest else 0
-            driver.number, driver.end, driver.plan = folder.newest, newest.end, replace(newest, start=begins_at)
+        driver.end = newest.end
+        if folder.newest not in folder.committed:
+            # It begins where the entry before it ends now, whoever has written that, and whichever number it has.
+            ends = {number: plan.end for number, plan in folder.plans.items() if number < folder.newest}
+            driver.number, driver.plan = folder.newest, replace(newest, start=ends[max(ends)] if ends else 0)
 
     def plan(self, at: str, number: str, start: str, end: str) -> None:
         driver = self.drivers[at]
         assert (driver.number, driver.end) == (int(number), int(start))
-        driver.plan, driver.end = driver.folder.plan(int(number), int(start), int(end)), int(end)
+        driver.plan, driver.end = driver.folder.planned(int(number), int(start), int(end)), int(end)
+        driver.unwritten[driver.number] = driver.plan
+
+    def write(self, at: str, number: str) -> None:
+        driver = self.drivers[at]
+        driver.folder.plans[int(number)] = driver.unwritten.pop(int(number))
+
+    def write_commit(self, at: str, number: str) -> None:
+        self.drivers[at].folder.committed.add(int(number))
 
     def look(self, at: str) -> None:
         driver = self.drivers[at]
@@ -283,15 +301,15 @@ class PlayedHistory:
 
     def note(self, at: str) -> None:
         driver = self.drivers[at]
-        driver.folder.committed.add(driver.number)
-        driver.go_on()
+        driver.number += 1
+        driver.plan = driver.planned = driver.batch = driver.trying = None
 
     def kill(self, at: str) -> None:
         driver = self.drivers.pop(at)
         if driver.trying:
             driver.trying.kill()
 
-    # What happens to the checkpoint and the database
+    # What happens to the checkpoint
 
     def keep(self) -> None:
         assert self.folder
@@ -310,11 +328,3 @@ class PlayedHistory:
         if int(end):
             self.folder.plan(int(number), int(start), int(end))
             self.folder.committed.add(int(number))
-
-    def replicate(self) -> None:
-        self.site.back_up()
-        self.replica = [*self.rows]
-
-    def fail_over(self) -> None:
-        self.site.restore()
-        self.rows = [*self.replica]

@@ -41,32 +41,9 @@ class PlayedPositions(PlayedHistory):
     def filter(self, record: str) -> None:
         self.filtered = int(record)
 
-    def start(self, at: str, run: str) -> None:
-        super().start(at, run)
-        driver = self.drivers[at]
-        newest = driver.folder.plans.get(driver.folder.newest)
-        if newest and driver.folder.newest not in driver.folder.committed:
-            # It begins where the entry before it ends, whichever number that has.
-            before = max((number for number in driver.folder.plans if number < newest.batch_id), default=None)
-            begins_at = 0 if before is None else driver.folder.plans[before].end
-            driver.number, driver.end, driver.plan = newest.batch_id, newest.end, replace(newest, start=begins_at)
-
     def plan(self, at: str, number: str, start: str, end: str) -> None:
-        driver = self.drivers[at]
-        assert (driver.number, driver.end) == (int(number), int(start))
-        driver.plan, driver.end = driver.folder.planned(int(number), int(start), int(end)), int(end)
-        driver.later[driver.number] = self.newest_plan = driver.plan
-
-    def write(self, at: str, number: str) -> None:
-        driver = self.drivers[at]
-        driver.folder.plans[int(number)] = driver.later[int(number)]
-
-    def write_commit(self, at: str, number: str) -> None:
-        self.drivers[at].folder.committed.add(int(number))
-
-    def note(self, at: str) -> None:
-        # Spark writes the commit later, or never.
-        self.drivers[at].go_on()
+        super().plan(at, number, start, end)
+        self.newest_plan = self.drivers[at].plan
 
     def look(self, at: str) -> None:
         assert self.newest_plan

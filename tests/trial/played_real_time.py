@@ -10,30 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.ledger_site import Site
 from support.real_time_tasks import QUERY, Task, begun, start
+from trial.played_history import Played
 
 from pgonce import OffsetsStore
 
 
 @dataclass
-class PlayedRealTime:
-    """The lines that were played so far, and the records that the table has to hold after them."""
+class PlayedRealTime(Played):
+    """A history of runs, and of the tasks that have rows of one partition."""
 
-    site: Site
-    rows: list[int] = field(default_factory=list)
-    replica: list[int] = field(default_factory=list)
     runs: dict[str, Any] = field(default_factory=dict)
     tasks: dict[str, Any] = field(default_factory=dict)
     stored: dict[str, int] = field(default_factory=dict)
     """How far each task knows the partition to be stored."""
-
-    def play(self, line: str) -> None:
-        """One line, and what must be true after it."""
-        words = line.split()
-        name = "_".join(word for word in words if word.isalpha())
-        getattr(self, name)(*(word for word in words if not word.isalpha()))
-        assert [row[0] for row in self.site.rows("SELECT id FROM orders ORDER BY id")] == self.rows, line
+    columns = "id"
 
     def close(self) -> None:
         """End the sessions of all tasks."""
@@ -63,7 +54,7 @@ class PlayedRealTime:
     def flush(self, attempt: str, first: str, after: str) -> None:
         records = range(int(first), int(after))
         assert self.tasks[attempt].flushes(*records, next_known=self.stored[attempt])
-        self.rows = sorted([*self.rows, *records])
+        self.rows += [(record,) for record in records]
         self.stored[attempt] = int(after)
 
     def unwritten(self, attempt: str, first: str, after: str) -> None:
@@ -78,13 +69,3 @@ class PlayedRealTime:
 
     def report(self, attempt: str) -> None:
         """Say how far it has come: the next line that begins a task has it."""
-
-    # What happens to the database
-
-    def replicate(self) -> None:
-        self.site.back_up()
-        self.replica = [*self.rows]
-
-    def fail_over(self) -> None:
-        self.site.restore()
-        self.rows = [*self.replica]

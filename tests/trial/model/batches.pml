@@ -206,7 +206,8 @@ end_of_source:
 		if :: end = start + 1 :: start + 2 <= RECORDS -> end = start + 2 fi;
 		texts++; text = texts;
 		checkpoint.offsets[n].text = text; checkpoint.offsets[n].end = end;
-		printf("plan %d %d %d %d\n", me, n, start, end)
+		printf("plan %d %d %d %d\n", me, n, start, end);
+		printf("write %d %d\n", me, n)
 	}
 commit:
 	may_be_killed();
@@ -288,7 +289,10 @@ try_it:
 done:
 	may_be_killed();
 	atomic {
-		if :: checkpoint.offsets[n].text != 0 -> checkpoint.commits[n] = true :: else fi;
+		if
+		:: checkpoint.offsets[n].text != 0 -> checkpoint.commits[n] = true; printf("write commit %d %d\n", me, n)
+		:: else
+		fi;
 		printf("note %d\n", me); n++
 	}
 	goto plan
