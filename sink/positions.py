@@ -160,14 +160,12 @@ def stored_already(columns: PositionColumns, stored: Offsets | None, span: Span 
     topic, partition, offset = (f.col(quoted(name)) for name in columns.names)
     key = f.concat_ws(" ", partition.cast("string"), topic)
     lacks = topic.isNull() | partition.isNull() | offset.isNull()
-    condition = f.when(lacks, _raising("POSITION_COLUMNS", "A row has no complete position in Kafka", columns))
+    condition = f.when(lacks, _raising("A row has no complete position in Kafka", columns))
     if span is not None:
         # A partition that is not named may begin anywhere, but has no end: none of its rows belongs to the batch.
         begins, ends = _position_of(key, span.first), _position_of(key, span.next)
         is_outside = (offset < f.coalesce(begins, f.lit(0))) | (offset >= f.coalesce(ends, f.lit(0)))
-        outside = _raising(
-            "POSITION_COLUMNS", "A row's position in Kafka is not in the range that its batch reads", columns
-        )
+        outside = _raising("A row's position in Kafka is not in the range that its batch reads", columns)
         condition = condition.when(is_outside, outside)
     return condition.otherwise(f.coalesce(offset < _position_of(key, stored), f.lit(False)))
 
@@ -179,8 +177,8 @@ def _position_of(key: Column, positions: Offsets | None) -> Column:
     return f.element_at(f.create_map(*pairs), key) if pairs else f.lit(None).cast("bigint")
 
 
-def _raising(name: str, what: str, columns: PositionColumns) -> Column:
-    return f.raise_error(f.lit(f"[{name}] {what}: " + ", ".join(columns.names))).cast("boolean")
+def _raising(what: str, columns: PositionColumns) -> Column:
+    return f.raise_error(f.lit(f"[POSITION_COLUMNS] {what}: " + ", ".join(columns.names))).cast("boolean")
 
 
 def quoted(name: str) -> str:

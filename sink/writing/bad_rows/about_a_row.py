@@ -38,11 +38,11 @@ class BadRow:
     column_name: str | None = None
 
 
-def refused_by(error: psycopg.Error, place: str = "") -> BadRow:
-    """The row at ``place``, refused with ``error``."""
+def refused_by(error: psycopg.Error) -> BadRow:
+    """The row that was refused with ``error``; its place is not known."""
     diag = error.diag
     message = diag.message_primary or str(error)
-    return refused_as(place, error.sqlstate or "", message, diag.message_detail, diag.column_name)
+    return refused_as("", error.sqlstate or "", message, diag.message_detail, diag.column_name)
 
 
 def refused_as(place: str, code: str, message: str, detail: str | None, column_name: str | None) -> BadRow:

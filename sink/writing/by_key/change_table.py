@@ -105,9 +105,9 @@ class ChangeTable:
             sql.SQL(", ").join(counts), rows.source, rows.wanted
         )
 
-    def same_key(self, change: str = "change") -> sql.Composable:
+    def same_key(self) -> sql.Composable:
         """Whether a row ``target`` of the target has the key of ``change``, as the target's unique index sees it."""
-        return sql.SQL(" AND ").join(self._equal(key.target, change) for key in self.upsert.keys)
+        return sql.SQL(" AND ").join(self._equal(key.target) for key in self.upsert.keys)
 
     def exists(self, condition: sql.Composable | None = None) -> sql.Composable:
         """Whether the target has a row with the key of ``change`` (for which ``condition`` is true)."""
@@ -200,13 +200,13 @@ class ChangeTable:
         name = self.changes.soft_column if self.changes else None
         return next((c for c in self.target.columns if c.column_name == name), None)
 
-    def _equal(self, name: str, change: str) -> sql.Composable:
+    def _equal(self, name: str) -> sql.Composable:
         comparison = self.upsert.comparisons.get(name)
         collation = comparison.collation if comparison else None
         collate = sql.SQL(" COLLATE {}").format(collation) if collation else sql.SQL("")
         cast = next((column.compared_as for column in self.target.columns if column.column_name == name), sql.SQL(""))
-        return sql.SQL("target.{0}{4} {1} {2}.{0}{3}").format(
-            sql.Identifier(name), self.upsert.equal(name), sql.Identifier(change), collate, cast
+        return sql.SQL("target.{0}{1} {2} change.{0}{3}").format(
+            sql.Identifier(name), cast, self.upsert.equal(name), collate
         )
 
     def _value(self, column: ColumnPlan) -> sql.Composable:

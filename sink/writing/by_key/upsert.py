@@ -93,19 +93,14 @@ def compare_in_tx(
     """
     The answer to ``facts``, a question about the gathered rows, and the upsert as the target compares keys.
 
-    The table is asked how it compares them, unless ``upsert`` knows it. It sets the savepoint for going back to look
-    for a refused value.
+    It sets the savepoint for going back to look for a refused value.
     """
     cursor = connection.cursor()
-    described = (
-        [] if isinstance(upsert, ComparedUpsert) else [search_path.under_ours(compared_statement(table, upsert))]
-    )
+    described = search_path.under_ours(compared_statement(table, upsert))
     # One round trip for all.
-    cursor.execute(sql.SQL("; ").join([SAVEPOINT, facts, *described]), prepare=False)
+    cursor.execute(sql.SQL("; ").join([SAVEPOINT, facts, described]), prepare=False)
     cursor.nextset()
     found = cursor.fetchone()
-    if isinstance(upsert, ComparedUpsert):
-        return found, upsert
     for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
     return found, as_compared(upsert, cursor.fetchall())
