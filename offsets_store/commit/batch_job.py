@@ -91,6 +91,9 @@ def _publish_or_skip(
                     notify_in_tx(connection, channel, published, sink=sink_name, batch_key=job.batch_key)
             return _noted(JobVerdict.PUBLISHED, sink_name, outcome)
         if recorded.attempt == job.attempt:
+            # Until this commit has returned, a standby may lack what a primary shows that was started again.
+            with committing(settings.url, connection, began, what, outcome):
+                pass
             return _noted(JobVerdict.LANDED, recorded.sink_name, outcome)
         if table is not None:
             _refuse_elsewhere(table, job, recorded)

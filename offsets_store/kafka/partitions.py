@@ -10,10 +10,8 @@ All that asks brokers raises what :mod:`~pgonce.offsets_store.kafka.broker` says
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -42,28 +40,6 @@ def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tup
             place: consumer.get_watermark_offsets(confluent_kafka.TopicPartition(*place), timeout=seconds)
             for place in _partitions(consumer, topics, seconds)
         }
-
-
-def is_reachable(servers: str, seconds: float) -> bool:
-    """Whether one of these hosts takes a connection within so many seconds; all are tried at once."""
-    places = [place for each in servers.split(",") if (place := _place(each))]
-    with ThreadPoolExecutor(max_workers=max(len(places), 1)) as pool:
-        return any(pool.map(lambda place: _takes(place, seconds), places))
-
-
-def _place(server: str) -> tuple[str, int]:
-    host, colon, port = server.strip().rpartition(":")
-    if not (colon and port.isdecimal()):
-        host, port = server.strip(), "9092"
-    return host.strip("[]"), int(port)
-
-
-def _takes(place: tuple[str, int], seconds: float) -> bool:
-    try:
-        socket.create_connection(place, timeout=seconds).close()
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

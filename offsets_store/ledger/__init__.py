@@ -7,4 +7,4 @@ The names are here, apart from the tables, because a task that stages has no nee
 SCHEMA = "pgonce"
 STAGING_SCHEMA = "pgonce_staging"
 """Where roles may create tables: who may do so in a schema may create functions there, which others might call."""
-VIEWS = ("current_offsets", "replays_skipped", "queries", "health")
+VIEWS = ("current_offsets", "queries", "health")

@@ -166,11 +166,9 @@ dead_letters = _table(
 
 batch_jobs = _table(
     "batch_jobs",
-    bigint="rows",
+    bigint="rows skips",
     text="sink_name batch_key transport content_hash application",
-    uuid="attempt",
+    uuid="attempt last_skipped_attempt",
     jsonb="targets counts",
-    timestamptz="committed_at",
+    timestamptz="committed_at last_skipped_at",
 )
-
-batch_job_skips = _table("batch_job_skips", text="sink_name batch_key", uuid="attempt", timestamptz="skipped_at")

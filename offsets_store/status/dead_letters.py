@@ -7,7 +7,6 @@ user's own is read only if it has all columns of ``pgonce.dead_letters``.
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -24,7 +23,6 @@ from sqlalchemy import (
     Text,
     any_,
     cast,
-    func,
     literal,
     null,
     select,
@@ -46,7 +44,7 @@ class StoredLetter:
     ``position`` says where in Kafka it comes from, and ``column_name`` whose value was refused, where these are known.
     ``code`` is an SQLSTATE, or the code of an error of pgonce. ``destination`` is how the row was to be written.
     ``row_data`` is the text of a JSON object: Python's numbers would not hold every decimal that is in it. Of a record
-    that could not be decoded there is no row, and ``record_value`` has its value, in base64.
+    that could not be decoded there is no row, and ``record_value`` has its value.
     """
 
     dead_letter_id: int
@@ -61,13 +59,13 @@ class StoredLetter:
     message: str
     destination: Any
     made_at: datetime
-    record_value: str | None = None
+    record_value: bytes | None = None
 
     @property
     def row_or_record(self) -> str:
         """The row; of a record that could not be decoded its value, in which bytes that are no UTF-8 are escaped."""
         record = self.record_value
-        return self.row_data if record is None else b64decode(record).decode(errors="backslashreplace")
+        return self.row_data if record is None else record.decode(errors="backslashreplace")
 
 
 def letters_table(url: str, name: str | None) -> Table:
@@ -159,11 +157,9 @@ def letters_of(
 
     :param with_rows: False to leave ``row_data`` and ``record_value`` empty: rows may be large, and there may be many.
     """
-    # Postgres breaks its base64 into lines.
-    in_base64 = func.translate(func.encode(table.c.record_value, "base64"), "\n", "")
     large = {
         "row_data": cast(table.c.row_data, Text) if with_rows else literal("", Text),
-        "record_value": in_base64 if with_rows else null(),
+        "record_value": table.c.record_value if with_rows else null(),
     }
     others = [table.c[field.name] for field in fields(StoredLetter) if field.name not in large]
     chosen = select(*(what.label(name) for name, what in large.items()), *others).where(

@@ -9,6 +9,7 @@ another, and is not in the future.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from datetime import datetime, time, timedelta
 from uuid import UUID
 
@@ -185,4 +186,6 @@ def encoded(value: object) -> str:
         return value.isoformat()
     if isinstance(value, UUID):
         return str(value)
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
     raise TypeError(type(value).__name__)

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from sqlalchemy import exists, select
 
 from ..errors import BrokersError
-from ..kafka.partitions import ends_of, is_reachable, retention_seconds, times_of
+from ..kafka.partitions import ends_of, retention_seconds, times_of
 from ..kafka.settings import Brokers, brokers
 from ..ledger.session import reading
 from ..ledger.tables import brokers as brokers_named
@@ -54,7 +54,7 @@ def measure_own(url: str, settings: Mapping[str, str] | None = None) -> tuple[li
     """
     Measure all living queries that have named their brokers (``bootstrapServers``), by asking these.
 
-    Brokers that cannot be reached from here cost :data:`_REACH_SECONDS`, and those that do not answer a little more.
+    Brokers that do not answer cost :data:`_OWN_SECONDS`.
 
     :param settings: how to log in, as Spark has it.
     :raises ConfigurationError: NOT_INSTALLED, or for settings that librdkafka cannot follow.
@@ -75,7 +75,6 @@ def measure_own(url: str, settings: Mapping[str, str] | None = None) -> tuple[li
 
 # Without a login that they want, brokers close the connection, and the client tries again until its time is over.
 _OWN_SECONDS = 2.0
-_REACH_SECONDS = 1.0
 _MOST_AT_ONCE = 8
 _OWN = (
     select(brokers_named.c.query_id, brokers_named.c.bootstrap_servers)
@@ -88,14 +87,14 @@ def _ask_own(
     url: str, servers: str, query_ids: Sequence[str], settings: Mapping[str, str] | None
 ) -> tuple[list[Measured], list[Unmeasured]]:
     asked = brokers(servers, settings)
-    if asked is None or not is_reachable(servers, _REACH_SECONDS):
-        why = f"The brokers {servers} cannot be reached from here."
-        return [], [Unmeasured(query_ids, f"{why} Ask from a host that can, or name others: --bootstrap-servers.")]
+    if asked is None:
+        return [], []
     try:
         return measure_partitions(url, replace(asked, patience_seconds=_OWN_SECONDS), query_ids), []
     except BrokersError as error:
         login = "" if settings else " If they want a login, give it: --kafka-config."
-        return [], [Unmeasured(query_ids, f"{error.what}{login}")]
+        others = " Ask from a host that can reach them, or name others: --bootstrap-servers."
+        return [], [Unmeasured(query_ids, f"{error.what}{login}{others}")]
 
 
 def lag_at_brokers(

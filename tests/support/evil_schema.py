@@ -18,7 +18,7 @@ import pgonce
 
 _RELATIONS = (
     *("writers", "batches", "runs", "replays", "progress", "staged_tables", "schema_version"),
-    *("current_offsets", "replays_skipped", "totals", "pgonce_rows_0"),
+    *("current_offsets", "totals", "pgonce_rows_0"),
     *("pg_class", "pg_namespace", "pg_attribute", "pg_type", "pg_rewrite", "pg_stat_activity", "pg_settings"),
 )
 # A driver's parameters come as varchar, or without a type: operators for these fit better than pg_catalog's for text.

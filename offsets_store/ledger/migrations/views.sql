@@ -45,17 +45,6 @@ COMMENT ON COLUMN pgonce.current_offsets.partition IS 'Kafka''s partition; null 
 COMMENT ON COLUMN pgonce.current_offsets.end_offset IS 'The next offset to read (Kafka), or the source''s own offset.';
 COMMENT ON COLUMN pgonce.current_offsets.committed_at IS 'When that batch was published.';
 
-CREATE VIEW pgonce.replays_skipped AS
-SELECT w.query_id, w.query_name, w.sink_name, count(*) AS replays, max(r.skipped_at) AS last_skipped_at
-FROM pgonce.replays AS r JOIN pgonce.writers AS w USING (writer_id)
-GROUP BY w.writer_id;
-COMMENT ON VIEW pgonce.replays_skipped IS 'How many replays were skipped for every writer.';
-COMMENT ON COLUMN pgonce.replays_skipped.query_id IS 'Spark''s query id.';
-COMMENT ON COLUMN pgonce.replays_skipped.query_name IS 'Its name, for people.';
-COMMENT ON COLUMN pgonce.replays_skipped.sink_name IS 'The sink''s name.';
-COMMENT ON COLUMN pgonce.replays_skipped.replays IS 'Proven replays that were skipped.';
-COMMENT ON COLUMN pgonce.replays_skipped.last_skipped_at IS 'When the last of them was skipped.';
-
 -- What this session has measured counts too: pgonce.measured_lag may be set to a JSON list of rows of that table.
 CREATE VIEW pgonce.queries AS
 WITH measured AS (

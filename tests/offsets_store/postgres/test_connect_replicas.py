@@ -21,7 +21,7 @@ from pyspark.sql import types as t
 from replicated_postgres import url_of
 from support.batches import make_batch
 from support.blocked import wait_for_line
-from support.committed_rows import TABLE, appending, ids, settings
+from support.committed_rows import TABLE, appending, ids, job, settings, writing
 from support.fixtures.proxy import Proxy
 from support.ledger_history import QUERY
 from support.recoveries import history, recover_at_once
@@ -30,6 +30,7 @@ from support.two_servers import two_servers
 
 from pgonce.check.answers import Holds
 from pgonce.check.check import check_server
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -213,6 +214,36 @@ def test_remote_apply_waits_until_the_standby_is_back(caplog, monkeypatch):
             finally:
                 one.configure(synchronous_standby_names="")
         assert rows_of(two, "postgres") == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["stream", "job"])
+def test_what_a_restarted_primary_shows_is_not_done_before_the_standby_has_it(kind, caplog, monkeypatch):
+    """A crash ends the wait for a synchronous standby. The next try finds its own rows, and waits for it again."""
+    monkeypatch.setattr("pgonce.offsets_store.commit.commit_watch.WAIT_LOGGED_EVERY_SECONDS", 0.2)
+    with changing() as (one, two), caplog.at_level(logging.WARNING, logger="pgonce"):
+        patient = settings(one.uri(), retry_timeout=60)
+        ensure_ledger(one.uri())
+        two.wait_for(one)
+        one.configure(synchronous_standby_names="two", synchronous_commit="on")
+        two.halt()
+        with ThreadPoolExecutor(1) as pool:
+            if kind == "job":
+                committing = pool.submit(commit_job, patient, job(), writing(1))
+            else:
+                committing = pool.submit(commit_batch, patient, make_batch(0), appending(1))
+            try:
+                wait_for_line(caplog, "too few synchronous standbys have confirmed it", committing)
+                one.halt("sigkill")
+                caplog.clear()
+                one.start()
+                wait_for_line(caplog, "too few synchronous standbys have confirmed it", committing)
+                assert rows_of(one, "postgres") == [1]
+                two.start()
+                done = committing.result()
+            finally:
+                one.configure(synchronous_standby_names="")
+        assert (done.verdict is JobVerdict.LANDED) if kind == "job" else (done is Verdict.LANDED)
+        assert rows_of(two, "postgres") == [1]
 
 
 def _of_standbys(server):
