@@ -20,13 +20,21 @@ from flink_xa import FLINK_SETTINGS
 from psycopg.conninfo import conninfo_to_dict
 from support.fixtures.driver import wait_until
 from support.fixtures.proxy import Proxy
+from trial.peers.faucet import FaucetWriter
 from trial.peers.topic import Topic
 from trial.peers.ways import Lane
-from trial.peers.writers import WRITERS, Source
+from trial.peers.writers import ConnectWriter, FlinkWriter, Source, SparkWriter, Writer
 from typing_extensions import Self
 
 _AUDIT = Path(__file__).parents[3] / "examples" / "audit.sql"
 _FIRST_ROWS_SECONDS = 300.0
+_WRITERS: dict[str, type[Writer]] = {
+    "spark": SparkWriter,
+    "real_time": SparkWriter,
+    "connect": ConnectWriter,
+    "flink": FlinkWriter,
+    "faucet": FaucetWriter,
+}
 
 
 class Judged(NamedTuple):
@@ -83,7 +91,7 @@ class Site:
             self.directory, self.topic.bootstrap_servers, self.topic.name, self.lanes, urls, jdbc_urls,
             self.postgres.uri(),
         )  # fmt: skip
-        self.writer = WRITERS[self.lanes[0].way.family](source)
+        self.writer = _WRITERS[self.lanes[0].way.family](source)
         self.topic.start()
         self.writer.start()
         if not self.wait_for_rows(dict.fromkeys(self.proxies, 0), _FIRST_ROWS_SECONDS):

@@ -11,7 +11,7 @@ from typing import Literal
 
 from loads import COLUMNS
 
-Family = Literal["spark", "real_time", "connect", "flink"]
+Family = Literal["spark", "real_time", "connect", "flink", "faucet"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Way:
     :param settings: as the table shows them.
     :param by_key: whether its table has one row for each customer, the newest one, and not one for each record.
     :param columns: columns that its table has besides, with its key.
+    :param prefix: of the columns that it writes; its table is a view of them, then.
     """
 
     name: str
@@ -31,9 +32,15 @@ class Way:
     settings: str
     by_key: bool = False
     columns: str = ""
+    prefix: str = ""
 
     def create(self, table: str) -> str:
-        """The statement that makes its table."""
+        """The statements that make its table."""
+        if self.prefix:
+            columns = [column.split() for column in COLUMNS.split(", ")]
+            written = ", ".join(f"{self.prefix}{name} {' '.join(of_type)}" for name, *of_type in columns)
+            shown = ", ".join(f"{self.prefix}{name} AS {name}" for name, *_ in columns)
+            return f"CREATE TABLE {table}_rows ({written}); CREATE VIEW {table} AS SELECT {shown} FROM {table}_rows"
         key = ", PRIMARY KEY (customer)" if self.by_key else ""
         return f"CREATE TABLE {table} ({COLUMNS}{self.columns}{key})"
 
@@ -80,6 +87,12 @@ WAYS = {
             "flink_xa", "flink", "Flink's JDBC sink, XA",
             "2.0.0 with connector 4.0.0-2.0, checkpoints each 0.5 s and kept, Flink's default restart strategy, "
             "start at the newest checkpoint",
+        ),
+        Way(
+            "faucet", "faucet", "faucet-stream",
+            "1.12.0, `delivery: exactly_once` as in its example, pages of at most 1,000 records, started again when "
+            "it ends",
+            prefix="value__",
         ),
         Way("pgonce_writer", "spark", "pgonce, `PostgresBatchWriter`", "append; a plain start"),
         Way("pgonce_format", "spark", 'pgonce, `format("pgonce")`', "append; a plain start"),

@@ -29,7 +29,7 @@ from trial.peers.spark_job import Job
 from trial.peers.topic import PARTITIONS
 from trial.peers.ways import Lane
 
-_END_SECONDS = 240.0
+END_SECONDS = 240.0
 _RESTARTS = 3
 _ENDS = ("done", "stopped")
 # With UNNEST, which is not its default, it cannot take Kafka's coordinates for a key.
@@ -112,30 +112,30 @@ class Writer(ABC):
         """End all that runs."""
 
 
-class _WithFolder(Writer):
+class WithFolder(Writer):
     """One whose progress is a folder."""
 
     @property
-    def _progress(self) -> Path:
+    def progress(self) -> Path:
         return self.source.directory / "checkpoints"
 
     def lose_progress(self) -> None:
-        shutil.rmtree(self._progress)
+        shutil.rmtree(self.progress)
 
     def keep_progress(self) -> None:
         # Files may vanish while they are copied, as they do for a user who copies a checkpoint in use.
-        subprocess.run(["cp", "-a", self._progress, self._kept], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["cp", "-a", self.progress, self._kept], check=False, stderr=subprocess.DEVNULL)
 
     def restore_progress(self) -> None:
         self.lose_progress()
-        self._kept.rename(self._progress)
+        self._kept.rename(self.progress)
 
     @property
     def _kept(self) -> Path:
         return self.source.directory / "kept"
 
 
-class SparkWriter(_WithFolder):
+class SparkWriter(WithFolder):
     """A Spark driver with a query for each lane."""
 
     def __init__(self, source: Source) -> None:
@@ -181,11 +181,11 @@ class SparkWriter(_WithFolder):
         (self.source.directory / "finish").touch()
         if self._in_real_time:
             # Such a query has no end.
-            wait_until(all_there, _END_SECONDS)
+            wait_until(all_there, END_SECONDS)
         else:
             job = self._jobs[-1]
             lanes = set(job.lanes)
-            wait_until(lambda: {one["workload"] for one in job.entries if one["event"] in _ENDS} == lanes, _END_SECONDS)
+            wait_until(lambda: {one["workload"] for one in job.entries if one["event"] in _ENDS} == lanes, END_SECONDS)
         return self.failures()
 
     def failures(self) -> dict[str, str]:
@@ -238,7 +238,7 @@ class _ByGroup(Writer):
                     del failed[lane.name]
             return all(lane.name in failed or self.offsets_of(lane) == ends for lane in self.source.lanes)
 
-        wait_until(lambda: is_done() or time.sleep(1), _END_SECONDS)
+        wait_until(lambda: is_done() or time.sleep(1), END_SECONDS)
         # Offsets and rows are not committed together.
         wait_until(all_there, 3)
         behind = [lane.name for lane in self.source.lanes if self.offsets_of(lane) != ends and lane.name not in failed]
@@ -336,7 +336,7 @@ class ConnectWriter(_ByGroup):
             worker.stop()
 
 
-class FlinkWriter(_WithFolder, _ByGroup):
+class FlinkWriter(WithFolder, _ByGroup):
     """A JVM with a Flink job for each lane."""
 
     def __init__(self, source: Source) -> None:
@@ -349,7 +349,7 @@ class FlinkWriter(_WithFolder, _ByGroup):
     def start(self) -> None:
         source = self.source
         jobs = [
-            FlinkJob(self.group_of(lane), source.jdbc_urls[lane.name], lane.name, self._progress / lane.name)
+            FlinkJob(self.group_of(lane), source.jdbc_urls[lane.name], lane.name, self.progress / lane.name)
             for lane in source.lanes
         ]
         jvm = FlinkXa(source.servers, source.topic, PARTITIONS, jobs, source.url, restart="exponential-delay")
@@ -375,11 +375,3 @@ class FlinkWriter(_WithFolder, _ByGroup):
     def close(self) -> None:
         for jvm in self._jvms:
             jvm.stop()
-
-
-WRITERS: dict[str, type[Writer]] = {
-    "spark": SparkWriter,
-    "real_time": SparkWriter,
-    "connect": ConnectWriter,
-    "flink": FlinkWriter,
-}
