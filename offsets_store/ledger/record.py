@@ -117,7 +117,7 @@ def record_batch_in_tx(
         _own_in_tx(connection, locked, batch)
         _note_brokers_in_tx(connection, batch)
     _note_how_in_tx(connection, locked, published.written_as)
-    _note_reads_in_tx(connection, locked, reads_of(end, batch.folders))
+    _note_reads_in_tx(connection, locked, reads_of(end))
     if is_pruned_at(batch.batch_id):
         prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
     _fill_in_tx(connection, locked, batch)
@@ -228,7 +228,7 @@ def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Ba
     replaced = locked.ledger.rival(replaces)
     if replaced is not None:
         # The table has rows of all that either has read.
-        known = together(replaced.writer.reads, reads_of(_end(locked, batch), batch.folders))
+        known = together(replaced.writer.reads, reads_of(_end(locked, batch)))
         took["sources"] = known and known.record()
     send_once(connection, _update(locked).values(**took))
 

@@ -33,9 +33,8 @@ class PlannedBatch:
     entry is not the one of the preceding number. ``span`` has the positions of the rows, if they carry them.
 
     ``entry_is_its_own`` is False if ``offset_log`` may be another driver's entry of the same number. ``planned_end`` is
-    then where that entry ends: that can be a reason to refuse the batch, and never one to publish it. ``folders`` are
-    the names by which Spark describes file sources, if it can be asked. ``offsets_read_by`` says how the checkpoint was
-    read; it is shown to people, and decides nothing.
+    then where that entry ends: that can be a reason to refuse the batch, and never one to publish it.
+    ``offsets_read_by`` says how the checkpoint was read; it is shown to people, and decides nothing.
 
     ``span`` and ``topic_ids`` may be learned after the rest, from the rows and from the brokers (``bootstrap_servers``,
     hosts and ports alone); they are None until then, as everything that is unknown. All else is given when the batch is
@@ -62,7 +61,6 @@ class PlannedBatch:
     has_later_entries: bool = False
     topic_ids: dict[str, str] | None = None
     bootstrap_servers: str = ""
-    folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     offsets_read_by: ReadBy | None = None
 
     def into(self, sink_name: str, tables: Mapping[str, int | None] | None = None) -> Batch:
@@ -235,9 +233,11 @@ def rivals_of(batch: Batch, neighbours: tuple[Writer, ...], replaces: str | None
 
     The first is the one that is most probably this query with its old checkpoint. If a query is replaced, doubt alone
     makes none of the others a rival, because they have worked at the same time as the replaced one and can do so with
-    this one. They cannot if each batch of this query, and none of the replaced one, replaces all rows of the table.
+    this one. They cannot if each batch of this query, and none of the replaced one, replaces all rows of the table; or
+    if this query also reads what is not Kafka's: only a query whose sources are all Kafka's can be replaced.
     """
     found = []
+    doubt_counts = replaces is None or (bool(batch.end) and reads_of(batch.end) is None)
     # Of a query that is replaced, the others have worked at the same time as that one.
     others_lose = batch.replaces_all and not any(w.query_id == replaces and w.replaces_all for w in neighbours)
     for other in neighbours:
@@ -245,7 +245,7 @@ def rivals_of(batch: Batch, neighbours: tuple[Writer, ...], replaces: str | None
         # A replaced query may have fed one table by several sinks.
         if sink is not None and other.query_id == replaces:
             continue
-        shares = what_speaks_against(batch, other, doubt_counts=replaces is None)
+        shares = what_speaks_against(batch, other, doubt_counts=doubt_counts)
         if other.query_id == replaces and not shares:
             shares = "named by replaces"
         if shares in ("", _DOUBT) and (others_lose or (replaces is None and other.replaces_all)):
@@ -267,8 +267,8 @@ def what_speaks_against(batch: Batch, other: Writer, *, doubt_counts: bool = Tru
     if batch.query_name and other.query_name == batch.query_name:
         reasons.append(f"the same query name {batch.query_name!r}")
     # Older code does not record what is read; it only moves the offsets.
-    theirs = (other.reads or Reads()).and_also(seen_in(other.stored_to, {}))
-    reasons += shared(seen_in(batch.end, batch.folders), theirs)
-    if doubt_counts and not reasons and not are_apart(reads_of(batch.end, batch.folders), other.reads and theirs):
+    theirs = (other.reads or Reads()).and_also(seen_in(other.stored_to))
+    reasons += shared(seen_in(batch.end), theirs)
+    if doubt_counts and not reasons and not are_apart(reads_of(batch.end), other.reads and theirs):
         reasons.append(_DOUBT)
     return " and ".join(reasons)

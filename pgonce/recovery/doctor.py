@@ -168,7 +168,7 @@ def _met(found: Diagnosis, contacts: Sequence[SinkStanding]) -> Diagnosis:
         finding = Finding.UNCERTAIN
         advice = (
             "What happens depends on facts that the checkpoint does not have: the query's sink and its name (give "
-            "--sink and --query-name), and the folders that it reads. The possible verdicts are those above."
+            "--sink and --query-name), and what it reads. The possible verdicts are those above."
         )
     return replace(found, finding=finding, advice=f"{found.advice} {advice}")
 

@@ -24,7 +24,7 @@ from pgonce.offsets_store.verdict.decide import ACCEPTABLE, PUBLISH, SKIP, Verdi
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, Remedies, Writer, rivals_of, what_speaks_against
 from pgonce.offsets_store.verdict.refused_batch import refusal
 
-from .stopped_query import NO_QUERY_ID, CheckpointFacts, SinkFacts, side_log_number
+from .stopped_query import NO_QUERY_ID, CheckpointFacts, SinkFacts
 
 # Equal to no recorded text: the entry of this batch is still to be written.
 _NOT_PLANNED = ""
@@ -120,8 +120,8 @@ class SinkStanding:
 
     ``says`` is the text for the verdict. ``last_batch_id`` is None for a sink that has nothing of the query yet; the
     rest is about such a one. ``remedy`` is what to do about a refusal, ``is_certain`` is False where it depends on what
-    no checkpoint says (the query's name, or the folders that it reads), and ``knows_the_place`` is True where a query
-    with its checkpoint at the same location has fed this sink.
+    no checkpoint says (the query's name, or what it reads), and ``knows_the_place`` is True where a query with its
+    checkpoint at the same location has fed this sink.
     """
 
     sink_name: str
@@ -198,6 +198,5 @@ def _may_be_apart(batch: Batch, other: Writer) -> bool:
         return False
     if not what_speaks_against(batch, other):
         return True
-    reads_files = all(side_log_number(offset) is not None for offset in (batch.end or {}).values())
-    is_open = batch.end is None or (reads_files and other.reads is not None and not other.reads.partitions)
-    return is_open and other.reads is not None and not what_speaks_against(batch, other, doubt_counts=False)
+    is_open = batch.end is None and other.reads is not None
+    return is_open and not what_speaks_against(batch, other, doubt_counts=False)

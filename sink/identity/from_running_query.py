@@ -5,18 +5,15 @@ Runs on the driver, in the thread that called the foreachBatch function: while t
 plans nothing, so the answers are those of its batch. Invariants: a batch is described by what Spark itself read or
 wrote for it, through Spark's own file system, so Python needs no credentials for the checkpoint, and no error shows
 any. What Spark may never write down is taken from memory, and its text is byte for byte what Spark would write into
-``offsets/N``, so that a checkpoint can be repaired with it. A source of files that Spark does not describe in the one
-known form is left out: it proves nothing.
+``offsets/N``, so that a checkpoint can be repaired with it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyspark
@@ -48,7 +45,6 @@ class RunningQuery:
     name: str | None
     checkpoint: Checkpoint
     async_interval_ms: int
-    folders: Mapping[str, tuple[str, ...]]
 
 
 def batch_of(frame: DataFrame, batch_id: int) -> PlannedBatch:
@@ -75,8 +71,7 @@ def batch_of(frame: DataFrame, batch_id: int) -> PlannedBatch:
     begins_at = _entry(frame.sparkSession, run.query, planned_start(run.query)).offsets
     # With interval 0 the entry is waited for: once it is there, a batch that is run again has the same range.
     is_written = not run.async_interval_ms
-    batch = describe_batch(run.checkpoint, origin, run.name, planned, begins_at, is_written=is_written)
-    return replace(batch, folders=run.folders)
+    return describe_batch(run.checkpoint, origin, run.name, planned, begins_at, is_written=is_written)
 
 
 def _identity(frame: DataFrame) -> tuple[str, int, str | None]:
@@ -122,7 +117,6 @@ def _run(frame: DataFrame, query_id: str, job_group: str | None) -> RunningQuery
         query.name(),
         Checkpoint(files),
         _async_interval(query),
-        source_folders(query),
     )
     # The JVM's objects that are kept here would outlive their run.
     for other in list(_runs.values()):
@@ -191,35 +185,6 @@ def _async_interval(query: Any) -> int:
         f"Spark runs this query as {kind}, not in micro-batches.",
         "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
     )
-
-
-_FILE_SOURCE = re.compile(r"FileStreamSource\[(.+)\]", re.DOTALL)
-_LOCAL = "file:"
-
-
-def source_folders(query: Any) -> dict[str, tuple[str, ...]]:
-    """For each source of files, its id and the folder that it reads, under every name that the folder has."""
-    try:
-        described = _described(query)
-    except Py4JError:
-        # A version of Spark that keeps its sources elsewhere: then the folders are unknown.
-        return {}
-    found = {source_id: _FILE_SOURCE.fullmatch(text) for source_id, text in described.items()}
-    return {source_id: _names(match[1]) for source_id, match in found.items() if match}
-
-
-def _described(query: Any) -> dict[str, str]:
-    sources = query.sources()
-    listed = [sources.apply(at) for at in range(sources.size())]
-    return {str(at): source.toString() for at, source in enumerate(listed)}
-
-
-def _names(folder: str) -> tuple[str, ...]:
-    """The folder as Spark describes it, and the one that its links lead to."""
-    if not folder.startswith(_LOCAL):
-        return (folder,)
-    path = folder.removeprefix(_LOCAL)
-    return tuple(dict.fromkeys((folder, _LOCAL + os.path.realpath(path))))
 
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from support.audit import (
@@ -35,7 +35,7 @@ from support.inbox import Inbox, create_events, events
 from support.messages import Messages
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish, rewind, run_elsewhere
-from support.ways_in import APPLYING_WAYS, DIVERTING_WAYS, ROUTED_WAYS, WAYS, InForeachBatch, Sink, WayIn, of_this_spark
+from support.ways_in import APPLYING_WAYS, DIVERTING_WAYS, ROUTED_WAYS, WAYS, InForeachBatch, Sink, of_this_spark
 
 pytestmark = pytest.mark.spark
 
@@ -63,11 +63,6 @@ def sink(way, url, checkpoint):
     """An empty table for the rows, and a checkpoint to be."""
     create_events(url, "events", keyed=way.upserts)
     return Sink(url, "events", checkpoint)
-
-
-def knows_folders(way: WayIn, spark: SparkSession) -> bool:
-    """Whether a way in asks the running query which folders it reads."""
-    return way.in_foreach_batch and not type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 class TestRestarts:
@@ -178,9 +173,9 @@ def test_a_query_over_kafka(spark, kafka, topic, url, checkpoint, observer):
 
 class TestSeveralWriters:
     def test_two_queries_into_one_table(self, spark, way, sink, inbox, tmp_path, observer):
-        """Two queries that feed one table side by side arrive whole; only foreachBatch knows that they differ."""
+        """Two queries that feed one table side by side arrive whole; that their files differ is a person's word."""
         others = Inbox(tmp_path / "others", first_id=1000)
-        said = {} if knows_folders(way, spark) else {"independent": True}
+        said = {"independent": True}
         sink = Sink(sink.url, "events", sink.checkpoint, said)
         other = Sink(sink.url, "events", str(tmp_path / "other_checkpoint"), said)
         for count in (10, 20):
@@ -264,18 +259,15 @@ class TestCheckpoints:
         assert wrong_ledger(observer, sink.checkpoint) == []
 
     def test_a_query_without_a_name_is_refused_at_another_path(self, spark, way, sink, inbox, tmp_path, observer):
-        """Without a name, on a changed path: every row would be doubled, unless Spark says that the folders differ."""
+        """Without a name, on a changed path: every row would be doubled; that the folders differ proves nothing."""
         finish(way.append(events(spark, inbox.folder), sink))
         moved, third = (Sink(sink.url, "events", str(tmp_path / name)) for name in ("moved", "third"))
         assert_refused(way.append(events(spark, inbox.folder), moved), "FOREIGN")
         assert wrong_rows(observer, "events", inbox.rows) == []
         others = Inbox(tmp_path / "others", first_id=1000)
         others.add(20)
-        if knows_folders(way, spark):
-            finish(way.append(events(spark, others.folder), third))
-            assert wrong_rows(observer, "events", inbox.rows + others.rows) == []
-        else:
-            assert_refused(way.append(events(spark, others.folder), third), "FOREIGN")
+        assert_refused(way.append(events(spark, others.folder), third), "FOREIGN")
+        assert wrong_rows(observer, "events", inbox.rows) == []
 
     @pytest.mark.parametrize("written", [False, True], ids=["not_written", "written"])
     def test_taken_over_from_another_sink(self, spark, way, sink, inbox, observer, written):

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytest
@@ -47,9 +47,8 @@ from pgonce.sink.staging import StagedRows, StagingTable, drop_staging_table, sw
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "40"))
 STEPS = 30
-IN_FOLDER, ELSEWHERE = "file:/in/orders", "file:/in/more"
-# Of files, and of Kafka: the place of the first query, or another one.
-PLACES = {False: (IN_FOLDER, ELSEWHERE), True: ("orders", "more")}
+TOPICS = ("orders", "more")
+"""Of the first query, if it reads Kafka, and another one."""
 CUTS = ("cut_before_commit", "cut_during_commit", "cut_after_commit")
 LOSER = 99
 DRIVERS = st.integers(0, 2)
@@ -72,16 +71,6 @@ DEEDS_OF_PEOPLE = st.sampled_from(
         "replace",
     ]
 )
-
-
-def source_at(name: str, place: str | None) -> Source:
-    """A source of Kafka's, or of files in a folder that Spark describes, or does not."""
-    return Source(name, is_kafka=place is not None and not place.startswith("file:"), place=place)
-
-
-def with_folder(batch: Batch, source: Source) -> Batch:
-    """The batch, with what Spark says of its source."""
-    return batch if source.is_kafka or source.place is None else replace(batch, folders={"0": (source.place,)})
 
 
 @dataclass
@@ -179,16 +168,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.site.reset()
 
     @initialize(
-        place=st.sampled_from(["orders", "orders", IN_FOLDER, None]),
+        topic=st.sampled_from(["orders", None]),
         name=st.sampled_from([None, "orders"]),
         past=st.sampled_from([0, 0, 13, 15]),
         adopts=st.sampled_from([0, 0, 0, 0, 1, 1, None]),
         retain=st.sampled_from([1, 2, 3, 1000]),
     )
-    def first_query(self, place: str | None, name: str | None, past: int, adopts: int | None, retain: int) -> None:
+    def first_query(self, topic: str | None, name: str | None, past: int, adopts: int | None, retain: int) -> None:
         """A query, perhaps one whose batches another job has written so far."""
         self.world.retain = retain
-        folder = Folder("q0", source_at("s0", place), self._somewhere(), name)
+        folder = Folder("q0", Source("s0", topic), self._somewhere(), name)
         for n in range(past):
             folder.plan(n, n, n + 1)
             folder.committed.add(n)
@@ -456,16 +445,16 @@ class LedgerMachine(RuleBasedStateMachine):
             # To adopt a checkpoint, or to call a query independent, is a person's word: it counts, true or not.
             self._recreate(folder, replaces=does == "replace", right=right)
         elif does == "another":
-            # Another source is written into the same table; the job says so, or does not, and its place may tell.
-            place = PLACES[right][at // 2]
-            other = Folder(f"q{uuid.uuid4()}", source_at(f"s{uuid.uuid4()}", place), self._somewhere(), None)
+            # Another source is written into the same table; the job says so, or does not, and its topic may tell.
+            topic = TOPICS[at // 2] if right else None
+            other = Folder(f"q{uuid.uuid4()}", Source(f"s{uuid.uuid4()}", topic), self._somewhere(), None)
             other.remedies = {"independent": at % 2 == 0}
             self.folders.append(other)
             self._started_if_free(other)
         elif does == "another by name":
             # The same, but it has a name, which its successor will have, too; nobody knows where it reads.
             name = f"n{uuid.uuid4()}"
-            other = Folder(f"q{uuid.uuid4()}", Source(f"s{uuid.uuid4()}", False, None), self._somewhere(), name)
+            other = Folder(f"q{uuid.uuid4()}", Source(f"s{uuid.uuid4()}", None), self._somewhere(), name)
             other.remedies = {"independent": True} if right else {}
             self.folders.append(other)
             self._started_if_free(other)
@@ -529,7 +518,7 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             rewritten = folder.plans.get(plan.batch_id) is not plan
             try:
-                driver.batch = with_folder(describe_batch(Checkpoint(folder), origin, folder.name), folder.source)
+                driver.batch = describe_batch(Checkpoint(folder), origin, folder.name)
             except PgonceError as error:
                 drop_staging_table(self.site.admin, driver.staging_table.name)
                 self._judged(driver, error.code, "CHECKPOINT_IN_USE" if rewritten else "")

@@ -88,12 +88,11 @@ def begun(folder, *offsets, number=0):
     return query_id
 
 
-def commit(url, folder, query_id, *ids, table="events", name=None, folders=(), number=0, **remedies):
+def commit(url, folder, query_id, *ids, table="events", name=None, number=0, **remedies):
     """Commit the planned batch as a run of this query does; its verdict."""
     checkpoint = Checkpoint(str(folder))
     planned = checkpoint.newest_offset_entry()
     batch = describe_batch(checkpoint, Origin(query_id, str(uuid.uuid4()), number, planned), name)
-    batch = replace(batch, folders={"0": folders} if folders else {})
     work = work_into(None, destination(f"public.{table}", "append", (), None), rows(*ids))
     return commit_batch(CommitSettings(url, Remedies(**remedies), retry_timeout=5), batch, work).name
 
@@ -114,31 +113,25 @@ def fed(url, folder, *offsets, **how):
 
 
 class TestVerdicts:
-    def test_folders_that_are_apart(self, url, target, tmp_path, observer):
-        """Where Spark describes both folders, they tell; what is read is kept, until a batch does not show it."""
-        fed(url, tmp_path / "one", FILES, folders=("file:/in/a",))
-        same, other = begun(tmp_path / "two", FILES), begun(tmp_path / "three", FILES)
-        assert publish(url, tmp_path / "two", same, 3, folders=("file:/in/a/b",)) == "FOREIGN"
-        assert publish(url, tmp_path / "three", other, 3, folders=("file:/in/b",)) == "NEW"
+    def test_what_is_read_is_kept_until_a_batch_does_not_show_it(self, url, target, tmp_path, observer):
+        """A query that reads files once may have read anything, so no other query is apart from it any more."""
+        changing, topics = fed(url, tmp_path / "one", kafka(10)), {"t": {"0": 12}, "more": {"0": 5}}
         sources = "SELECT sources FROM pgonce.writers WHERE query_id = %s"
-        assert observer.execute(sources, [other]).fetchone() == ({"kafka": {}, "folders": ["file:/in/b"]},)
-        write_checkpoint(tmp_path / "three", {1: entry(1, {"logOffset": 1})}, (0,), other)
-        assert publish(url, tmp_path / "three", other, 4, folders=("file:/in/c",), number=1) == "NEW"
-        moved = {"kafka": {}, "folders": ["file:/in/b", "file:/in/c"]}
-        assert observer.execute(sources, [other]).fetchone() == (moved,)
-        late = begun(tmp_path / "four", FILES)
-        assert publish(url, tmp_path / "four", late, 5, folders=("file:/in/b",)) == "FOREIGN"
-        write_checkpoint(tmp_path / "three", {2: entry(2, {"logOffset": 2})}, (1,), other)
-        assert publish(url, tmp_path / "three", other, 6, number=2) == "NEW"
-        assert observer.execute(sources, [other]).fetchone() == (None,)
-        assert publish(url, tmp_path / "four", late, 5, folders=("file:/in/d",)) == "FOREIGN"
+        write_checkpoint(tmp_path / "one", {1: entry(1, topics)}, (0,), changing)
+        assert publish(url, tmp_path / "one", changing, 3, number=1) == "NEW"
+        assert observer.execute(sources, [changing]).fetchone() == ({"kafka": {"more": [0], "t": [0]}},)
+        assert publish(url, tmp_path / "two", begun(tmp_path / "two", {"third": {"0": 5}}), 4) == "NEW"
+        write_checkpoint(tmp_path / "one", {2: entry(2, topics, FILES)}, (1,), changing)
+        assert publish(url, tmp_path / "one", changing, 5, number=2) == "NEW"
+        assert observer.execute(sources, [changing]).fetchone() == (None,)
+        assert publish(url, tmp_path / "three", begun(tmp_path / "three", {"fourth": {"0": 5}}), 6) == "FOREIGN"
 
     def test_partitions_that_are_apart(self, url, target, tmp_path, observer):
         """A query of another topic needs no word; one of a topic that another query has ever read does."""
         first = fed(url, tmp_path / "one", kafka(10))
         assert publish(url, tmp_path / "two", begun(tmp_path / "two", {"more": {"0": 5}}), 3) == "NEW"
         sources = "SELECT sources FROM pgonce.writers WHERE query_id = %s"
-        assert observer.execute(sources, [first]).fetchone() == ({"kafka": {"t": [0]}, "folders": []},)
+        assert observer.execute(sources, [first]).fetchone() == ({"kafka": {"t": [0]}},)
         with psycopg.connect(url) as connection:
             # As after a person has accepted that the topic is gone.
             connection.execute('UPDATE pgonce.writers SET end_offsets = \'{"0": {"u": {"0": 1}}}\'')

@@ -30,17 +30,20 @@ class Source:
     """
     Rows by position, which any checkpoint finds in the same order; only Kafka's offsets say which ones.
 
-    ``place`` is the topic, or the folder that Spark describes; None where it describes none. Two sources may have one
-    place, as topics of two clusters do.
+    ``topic`` is Kafka's; None for files. Two sources may have one topic, as clusters have topics of one name.
     """
 
     name: str
-    is_kafka: bool
-    place: str | None
+    topic: str | None
+
+    @property
+    def is_kafka(self) -> bool:
+        """Whether it is a topic."""
+        return self.topic is not None
 
     def offsets(self, batch_id: int, end: int) -> dict[str, Any]:
         """What ``offsets/N`` says of a batch that ends before position ``end``."""
-        return {self.place: {"0": end}} if self.is_kafka else {"logOffset": batch_id}
+        return {self.topic: {"0": end}} if self.topic else {"logOffset": batch_id}
 
 
 @dataclass(eq=False)
@@ -144,9 +147,9 @@ class HandIn:
     by_id: bool
 
     @property
-    def says_its_place(self) -> bool:
+    def says_its_topic(self) -> bool:
         """Whether the commit knows what the query reads."""
-        return self.folder.source.place is not None and not self.by_id
+        return self.folder.source.is_kafka and not self.by_id
 
 
 @dataclass(frozen=True)
@@ -185,18 +188,11 @@ class Writer:
         """Whether both are known to read the same topic, on whatever cluster."""
         ours = other.folder.source
         are_kafka = self.source.is_kafka and ours.is_kafka and not self.by_id and not other.by_id
-        return are_kafka and self.source.place == ours.place
-
-    def shares_folder(self, other: HandIn) -> bool:
-        """Whether both are known to read files in the same folder."""
-        ours = other.folder.source
-        return self.is_known and other.says_its_place and not ours.is_kafka and self.source.place == ours.place
+        return are_kafka and self.source.topic == ours.topic
 
     def is_apart(self, other: HandIn) -> bool:
         """Whether it is proven that both read something else."""
-        ours = other.folder.source
-        are_known = self.is_known and other.says_its_place and self.source.is_kafka == ours.is_kafka
-        return are_known and self.source.place != ours.place
+        return self.is_known and other.says_its_topic and self.source.topic != other.folder.source.topic
 
 
 @dataclass
@@ -275,7 +271,6 @@ class World:
                 writer.location == batch.location
                 or (writer.name and writer.name == batch.folder.name)
                 or writer.shares_partitions(batch)
-                or writer.shares_folder(batch)
                 or not (replaces or writer.is_apart(batch))
             )
         }
@@ -311,7 +306,7 @@ class World:
         writer.records[plan.batch_id] = Record(plan, batch.run_id, batch.attempt, len(rows), batch.by_id)
         writer.owner, writer.location, writer.by_id = batch.run_id, batch.location, batch.by_id
         # What one batch did not show is not known for good.
-        writer.is_known &= batch.says_its_place
+        writer.is_known &= batch.says_its_topic
         writer.owners.add(batch.run_id)
         if plan.batch_id % PRUNE_EVERY == 0:
             oldest = plan.batch_id - self.retain

@@ -39,7 +39,7 @@ from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.rows import Rows
 
-SOURCE = Source("s0", is_kafka=True, place="orders")
+SOURCE = Source("s0", topic="orders")
 _SECONDS = 30.0
 _PUBLISHED = {"NEW", "OVERLAP"}
 # A process that has committed for a query says so where the ledger does not know it.

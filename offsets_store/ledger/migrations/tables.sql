@@ -70,7 +70,7 @@ COMMENT ON COLUMN pgonce.writers.created_at IS 'When its first batch was publish
 COMMENT ON COLUMN pgonce.writers.updated_at IS 'When its last batch was published.';
 COMMENT ON COLUMN pgonce.writers.retired_at IS 'When pgonce retire or pgonce forget ended this writer.';
 COMMENT ON COLUMN pgonce.writers.targets IS 'Qualified name to oid of the table of the last batch, or of all tables so far.';
-COMMENT ON COLUMN pgonce.writers.sources IS 'All that the query has ever read: kafka (topic to partitions) and folders (of files, as Spark describes them); null where not all of it is known.';
+COMMENT ON COLUMN pgonce.writers.sources IS 'All that the query has ever read: kafka (topic to partitions); null where not all of it is known, as of files.';
 COMMENT ON COLUMN pgonce.writers.offsets_read_by IS 'How its checkpoint was read: python (a disk), pyarrow, spark, or listener (not at all).';
 COMMENT ON COLUMN pgonce.writers.written_as IS 'How the last batch was written into each of its tables: mode, keys, options, and the columns of its rows. It is replaced when that changes; "digest" tells one from another. Null where no batch has recorded it.';
 

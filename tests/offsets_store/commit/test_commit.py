@@ -285,7 +285,7 @@ def test_a_new_query_takes_the_place_of_another(admin, url):
 def test_what_a_replaced_query_has_read_is_remembered(all_known, admin, url):
     """Its rows stay, so a third query that reads the same would write them once more."""
     commit_batch(settings(url), make_batch(0), appending(1))
-    sources = '{"kafka": {"t": [0], "dropped": [0]}, "folders": []}' if all_known else None
+    sources = '{"kafka": {"t": [0], "dropped": [0]}}' if all_known else None
     admin.execute("UPDATE pgonce.writers SET sources = %s", [sources])
     fresh = {"query_id": "q2", "run_id": "run 9", "start": {"0": {"t": {"0": 10}}}, "end": {"0": {"t": {"0": 20}}}}
     commit_batch(settings(url, remedies=Remedies(replaces="q1")), make_batch(0, **fresh), appending(2))

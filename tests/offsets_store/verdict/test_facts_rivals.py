@@ -17,7 +17,6 @@ from pgonce.offsets_store.verdict.reads import Reads, are_apart, reads_of, recor
 
 FILES = {"0": {"logOffset": 0}}
 RATE = {"0": {"offset": 3, "timestamp": 3000}}
-IN_A, IN_B = "file:/data/a", "file:/data/b"
 
 
 def kafka(*partitions, topic="orders"):
@@ -25,15 +24,14 @@ def kafka(*partitions, topic="orders"):
     return {"0": {topic: {str(partition): 10 for partition in partitions}}}
 
 
-def first(end, *folders, **identity):
+def first(end, **identity):
     """Batch 0 of a query that the ledger does not know."""
-    fields = {"query_id": "new", "sink_name": "public.orders", "folders": {"0": folders} if folders else {}, **identity}
-    return make_batch(start=None, end=end, **fields)
+    return make_batch(start=None, end=end, **{"query_id": "new", "sink_name": "public.orders", **identity})
 
 
-def feeding(end, *folders, **identity):
+def feeding(end, **identity):
     """A query that has published one batch with that end."""
-    reads = reads_of(end, {"0": folders} if folders else {})
+    reads = reads_of(end)
     fields = {"sink_name": "public.orders", "checkpoint_location": "/checkpoints/old", "reads": reads, **identity}
     return make_writer(**{"query_id": "old", "end_offsets": end, **fields})
 
@@ -41,10 +39,6 @@ def feeding(end, *folders, **identity):
 APART = {
     "other partitions of one topic": (first(kafka(0, 1)), feeding(kafka(2))),
     "another topic": (first(kafka(0)), feeding(kafka(0, topic="more"))),
-    "another folder": (first(FILES, IN_A), feeding(FILES, IN_B)),
-    "a folder whose name only begins alike": (first(FILES, "file:/data/a2"), feeding(FILES, IN_A)),
-    "patterns in different folders": (first(FILES, "file:/x/*/a"), feeding(FILES, "file:/y/*/a")),
-    "folders of one bucket": (first(FILES, "s3a://bucket/a"), feeding(FILES, "s3a://bucket/b")),
 }
 
 
@@ -54,32 +48,11 @@ def test_queries_that_read_nothing_in_common_may_feed_one_sink(name):
     assert what_speaks_against(*APART[name]) == ""
 
 
-SAME_FILES = {
-    "a folder in the other's": ([f"{IN_A}/b"], [IN_A]),
-    "the folder around it": (["file:/data"], [IN_A]),
-    "the root": (["file:/"], [IN_A]),
-    "a pattern that may mean it": (["file:/data/*"], [IN_A]),
-    "a choice that may mean it": (["file:/data/{a,b}"], [IN_B]),
-    "a link to it": (["file:/link", IN_A], [IN_A]),
-    "a link that both were given": (["file:/link", IN_B], ["file:/link", IN_A]),
-    "letters that some file systems take for the same": (["file:/Data/A"], [IN_A]),
-    "an accent that some file systems take for the same": (
-        ["file:/data/Bu\u0308cher/\u00c9t\u00e9"],
-        ["file:/data/b\u00fccher/e\u0301te\u0301"],
-    ),
-    "one bucket by two schemes": (["s3://b/a"], ["s3a://b/a"]),
-    "one path on two hosts": (["hdfs://one/a"], ["hdfs://two/a"]),
-}
 AGAINST = {
-    name: (first(FILES, *ours), feeding(FILES, *theirs), "perhaps the same files")
-    for name, (ours, theirs) in SAME_FILES.items()
-} | {
     "a common partition": (first(kafka(0, 1)), feeding(kafka(1, 2)), "same Kafka partitions of orders"),
-    "the same folder": (first(FILES, IN_A), feeding(FILES, IN_A), "perhaps the same files in file:/data/a"),
-    "files that nobody describes": (first(FILES), feeding(FILES), "nothing proves"),
-    "only ours described": (first(FILES, IN_A), feeding(FILES), "nothing proves"),
-    "only theirs described": (first(FILES), feeding(FILES, IN_A), "nothing proves"),
-    "Kafka here and files there": (first(kafka(0)), feeding(FILES, IN_A), "nothing proves"),
+    "files": (first(FILES), feeding(FILES), "nothing proves"),
+    "Kafka here and files there": (first(kafka(0)), feeding(FILES), "nothing proves"),
+    "files here and Kafka there": (first(FILES), feeding(kafka(0)), "nothing proves"),
     "a rate": (first(RATE), feeding(RATE), "nothing proves"),
     "offsets that only a listener tells": (first(None, guarantee="ids"), feeding(kafka(0)), "nothing proves"),
     "a query whose offsets are unknown": (first(kafka(0)), feeding(None), "nothing proves"),
@@ -117,15 +90,14 @@ def test_what_is_shared_or_not_known_makes_a_rival(name):
 def test_one_of_two_sources_is_not_known():
     """A query is known by all of its sources, or not at all."""
     end = {"0": kafka(0)["0"], "1": {"logOffset": 0}}
-    assert reads_of(end, {}) is None
-    assert reads_of(end, {"1": (IN_A,)}) == Reads(frozenset({("orders", 0)}), frozenset({IN_A}))
-    assert reads_of({"0": None}, {}) is None
-    assert reads_of({}, {}) is None
+    assert reads_of(end) is None
+    assert reads_of({"0": None}) is None
+    assert reads_of({}) is None
 
 
 def test_the_order_of_two_queries_does_not_make_them_rivals():
     """Which of two queries came first changes nothing."""
-    all_reads = [None, *(reads_of(batch.end, batch.folders) for batch, *_ in [*APART.values(), *AGAINST.values()])]
+    all_reads = [None, *(reads_of(batch.end) for batch, *_ in [*APART.values(), *AGAINST.values()])]
     for one, other in itertools.product(all_reads, repeat=2):
         assert are_apart(one, other) == are_apart(other, one)
         assert not (one and are_apart(one, one))
@@ -133,11 +105,18 @@ def test_the_order_of_two_queries_does_not_make_them_rivals():
 
 def test_what_is_read_is_kept():
     """The ledger's form says the same again; what was not known once stays so."""
-    reads = Reads(frozenset({("orders", 0), ("orders", 1)}), frozenset({IN_A}))
+    reads = Reads(frozenset({("orders", 0), ("orders", 1)}))
     assert recorded_reads(reads.record()) == reads
     assert recorded_reads(None) is None
     assert together(reads, Reads(frozenset({("more", 0)}))).partitions == reads.partitions | {("more", 0)}
     assert together(None, reads) is together(reads, None) is None
+
+
+def test_folders_that_older_code_has_noted_prove_nothing():
+    """What a query with such a record reads is not known, whatever else stands there; without files it is."""
+    assert recorded_reads({"kafka": {}, "folders": ["file:/data/a"]}) is None
+    assert recorded_reads({"kafka": {"orders": [0]}, "folders": ["file:/data/a"]}) is None
+    assert recorded_reads({"kafka": {"orders": [0]}, "folders": []}) == Reads(frozenset({("orders", 0)}))
 
 
 def test_the_likeliest_rival_stands_first():
@@ -158,6 +137,12 @@ def test_beside_the_query_that_is_replaced_doubt_counts_for_nothing():
     assert [rival.query_id for rival in rivals_of(first(kafka(0)), (old, unknown), None)] == ["old", "files"]
     elsewhere = feeding(kafka(7), query_id="apart")
     assert [rival.query_id for rival in rivals_of(first(kafka(0)), (elsewhere,), "apart")] == ["apart"]
+
+
+def test_a_source_that_is_not_kafkas_was_not_the_replaced_querys():
+    """Only a query of Kafka's can be replaced, so another query may feed the files that are read in addition."""
+    more, files = first({**kafka(0), "1": {"logOffset": 0}}), feeding(FILES, query_id="files")
+    assert [rival.query_id for rival in rivals_of(more, (feeding(kafka(0)), files), "old")] == ["old", "files"]
 
 
 def test_a_rival_of_the_same_table_says_its_sink():
