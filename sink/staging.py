@@ -213,12 +213,13 @@ AND (s.sink_name = %(sink)s
 
 def sweep_jobs(connection: psycopg.Connection, sink_name: str, run_id: str) -> None:
     """
-    Drop the sink's staging tables of batch jobs that no run needs: those of published keys, and of runs that Spark has
-    given up. That of the run itself, which is done, goes too, whatever the sink was called when it was planned. (If
-    Postgres was unavailable then, and the run was killed, its table stays until it is dropped by hand.)
+    Drop the sink's staging tables of batch jobs that no run needs: those of published keys. That of the run itself,
+    which is done, goes too, whatever the sink was called when it was planned. (If Postgres was unavailable then, and
+    the run was killed, its table stays until it is dropped by hand.)
 
-    A run that was killed has also left its table behind. Nothing in Postgres tells such a run from one that still
-    computes its rows. But once a run has published its key, all others can only be skipped.
+    A run that was killed has also left its table behind, and so has a task that staged rows while Spark gave its run
+    up. Nothing in Postgres tells these from a run that still computes its rows. But once a run has published its key,
+    all others can only be skipped.
     """
     with connection.transaction():
         enter_in_tx(connection, LOCK_SECONDS)
@@ -227,24 +228,6 @@ def sweep_jobs(connection: psycopg.Connection, sink_name: str, run_id: str) -> N
         ).fetchall()
     for (name,) in rows:
         drop_staging_table(connection, name)
-
-
-def give_up_job(connection: psycopg.Connection, table: StagingTable) -> None:
-    """
-    Drop what one run of a batch job has staged that Spark has given up, and note that the run is over.
-
-    A task of it that is still being killed may stage rows a moment later. Because of the note, a later sweep knows that
-    they are not needed.
-
-    :raises psycopg.Error: what Postgres says.
-    """
-    with connection.transaction():
-        enter_in_tx(connection, LOCK_SECONDS)
-        connection.execute(
-            "INSERT INTO pgonce.batch_job_aborts (attempt, batch_key) VALUES (%s, %s) ON CONFLICT DO NOTHING",
-            [table.run_id, table.query_id.removeprefix(OF_JOB)],
-        )
-    drop_staging_table(connection, table.name)
 
 
 def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
@@ -279,7 +262,6 @@ _NO_RUN_NEEDS = """
 SELECT s.table_name FROM pgonce.staged_tables AS s
 WHERE starts_with(s.query_id, %(of_job)s)
 AND (s.run_id = %(run)s OR s.sink_name = %(sink)s
-     AND (EXISTS (SELECT FROM pgonce.batch_jobs AS j
-                  WHERE j.sink_name = %(sink)s AND j.batch_key = substr(s.query_id, %(key_from)s))
-          OR EXISTS (SELECT FROM pgonce.batch_job_aborts AS a WHERE a.attempt = s.run_id::uuid)))
+     AND EXISTS (SELECT FROM pgonce.batch_jobs AS j
+                 WHERE j.sink_name = %(sink)s AND j.batch_key = substr(s.query_id, %(key_from)s)))
 """

@@ -31,7 +31,7 @@ from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import planned_batch, staging_table
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import EncodedRows, Reach, widen
-from ..staging import drop_staging_table, give_up_job, sweep, sweep_jobs
+from ..staging import drop_staging_table, sweep, sweep_jobs
 from ..writing.rooms import Rooms
 from ..writing.write_batch import work_into
 from .parcel import Parcel, content_hash, open_parcels
@@ -147,7 +147,8 @@ def give_up_job_parcels(options: JobOptions, run: Origin, messages: Sequence[Wri
     """
     Drop what a run of a batch job has staged, of which a task or the commit has failed.
 
-    A commit that is still under way holds a lock on that table, so the table is never dropped under it.
+    A commit that is still under way holds a lock on that table, so the table is never dropped under it. What a task
+    that Spark is still killing stages afterwards stays until the key is published.
     """
     # A task that failed has sent no message, and may have staged rows all the same.
     parcels = [message for message in messages if isinstance(message, Parcel)]
@@ -156,9 +157,9 @@ def give_up_job_parcels(options: JobOptions, run: Origin, messages: Sequence[Wri
         return
 
     def drop(connection: psycopg.Connection) -> None:
-        # A task that Spark is still killing may be about to create it, and to stage its rows.
+        # It is missing if no task of any job has staged rows yet.
         ensure_ledger(options.commit.url, connection)
-        give_up_job(connection, staging_table(options, run))
+        drop_staging_table(connection, staging_table(options, run).name)
 
     _sweep(options, drop)
 

@@ -19,7 +19,7 @@ WHERE c.relnamespace = 'pgonce'::regnamespace AND c.relkind IN ('r', 'v', 'm', '
     AND NOT a.attisdropped
 ORDER BY c.relname, a.attnum
 """
-OUR_TABLES = {"tombstones", "tombstone_sets", "batch_job_aborts", "home"}
+OUR_TABLES = {"tombstones", "tombstone_sets", "home"}
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.serve.lag import store_in_tx as store_measured_in_tx
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging import OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
+from pgonce.sink.staging import OF_JOB, StagingTable, drop_staging_table, sweep, sweep_jobs
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 TABLES = """
@@ -209,7 +209,7 @@ def run_batch_jobs(url: str, key: str) -> None:
     for verdict in (JobVerdict.PUBLISHED, JobVerdict.SKIPPED):
         assert commit_job(CommitSettings(url, retry_timeout=0), Job(key, uuid4()), work).verdict is verdict
     with connect(url, autocommit=True) as connection:
-        give_up_job(connection, StagingTable(OF_JOB + key, "sales.orders", str(uuid4()), 0))
+        drop_staging_table(connection, StagingTable(OF_JOB + key, "sales.orders", str(uuid4()), 0).name)
         sweep_jobs(connection, "sales.orders", "another run")
     assert [job.skips for job in OffsetsStore(url).batch_jobs(batch_key=key)] == [1]
 

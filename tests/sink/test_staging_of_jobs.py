@@ -14,7 +14,7 @@ from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
-from pgonce.sink.staging import OF_JOB, StagingTable, drop_staging_table, give_up_job, sweep, sweep_jobs
+from pgonce.sink.staging import OF_JOB, StagingTable, drop_staging_table, sweep, sweep_jobs
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
 
@@ -91,12 +91,16 @@ def test_a_run_sweeps_its_own_table_whatever_the_sink_was_called(admin, url):
 
 
 def test_a_run_that_is_given_up_leaves_nothing(admin, url):
-    """Its table is dropped at once; what a dying task of it stages afterwards is dropped by the next sweep."""
+    """Its table is dropped at once; what a dying task of it stages afterwards goes once its key is published."""
     run = staged_for(url, "monday")
+    table = job_table("monday", "public.events", run)
     with connect(url, autocommit=True) as connection:
-        give_up_job(connection, job_table("monday", "public.events", run))
+        drop_staging_table(connection, table.name)
     assert runs_with_tables(admin) == set()
-    stage(url, job_table("monday", "public.events", run))
+    stage(url, table)
+    sweep_events(url)
+    assert runs_with_tables(admin) == {str(run)}
+    publish(admin, "monday")
     sweep_events(url)
     assert runs_with_tables(admin) == set()
 
@@ -108,8 +112,9 @@ def test_a_table_that_is_written_to_is_left_for_the_next_sweep(admin, url):
     with psycopg.connect(url) as writing:
         writing.execute(f"LOCK TABLE {table.qualified_name} IN ROW EXCLUSIVE MODE".encode())
         with connect(url, autocommit=True) as connection:
-            give_up_job(connection, job_table("monday", "public.events", run))
+            drop_staging_table(connection, table.name)
         assert runs_with_tables(admin) == {str(run)}
+    publish(admin, "monday")
     sweep_events(url)
     assert runs_with_tables(admin) == set()
 

@@ -383,16 +383,6 @@ COMMENT ON COLUMN pgonce.batch_job_skips.batch_key IS 'As in batch_jobs.';
 COMMENT ON COLUMN pgonce.batch_job_skips.attempt IS 'The random id of the run that was skipped.';
 COMMENT ON COLUMN pgonce.batch_job_skips.skipped_at IS 'When it was skipped.';
 
-CREATE TABLE pgonce.batch_job_aborts (
-    attempt    uuid PRIMARY KEY,
-    batch_key  text NOT NULL,
-    aborted_at timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-COMMENT ON TABLE pgonce.batch_job_aborts IS 'One row for each run of a batch job that Spark gave up after it may have staged rows: a sweep may drop its staging table.';
-COMMENT ON COLUMN pgonce.batch_job_aborts.attempt IS 'The random id of the run.';
-COMMENT ON COLUMN pgonce.batch_job_aborts.batch_key IS 'The key that it did not publish, unless the answer to its COMMIT was lost.';
-COMMENT ON COLUMN pgonce.batch_job_aborts.aborted_at IS 'When Spark gave it up.';
-
 -- Dead letters --------------------------------------------------------------------------------------------------------
 
 CREATE TABLE pgonce.dead_letters (
