@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pgonce.recovery.recover import Recovery, recover_checkpoint
     from pgonce.recovery.recover_and_start import recover_and_start
     from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction
-    from pgonce.sink.options.sink_options import pipeline_sink_options
     from pgonce.topic_query import topic_to_table
 
     __version__: str
@@ -42,7 +41,6 @@ else:
         "pgonce.recovery.recover": "Recovery recover_checkpoint",
         "pgonce.recovery.recover_and_start": "recover_and_start",
         "pgonce.sink.foreach_batch.batch_transaction": "BatchTransaction",
-        "pgonce.sink.options.sink_options": "pipeline_sink_options",
         "pgonce.topic_query": "topic_to_table",
     }
     _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -81,7 +79,6 @@ __all__ = [
     "StoredLetter",
     "StoredWriter",
     "explain",
-    "pipeline_sink_options",
     "recover_and_start",
     "recover_checkpoint",
     "start_real_time",

@@ -93,11 +93,9 @@ def commit_parcels(
 
 def note_unreached(messages: Sequence[WriterCommitMessage | None]) -> None:
     """Have later plans know that executors did not find the receiver of this batch."""
-    parcels = [message for message in messages if isinstance(message, Parcel)]
-    has_received = any(parcel.received for parcel in parcels)
-    for parcel in parcels:
-        if parcel.offer and parcel.unreached:
-            parcel.offer.receiver().note_unreached(parcel.unreached, has_received=has_received)
+    for parcel in messages:
+        if isinstance(parcel, Parcel) and parcel.offer and parcel.unreached:
+            parcel.offer.receiver().note_unreached(parcel.unreached)
             return
 
 

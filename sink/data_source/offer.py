@@ -91,12 +91,8 @@ class Receiver(Protocol):
     def has_kept_rows(self) -> bool:
         """In the commit worker: whether it has taken any rows of this batch."""
 
-    def note_unreached(self, driver: str, *, has_received: bool) -> None:
-        """
-        In the commit worker: some tasks did not find it, and others did if it ``has_received`` rows.
-
-        :param driver: the address or the name at which Spark's driver listens.
-        """
+    def note_unreached(self, driver: str) -> None:
+        """In the commit worker: some tasks did not find it; ``driver`` is where Spark's driver listens."""
 
 
 class Receivers(Protocol):

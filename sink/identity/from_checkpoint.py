@@ -133,15 +133,14 @@ def describe_batch(
         is_other_entry = origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
     if is_other_entry or not _is_plan(log, planned or log):
         raise rewritten(origin.batch_id)
-    before, start = None, begins_at
+    previous, start = None, begins_at
     if origin.batch_id == 0:
         start = checkpoint.initial_offsets(log)
-    elif before := checkpoint.find_offset_log(origin.batch_id - 1):
-        start = before.offsets
+    elif previous := checkpoint.find_offset_log(origin.batch_id - 1):
+        start = previous.offsets
         # A driver that was frozen may write an entry long after another one has gone on from its own.
         if begins_at and any(at not in (None, begins_at.get(of, at)) for of, at in start.items()):
             raise rewritten(origin.batch_id - 1)
-    previous = (origin.batch_id - 1, before) if before else None
     return _batch_of_query(checkpoint, origin, query_name, log=log, previous=previous, start=start)
 
 
@@ -162,19 +161,18 @@ def _describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str |
             later.append(of)
         return is_ours
 
-    entry = checkpoint.newest_before(origin.batch_id, counts)
-    is_next = entry is not None and entry[0] == origin.batch_id - 1
+    number, previous = checkpoint.newest_before(origin.batch_id, counts) or (None, None)
     batch = _batch_of_query(
         checkpoint,
         origin,
         query_name,
         log=log,
-        previous=entry,
-        start=entry[1].offsets if entry and is_next else None,
+        previous=previous,
+        start=previous.offsets if previous and number == origin.batch_id - 1 else None,
         entry_is_its_own=False,
     )
-    # Dated by the clock of another host, or by a driver that has taken over.
-    return replace(batch, has_later_entries=bool(later))
+    # The later entries are dated by the clock of another host, or by a driver that has taken over.
+    return replace(batch, previous_batch_id=number, has_later_entries=bool(later))
 
 
 def _is_plan(log: OffsetLog, planned: OffsetLog) -> bool:
@@ -199,12 +197,13 @@ def _batch_of_query(
     query_name: str | None,
     *,
     log: OffsetLog | None,
-    previous: tuple[int, OffsetLog] | None,
+    previous: OffsetLog | None,
     start: Offsets | None,
     entry_is_its_own: bool = True,
 ) -> PlannedBatch:
     """
-    The batch that ``origin`` names, put together from the entry ``log`` and the ``previous`` one with its number.
+    The batch that ``origin`` names, put together from the entry ``log`` and the ``previous`` one, that of the number
+    before it.
 
     :param entry_is_its_own: False if ``log`` may be another driver's. Its end is then not the batch's: only the rows
         tell how far the batch has reached.
@@ -215,14 +214,14 @@ def _batch_of_query(
         run_id=origin.run_id,
         batch_id=origin.batch_id,
         offset_log=log.text if log else None,
-        previous_offset_log=previous[1].text if previous else None,
+        previous_offset_log=previous.text if previous else None,
         start=start or None,
         end=end if entry_is_its_own else None,
         stateful=checkpoint.is_stateful(),
         query_name=query_name,
         checkpoint_location=checkpoint.location,
-        previous_batch_id=previous[0] if previous else None,
-        resumes_at=previous[1].offsets if previous else None,
+        previous_batch_id=origin.batch_id - 1 if previous else None,
+        resumes_at=previous.offsets if previous else None,
         planned_end=None if entry_is_its_own else end,
         entry_is_its_own=entry_is_its_own,
         offsets_read_by=checkpoint.read_by,

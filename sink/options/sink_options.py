@@ -1,5 +1,5 @@
 """
-What the user of a stream, of a batch job or of a pipeline's sink asked for.
+What the user of a stream or of a batch job asked for.
 
 Made in the planner's worker, the commit worker and the driver; tasks get it from there. Pure. Invariant: an option that
 is unknown, bad or in conflict with another is refused before any row moves; and so is a stream without a checkpoint,
@@ -31,8 +31,6 @@ CALL_BYTES = 1024 * 1024
 RECEIVER_SWITCH = "PGONCE_RECEIVER"
 """The environment variable by which a driver does without receivers, whatever its queries say."""
 SPARKS_ASYNC_INTERVAL_MS = 1000
-# A pipeline gives every flow these two by itself.
-_OF_THE_PIPELINE = ("checkpointlocation", "queryname")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,38 +176,6 @@ def parse_job_options(raw: Mapping[str, str], *, overwrite: bool) -> JobOptions:
         inline_bytes=given["inline_bytes"],
         executor_url=_executor_url(given),
     )
-
-
-def pipeline_sink_options(options: Mapping[str, str]) -> dict[str, str]:
-    """
-    Check the options of ``dp.create_sink(name, "pgonce", ...)``, and give them back as they are.
-
-    Spark hands options to a sink only when a flow runs, so that a dry run does not notice a misspelt one.
-
-    :raises ConfigurationError: as the sink does; for a name or a value that is not a string; and for checkpointLocation
-        and queryName, which a pipeline gives to each of its flows.
-    """
-    if not isinstance(options, Mapping):
-        raise bad_option(
-            "BAD_OPTION",
-            f"The options must be a dict, not {type(options).__name__}.",
-            'Write them as in {"url": "", "table": "orders"}.',
-        )
-    for name, value in options.items():
-        if not (isinstance(name, str) and isinstance(value, str)):
-            raise bad_option(
-                "BAD_OPTION",
-                f"Option {name!r} must be a string, and so must its value, which is {type(value).__name__}.",
-                'Write both in quotation marks, as in {"createTable": "true"}: Spark takes nothing else.',
-            )
-        if name.lower() in _OF_THE_PIPELINE:
-            raise bad_option(
-                "CLASHING_OPTIONS",
-                f"{name} is set for a sink of a pipeline, where each flow has its own from the pipeline.",
-                "Leave it out.",
-            )
-    parse_options({**options, "checkpointLocation": "/of-the-pipeline"}, overwrite=False)
-    return dict(options)
 
 
 def commit_settings_of(given: Given) -> CommitSettings:

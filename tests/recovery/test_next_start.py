@@ -115,13 +115,13 @@ def fed(url, folder, *offsets, **how):
 class TestVerdicts:
     def test_what_is_read_is_kept_until_a_batch_does_not_show_it(self, url, target, tmp_path, observer):
         """A query that reads files once may have read anything, so no other query is apart from it any more."""
-        changing = fed(url, tmp_path / "one", kafka(10))
+        changing, topics = fed(url, tmp_path / "one", kafka(10)), {"t": {"0": 12}, "more": {"0": 5}}
         sources = "SELECT sources FROM pgonce.writers WHERE query_id = %s"
-        write_checkpoint(tmp_path / "one", {1: entry(1, {"more": {"0": 5}})}, (0,), changing)
+        write_checkpoint(tmp_path / "one", {1: entry(1, topics)}, (0,), changing)
         assert publish(url, tmp_path / "one", changing, 3, number=1) == "NEW"
         assert observer.execute(sources, [changing]).fetchone() == ({"kafka": {"more": [0], "t": [0]}},)
         assert publish(url, tmp_path / "two", begun(tmp_path / "two", {"third": {"0": 5}}), 4) == "NEW"
-        write_checkpoint(tmp_path / "one", {2: entry(2, FILES)}, (1,), changing)
+        write_checkpoint(tmp_path / "one", {2: entry(2, topics, FILES)}, (1,), changing)
         assert publish(url, tmp_path / "one", changing, 5, number=2) == "NEW"
         assert observer.execute(sources, [changing]).fetchone() == (None,)
         assert publish(url, tmp_path / "three", begun(tmp_path / "three", {"fourth": {"0": 5}}), 6) == "FOREIGN"

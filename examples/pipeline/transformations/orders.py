@@ -10,24 +10,20 @@ import os
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
-from pgonce import pipeline_sink_options
-
 spark = SparkSession.active()
 SCHEMA = "order_id BIGINT, customer STRING, amount DECIMAL(10, 2), placed_at TIMESTAMP"
 
 dp.create_sink(
     "orders",
     "pgonce",
-    pipeline_sink_options(
-        {
-            "url": "",
-            "table": "orders",
-            "createTable": "true",
-            # Both flows feed the table with rows of their own. Later on, this would also let in a flow that was
-            # refreshed, and all its rows once more.
-            "independent": os.environ.get("INDEPENDENT", "false"),
-        }
-    ),
+    {
+        "url": "",
+        "table": "orders",
+        "createTable": "true",
+        # Both flows feed the table with rows of their own. Later on, this would also let in a flow that was refreshed,
+        # and all its rows once more.
+        "independent": os.environ.get("INDEPENDENT", "false"),
+    },
 )
 
 

@@ -41,9 +41,6 @@ class Doors:
     certificate: bytes | None = field(repr=False)
     secret: bytes = field(repr=False)
 
-    def __str__(self) -> str:
-        return ", ".join(map(_shown, self.addresses))
-
     @property
     def is_for_other_hosts(self) -> bool:
         """Whether executors on other hosts may find it."""

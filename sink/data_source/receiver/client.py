@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -25,7 +26,7 @@ from ...options.sink_options import SinkOptions
 from ..offer import WorkWith
 from . import folders
 from .calls import Doors
-from .folders import Found, Note, is_private
+from .folders import Note, is_private
 from .kept_rows import PromisedRows
 from .line import BROKEN, SILENCE_SECONDS, Line
 from .messages import PerhapsCommittedError, ReceiverError, error_from_message, lost, not_in_ledger
@@ -44,9 +45,9 @@ class Receiver:
 
     ``folder`` is on the driver's host, where the commit worker finds it, once the receiver has started. ``token`` is
     the token of the batch's commit; the receiver knows the batch by it. It is the same for all tries of this plan.
-    ``note`` is where the commit writes for later plans what became of this offer. All this travels with the plan to the
-    tasks, and with their commit messages to the commit. A receiver only makes a batch faster: without one, the rows go
-    through the staging table.
+    ``note`` is where the commit writes for later plans that executors on other hosts need one. All this travels with
+    the plan to the tasks, and with their commit messages to the commit. A receiver only makes a batch faster: without
+    one, the rows go through the staging table.
     """
 
     doors: Doors
@@ -167,32 +168,18 @@ class Receiver:
         """
         return self.doors.dial(SILENCE_SECONDS)
 
-    def note_unreached(self, driver: str, *, has_received: bool) -> None:
+    def note_unreached(self, driver: str) -> None:
         """
         In the commit worker: some tasks have staged their rows, because no process was at its addresses.
 
-        So the next plan offers one to executors on other hosts too. If this one was offered to them and none of them
-        has reached it, later plans offer none for an hour.
+        So the next plan offers one to executors on other hosts too, unless this one was offered to them.
 
         :param driver: the address or the name at which Spark's driver listens.
-        :param has_received: whether other tasks of the batch have reached it.
         """
-        if self.note is None or (self.doors.is_for_other_hosts and has_received):
-            return
-        if not self.doors.is_for_other_hosts:
-            self.note.write(Found(driver))
-            return
-        process = folders.process_of(Path(self.folder))
-        if process is None or not process.lives():
-            # It has ended because nothing came for long, or was killed before a task could reach it.
-            return
-        if self.note.write(Found(driver, is_unreached=True)):
-            _log.warning(
-                "no executor reaches the receiver on this driver (%s), so large partitions are staged, and no receiver "
-                "is offered to this query for an hour. If the driver has an address that executors reach, set receiver "
-                "to it; receiver=off ends this message.",
-                self.doors,
-            )
+        if self.doors.is_for_other_hosts:
+            _say_once(driver)
+        elif self.note is not None:
+            self.note.write(driver)
 
     def _end_process(self) -> None:
         """
@@ -226,6 +213,15 @@ class Receiver:
             # Only the kind of error: the text of one that is not ours may hold a statement.
             _log.info("the ledger is asked again under the writer's lock: %s", type(error).__name__)
             return False
+
+
+@cache
+def _say_once(driver: str) -> None:
+    _log.warning(
+        "executors have not reached the receiver on this driver (%s), so they have staged large partitions. If the "
+        "driver has an address that they reach, set receiver to it; receiver=off ends this message.",
+        driver,
+    )
 
 
 @contextmanager

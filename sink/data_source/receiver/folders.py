@@ -105,23 +105,7 @@ def _is_left_over(folder: Path) -> bool:
 
 
 # A note from an application that is gone is only of use to its successors.
-_NOTE_DAYS = 30.0
-# Networks and firewalls change while an application runs.
-_UNREACHED_SECONDS = 3600.0
-_DAY_SECONDS = 86400.0
-
-
-@dataclass(frozen=True)
-class Found:
-    """
-    What a batch had to do with its large partitions.
-
-    It had to stage some of them; or, if ``is_unreached``, all, though executors on other hosts were told how to reach a
-    receiver. ``driver`` is the address or the name at which Spark's driver listens for its executors.
-    """
-
-    driver: str
-    is_unreached: bool = False
+_NOTE_SECONDS = 30 * 86400.0
 
 
 def private_folder() -> Path:
@@ -151,51 +135,42 @@ def is_private(folder: Path) -> bool:
 @dataclass(frozen=True)
 class Note:
     """
-    What the commits of one writer's batches have found out for the plans of later ones.
+    That a batch of one writer had to stage large partitions, because no receiver was offered to executors on other
+    hosts.
+
+    It has the address or the name at which Spark's driver listens for its executors, for the plans of later batches.
 
     :param path: of its file.
-    :param application: names the application that writes and reads it.
     """
 
     path: str
-    application: str
 
-    def read(self) -> Found | None:
-        """
-        What was found out, if anything.
-
-        That no executor reached a receiver holds for an hour, and for the application that has found it out.
-        """
+    def read(self) -> str | None:
+        """Where the driver listens; None if nothing was noted."""
         try:
-            found = json.loads(Path(self.path).read_text())
+            driver = Path(self.path).read_text()
             age = time.time() - Path(self.path).stat().st_mtime
-            is_recent = found["application"] == self.application and age < _UNREACHED_SECONDS
-            known = Found(found["driver"], found["is_unreached"] and is_recent)
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError):
             return None
-        return known if age < _NOTE_DAYS * _DAY_SECONDS else None
+        return driver if driver and age < _NOTE_SECONDS else None
 
-    def write(self, found: Found) -> bool:
-        """Write it down; False if it says so already, or cannot be written."""
+    def write(self, driver: str) -> None:
+        """Write it down, if that can be done; if it cannot, a later batch finds out the same."""
         path = Path(self.path)
-        if self.read() == found or not is_private(path.parent):
-            return False
-        try:
+        if self.read() == driver or not is_private(path.parent):
+            return
+        with suppress(OSError):
             # Not written over, so that a reader finds all of it.
             new = path.with_suffix(f".{os.getpid()}")
-            new.write_text(json.dumps({**asdict(found), "application": self.application}))
+            new.write_text(driver)
             new.replace(path)
-        except OSError:
-            return False
-        return True
 
 
-def note_of(writer: tuple[str, str], application: int) -> Note:
+def note_of(writer: tuple[str, str]) -> Note:
     """
     The note about a writer (its checkpoint's location and its sink's label).
 
-    :param application: the process id of Spark's daemon.
     :raises OSError: if there is no folder for it.
     """
     name = hashlib.sha256("\n".join(writer).encode()).hexdigest()[:32]
-    return Note(str(private_folder() / f"{name}.note"), str(application))
+    return Note(str(private_folder() / f"{name}.driver"))

@@ -165,13 +165,11 @@ def receiver_for(options: SinkOptions, struct_type: StructType, rooms: Rooms) ->
     plan = PlannedReception(uuid4(), options, struct_type, rooms)
     note = None
     with suppress(OSError):
-        note = note_of(plan.writer, os.getppid())
-    found = note.read() if note else None
-    if found and found.is_unreached and options.receiver == AUTOMATIC:
-        return None
+        note = note_of(plan.writer)
+    driver = note.read() if note else None
     try:
-        offer = _offered(options.receiver, plan, found.driver if found else None)
-        if found and not found.is_unreached:
+        offer = _offered(options.receiver, plan, driver)
+        if driver:
             # The last large batch had to do without it, and the tasks of this one need not wait for its start.
             offer.start()
     except (PgonceError, OSError, ImportError) as error:

@@ -115,7 +115,7 @@ class Call:
         except BaseException as error:  # noqa: BLE001 (a task that has no line stages its rows)
             self.is_unreached = isinstance(error, NotThereError)
             self._doors.note_silence(error, is_unreached=self.is_unreached)
-            # That no executor has reached one, the commit says once.
+            # That executors have not reached one, the commit says once.
             level = logging.INFO if self.is_unreached else logging.WARNING
             _log.log(level, "no rows of a task are received, because no receiver answers: %s", error)
             return

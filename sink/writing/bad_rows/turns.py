@@ -251,7 +251,7 @@ def turns_in_tx(
         lock_rows_in_tx(connection, changes, deletes=begun is not None and begun.has_deletes)
     if begun is None:
         return Turns(connection, table, count, _set_at_once(table, hint, written, batch.upsert), batch)
-    outcome = TriggerOutcome(connection, batch, table)
+    outcome = TriggerOutcome(connection, batch)
     part = part_of_changes(batch, table, begun.tombstones, own_set, outcome)
     return Turns(connection, table, count, part, batch, begun, own_set, outcome)
 

@@ -170,13 +170,12 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     left = kept - pass_over_in_tx(connection, batch, tombstones, kept)
     counts["passed_over"] = kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
-    outcome = TriggerOutcome(connection, batch, _name())
-    if deletes or outcome.depends_on_updates:
-        lock_rows_in_tx(connection, batch, deletes=bool(deletes))
+    outcome = TriggerOutcome(connection, batch)
+    if deletes:
+        lock_rows_in_tx(connection, batch, deletes=True)
     marks = bool(deletes and batch.deletes_softly)
     if deletes and not marks:
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
-    outcome.look_before_in_tx()
     counts[WRITTEN] = write_in_tx(connection, batch, left - deletes, is_last=not marks)
     counts["passed_over"] += left - deletes - counts[WRITTEN]
     if marks:

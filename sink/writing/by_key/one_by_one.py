@@ -20,7 +20,7 @@ from .moved_rows import MovedRows
 from .statements import insert_statement
 from .tombstone_sets import Tombstones
 from .tombstones import precedes_delete, remember_statement
-from .trigger_outcome import TriggerOutcome, left_out, places_of
+from .trigger_outcome import TriggerOutcome
 from .write_changes import delete_statement
 
 FIRST, LAST, AT, NUMBER = (sql.Identifier(f"pgonce: {name}") for name in ("first", "last", "at", "number"))
@@ -42,8 +42,6 @@ VARIABLES = sql.SQL("""
     absent pg_catalog.int8;
     lacking pg_catalog.text[];
     is_refused pg_catalog.bool;
-    "pgonce: was" pg_catalog.tid;
-    "pgonce: was in" pg_catalog.oid;
 """)
 
 
@@ -129,20 +127,12 @@ END IF;
 
 
 def _write(one: ChangeTable, row: GatheredRows, outcome: TriggerOutcome) -> sql.Composed:
-    steps: list[sql.Composable] = []
-    if outcome.depends_on_updates:
-        look = sql.SQL('SELECT place, part INTO "pgonce: was", "pgonce: was in" FROM (SELECT {}) AS noted')
-        steps.append(look.format(places_of(one)))
     source, wanted = sql.SQL("{} AS change").format(one.name), sql.SQL("NOT {}").format(DELETED)
     insert = insert_statement(source, wanted, one.target, one.written, one.reduced_upsert)
     whole = sql.SQL("{}; GET DIAGNOSTICS done = ROW_COUNT").format(insert)
-    steps.append(_write_what_was_read(one, row, whole) if one.unread else whole)
-    steps += [sql.SQL(_COUNTED)]
+    steps = [_write_what_was_read(one, row, whole) if one.unread else whole, sql.SQL(_COUNTED)]
     if outcome.gives_way and outcome.is_checked:
         steps.append(_raised(sql.SQL("SELECT 1 OPERATOR(pg_catalog.-) done")))
-    if outcome.depends_on_updates:
-        noted = sql.SQL('(SELECT "pgonce: was" AS place, "pgonce: was in" AS part) AS noted CROSS JOIN {} AS change')
-        steps.append(_raised(left_out(one, noted.format(one.name))))
     return sql.SQL("{};").format(sql.SQL("; ").join(steps))
 
 

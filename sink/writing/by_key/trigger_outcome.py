@@ -14,7 +14,6 @@ from pgonce.offsets_store.errors import TargetError, bad_target
 
 from ..table.fit import qualified
 from .change_table import DELETED, ChangeTable
-from .keys import execute_joined
 
 # Bits 0 and 1 of tgtype: FOR EACH ROW, BEFORE.
 _HAS_ROW_TRIGGERS = sql.SQL("""
@@ -29,30 +28,13 @@ SELECT EXISTS (
 
 
 class TriggerOutcome:
-    """
-    What the table holds in the end, compared with what the changes of ``batch`` say.
+    """What the table holds in the end, compared with what the changes of ``batch`` say."""
 
-    :param before: the name of a table that does not exist yet.
-    """
-
-    def __init__(self, connection: psycopg.Connection, batch: ChangeTable, before: sql.Identifier) -> None:
+    def __init__(self, connection: psycopg.Connection, batch: ChangeTable) -> None:
         self._connection = connection
         self._batch = batch
-        self._before = before
         row = connection.execute(_HAS_ROW_TRIGGERS.format(oid=batch.target.oid)).fetchone()
         self._has_triggers = bool(row and row[0])
-
-    @property
-    def depends_on_updates(self) -> bool:
-        """Whether a trigger may leave out an update, which is seen only from the place of the row that was there."""
-        return self._has_triggers and self._batch.upsert.newer_by is None
-
-    def look_before_in_tx(self) -> None:
-        """Note the places of the rows that the batch is about to update, once they are locked."""
-        if not self.depends_on_updates:
-            return
-        look = sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT change.ctid AS change_place, {}")
-        execute_joined(self._connection, look.format(self._before, places_of(self._batch)), self._batch.upsert)
 
     def refuse_another(self, passed_over: int) -> None:
         """
@@ -64,9 +46,6 @@ class TriggerOutcome:
         if not self.is_checked:
             return
         others = self._count(self.others(self._batch))
-        if self.depends_on_updates:
-            noted = sql.SQL("{} AS noted JOIN {} AS change ON change.ctid OPERATOR(pg_catalog.=) noted.change_place")
-            others += self._count(left_out(self._batch, noted.format(self._before, self._batch.name)))
         if self.gives_way:
             others = max(others, passed_over)
         if others:
@@ -79,10 +58,10 @@ class TriggerOutcome:
 
     @property
     def gives_way(self) -> bool:
-        """Whether each stored row must give way: none is newer, there is something to update, and no trigger."""
+        """Whether each stored row must give way, so that each write counts: none is newer, and there is an update."""
         batch = self._batch
         gives_way = not batch.upsert.newer_by and not batch.upsert.existing.stored_stays
-        return not self._has_triggers and gives_way and bool(batch.reduced_upsert.changed(batch.written))
+        return gives_way and bool(batch.reduced_upsert.changed(batch.written))
 
     def others(self, batch: ChangeTable) -> sql.Composed:
         """The query that counts the changes of ``batch`` whose result is another one."""
@@ -97,7 +76,8 @@ class TriggerOutcome:
                 "TRIGGER_CHANGED_ROWS",
                 f"A BEFORE trigger{or_policies} of {table.qualified_name} changed the result of {what} of the batch: "
                 "it left rows out, or gave them another key or another value in the orderBy column.",
-                "Let triggers leave keys and the orderBy column alone, or do in Spark what they do.",
+                "Let triggers leave keys and the orderBy column alone, or do in Spark what they do. Drop a trigger "
+                "that suppresses updates, or set onlyNewer: with it, updates that change nothing may be suppressed.",
             )
         return bad_target(
             "ROWS_NOT_WRITTEN",
@@ -109,37 +89,6 @@ class TriggerOutcome:
     def _count(self, question: sql.Composed) -> int:
         row = self._connection.execute(question, prepare=False).fetchone()
         return row[0] if row else 0
-
-
-def places_of(batch: ChangeTable) -> sql.Composed:
-    """What follows SELECT in a query for the places of the stored rows that each ``change`` writes."""
-    return sql.SQL(
-        "target.ctid AS place, target.tableoid AS part FROM {} AS target JOIN {} AS change ON {} WHERE NOT change.{}"
-    ).format(batch.target.only, batch.name, batch.same_key(), DELETED)
-
-
-def left_out(batch: ChangeTable, noted: sql.Composable) -> sql.Composed:
-    """
-    Counts the rows that are where they were, although their change has other values (a redundant update may go).
-
-    :param noted: joins the places where they were, as ``noted``, with each ``change``.
-    """
-    changed = batch.reduced_upsert.changed(batch.written)
-    differ: list[sql.Composable] = [
-        sql.SQL("NOT {}").format(same) if name not in batch.unread
-        else sql.SQL("NOT (change.{} OR {})").format(batch.unread[name], same)
-        for name in changed
-        for same in [_same(batch, name)]
-    ]  # fmt: skip
-    return sql.SQL(
-        "SELECT pg_catalog.count(*) FROM {} JOIN {} AS target ON {} AND target.ctid OPERATOR(pg_catalog.=) noted.place "
-        "AND target.tableoid OPERATOR(pg_catalog.=) noted.part WHERE {}"
-    ).format(
-        noted,
-        batch.target.only,
-        batch.same_key(),
-        sql.SQL(" OR ").join(differ) if differ else sql.SQL("false"),
-    )
 
 
 def _same(batch: ChangeTable, name: str) -> sql.Composable:

@@ -1,5 +1,5 @@
 """
-What users of streams, batch jobs and pipelines may ask for, and what is refused before a row moves.
+What users of streams and batch jobs may ask for, and what is refused before a row moves.
 
 Covers: offsets_store.commit.settings, offsets_store.status.read_stored.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 
-from pgonce import pipeline_sink_options
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.position_columns import RECORD_POSITIONS
@@ -221,33 +220,3 @@ def test_what_makes_no_sense_in_a_job_is_refused(more, overwrite, words):
     """The error names the option, and what to do with it."""
     with pytest.raises(ConfigurationError, match=words):
         parse_job_options({**JOB, **more}, overwrite=overwrite)
-
-
-OF_A_PIPELINE = {"url": "postgresql://host/db", "table": "orders", "mode": "upsert", "keys": "id"}
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "hint"),
-    [
-        ({"tabel": "orders"}, "UNKNOWN_OPTION", "Did you mean table"),
-        ({"mode": "upsrt"}, "BAD_OPTION", "Did you mean upsert"),
-        ({"createTable": True}, "BAD_OPTION", "quotation marks"),
-        ({"checkpointLocation": "/here"}, "CLASHING_OPTIONS", "Leave it out"),
-        ({"queryname": "web"}, "CLASHING_OPTIONS", "Leave it out"),
-        ({"TABLE": "others"}, "CLASHING_OPTIONS", "Keep one of them"),
-    ],
-)
-def test_a_wrong_option_of_a_pipelines_sink_is_refused_with_a_hint(more, code, hint):
-    """Before the pipeline runs; the error says what to write instead. Good options stay as they are."""
-    assert pipeline_sink_options(OF_A_PIPELINE) == OF_A_PIPELINE
-    with pytest.raises(ConfigurationError, match=rf"\[{code}\]") as refused:
-        pipeline_sink_options({**OF_A_PIPELINE, **more})
-    assert next(iter(more)) in str(refused.value)
-    assert hint in str(refused.value)
-
-
-@pytest.mark.parametrize("options", [None, [("table", "orders")], "table=orders", {**OF_A_PIPELINE, 1: "one"}])
-def test_what_is_not_a_dict_of_strings_is_refused(options):
-    """Spark would say so of the whole sink, in the words of another library."""
-    with pytest.raises(ConfigurationError, match=r"\[BAD_OPTION\]"):
-        pipeline_sink_options(options)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pgonce.sink.data_source.receiver import folders
-from pgonce.sink.data_source.receiver.folders import Found, Note, is_private, note_of, private_folder
+from pgonce.sink.data_source.receiver.folders import Note, is_private, note_of, private_folder
 from pgonce.sink.data_source.receiver.host_process import host_process
 
 DAY = 86_400
@@ -131,9 +131,7 @@ def test_nothing_else_is_removed(gone, temporary):
 
 
 WRITER = ("/checkpoints/orders", "public.orders")
-HOUR, DAY = 3600, 86400
-STAGED = Found("10.0.0.4")
-UNREACHED = Found("10.0.0.4", is_unreached=True)
+DRIVER = "10.0.0.4"
 
 
 def aged(note, seconds):
@@ -178,44 +176,38 @@ def test_another_users_folder_is_not_used(temporary):
 
 def test_a_note_is_of_one_writer():
     """Nothing is known of a writer at first, nor of others."""
-    note = note_of(WRITER, 7)
+    note = note_of(WRITER)
     assert note.read() is None
-    assert note.write(STAGED)
-    assert note.read() == STAGED
-    assert note_of(WRITER, 8).read() == STAGED
-    assert note_of(("/checkpoints/orders", "public.items"), 7).read() is None
-    # Said once.
-    assert not note.write(STAGED)
-    assert note.write(UNREACHED)
+    note.write(DRIVER)
+    assert note.read() == note_of(WRITER).read() == DRIVER
+    assert note_of(("/checkpoints/orders", "public.items")).read() is None
     # Spark's driver listens elsewhere now.
-    assert note.write(Found("10.0.0.5"))
+    note.write("10.0.0.5")
+    assert note.read() == "10.0.0.5"
 
 
-@pytest.mark.parametrize("written", ["", "staged 7", "[]", "{}"])
+@pytest.mark.parametrize("written", [b"", b"\xff"])
 def test_a_note_that_cannot_be_read_says_nothing(written):
-    """An earlier version may have written it."""
-    note = note_of(WRITER, 7)
-    Path(note.path).write_text(written)
+    """The disk may have been full."""
+    note = note_of(WRITER)
+    Path(note.path).write_bytes(written)
     assert note.read() is None
-    assert note.write(STAGED)
+    note.write(DRIVER)
+    assert note.read() == DRIVER
 
 
-def test_nobody_having_found_a_receiver_holds_for_an_hour_and_one_application():
-    """Networks change, and the next application may be on another one; that batches are large is remembered."""
-    note = note_of(WRITER, 7)
-    note.write(UNREACHED)
-    assert note.read() == UNREACHED
-    assert note_of(WRITER, 8).read() == STAGED
-    assert aged(note, HOUR - 60) == UNREACHED
-    assert aged(note, HOUR + 60) == STAGED
-    assert aged(note, 29 * DAY) == STAGED
+def test_that_batches_are_large_is_remembered_for_a_month():
+    """So a run with a single large batch profits from the run before."""
+    note = note_of(WRITER)
+    note.write(DRIVER)
+    assert aged(note, 29 * DAY) == DRIVER
     assert aged(note, 31 * DAY) is None
 
 
 def test_a_note_is_not_written_where_others_could_read_it(temporary):
     """Nor is it an error if it cannot be written: the next batch finds out the same."""
-    note = note_of(WRITER, 7)
+    note = note_of(WRITER)
     Path(note.path).parent.chmod(0o777)
-    assert not note.write(STAGED)
-    assert not Note(str(temporary / "missing" / "a.note"), "7").write(STAGED)
+    note.write(DRIVER)
+    Note(str(temporary / "missing" / "a.driver")).write(DRIVER)
     assert note.read() is None
