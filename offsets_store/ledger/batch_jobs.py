@@ -14,6 +14,7 @@ from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Connection, bindparam, func, text, update
+from sqlalchemy.dialects import postgresql
 
 from ..postgres.connect import driver_connection
 from ..postgres.one_trip import ask
@@ -22,7 +23,7 @@ from .compiled import Compiled, given, of_columns, send_once
 from .feeders import OF_TABLE
 from .migrations import refuse_too_new
 from .published import Published, Targets
-from .tables import batch_jobs
+from .tables import batch_job_skips, batch_jobs
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ WHERE NOT EXISTS (SELECT FROM pgonce.batch_jobs AS j WHERE j.batch_key = CAST(:k
 ON CONFLICT DO NOTHING
 RETURNING (SELECT max(least_reader_version) FROM pgonce.schema_version) AS least_reader
 """)
-# Locked, because a lock is written to the log: so COMMIT waits for synchronous standbys until they have what was found.
+# A lock is written to the log: so COMMIT waits until synchronous standbys have what was found.
 _FIND = text(f"""
 SELECT j.sink_name, j.attempt, j.rows, j.content_hash, j.committed_at, j.application, j.targets,
     (SELECT {QUALIFIED_NAME} FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -131,9 +132,5 @@ def record_job_in_tx(connection: Connection, sink_name: str, job: Job, published
 
 def record_skip_in_tx(connection: Connection, sink_name: str, job: Job) -> None:
     """Record that this attempt was skipped; once, however often its commit is tried."""
-    of_job = (batch_jobs.c.sink_name == sink_name) & (batch_jobs.c.batch_key == job.batch_key)
-    is_new = batch_jobs.c.last_skipped_attempt.is_distinct_from(job.attempt)
-    skip = {"skips": batch_jobs.c.skips + 1, "last_skipped_at": func.clock_timestamp()}
-    send_once(
-        connection, update(batch_jobs).where(of_job & is_new).values(last_skipped_attempt=job.attempt, **skip)
-    )
+    skip = postgresql.insert(batch_job_skips).values(sink_name=sink_name, batch_key=job.batch_key, attempt=job.attempt)
+    send_once(connection, skip.on_conflict_do_nothing())

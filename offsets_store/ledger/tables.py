@@ -166,9 +166,11 @@ dead_letters = _table(
 
 batch_jobs = _table(
     "batch_jobs",
-    bigint="rows skips",
+    bigint="rows",
     text="sink_name batch_key transport content_hash application",
-    uuid="attempt last_skipped_attempt",
+    uuid="attempt",
     jsonb="targets counts",
-    timestamptz="committed_at last_skipped_at",
+    timestamptz="committed_at",
 )
+
+batch_job_skips = _table("batch_job_skips", text="sink_name batch_key", uuid="attempt", timestamptz="skipped_at")

@@ -33,6 +33,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from ..errors import NoLedgerError
 from ..ledger.session import reading
 from ..ledger.tables import (
+    batch_job_skips,
     batch_jobs,
     batches,
     last_batches,
@@ -214,13 +215,19 @@ def newest_jobs(
     connection: Connection, limit: int, sink: str | None = None, batch_key: str | None = None
 ) -> list[StoredJob]:
     """The newest ``limit`` batch jobs, the newest first; of one sink, or under one key, if these are given."""
-    columns = (batch_jobs.c[field.name] for field in fields(StoredJob))
-    chosen = select(*columns).order_by(desc(batch_jobs.c.committed_at)).limit(limit)
+    chosen = select(batch_jobs).order_by(desc(batch_jobs.c.committed_at)).limit(limit)
     if sink is not None:
         chosen = chosen.where(batch_jobs.c.sink_name == sink)
     if batch_key is not None:
         chosen = chosen.where(batch_jobs.c.batch_key == batch_key)
-    return [StoredJob(**checked(row)) for row in connection.execute(chosen).mappings()]
+    job = chosen.subquery("job")
+    of_job = (batch_job_skips.c.sink_name == job.c.sink_name) & (batch_job_skips.c.batch_key == job.c.batch_key)
+    found = select(
+        job,
+        select(func.count()).where(of_job).scalar_subquery().label("skips"),
+        select(func.max(batch_job_skips.c.skipped_at)).where(of_job).scalar_subquery().label("last_skipped_at"),
+    ).order_by(desc(job.c.committed_at))
+    return [StoredJob(**checked(row)) for row in connection.execute(found).mappings()]
 
 
 def task_positions(connection: Connection, writer_ids: Sequence[int]) -> dict[int, Offsets]:

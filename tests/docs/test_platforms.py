@@ -74,4 +74,4 @@ def test_airflow_loads_each_month_once(start_reader, airflow, url, tmp_path):
     )
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT order_id FROM orders ORDER BY 1").fetchall() == [(1,), (2,)]
-        assert connection.execute("SELECT batch_key FROM pgonce.batch_jobs WHERE skips > 0").fetchall() == [("2026-10",)]
+        assert connection.execute("SELECT batch_key FROM pgonce.batch_job_skips").fetchall() == [("2026-10",)]

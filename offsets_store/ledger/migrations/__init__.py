@@ -269,7 +269,7 @@ PRIVILEGES = {
     ),
     "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress", "tombstones", "tombstone_sets", "failures", "heartbeats"),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
-    "SELECT, INSERT": ("dead_letters", "runs", "target_changes"),
+    "SELECT, INSERT": ("dead_letters", "runs", "target_changes", "batch_job_skips"),
     "SELECT": ("schema_version", *VIEWS),
 }
 

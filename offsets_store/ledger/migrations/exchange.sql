@@ -110,8 +110,12 @@ BEGIN
             target = CASE WHEN l.target = moved.was THEN moved.now ELSE l.target END,
             destination = CASE WHEN l.target = moved.was AND l.destination ? 'table' THEN jsonb_set(l.destination, '{table}', to_jsonb(moved.relation::text)) ELSE l.destination END
         WHERE moved.was IN (l.sink_name, l.target) AND l.query_id IN (SELECT w.query_id FROM pgonce.writers AS w WHERE w.writer_id = ANY (moved.writers));
-        UPDATE pgonce.batch_jobs AS j SET sink_name = moved.now, targets = j.targets - moved.was || jsonb_build_object(moved.now, j.targets -> moved.was)
-        WHERE j.sink_name = moved.was AND (j.targets ->> moved.was)::oid = moved.relation;
+        -- In one statement, because the skips refer to the jobs.
+        WITH jobs AS (
+            UPDATE pgonce.batch_jobs AS j SET sink_name = moved.now, targets = j.targets - moved.was || jsonb_build_object(moved.now, j.targets -> moved.was)
+            WHERE j.sink_name = moved.was AND (j.targets ->> moved.was)::oid = moved.relation RETURNING j.batch_key
+        )
+        UPDATE pgonce.batch_job_skips AS s SET sink_name = moved.now FROM jobs WHERE s.sink_name = moved.was AND s.batch_key = jobs.batch_key;
         UPDATE pgonce.tombstone_sets AS s SET target_name = moved.now WHERE s.target = moved.relation;
     END LOOP;
     RETURN format('The query that fills it goes on with table=%s.', is_now);

@@ -354,9 +354,6 @@ CREATE TABLE pgonce.batch_jobs (
     counts       jsonb,
     application  text,
     committed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    skips        bigint NOT NULL DEFAULT 0,
-    last_skipped_at timestamptz,
-    last_skipped_attempt uuid,
     PRIMARY KEY (sink_name, batch_key)
 );
 CREATE INDEX batch_jobs_newest ON pgonce.batch_jobs (committed_at);
@@ -371,9 +368,20 @@ COMMENT ON COLUMN pgonce.batch_jobs.targets IS 'The tables that it wrote to, by 
 COMMENT ON COLUMN pgonce.batch_jobs.counts IS 'What became of the rows, as in batches.';
 COMMENT ON COLUMN pgonce.batch_jobs.application IS 'Host and process that published it.';
 COMMENT ON COLUMN pgonce.batch_jobs.committed_at IS 'When it was recorded.';
-COMMENT ON COLUMN pgonce.batch_jobs.skips IS 'How many runs with this key were skipped since.';
-COMMENT ON COLUMN pgonce.batch_jobs.last_skipped_at IS 'When the newest of them was skipped.';
-COMMENT ON COLUMN pgonce.batch_jobs.last_skipped_attempt IS 'The random id of the newest run that was skipped, which counts once.';
+
+CREATE TABLE pgonce.batch_job_skips (
+    sink_name  text NOT NULL,
+    batch_key  text NOT NULL,
+    attempt    uuid NOT NULL,
+    skipped_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (sink_name, batch_key, attempt),
+    FOREIGN KEY (sink_name, batch_key) REFERENCES pgonce.batch_jobs ON DELETE CASCADE
+);
+COMMENT ON TABLE pgonce.batch_job_skips IS 'One row for each run of a batch job that was skipped.';
+COMMENT ON COLUMN pgonce.batch_job_skips.sink_name IS 'As in batch_jobs.';
+COMMENT ON COLUMN pgonce.batch_job_skips.batch_key IS 'As in batch_jobs.';
+COMMENT ON COLUMN pgonce.batch_job_skips.attempt IS 'The random id of the run that was skipped.';
+COMMENT ON COLUMN pgonce.batch_job_skips.skipped_at IS 'When it was skipped.';
 
 -- Dead letters --------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def test_names_with_dots_are_two(admin, url):
 
 def skips(admin):
     """How many runs were skipped."""
-    return admin.execute("SELECT coalesce(sum(skips), 0) FROM pgonce.batch_jobs").fetchone()[0]
+    return admin.execute("SELECT count(*) FROM pgonce.batch_job_skips").fetchone()[0]
 
 
 def test_rows_and_key_are_written_together(admin, url):
@@ -117,7 +117,7 @@ def _raise_unique():
 def test_a_skip_whose_answer_was_lost_counts_once(admin, url, proxy):
     """The second try finds that its attempt was counted."""
     commit_job(settings(url), job(), writing(1))
-    proxy.cut_after_commit(touching="last_skipped_attempt")
+    proxy.cut_after_commit(touching="batch_job_skips")
     assert commit_job(settings(proxy.url), job(), writing(1)).verdict is JobVerdict.SKIPPED
     assert proxy.hits["cut_after_commit"] == 1
     assert skips(admin) == 1

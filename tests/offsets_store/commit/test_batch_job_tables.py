@@ -107,7 +107,7 @@ def test_a_table_that_was_renamed(admin, run):
     assert "does not exist" in refused(run).what
     assert run("tuesday", table="orders") is JobVerdict.PUBLISHED
     assert ids(admin, "orders") == [1, 1]
-    skips = "SELECT sink_name, batch_key FROM pgonce.batch_jobs WHERE skips = 1"
+    skips = "SELECT sink_name, batch_key FROM pgonce.batch_job_skips"
     assert admin.execute(skips).fetchall() == [("public.events", "monday")]
 
 

@@ -35,7 +35,8 @@ def admin(admin):
 def jobs(admin):
     """What the ledger has of each job: key, rows, transport, and how many runs were skipped."""
     return admin.execute(
-        "SELECT batch_key, rows, transport, skips FROM pgonce.batch_jobs ORDER BY committed_at"
+        "SELECT batch_key, rows, transport, (SELECT count(*) FROM pgonce.batch_job_skips AS s "
+        "WHERE s.batch_key = j.batch_key) FROM pgonce.batch_jobs AS j ORDER BY committed_at"
     ).fetchall()
 
 
