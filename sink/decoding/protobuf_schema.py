@@ -23,7 +23,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.unknown_fields import UnknownFieldSet
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, TEXT, Kind, Schema, UnreadableError, array_of, micros_of
+from .schemas import JSON, NUMBER, TEXT, Kind, Schema, UnreadableError, any_name, array_of, micros_of
 
 _Read = Callable[[Any], Any]
 _KINDS: dict[str, Kind] = {
@@ -86,6 +86,8 @@ class ProtobufMessage(Schema):
 
     def _branches(self, of: Any) -> list[tuple[Kind, Mapping[str, Any]]]:
         field, message = (None, of) if of is self._root else (of, of.message_type)
+        if message is not None and message.GetOptions().map_entry:
+            return [(JSON, any_name(message.fields_by_name["value"]))]
         is_object = message is not None and (field is None or not field.is_repeated)
         return [(_kind(field) if field else JSON, message.fields_by_name if is_object else {})]
 
