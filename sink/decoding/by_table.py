@@ -152,6 +152,9 @@ def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, .
     # Where a field says which rows delete, whether others are missing is left to Postgres: a delete needs none of them.
     has_deletes = changes.delete_when or changes.feed
     unneeded = {column.column_name for column in table.columns} if has_deletes else {changes.soft_column}
+    if decoding and decoding.key:
+        # The record's key may have them.
+        unneeded |= set(keys)
     found = [
         decoded
         for column in table.columns

@@ -110,8 +110,7 @@ class RecordReader:
         """
         try:
             values, refused, events = self._values(batch)
-            reader = json_records(self.columns, ignores_extra=self._ignores_extra, lenient=self._lenient)
-            decoded = reader.decode(values)
+            decoded = json_records(self.columns, ignores_extra=self._ignores_extra).decode(values)
         except UnknownFieldError as unknown:
             raise self._unknown(unknown) from None
         by_name = dict(zip((column.name for column in self.columns), decoded.arrays, strict=True))
@@ -175,11 +174,6 @@ class RecordReader:
     @property
     def _ignores_extra(self) -> bool:
         return self.where.schema_evolution == "ignoreExtra"
-
-    @cached_property
-    def _lenient(self) -> frozenset[str]:
-        """The columns that the record's key may have instead of its value."""
-        return frozenset(column.name for column in self.columns if column.is_key and self._decoding.key)
 
     def _unknown(self, unknown: UnknownFieldError) -> Exception:
         *above, name = unknown.path

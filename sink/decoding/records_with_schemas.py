@@ -69,7 +69,7 @@ class RecordsWithSchemas:
         self._registry = registry_at(url) if url else None
         self._form, self._at = form, at
         self._columns = columns
-        self._fields = None if ignores_extra else Fields.of(columns, [False] * len(columns))
+        self._fields = None if ignores_extra else Fields.of(columns)
         self._schemas: dict[Any, Schema | Refusal] = {}
 
     def read(self, records: Sequence[bytes | None], headers: Iterable[Any], part: str = "value") -> list[Any]:
