@@ -32,12 +32,10 @@ def reader_of_records(
     if settings is None:
         return RecordReader(where, (), (), "", with_positions=with_positions)
     # Tasks import this module, and have no use for psycopg.
-    from .by_table import described, reader_for, reader_of_new
+    from .by_table import described, reader_for
 
     _require_registry(where.decoding)
-    if (table := described(settings, where)) is None:
-        return reader_of_new(where, with_positions=with_positions)
-    return reader_for(table, where, with_positions=with_positions)
+    return reader_for(described(settings, where), where, with_positions=with_positions)
 
 
 def _require_registry(decoding: Decoding | None) -> None:
