@@ -39,7 +39,7 @@ from .decoded_columns import DecodedColumn, KafkaColumn
 from .fields import UnknownFieldError
 from .json_records import json_records
 from .record_keys import HEADERS, RecordKeys, headers_of
-from .records_with_schemas import json_of_each, records_with_schemas
+from .records_with_schemas import RecordsWithSchemas, json_of_each
 from .values import Refusal
 
 OF_KAFKA: dict[str, t.DataType] = {
@@ -149,9 +149,8 @@ class RecordReader:
         if not (self._decoding.registry_url or self._is_debezium):
             return values, {}, None
         at = (AFTER,) if self._is_debezium else ()
-        reader = records_with_schemas(
-            self._decoding.registry_url, self._decoding.values, self.columns, self._ignores_extra, at
-        )
+        url, form = self._decoding.registry_url, self._decoding.values
+        reader = RecordsWithSchemas(url, form, self.columns, ignores_extra=self._ignores_extra, at=at)
         found = reader.read(values, headers_of(batch))
         if not self._is_debezium:
             return *json_of_each(found), None
