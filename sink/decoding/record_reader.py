@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,7 +35,7 @@ from ..options.destination import (
     Destination,
 )
 from ..options.position_columns import RECORD_POSITIONS
-from .debezium_events import AFTER, DELETES, Events, events_of
+from .debezium_events import AFTER, DELETES, Event, events_of
 from .decoded_columns import DecodedColumn, KafkaColumn
 from .fields import UnknownFieldError
 from .json_records import json_records
@@ -143,7 +144,7 @@ class RecordReader:
         read = pa.RecordBatch.from_arrays(arrays, names=names)
         return read.filter(pc.invert(absent)) if self.drops_rows and absent is not None else read
 
-    def _values(self, batch: pa.RecordBatch) -> tuple[list[bytes | None], dict[int, Refusal], Events | None]:
+    def _values(self, batch: pa.RecordBatch) -> tuple[list[bytes | None], dict[int, Refusal], list[Event] | None]:
         """The values as JSON, those that are none, and if they are Debezium's events, what these say."""
         values = batch.column("value").to_pylist()
         if not (self._decoding.registry_url or self._is_debezium):
@@ -155,11 +156,12 @@ class RecordReader:
         if not self._is_debezium:
             return *json_of_each(found), None
         keeps = self.where.existing.keep_where is not None
-        events = events_of(found, self._keys.values(batch), self._keys.columns, self.where.order_path, keeps)
+        keys = self._keys.values(batch)
+        events, refused = events_of(found, keys, self._keys.columns, self.where.order_path, keeps)
         # So that the commit can also read them by their types.
-        before = self._keys.unfit([event.before for event in events.each])
-        events.refused |= {row: Refusal(of.column, f"Of the row before: {of.message}") for row, of in before.items()}
-        return [event.image for event in events.each], events.refused, events
+        before = self._keys.unfit([event.before for event in events])
+        refused |= {row: Refusal(of.column, f"Of the row before: {of.message}") for row, of in before.items()}
+        return [event.image for event in events], refused, events
 
     @cached_property
     def _keys(self) -> RecordKeys:
@@ -265,12 +267,12 @@ def _reasons(batch: pa.RecordBatch, refused: dict[int, Refusal]) -> pa.Array:
     return pa.array(said, _REFUSED_TYPE)
 
 
-def _of_events(events: Events) -> dict[str, pa.Array]:
+def _of_events(events: Sequence[Event]) -> dict[str, pa.Array]:
     """The columns that say what events are; what has no value deletes."""
-    operations = [event.operation or DELETES for event in events.each]
+    operations = [event.operation or DELETES for event in events]
     return {
         OPERATION_COLUMN: pa.array(operations, pa.string()),
-        BEFORE_COLUMN: pa.array([event.told for event in events.each], pa.string()),
+        BEFORE_COLUMN: pa.array([event.told for event in events], pa.string()),
         DELETED_COLUMN: pa.array([operation == DELETES for operation in operations], pa.bool_()),
     }
 
