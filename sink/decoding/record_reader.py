@@ -40,8 +40,8 @@ from .decoded_columns import DecodedColumn, KafkaColumn
 from .fields import UnknownFieldError
 from .json_records import json_records
 from .record_keys import HEADERS, RecordKeys, headers_of
-from .records_with_schemas import RecordsWithSchemas, json_of_each
-from .values import Refusal
+from .records_with_schemas import RecordsWithSchemas, json_of_each, last_header
+from .values import Refusal, made
 
 OF_KAFKA: dict[str, t.DataType] = {
     "value": t.BinaryType(),
@@ -216,22 +216,12 @@ class RecordReader:
             array = batch.column(column.what)
         else:
             name = column.what.partition(".")[2]
-            # Of several with one name, the last, as Kafka's own lastHeader.
-            texts = [
-                next((one["value"] for one in reversed(of_row or ()) if one["key"] == name), None)
-                for of_row in headers_of(batch)
-            ]
-            array = pa.array(texts, pa.binary())
+            array = pa.array([last_header(of_row, name) for of_row in headers_of(batch)], pa.binary())
         if not isinstance(column.data_type, t.StringType) or column.what == "topic":
             return array
-        texts = []
-        for row, value in enumerate(array.to_pylist()):
-            try:
-                texts.append(None if value is None else value.decode())
-            except UnicodeDecodeError:
-                refused.setdefault(row, Refusal(column.name, f"Its {column.what} is not a text in UTF-8."))
-                texts.append(None)
-        return pa.array(texts, pa.string())
+        texts, unfit = made(DecodedColumn(column.name, (column.what,), column.data_type), array.to_pylist())
+        refused.update({**unfit, **refused})
+        return texts
 
 
 def _origins(batch: pa.RecordBatch) -> pa.Array:

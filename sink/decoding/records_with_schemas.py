@@ -153,10 +153,14 @@ def json_of_each(values: Sequence[Any]) -> tuple[list[bytes | None], dict[int, R
     return made, refused
 
 
+def last_header(headers: Any, name: str) -> bytes | None:
+    """The value of a record's header; of several with one name, that of the last, as Kafka's own lastHeader."""
+    return next((one["value"] for one in reversed(headers or ()) if one["key"] == name), None)
+
+
 def _framed(record: bytes, headers: Any, part: str, has_message: bool) -> _Split | Refusal:
     """A record behind the number of its schema, which may be in a header."""
-    # Of several, the last, as Kafka's own lastHeader.
-    header = next((one["value"] for one in reversed(headers or ()) if one["key"] == _HEADERS[part]), None)
+    header = last_header(headers, _HEADERS[part])
     begin = header or record
     if len(begin) >= _NUMBER_ENDS and begin[0] == _BY_NUMBER:
         number: int | UUID = int.from_bytes(begin[1:_NUMBER_ENDS], "big")
