@@ -106,11 +106,8 @@ def reader_for(table: TargetTable | None, where: Destination, *, with_positions:
         found += tuple(column for column in _of_schemas(where) if column.name not in there)
     if where.decoding and where.decoding.key:
         _refuse_keys(table, [column for column in found if column.is_key], where.decoding.key)
-    filled = {column.name for column in found}
-    others = tuple(column.column_name for column in table.columns if column.column_name not in filled)
     name = table.identifier.as_string(None)
-    known = kafka_columns_of(table, where)
-    return RecordReader(where, found, known, name, others, with_positions=with_positions)
+    return RecordReader(where, found, kafka_columns_of(table, where), name, with_positions=with_positions)
 
 
 def _refuse_keys(table: TargetTable, keys: Sequence[DecodedColumn], form: KeyFormat) -> None:

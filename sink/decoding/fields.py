@@ -16,6 +16,8 @@ from typing import Annotated, Any, cast
 import msgspec
 from pyspark.sql import types as t
 
+from pgonce.offsets_store.postgres.text import LONGEST_NAME, is_storable
+
 from .decoded_columns import DecodedColumn, Form
 
 
@@ -148,6 +150,11 @@ class Fields:
             return
         kind = read_as(column.data_type, column.form)
         msgspec.json.decode(raw, type=kind if column.required else or_null(kind))
+
+
+def may_be_named(name: str) -> bool:
+    """Whether a column can have exactly this name."""
+    return 0 < len(name.encode()) <= LONGEST_NAME and is_storable(name)
 
 
 def type_that_fits(raw: bytes) -> str:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.errors import bad_target
-from pgonce.offsets_store.postgres.text import LONGEST_NAME, is_storable
+from pgonce.offsets_store.postgres.text import LONGEST_NAME
 
 from ..encoding import compute as pc
 from ..encoding.unfit_rows import REFUSED, Record
@@ -37,7 +37,7 @@ from ..options.destination import (
 from ..options.position_columns import RECORD_POSITIONS
 from .debezium_events import AFTER, DELETES, Event, events_of
 from .decoded_columns import DecodedColumn, KafkaColumn
-from .fields import UnknownFieldError
+from .fields import UnknownFieldError, may_be_named
 from .json_records import json_records
 from .record_keys import HEADERS, RecordKeys, headers_of
 from .records_with_schemas import RecordsWithSchemas, json_of_each, last_header
@@ -64,14 +64,13 @@ class RecordReader:
     """
     Decodes records for the columns of ``table``, which is its name as SQL has it.
 
-    :param columns: those that get fields; :param of_kafka: those that get what Kafka knows; :param others: the rest.
+    :param columns: those that get fields; :param of_kafka: those that get what Kafka knows.
     """
 
     where: Destination
     columns: tuple[DecodedColumn, ...]
     of_kafka: tuple[KafkaColumn, ...]
     table: str
-    others: tuple[str, ...] = ()
     with_positions: bool = True
 
     @property
@@ -177,17 +176,14 @@ class RecordReader:
         return self.where.schema_evolution == "ignoreExtra"
 
     def _unknown(self, unknown: UnknownFieldError) -> Exception:
-        *above, name = unknown.path
-        path, column = ".".join(unknown.path), name.replace('"', '""')
-        add = f'ALTER TABLE {self.table} ADD COLUMN "{column}" {unknown.fits}'
-        if name in self.others and not above:
-            remedy = f'If column {name} has a default, name it in columns, as in {{"{name}": "{name}"}}, to fill it.'
-        elif len(name.encode()) > LONGEST_NAME or not is_storable(name) or not name:
-            remedy = "No column can have this name."
-        elif above:
-            remedy = f'Add a column, for example {add}; and name it in columns, as in {{"{column}": "{path}"}}.'
-        else:
-            remedy = f"Add a column, for example {add}."
+        name, path = unknown.path[-1], ".".join(unknown.path)
+        column, remedy = name.replace('"', '""'), "No column can have this name."
+        if may_be_named(name):
+            remedy = (
+                f'Add a column, for example ALTER TABLE {self.table} ADD COLUMN "{column}" {unknown.fits}; or choose '
+                "one that is there. If it has a default, or is not called as the whole path of the field, name it in "
+                f'columns, as in {{"{column}": "{path}"}}.'
+            )
         error = bad_target(
             "COLUMN_UNKNOWN",
             f"A record has a field {path[:LONGEST_NAME]!r}, for which {self.table} has no column that records fill.",
