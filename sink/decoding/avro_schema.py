@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from graphlib import TopologicalSorter
 from io import BytesIO
 from typing import Any
 
@@ -82,10 +83,10 @@ class AvroSchema(Schema):
 
     def __init__(self, text: str, references: Sequence[str] = ()) -> None:
         self._named: dict[str, Any] = {}
-        for one in references:
-            fastavro.parse_schema(json.loads(one, object_hook=_with_logical_type), self._named)
-        self._root = fastavro.parse_schema(json.loads(text, object_hook=_with_logical_type), self._named)
-        self._refuse_unbounded(self._root, (), {})
+        for one in (*references, text):
+            self._root = fastavro.parse_schema(json.loads(one, object_hook=_with_logical_type), self._named)
+        # Of a type within itself, a few bytes would crash the reader.
+        TopologicalSorter({name: set(_names_in(of)) for name, of in {"": self._root, **self._named}.items()}).prepare()
 
     def message(self, _: Sequence[int]) -> AvroSchema:
         """Itself: only a schema of Protobuf has several messages."""
@@ -103,9 +104,7 @@ class AvroSchema(Schema):
         for branch in schema if isinstance(schema, list) else [schema]:
             found = self._named.get(branch, branch) if isinstance(branch, str) else branch
             kind = found["type"] if isinstance(found, dict) else found
-            if isinstance(kind, (dict, list)):
-                yield from self._branches(kind)
-            elif kind == "map":
+            if kind == "map":
                 yield JSON, any_name(found["values"])
             elif kind != "null":
                 fields = found.get("fields", ()) if isinstance(found, dict) else ()
@@ -122,39 +121,31 @@ class AvroSchema(Schema):
             return array_of(items[0] if len(items) == 1 else None)
         return _KINDS.get(f"{found['type']}-{logical}") or _KINDS.get(found["type"], JSON)
 
-    def _refuse_unbounded(self, schema: Any, within: tuple[str, ...], seen: dict[str, bool]) -> bool:
-        """
-        Refuse what a few bytes could make endless: types within themselves, and lists of items that take no byte.
 
-        :param within: the names of the types around it; :param seen: those that were looked at, and what was found.
-        :return: whether a value may take no byte.
-        """
-        if isinstance(schema, list):
-            for branch in schema:
-                self._refuse_unbounded(branch, within, seen)
-            return False
-        if isinstance(schema, str) and schema in self._named:
-            if schema in within:
-                raise ValueError("the schema is recursive")
-            if schema not in seen:
-                seen[schema] = self._refuse_unbounded(self._named[schema], within, seen)
-            return seen[schema]
-        kind = schema["type"] if isinstance(schema, dict) else schema
-        if isinstance(kind, (dict, list)):
-            return self._refuse_unbounded(kind, within, seen)
-        if kind == "record":
-            inside = (*within, schema["name"])
-            takes_none = [self._refuse_unbounded(field["type"], inside, seen) for field in schema["fields"]]
-            return all(takes_none)
-        if kind == "map":
-            self._refuse_unbounded(schema["values"], within, seen)
-        if kind == "array" and self._refuse_unbounded(schema["items"], within, seen):
-            raise ValueError("the items of a list take no byte")
-        return kind == "null" or (kind == "fixed" and schema["size"] == 0)
+def _names_in(schema: Any) -> Iterator[str]:
+    """
+    The names of the types that a value of this schema may have within it.
+
+    :raises ValueError: for a type that takes no byte, because a few bytes can say that a list has millions of such.
+    """
+    if isinstance(schema, list):
+        parts = [branch for branch in schema if branch not in ("null", {"type": "null"})]
+    else:
+        found = schema if isinstance(schema, dict) else {"type": schema}
+        if found["type"] == "null" or found.get("fields") == [] or found.get("size") == 0:
+            raise ValueError("a type takes no byte")
+        if isinstance(schema, str):
+            yield schema
+        parts = [field["type"] for field in found.get("fields", ())]
+        parts += [found[part] for part in ("items", "values") if part in found]
+    for part in parts:
+        yield from _names_in(part)
 
 
 def _with_logical_type(schema: dict[str, Any]) -> dict[str, Any]:
     logical = _OF_CONNECT.get(schema.get("connect.name", ""))
     if schema.get("logicalType") == "decimal" and schema.get("type") in ("bytes", "fixed"):
         logical = "pgonce-number"
+    # With this, fastavro would take the schema as one that it has parsed itself.
+    schema.pop("__fastavro_parsed", None)
     return schema | {"logicalType": logical} if logical else schema

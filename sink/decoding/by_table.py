@@ -17,7 +17,7 @@ import psycopg
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.errors import TargetError, bad_option, bad_target
+from pgonce.offsets_store.errors import bad_option, bad_target
 from pgonce.offsets_store.postgres.backoff import Tries
 from pgonce.offsets_store.postgres.refused_rows import target_error
 
@@ -65,12 +65,6 @@ def _failed(error: Exception) -> Exception:
     return target_error(error) if isinstance(error, psycopg.Error) else error
 
 
-def reader_of_new(where: Destination, *, with_positions: bool) -> RecordReader:
-    """What decodes records for a table that is to be created."""
-    known = kafka_columns_of(None, where)
-    return RecordReader(where, _of_schemas(where), known, where.table, with_positions=with_positions)
-
-
 def _of_schemas(where: Destination) -> tuple[DecodedColumn, ...]:
     """The columns for the fields of the subjects that the user names, with the types of the newest versions."""
     decoding = where.decoding
@@ -96,24 +90,24 @@ def _of_schemas(where: Destination) -> tuple[DecodedColumn, ...]:
     return tuple(found)
 
 
-def reader_for(table: TargetTable, where: Destination, *, with_positions: bool) -> RecordReader:
+def reader_for(table: TargetTable | None, where: Destination, *, with_positions: bool) -> RecordReader:
     """
-    What decodes records for this table.
+    What decodes records for this table, which is None if it is to be created.
 
     :raises ConfigurationError: BAD_OPTION.
     :raises TargetError: as :func:`columns_of`.
     """
+    if table is None:
+        known = kafka_columns_of(None, where)
+        return RecordReader(where, _of_schemas(where), known, where.table, with_positions=with_positions)
     found = columns_of(table, where)
     if where.schema_evolution == "addColumns":
         there = {column.column_name for column in table.columns}
         found += tuple(column for column in _of_schemas(where) if column.name not in there)
     if where.decoding and where.decoding.key:
         _refuse_keys(table, [column for column in found if column.is_key], where.decoding.key)
-    filled = {column.name for column in found}
-    others = tuple(column.column_name for column in table.columns if column.column_name not in filled)
     name = table.identifier.as_string(None)
-    known = kafka_columns_of(table, where)
-    return RecordReader(where, found, known, name, others, with_positions=with_positions)
+    return RecordReader(where, found, kafka_columns_of(table, where), name, with_positions=with_positions)
 
 
 def _refuse_keys(table: TargetTable, keys: Sequence[DecodedColumn], form: KeyFormat) -> None:
@@ -142,7 +136,11 @@ def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, .
     of_kafka = dict(decoding.kafka) if decoding else {}
     for name in (*paths, *of_kafka):
         if name not in {column.column_name for column in table.columns}:
-            raise unknown_column(table, name)
+            raise bad_target(
+                "COLUMN_UNKNOWN",
+                f"{table.qualified_name} has no column {name!r}, which columns or kafkaColumns names.",
+                f"Its columns are {', '.join(column.column_name for column in table.columns)}.",
+            )
     _refuse_reserved(table.qualified_name, (column.column_name for column in table.columns))
     changes = where.changes or Changes()
     keys = (where.keys or table.primary_key) if where.mode in BY_KEY else ()
@@ -152,6 +150,9 @@ def columns_of(table: TargetTable, where: Destination) -> tuple[DecodedColumn, .
     # Where a field says which rows delete, whether others are missing is left to Postgres: a delete needs none of them.
     has_deletes = changes.delete_when or changes.feed
     unneeded = {column.column_name for column in table.columns} if has_deletes else {changes.soft_column}
+    if decoding and decoding.key:
+        # The record's key may have them.
+        unneeded |= set(keys)
     found = [
         decoded
         for column in table.columns
@@ -226,15 +227,6 @@ def kafka_columns_of(table: TargetTable | None, where: Destination) -> tuple[Kaf
         takes_bytes = table is not None and any(c.base_type == "bytea" for c in table.columns_named(name))
         found.append(KafkaColumn(name, what, t.StringType() if is_bytes and not takes_bytes else data_type))
     return tuple(found)
-
-
-def unknown_column(table: TargetTable, name: str) -> TargetError:
-    """The error for an option that names a column which the table lacks."""
-    return bad_target(
-        "COLUMN_UNKNOWN",
-        f"{table.qualified_name} has no column {name!r}, which columns or kafkaColumns names.",
-        f"Its columns are {', '.join(column.column_name for column in table.columns)}.",
-    )
 
 
 def _decoded(

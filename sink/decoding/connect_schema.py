@@ -24,6 +24,7 @@ from .schemas import (
     Kind,
     Schema,
     UnreadableError,
+    any_name,
     array_of,
     decimal_of,
     json_of,
@@ -107,7 +108,10 @@ class ConnectSchema(Schema):
         return self._read(msgspec.json.decode(body))
 
     def _branches(self, schema: Mapping[str, Any]) -> list[tuple[Kind, Mapping[str, Any]]]:
-        return [(_read_as(schema)[0], {str(field["field"]): field for field in schema.get("fields", ())})]
+        kind = _read_as(schema)[0]
+        if schema["type"] == "map":
+            return [(kind, any_name(schema["values"]))]
+        return [(kind, {str(field["field"]): field for field in schema.get("fields", ())})]
 
 
 def _read_as(schema: Mapping[str, Any]) -> tuple[Kind, _Read]:

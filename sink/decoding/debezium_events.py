@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .decoded_columns import DecodedColumn, Form
@@ -40,19 +39,11 @@ class Event(NamedTuple):
     told: str | None = None
 
 
-@dataclass
-class Events:
-    """The events of some records, and those that are refused."""
-
-    each: list[Event] = field(default_factory=list)
-    refused: dict[int, Refusal] = field(default_factory=dict)
-
-
 def events_of(
     values: Sequence[Any], keys: Sequence[Any], columns: Sequence[DecodedColumn], order: Sequence[str], keeps: bool
-) -> Events:
+) -> tuple[list[Event], dict[int, Refusal]]:
     """
-    Take events apart.
+    What each record says, and which are refused.
 
     :param values: the envelopes, among them refusals, and None where a record has no value.
     :param keys: the records' keys, in the same way.
@@ -60,7 +51,8 @@ def events_of(
     :param order: a path into the envelope, whose field the image gets; empty if it gets none.
     :param keeps: whether values that the source could not read are known as such, and kept.
     """
-    events = Events()
+    events: list[Event] = []
+    refused: dict[int, Refusal] = {}
     for row, (envelope, key) in enumerate(zip(values, keys, strict=True)):
         found: Event | Refusal
         try:
@@ -70,9 +62,9 @@ def events_of(
         if isinstance(found, Event) and not keeps and any(form in (found.image or b"") for form in _PLACEHOLDERS):
             found = Refusal("", "It has a value that the source could not read: set keepWhere to the placeholder.")
         if isinstance(found, Refusal):
-            events.refused[row] = found
-        events.each.append(found if isinstance(found, Event) else Event())
-    return events
+            refused[row] = found
+        events.append(found if isinstance(found, Event) else Event())
+    return events, refused
 
 
 def _one(envelope: Any, key: Any, columns: Sequence[DecodedColumn], order: Sequence[str]) -> Event | Refusal:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 from pyspark.sql import types as t
+
+from pgonce.offsets_store.postgres.text import LONGEST_NAME, is_storable
 
 from .decoded_columns import DecodedColumn, Form
 
@@ -59,34 +61,22 @@ class Fields:
     """The fields of an object: a column's value, or another object."""
 
     inner: dict[str, DecodedColumn | Fields]
-    required: frozenset[str]
 
     @classmethod
-    def of(cls, columns: Iterable[DecodedColumn], required: Iterable[bool]) -> Fields:
+    def of(cls, columns: Iterable[DecodedColumn]) -> Fields:
         """The objects to which the columns' paths lead."""
-        inner: dict[str, Any] = {}
-        needed = set()
-        for column, is_needed in zip(columns, required, strict=True):
-            at = inner
+        found = cls({})
+        for column in columns:
+            at = found
             for name in column.path[:-1]:
-                at = at.setdefault(name, {})
-            at[column.path[-1]] = column
-            if is_needed:
-                needed.add(column.name)
-        return cls._made(inner, frozenset(needed))
-
-    @classmethod
-    def _made(cls, inner: dict[str, Any], needed: frozenset[str]) -> Fields:
-        return cls(
-            {name: cls._made(one, needed) if isinstance(one, dict) else one for name, one in inner.items()}, needed
-        )
+                at = cast("Fields", at.inner.setdefault(name, cls({})))
+            at.inner[column.path[-1]] = column
+        return found
 
     @property
-    def is_needed(self) -> bool:
+    def required(self) -> bool:
         """Whether a column within it needs a value."""
-        return any(
-            one.is_needed if isinstance(one, Fields) else one.name in self.required for one in self.inner.values()
-        )
+        return any(one.required for one in self.inner.values())
 
     @property
     def is_flat(self) -> bool:
@@ -105,10 +95,10 @@ class Fields:
             at = f"f{number}"
             if isinstance(one, Fields):
                 kind: Any = one.struct(f"{name}{number}", forbids=forbids, whole=whole)
-                fields.append((at, kind) if whole or one.is_needed else (at, kind | None, None))
+                fields.append((at, kind) if whole or one.required else (at, kind | None, None))
                 continue
             kind = read_as(one.data_type, one.form)
-            if one.name in self.required:
+            if one.required:
                 fields.append((at, kind))
             elif whole:
                 fields.append((at, or_null(kind)))
@@ -145,7 +135,7 @@ class Fields:
                     return deeper
         return None
 
-    def read_one(self, found: dict[str, msgspec.Raw], column: DecodedColumn, *, required: bool) -> None:
+    def read_one(self, found: dict[str, msgspec.Raw], column: DecodedColumn) -> None:
         """:raises msgspec.MsgspecError: if the field of this column is not one that it takes."""
         raw: msgspec.Raw | None = None
         for depth, name in enumerate(column.path):
@@ -155,11 +145,16 @@ class Fields:
             if depth < len(column.path) - 1:
                 found = msgspec.json.decode(raw, type=dict[str, msgspec.Raw] | None) or {}
         if raw is None:
-            if required:
+            if column.required:
                 raise msgspec.ValidationError("it is missing")
             return
         kind = read_as(column.data_type, column.form)
-        msgspec.json.decode(raw, type=kind if required else or_null(kind))
+        msgspec.json.decode(raw, type=kind if column.required else or_null(kind))
+
+
+def may_be_named(name: str) -> bool:
+    """Whether a column can have exactly this name."""
+    return 0 < len(name.encode()) <= LONGEST_NAME and is_storable(name)
 
 
 def type_that_fits(raw: bytes) -> str:

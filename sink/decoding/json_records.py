@@ -48,16 +48,12 @@ class JsonRecords:
     Decodes records for these columns.
 
     :param ignores_extra: whether fields that no column takes are passed over.
-    :param lenient: the columns that a record may lack although the table needs them.
     """
 
-    def __init__(
-        self, columns: Sequence[DecodedColumn], *, ignores_extra: bool = False, lenient: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, columns: Sequence[DecodedColumn], *, ignores_extra: bool = False) -> None:
         self._columns = columns
         self._ignores_extra = ignores_extra
-        self._required = [column.required and column.name not in lenient for column in columns]
-        self._fields = Fields.of(columns, self._required)
+        self._fields = Fields.of(columns)
         forbids = not ignores_extra
         self._decode = msgspec.json.Decoder(self._fields.struct("Record", forbids=forbids)).decode
         # To look for what is missing takes as long as decoding, and most records have all fields.
@@ -98,11 +94,11 @@ class JsonRecords:
         expected = len(there) * self._fields.count - missing + (within or 0) if is_counted else None
         self._refuse_doubled(there, expected, refused)
         arrays = []
-        for column, required, found in zip(self._columns, self._required, lists, strict=True):
+        for column, found in zip(self._columns, lists, strict=True):
             array, unfit = made(column, found)
             refused |= {**unfit, **refused}
             # What is read as JSON may be its null.
-            if required and column.form is Form.JSON and array.null_count:
+            if column.required and column.form is Form.JSON and array.null_count:
                 nulls = (row for row, is_null in enumerate(array.is_null().to_pylist()) if is_null)
                 why = Refusal(column.name, f"Field {'.'.join(column.path)!r} is null, and the column cannot be.")
                 refused |= {row: why for row in nulls if values[row] is not None and row not in refused}
@@ -140,7 +136,7 @@ class JsonRecords:
             raise UnknownFieldError(*unknown)
         for column in self._columns:
             try:
-                self._fields.read_one(found, column, required=self._required[self._columns.index(column)])
+                self._fields.read_one(found, column)
             except MALFORMED as unfit:
                 return Refusal(column.name, f"Field {'.'.join(column.path)!r} does not fit: {unfit}.")
         return Refusal("", f"{error}.")
@@ -159,11 +155,9 @@ class JsonRecords:
 
 
 @lru_cache(maxsize=128)
-def json_records(
-    columns: tuple[DecodedColumn, ...], *, ignores_extra: bool, lenient: frozenset[str] = frozenset()
-) -> JsonRecords:
+def json_records(columns: tuple[DecodedColumn, ...], *, ignores_extra: bool) -> JsonRecords:
     """The same one for the same columns, because it takes long to make."""
-    return JsonRecords(columns, ignores_extra=ignores_extra, lenient=lenient)
+    return JsonRecords(columns, ignores_extra=ignores_extra)
 
 
 def _names_within(raws: Sequence[msgspec.Raw]) -> int | None:

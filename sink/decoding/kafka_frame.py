@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import bad_option
 
-from ..options.destination import REGISTERED, Decoding, Destination
+from ..options.destination import Decoding, Destination
 from .record_keys import HEADERS
 from .record_reader import OF_KAFKA, RecordReader
 
@@ -25,26 +25,15 @@ def reader_of_records(
 
     :param settings: how the table's database is reached. None in the commit worker, where nothing is read.
     :raises ConfigurationError: CHANGE_COLUMNS, if the frame is not Spark's Kafka source.
-    :raises ConfigurationError: OPTION_MISSING, without the registry that the records need.
     :raises TargetError: TARGET_MISSING, COLUMN_UNKNOWN, TYPE_MISMATCH.
     """
     _require_kafka(struct_type, where.decoding)
     if settings is None:
         return RecordReader(where, (), (), "", with_positions=with_positions)
     # Tasks import this module, and have no use for psycopg.
-    from .by_table import described, reader_for, reader_of_new
+    from .by_table import described, reader_for
 
-    _require_registry(where.decoding)
-    if (table := described(settings, where)) is None:
-        return reader_of_new(where, with_positions=with_positions)
-    return reader_for(table, where, with_positions=with_positions)
-
-
-def _require_registry(decoding: Decoding | None) -> None:
-    """:raises ConfigurationError: OPTION_MISSING."""
-    if decoding and {decoding.values, decoding.key} & set(REGISTERED) and not decoding.registry_url:
-        what = "schemaRegistryUrl is not set, and such records have no more than the number of their schema."
-        raise bad_option("OPTION_MISSING", what, "Set it to the address of the schema registry.")
+    return reader_for(described(settings, where), where, with_positions=with_positions)
 
 
 def _require_kafka(struct_type: t.StructType, decoding: Decoding | None) -> None:

@@ -13,10 +13,8 @@ import msgspec
 from psycopg import sql
 from pyspark.sql import types as t
 
-from pgonce.offsets_store.postgres.text import LONGEST_NAME, is_storable
-
 from .decoded_columns import DecodedColumn
-from .fields import type_that_fits
+from .fields import may_be_named, type_that_fits
 from .json_records import MALFORMED
 from .values import made
 
@@ -36,7 +34,7 @@ def create_statement(table: sql.Composable, values: Iterable[bytes | None], keys
             found = msgspec.json.decode(value or b"", type=dict[str, msgspec.Raw])
         except MALFORMED:
             continue
-        for name, raw in found.items() if all(map(_may_be_named, found)) else ():
+        for name, raw in found.items() if all(map(may_be_named, found)) else ():
             by_name.setdefault(name, []).append(bytes(raw))
     if not by_name:
         return ""
@@ -46,10 +44,6 @@ def create_statement(table: sql.Composable, values: Iterable[bytes | None], keys
     if keys:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, keys))))
     return sql.SQL("CREATE TABLE {} ({})").format(table, sql.SQL(", ").join(parts)).as_string(None)
-
-
-def _may_be_named(name: str) -> bool:
-    return 0 < len(name.encode()) <= LONGEST_NAME and is_storable(name)
 
 
 def _type_of(raws: Sequence[bytes]) -> str:

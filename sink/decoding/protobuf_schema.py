@@ -18,12 +18,12 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, wrappers_pb2
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.unknown_fields import UnknownFieldSet
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, TEXT, Kind, Schema, UnreadableError, array_of, micros_of
+from .schemas import JSON, NUMBER, TEXT, Kind, Schema, UnreadableError, any_name, array_of, micros_of
 
 _Read = Callable[[Any], Any]
 _KINDS: dict[str, Kind] = {
@@ -39,6 +39,7 @@ _KINDS: dict[str, Kind] = {
 }
 _TYPES = {number: name for name, number in descriptor_pb2.FieldDescriptorProto.Type.items()}
 _GOOGLES = "google.protobuf."
+_WRAPPERS = {found.full_name for found in wrappers_pb2.DESCRIPTOR.message_types_by_name.values()}
 _AS_DICT = {f"{_GOOGLES}{name}" for name in ("Struct", "Value", "ListValue")}
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _SCHEMA = "pgonce_schema.proto"
@@ -74,8 +75,6 @@ class ProtobufSchema:
 class ProtobufMessage(Schema):
     """One message of a schema."""
 
-    form = "protobuf"
-
     def __init__(self, descriptor: Any) -> None:
         self._root = descriptor
         self._read = message_factory.GetMessageClass(descriptor).FromString
@@ -86,6 +85,8 @@ class ProtobufMessage(Schema):
 
     def _branches(self, of: Any) -> list[tuple[Kind, Mapping[str, Any]]]:
         field, message = (None, of) if of is self._root else (of, of.message_type)
+        if message is not None and message.GetOptions().map_entry:
+            return [(JSON, any_name(message.fields_by_name["value"]))]
         is_object = message is not None and (field is None or not field.is_repeated)
         return [(_kind(field) if field else JSON, message.fields_by_name if is_object else {})]
 
@@ -119,16 +120,8 @@ def _kind(field: Any) -> Kind:
     elif of.full_name == f"{_GOOGLES}Duration":
         kind = TEXT
     else:
-        kind = _kind(of.fields_by_name["value"]) if _is_wrapper(of) else JSON
+        kind = _kind(of.fields_by_name["value"]) if of.full_name in _WRAPPERS else JSON
     return array_of(kind) if field.is_repeated else kind
-
-
-def _is_wrapper(descriptor: Any) -> bool:
-    return (
-        descriptor.full_name.startswith(_GOOGLES)
-        and descriptor.name.endswith("Value")
-        and ([field.name for field in descriptor.fields] == ["value"])
-    )
 
 
 def _value(message: Any) -> Any:
@@ -174,7 +167,7 @@ def _reader_of_values(field: Any) -> _Read:
         read = _duration
     elif of.full_name in _AS_DICT:
         read = MessageToDict
-    elif _is_wrapper(of):
+    elif of.full_name in _WRAPPERS:
         read = attrgetter("value")
     return lambda value: read(_whole(value))
 

@@ -21,7 +21,7 @@ from ..options.destination import REGISTERED, Decoding
 from .decoded_columns import DecodedColumn
 from .fields import read_as
 from .json_records import MALFORMED, json_records
-from .records_with_schemas import json_of_each, records_with_schemas
+from .records_with_schemas import RecordsWithSchemas, json_of_each
 from .values import Refusal
 
 HEADERS = "headers"
@@ -58,7 +58,7 @@ class RecordKeys:
         if form == "json" and not self.have_schemas:
             return [None if key is None else msgspec.Raw(key) for key in keys]
         url = self.decoding.registry_url if form in REGISTERED else ""
-        reader = records_with_schemas(url, cast("DecodeFormat", form), self._named, ignores_extra=True)
+        reader = RecordsWithSchemas(url, cast("DecodeFormat", form), self._named, ignores_extra=True)
         found = reader.read(keys, headers_of(batch), "key")
         if len(self._named) > 1:
             return found

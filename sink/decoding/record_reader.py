@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.errors import bad_target
-from pgonce.offsets_store.postgres.text import LONGEST_NAME, is_storable
+from pgonce.offsets_store.postgres.text import LONGEST_NAME
 
 from ..encoding import compute as pc
 from ..encoding.unfit_rows import REFUSED, Record
@@ -34,13 +35,13 @@ from ..options.destination import (
     Destination,
 )
 from ..options.position_columns import RECORD_POSITIONS
-from .debezium_events import AFTER, DELETES, Events, events_of
+from .debezium_events import AFTER, DELETES, Event, events_of
 from .decoded_columns import DecodedColumn, KafkaColumn
-from .fields import UnknownFieldError
+from .fields import UnknownFieldError, may_be_named
 from .json_records import json_records
 from .record_keys import HEADERS, RecordKeys, headers_of
-from .records_with_schemas import json_of_each, records_with_schemas
-from .values import Refusal
+from .records_with_schemas import RecordsWithSchemas, json_of_each, last_header
+from .values import Refusal, made
 
 OF_KAFKA: dict[str, t.DataType] = {
     "value": t.BinaryType(),
@@ -63,14 +64,13 @@ class RecordReader:
     """
     Decodes records for the columns of ``table``, which is its name as SQL has it.
 
-    :param columns: those that get fields; :param of_kafka: those that get what Kafka knows; :param others: the rest.
+    :param columns: those that get fields; :param of_kafka: those that get what Kafka knows.
     """
 
     where: Destination
     columns: tuple[DecodedColumn, ...]
     of_kafka: tuple[KafkaColumn, ...]
     table: str
-    others: tuple[str, ...] = ()
     with_positions: bool = True
 
     @property
@@ -110,8 +110,7 @@ class RecordReader:
         """
         try:
             values, refused, events = self._values(batch)
-            reader = json_records(self.columns, ignores_extra=self._ignores_extra, lenient=self._lenient)
-            decoded = reader.decode(values)
+            decoded = json_records(self.columns, ignores_extra=self._ignores_extra).decode(values)
         except UnknownFieldError as unknown:
             raise self._unknown(unknown) from None
         by_name = dict(zip((column.name for column in self.columns), decoded.arrays, strict=True))
@@ -144,24 +143,24 @@ class RecordReader:
         read = pa.RecordBatch.from_arrays(arrays, names=names)
         return read.filter(pc.invert(absent)) if self.drops_rows and absent is not None else read
 
-    def _values(self, batch: pa.RecordBatch) -> tuple[list[bytes | None], dict[int, Refusal], Events | None]:
+    def _values(self, batch: pa.RecordBatch) -> tuple[list[bytes | None], dict[int, Refusal], list[Event] | None]:
         """The values as JSON, those that are none, and if they are Debezium's events, what these say."""
         values = batch.column("value").to_pylist()
         if not (self._decoding.registry_url or self._is_debezium):
             return values, {}, None
         at = (AFTER,) if self._is_debezium else ()
-        reader = records_with_schemas(
-            self._decoding.registry_url, self._decoding.values, self.columns, self._ignores_extra, at
-        )
+        url, form = self._decoding.registry_url, self._decoding.values
+        reader = RecordsWithSchemas(url, form, self.columns, ignores_extra=self._ignores_extra, at=at)
         found = reader.read(values, headers_of(batch))
         if not self._is_debezium:
             return *json_of_each(found), None
         keeps = self.where.existing.keep_where is not None
-        events = events_of(found, self._keys.values(batch), self._keys.columns, self.where.order_path, keeps)
+        keys = self._keys.values(batch)
+        events, refused = events_of(found, keys, self._keys.columns, self.where.order_path, keeps)
         # So that the commit can also read them by their types.
-        before = self._keys.unfit([event.before for event in events.each])
-        events.refused |= {row: Refusal(of.column, f"Of the row before: {of.message}") for row, of in before.items()}
-        return [event.image for event in events.each], events.refused, events
+        before = self._keys.unfit([event.before for event in events])
+        refused |= {row: Refusal(of.column, f"Of the row before: {of.message}") for row, of in before.items()}
+        return [event.image for event in events], refused, events
 
     @cached_property
     def _keys(self) -> RecordKeys:
@@ -176,23 +175,15 @@ class RecordReader:
     def _ignores_extra(self) -> bool:
         return self.where.schema_evolution == "ignoreExtra"
 
-    @cached_property
-    def _lenient(self) -> frozenset[str]:
-        """The columns that the record's key may have instead of its value."""
-        return frozenset(column.name for column in self.columns if column.is_key and self._decoding.key)
-
     def _unknown(self, unknown: UnknownFieldError) -> Exception:
-        *above, name = unknown.path
-        path, column = ".".join(unknown.path), name.replace('"', '""')
-        add = f'ALTER TABLE {self.table} ADD COLUMN "{column}" {unknown.fits}'
-        if name in self.others and not above:
-            remedy = f'If column {name} has a default, name it in columns, as in {{"{name}": "{name}"}}, to fill it.'
-        elif len(name.encode()) > LONGEST_NAME or not is_storable(name) or not name:
-            remedy = "No column can have this name."
-        elif above:
-            remedy = f'Add a column, for example {add}; and name it in columns, as in {{"{column}": "{path}"}}.'
-        else:
-            remedy = f"Add a column, for example {add}."
+        name, path = unknown.path[-1], ".".join(unknown.path)
+        column, remedy = name.replace('"', '""'), "No column can have this name."
+        if may_be_named(name):
+            remedy = (
+                f'Add a column, for example ALTER TABLE {self.table} ADD COLUMN "{column}" {unknown.fits}; or choose '
+                "one that is there. If it has a default, or is not called as the whole path of the field, name it in "
+                f'columns, as in {{"{column}": "{path}"}}.'
+            )
         error = bad_target(
             "COLUMN_UNKNOWN",
             f"A record has a field {path[:LONGEST_NAME]!r}, for which {self.table} has no column that records fill.",
@@ -221,22 +212,12 @@ class RecordReader:
             array = batch.column(column.what)
         else:
             name = column.what.partition(".")[2]
-            # Of several with one name, the last, as Kafka's own lastHeader.
-            texts = [
-                next((one["value"] for one in reversed(of_row or ()) if one["key"] == name), None)
-                for of_row in headers_of(batch)
-            ]
-            array = pa.array(texts, pa.binary())
+            array = pa.array([last_header(of_row, name) for of_row in headers_of(batch)], pa.binary())
         if not isinstance(column.data_type, t.StringType) or column.what == "topic":
             return array
-        texts = []
-        for row, value in enumerate(array.to_pylist()):
-            try:
-                texts.append(None if value is None else value.decode())
-            except UnicodeDecodeError:
-                refused.setdefault(row, Refusal(column.name, f"Its {column.what} is not a text in UTF-8."))
-                texts.append(None)
-        return pa.array(texts, pa.string())
+        texts, unfit = made(DecodedColumn(column.name, (column.what,), column.data_type), array.to_pylist())
+        refused.update({**unfit, **refused})
+        return texts
 
 
 def _origins(batch: pa.RecordBatch) -> pa.Array:
@@ -272,12 +253,12 @@ def _reasons(batch: pa.RecordBatch, refused: dict[int, Refusal]) -> pa.Array:
     return pa.array(said, _REFUSED_TYPE)
 
 
-def _of_events(events: Events) -> dict[str, pa.Array]:
+def _of_events(events: Sequence[Event]) -> dict[str, pa.Array]:
     """The columns that say what events are; what has no value deletes."""
-    operations = [event.operation or DELETES for event in events.each]
+    operations = [event.operation or DELETES for event in events]
     return {
         OPERATION_COLUMN: pa.array(operations, pa.string()),
-        BEFORE_COLUMN: pa.array([event.told for event in events.each], pa.string()),
+        BEFORE_COLUMN: pa.array([event.told for event in events], pa.string()),
         DELETED_COLUMN: pa.array([operation == DELETES for operation in operations], pa.bool_()),
     }
 

@@ -9,7 +9,6 @@ its schema has it (bytes for a text, a double for a numeric), the record is refu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -29,7 +28,6 @@ from .values import Refusal
 
 _HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
 _BY_NUMBER, _BY_GUID, _NUMBER_ENDS, _GUID_ENDS = 0, 1, 5, 17
-_MOST_KEPT = 1000
 _MOST_BITS = 35
 
 
@@ -50,7 +48,7 @@ class _WithSchema(msgspec.Struct):
 
 class RecordsWithSchemas:
     """
-    Reads records for these columns.
+    Reads the records of one batch for these columns.
 
     :param url: of the registry; empty if each record has its schema.
     :param form: what the records are.
@@ -69,7 +67,8 @@ class RecordsWithSchemas:
         self._registry = registry_at(url) if url else None
         self._form, self._at = form, at
         self._columns = columns
-        self._fields = None if ignores_extra else Fields.of(columns, [False] * len(columns))
+        self._fields = None if ignores_extra else Fields.of(columns)
+        # Not kept for the next batch: a schema that the registry lacks may be there then.
         self._schemas: dict[Any, Schema | Refusal] = {}
 
     def read(self, records: Sequence[bytes | None], headers: Iterable[Any], part: str = "value") -> list[Any]:
@@ -80,9 +79,6 @@ class RecordsWithSchemas:
         :raises UnknownFieldError: if a schema has a field that no column takes, and that is not to be passed over.
         :raises EncodingError: REGISTRY_UNREACHABLE.
         """
-        # A schema that the registry lacks may be there next time.
-        known = self._schemas if len(self._schemas) < _MOST_KEPT else {}
-        self._schemas = {key: found for key, found in known.items() if not isinstance(found, Refusal)}
         return [
             None if record is None else self._one(record, named, part)
             for record, named in zip(records, headers, strict=True)
@@ -157,18 +153,14 @@ def json_of_each(values: Sequence[Any]) -> tuple[list[bytes | None], dict[int, R
     return made, refused
 
 
-@lru_cache(maxsize=64)
-def records_with_schemas(
-    url: str, form: DecodeFormat, columns: tuple[DecodedColumn, ...], ignores_extra: bool, at: tuple[str, ...] = ()
-) -> RecordsWithSchemas:
-    """The same one each time, because it remembers schemas."""
-    return RecordsWithSchemas(url, form, columns, ignores_extra=ignores_extra, at=at)
+def last_header(headers: Any, name: str) -> bytes | None:
+    """The value of a record's header; of several with one name, that of the last, as Kafka's own lastHeader."""
+    return next((one["value"] for one in reversed(headers or ()) if one["key"] == name), None)
 
 
 def _framed(record: bytes, headers: Any, part: str, has_message: bool) -> _Split | Refusal:
     """A record behind the number of its schema, which may be in a header."""
-    # Of several, the last, as Kafka's own lastHeader.
-    header = next((one["value"] for one in reversed(headers or ()) if one["key"] == _HEADERS[part]), None)
+    header = last_header(headers, _HEADERS[part])
     begin = header or record
     if len(begin) >= _NUMBER_ENDS and begin[0] == _BY_NUMBER:
         number: int | UUID = int.from_bytes(begin[1:_NUMBER_ENDS], "big")

@@ -64,6 +64,7 @@ _ONE_JOB_EACH = (
     "Write one job for each table, with df.where(...). They may have the same batchKey, but no sinkName in common."
 )
 _STORED_STAYS = ("on_conflict=ignore", "on_conflict=ignoreAny")
+_BY_REGISTRY = ("avro:schema_registry_url", "protobuf:schema_registry_url")
 _MEND_THE_JOB = "Leave it out: a job with a bad row can be repaired and run again, and the error names the row."
 
 
@@ -265,25 +266,24 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     )]
     decode: Annotated[DecodeFormat | None, Option(
         _WRITERS | Way.JOB, "The frame is Spark's Kafka source as it comes: the [values of its records are "
-        "read](kafka-json.md) by the types of the table's columns.",
-        clashes=(
+        "read](kafka-json.md) by the types of the table's columns.", needs=_BY_REGISTRY, clashes=(
             "route", "change_feed=delta", "change_feed=spark", "position_columns", "mode=complete",
             "offsets_from=listener",
         ),
     )]
     schema_registry_url: Annotated[str, Option(
-        _WRITERS | Way.JOB, "The [schema registry](how-to/schema-registries.md) that knows the numbers in front of "
-        "records: `https://user:password@registry:8081`, then settings of its client, as in "
-        "`?ssl.ca.location=/etc/ca.pem`.", "", "for `avro`, `protobuf`", needs=("decode",), secret=True,
+        _WRITERS | Way.JOB, "The address of the [schema registry](how-to/schema-registries.md), and settings of its "
+        "client: `https://user:password@registry:8081?ssl.ca.location=/etc/ca.pem`.", "", "none",
+        needs=("decode",), secret=True,
     )]
     schema_subjects: Annotated[Sequence[str], Option(
         _WRITERS | Way.JOB, "The registry's subjects whose schemas say which columns the table has, for `createTable` "
         "and `addColumns`: `orders-value`.", (), "none", needs=("schema_registry_url",),
     )]
     decode_key: Annotated[KeyFormat | None, Option(
-        _WRITERS | Way.JOB, "How a record's key is read for the columns in `keys` that its value does not have: as a "
-        "JSON object, as the text of a single one, or by its schema in the registry.", None,
-        "`text` with `mode=apply`, and what `decode` says with `changeFeed`", needs=("decode",), modes=BY_KEY,
+        _WRITERS | Way.JOB, "How a record's key is read for the columns in `keys` that its value lacks: as a JSON "
+        "object, as the text of a single one, or by its schema.", None, "`text` with `mode=apply`, and what `decode` "
+        "says with `changeFeed`", needs=("decode", *_BY_REGISTRY), modes=BY_KEY,
     )]
     kafka_columns: Annotated[Mapping[str, str], Option(
         _WRITERS | Way.JOB, "Columns that get what [Kafka knows](kafka-json.md#columns-of-kafkas-own) of a record: "

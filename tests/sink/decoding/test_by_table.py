@@ -133,6 +133,7 @@ def test_a_delete_needs_no_more_than_its_key(url):
         ("a int, b int, PRIMARY KEY (a, b)",
          {"mode": "apply", "decode_key": "json", "columns": {"a": "x.id", "b": "y.id"}}, "BAD_OPTION"),
         ("id bigint, pgonce_refused int", {}, "COLUMN_TWICE"),
+        ("id bigint PRIMARY KEY, pgonce_operation text", {"mode": "apply", "change_feed": "debezium"}, "COLUMN_TWICE"),
         ("id bigserial", {}, "COLUMN_UNKNOWN"),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import struct
 from decimal import Decimal
 
 import psycopg
@@ -212,3 +213,32 @@ def test_what_is_within_a_type_of_googles_is_read_whole(classes, head, write, st
         head + ORDER + b"\x08\1\x5a\2\x10\1", head + ORDER + fine.SerializeToString(), schema_evolution="ignoreExtra"
     )
     assert ("schema lacks" in unknown.message, "nanoseconds" in nanos.message) == (True, True)
+
+
+MAPS = """syntax = "proto3";
+message M {
+  message Inner { bytes b = 1; }
+  int64 id = 1;
+  map<string, bytes> blobs = 2;
+  map<string, double> ratios = 3;
+  map<string, Inner> inner = 4;
+  map<string, int64> counts = 5;
+}
+"""
+IN_MAPS = {
+    "bytes": (b"\x12\x07\x0a\x01k\x12\x02\0\xff", "blobs.k", "text", "binary"),
+    "a double": (b"\x1a\x0c\x0a\x01k\x11" + struct.pack("<d", 0.5), "ratios.k", "numeric", "double"),
+    "bytes in a message": (b"\x22\x09\x0a\x01k\x12\x04\x0a\x02\0\xff", "inner.k.b", "text", "binary"),
+    "a number": (b"\x2a\x05\x0a\x01k\x10\x07", "counts.k", "bigint", None),
+}
+
+
+@pytest.mark.parametrize("case", IN_MAPS)
+def test_a_path_into_a_map_is_checked_by_the_type_of_its_values(case, schema_registry, write, stored):
+    """As any other field is; what suits its column is written."""
+    record, path, column, kind = IN_MAPS[case]
+    stored(f"CREATE TABLE t (id bigint, f {column})")
+    head = b"\0" + schema_registry.register("maps", MAPS, "PROTOBUF").to_bytes(4, "big") + b"\0"
+    letters = write(head + record, columns={"f": path}, schema_evolution="ignoreExtra")
+    assert all(f"Field {path!r} is {kind} in its schema" in letter.message for letter in letters)
+    assert (len(letters), stored()) == ((1, []) if kind else (0, [(0, 7)]))

@@ -12,6 +12,7 @@ from base64 import b64encode
 import psycopg
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as t
 from support.decoded_rows import KAFKA, SENT_AT, commit_records, kafka_batch, where_records_go, write_records
 from support.with_rooms import reader_of
 
@@ -170,7 +171,7 @@ def test_a_field_without_a_column_says_what_would_help(url):
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE t (id bigint, city text, made_at date DEFAULT now())")
     for value, words in (
-        (b'{"user.name":"a"}', 'ADD COLUMN "user.name" text\\.'),
+        (b'{"user.name":"a"}', 'ADD COLUMN "user.name" text;'),
         (b'{"made_at":"2026-01-31"}', 'name it in columns, as in {"made_at": "made_at"}'),
         (b'{"home":{"city":"a","zip":1}}', 'as in {"zip": "home.zip"}'),
         (b'{"":1}', "No column can have this name"),
@@ -213,3 +214,21 @@ def test_a_letter_with_json_can_be_replayed_as_it_is(url, stored):
     assert stored() == [(1, "a"), (9, "b")]
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT doc FROM t WHERE id = 9").fetchone() == ({"a": [1, "x"]},)
+
+
+def test_a_header_is_a_text_or_a_bad_record(url):
+    """Of several with one name, the last; a record may have none."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE t (id bigint, trace text)")
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    of_rows = [[("trace", b"a"), ("trace", "ä".encode()), ("other", b"b")], [("trace", b"\xff")], [("trace", b"a\0")]]
+    headers = [[{"key": name, "value": value} for name, value in of_row] for of_row in of_rows]
+    batch = kafka_batch(values_of(*[{"id": 1}] * 4)).append_column("headers", pa.array([*headers, None], kind))
+    one = t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])
+    frame = t.StructType([*KAFKA.fields, t.StructField("headers", t.ArrayType(one))])
+    where = where_records_go(table="t", kafka_columns={"trace": "headers.trace"})
+    rows = reader_of(where, frame, settings=CommitSettings(url)).read(batch).to_pylist()
+    assert [row["trace"] for row in rows] == ["ä", None, None, None]
+    bad = "Field 'headers.trace' is not a text in UTF-8 without NUL."
+    assert [row["pgonce_refused"] and row["pgonce_refused"]["message"] for row in rows] == [None, bad, bad, None]
+    assert [row["pgonce_refused"]["column"] for row in rows[1:3]] == ["trace", "trace"]

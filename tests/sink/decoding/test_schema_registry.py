@@ -20,6 +20,7 @@ from support.avro_records import Subject, named
 from support.decoded_rows import where_records_go, write_records
 
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
+from pgonce.sink.decoding.avro_schema import AvroSchema
 from pgonce.sink.decoding.schema_registry import SchemaRegistry, registry_at
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.writing.bad_rows.recalled_destination import UNTOLD, recalled
@@ -279,8 +280,10 @@ def test_a_subject_that_says_no_columns_is_refused(schema_registry, subject):
         {"name": "next", "type": ["null", "made"]},
         {"name": "all", "type": {"type": "array", "items": "null"}},
         {"name": "all", "type": {"type": "array", "items": {"type": "record", "name": "empty", "fields": []}}},
+        {"name": "next", "type": {"type": "error", "name": "e", "fields": [named("e", ["null", "e"])]}},
+        {"name": "all", "type": {"type": "array", "items": {"type": "error", "name": "empty", "fields": []}}},
     ],
-    ids=["recursive", "of nulls", "of empty records"],
+    ids=["recursive", "of nulls", "of empty records", "a recursive error", "of empty errors"],
 )
 def test_a_schema_that_a_few_bytes_make_endless_is_refused(field, subject, write, create, stored):
     """Its records are bad ones; its reader would crash, or count to any number."""
@@ -289,6 +292,23 @@ def test_a_schema_that_a_few_bytes_make_endless_is_refused(field, subject, write
     number = subject.registry.register(subject.name, json.dumps(schema))
     (letter,) = write(b"\0" + number.to_bytes(4, "big") + b"\2\2" * 6000, schema_evolution="ignoreExtra")
     assert letter.message == f"Its schema {number} cannot be read."
+
+
+def test_a_schema_within_itself_cannot_hide():
+    """Behind fastavro's own mark that a schema was parsed before, or a name that two schemas define."""
+
+    def record(name, *fields):
+        return {"type": "record", "name": name, "fields": list(fields)}
+
+    fine = fastavro.parse_schema(record("made", named("x", record("inner", named("y", "int")))))
+    assert AvroSchema(json.dumps(fine)).fields(["x"]) == ["y"]
+    inner = record("inner", named("x", ["null", "inner"]))
+    marked = record("made", named("x", ["null", "inner"])) | {"__fastavro_parsed": True}
+    with pytest.raises(ValueError, match="inner"):
+        AvroSchema(json.dumps(marked | {"__named_schemas": {"inner": inner}}))
+    one, other, again = record("a", named("x", "int")), record("b", named("x", "a")), record("a", named("x", "b"))
+    with pytest.raises(ValueError, match="cycle"):
+        AvroSchema(json.dumps(again), [json.dumps(one), json.dumps(other)])
 
 
 def test_a_type_may_be_used_twice(subject, write, create, stored):

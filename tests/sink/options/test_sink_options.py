@@ -141,6 +141,8 @@ def test_sparks_own_option_keys_pass(key):
         ({"columns": '{"id": "a.b"}'}, "CLASHING_OPTIONS"),
         ({"columns": "id"}, "CLASHING_OPTIONS"),
         ({"decodeKey": "text"}, "CLASHING_OPTIONS"),
+        ({"decode": "avro"}, "CLASHING_OPTIONS"),
+        ({"decode": "protobuf", "schemaRegistryUrl": ""}, "CLASHING_OPTIONS"),
         ({"nullValues": "ignore"}, "CLASHING_OPTIONS"),
     ],
 )
