@@ -295,8 +295,8 @@ def unproven(what: str, remedy: str = "") -> RecoveryError:
 
 
 NEW_START = (
-    "start a new checkpoint at the stored offsets (Kafka): `pgonce offsets QUERY --starting-offsets`, with "
-    f"replaces=<query id> ({EMPTY_STATE})"
+    "start a new checkpoint at the stored offsets (Kafka): `pgonce offsets QUERY`, with replaces=<query id> "
+    f"({EMPTY_STATE})"
 )
 _ELSE = (
     f"Bring back checkpoint and database of the same time; or {NEW_START}; or, if you know that the next batch is the "

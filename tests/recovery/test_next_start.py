@@ -150,7 +150,7 @@ class TestVerdicts:
     @pytest.mark.parametrize(
         ("offset", "way"),
         [
-            (kafka(10), "`pgonce offsets OLD --starting-offsets` prints, and set replaces=OLD"),
+            (kafka(10), "`pgonce offsets OLD` prints, and set replaces=OLD"),
             (RATE, "`pgonce new-checkpoint OLD PATH`"),
             (FILES, "bring its checkpoint back to PLACE"),
         ],
@@ -252,7 +252,7 @@ class TestForget:
         write_checkpoint(tmp_path / "kept", {1: entry(1, {"logOffset": 1})}, (0,), old)
         assert publish(url, tmp_path / "kept", old, 3, number=1) == "FENCED"
         # The name means the new query now.
-        assert json.loads(pgonce("offsets", "orders", "--json").stdout)[0]["query_id"] == again
+        assert json.loads(pgonce("status", "orders", "--json").stdout)[0]["query_id"] == again
 
     def test_a_query_that_runs(self, url, target, tmp_path, pgonce):
         """A query that has just been heard of is not forgotten."""
