@@ -16,7 +16,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
-    Update,
     and_,
     bindparam,
     func,
@@ -68,23 +67,10 @@ def close_acceptances_in_tx(connection: Connection, writer_id: int, *, needed: b
 
     A later batch too, because it was accepted for a ledger that stood where it does not stand any more.
     """
-    send_once(connection, _used(writer_id, {NEEDED: needed}))
-
-
-def revoke_acceptance_in_tx(connection: Connection, writer_id: int, batch_id: int, by: Mapping[str, str]) -> None:
-    """Mark the acceptance of a batch as used before that batch has come; ``by`` says who took it back, and why."""
-    revoked = _used(writer_id, {NEEDED: False, "revoked": dict(by)})
-    connection.execute(revoked.where(interventions.c.batch_id == batch_id))
-
-
-def _used(writer_id: int, noted: Mapping[str, Any]) -> Update:
     details = func.coalesce(interventions.c.details, literal({}, postgresql.JSONB)).op("||")
-    used = update(interventions).where(is_open(writer_id))
-    return used.values(used_at=func.clock_timestamp(), details=details(literal(noted, postgresql.JSONB)))
-
-
-NEEDED = "needed"
-"""In the details of an acceptance that was used: whether the batch would have been refused without it."""
+    noted = details(literal({"needed": needed}, postgresql.JSONB))
+    used = update(interventions).where(is_open(writer_id)).values(used_at=func.clock_timestamp(), details=noted)
+    send_once(connection, used)
 
 
 @dataclass(frozen=True)

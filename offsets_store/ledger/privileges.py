@@ -15,17 +15,13 @@ from . import SCHEMA, STAGING_SCHEMA
 from .migrations import PRIVILEGES
 
 _MOST_SHOWN = 3
-_WHERE = """
-SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
-       coalesce((SELECT pg_catalog.has_schema_privilege(n.oid, 'CREATE') FROM pg_catalog.pg_namespace AS n
-                 WHERE n.nspname = %s), false)
-"""
+_MAY_CREATE = "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')"
 
 
-def may_create(connection: psycopg.Connection) -> tuple[bool, bool]:
-    """Whether the role may create a schema of its own; and whether it may create tables where batches are staged."""
-    ((schema, table),) = connection.execute(_WHERE, [STAGING_SCHEMA])
-    return schema, table
+def may_create_schema(connection: psycopg.Connection) -> bool:
+    """Whether the role may create a schema of its own."""
+    ((may,),) = connection.execute(_MAY_CREATE)
+    return bool(may)
 
 
 Needed = tuple[str, str, str]

@@ -188,7 +188,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
         raise OffsetsError.usual(
             "NO_STARTING_OFFSETS",
             f"{called} reads {len(end)} sources, and startingOffsets belongs to one.",
-            f"`pgonce offsets {in_command(writer.query_id, 'QUERY')}` shows the end of each.",
+            f"`pgonce status {in_command(writer.query_id, 'QUERY')}` shows the end of each.",
         )
     if not is_kafka(offset):
         raise OffsetsError.usual(

@@ -2,7 +2,7 @@
 Show numbers and times in few characters or in JSON, and read times as people write them.
 
 Pure: runs in the commands of ``pgonce``, among them ``pgonce serve``. Invariants: what is unknown reads ``?``, and
-never 0. A time that is read (``3h``, ``03:00``, ``2026-11-26``) has a zone, that of this machine unless the text says
+never 0. A time that is read (``3h``, ``2026-11-26 03:00``) has a zone, that of this machine unless the text says
 another, and is not in the future.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from datetime import datetime, time, timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from ..errors import bad_option
@@ -83,8 +83,7 @@ def parse_span(text: str) -> float:
 
 # Below this many seconds, tenths are shown.
 _TENTHS_OF_SECONDS = 9.95
-_OF_THE_DAY = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
-FORMS = "90s, 5m, 3h or 2d (so long ago), 03:00 (the last time it was that late here), or 2026-11-26"
+FORMS = "90s, 5m, 3h or 2d (so long ago), 2026-11-26, or 2026-11-26 03:00"
 
 
 def parse_since(text: str, now: datetime | None = None) -> datetime:
@@ -96,7 +95,7 @@ def parse_since(text: str, now: datetime | None = None) -> datetime:
     """
     text, now = text.strip(), (now or datetime.now().astimezone()).astimezone()
     try:
-        found = _ago(text, now) or _of_the_day(text, now) or _dated(text)
+        found = _ago(text, now) or _dated(text)
     except (ValueError, OverflowError):
         raise bad_option("BAD_OPTION", f"{text[:50]!r} is not a time.", f"Write {FORMS}.") from None
     if found > now:
@@ -107,16 +106,6 @@ def parse_since(text: str, now: datetime | None = None) -> datetime:
 def _ago(text: str, now: datetime) -> datetime | None:
     seconds = seconds_of(text)
     return None if seconds is None else now - timedelta(seconds=seconds)
-
-
-def _of_the_day(text: str, now: datetime) -> datetime | None:
-    match = _OF_THE_DAY.fullmatch(text)
-    if match is None:
-        return None
-    at = time(int(match[1]), int(match[2]), int(match[3] or 0))
-    # A time without a zone is one of this machine's clock, whose distance from UTC changes twice a year.
-    today, yesterday = (datetime.combine(now.date() - timedelta(days=days), at).astimezone() for days in (0, 1))
-    return today if today <= now else yesterday
 
 
 def _dated(text: str) -> datetime:

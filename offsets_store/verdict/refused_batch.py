@@ -55,8 +55,8 @@ def _from_stored(ledger: Ledger, batch: Batch) -> str:
     state = f" ({EMPTY_STATE})" if batch.stateful else ""
     if says_which_rows(end):
         return (
-            "start a new checkpoint at the stored offsets: `pgonce offsets "
-            f"{query} --starting-offsets`, with replaces={batch.query_id}{state}"
+            f"start a new checkpoint at the stored offsets: `pgonce offsets {query}`, with replaces={batch.query_id}"
+            f"{state}"
         )
     if batch.stateful:
         # Its state cannot be written again, and such a source cannot be told where to begin.
@@ -167,7 +167,7 @@ def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
         asked = " --bootstrap-servers ..." if late else ""
         way = (
             "To go on where the old query ended, start the new checkpoint with Kafka's startingOffsets set to what "
-            f"`pgonce offsets {query} --starting-offsets{asked}` prints, and set replaces={rival.query_id}."
+            f"`pgonce offsets {query}{asked}` prints, and set replaces={rival.query_id}."
         )
         if late:
             way += (

@@ -2,7 +2,7 @@
 A question about a server, its answer, and how to ask it.
 
 Runs in the command ``pgonce check``. Invariant: every question is asked in a transaction of its own, which is rolled
-back in every case, and no wait in it is without a bound. What has to be committed is dropped again.
+back in every case, and no wait in it is without a bound.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 import psycopg
-from psycopg import sql
 
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.search_path import SET_OURS
@@ -67,24 +66,6 @@ class Finding:
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 """As all transactions begin in which pgonce writes; these sessions are in autocommit mode, to end one at any time."""
-
-
-def commit_for_the_moment(connection: psycopg.Connection, *statements: sql.Composed) -> None:
-    """
-    Commit what another session has to see, and what is dropped soon.
-
-    Without waiting for disk or standbys: if there is no synchronous standby, COMMIT would wait without an end.
-    """
-    connection.execute(BEGIN)
-    try:
-        connection.execute("SET LOCAL synchronous_commit = off")
-        for statement in statements:
-            connection.execute(statement)
-        connection.execute("COMMIT")
-    except psycopg.Error:
-        if not connection.closed:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def asked(connection: psycopg.Connection, question: Question) -> Finding:

@@ -22,7 +22,7 @@ from pgonce.offsets_store.postgres.translate import (
     ledger_error,
 )
 
-from . import role, transactions
+from . import role
 from .answers import BEGIN, Answer, Finding, Holds, Question, asked, one_row
 
 
@@ -46,7 +46,7 @@ def _findings(asking: _Asking, more: tuple[Question, ...]) -> Iterator[Finding]:
     yield from found
     if not any(finding.name == "primary" and finding.holds is Holds.NO for finding in found):
         # A server that refuses to write cannot be asked what they would do.
-        yield from (asking.ask(question) for question in (*transactions.questions(asking.another), *more))
+        yield from (asking.ask(question) for question in (_DEFERRED_KEY, *more))
 
 
 class _Asking:
@@ -54,7 +54,7 @@ class _Asking:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._connection = self.another()
+        self._connection = self._opened()
 
     def __enter__(self) -> Self:
         return self
@@ -62,8 +62,7 @@ class _Asking:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def another(self) -> psycopg.Connection:
-        """Open another session."""
+    def _opened(self) -> psycopg.Connection:
         return connect(self.url, autocommit=True)
 
     def ask(self, question: Question) -> Finding:
@@ -75,7 +74,7 @@ class _Asking:
                 if not is_lost_connection(error) or is_statement_pooling(error):
                     raise
                 self._connection.close()
-                self._connection = self.another()
+                self._connection = self._opened()
         return Finding(
             question.name,
             question.promise,
@@ -116,9 +115,9 @@ def _version(connection: psycopg.Connection) -> Answer:
     called = " ".join(version.split()[:2]).rstrip(",")
     if other := product(version):
         return Answer(
-            Holds.UNKNOWN,
-            f"this is {other}, on which pgonce was never tested. The other answers below come from this server itself.",
-            "Read page `databases` of the documentation, and try pgonce with test data first.",
+            Holds.NO,
+            f"this is {other}, and pgonce needs Postgres",
+            f"Use Postgres {_OLDEST} to {_NEWEST}. Page `databases` of the documentation says what others lack.",
         )
     number = connection.info.server_version
     added = [name for (name,) in connection.execute(_CITUS).fetchall()]
@@ -275,6 +274,25 @@ def _counted(number: int) -> str:
     return f"{number} synchronous standby{'' if number == 1 else 's'}"
 
 
+_PARENT_AND_CHILD = """
+CREATE TEMPORARY TABLE pgonce_parent (id pg_catalog.int8 PRIMARY KEY) ON COMMIT DROP;
+CREATE TEMPORARY TABLE pgonce_child (
+    id pg_catalog.int8 REFERENCES pg_temp.pgonce_parent (id) DEFERRABLE INITIALLY DEFERRED
+) ON COMMIT DROP;
+INSERT INTO pg_temp.pgonce_child VALUES (1)
+"""
+
+
+def _deferred(connection: psycopg.Connection) -> Answer:
+    # If the key were checked at once, this would be refused.
+    connection.execute(_PARENT_AND_CHILD)
+    try:
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    except psycopg.errors.ForeignKeyViolation:
+        return Answer(Holds.YES, "a deferred foreign key is checked at the end of its transaction")
+    return Answer(Holds.NO, "a deferred foreign key is not checked at all")
+
+
 _OF_THE_SERVER = (
     Question("server", f"pgonce is tested on Postgres {_OLDEST} to {_NEWEST}.", _version),
     Question("primary", "Rows are written by this url.", _primary),
@@ -287,4 +305,9 @@ _OF_THE_SERVER = (
     Question("synchronous-commit", "A batch that Spark calls done is on disk.", _synchronous_commit),
     Question("disk", "Rows on disk survive a crash of the server's host.", _disk),
     Question("standbys", "Committed rows survive a failover.", _standbys),
+)
+_DEFERRED_KEY = Question(
+    "deferred-key",
+    "The SQL in your function cannot commit rows without their offsets (transactional_batch).",
+    _deferred,
 )

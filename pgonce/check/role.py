@@ -11,13 +11,13 @@ import psycopg
 from pgonce.offsets_store.errors import LedgerError
 from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.ledger.migrations import require_ledger
-from pgonce.offsets_store.ledger.privileges import listed, missing_on_ledger
+from pgonce.offsets_store.ledger.privileges import listed, may_create_schema, missing_on_ledger
 from pgonce.offsets_store.postgres.translate import GRANTS_NEEDED
 
 from .answers import Answer, Holds, Question, one_row
 
 _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = %s)"
-_MAY = "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), %s)"
+_MAY_STAGE = "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY')"
 _CONNECTIONS = """
 SELECT pg_catalog.current_setting('max_connections')::pg_catalog.int4
        - pg_catalog.current_setting('superuser_reserved_connections')::pg_catalog.int4,
@@ -31,7 +31,7 @@ _FEW = 10
 
 def _ledger(connection: psycopg.Connection) -> Answer:
     if not one_row(connection, _HAS_SCHEMA, SCHEMA)[0]:
-        if not one_row(connection, _MAY, "CREATE")[0]:
+        if not may_create_schema(connection):
             return Answer(Holds.NO, f"there is no schema {SCHEMA}, and the role may not create it", GRANTS_NEEDED)
         return Answer(Holds.YES, f"there is no schema {SCHEMA} yet; the role may create it, with the first batch")
     try:
@@ -46,7 +46,7 @@ def _ledger(connection: psycopg.Connection) -> Answer:
 
 
 def _temporary(connection: psycopg.Connection) -> Answer:
-    if one_row(connection, _MAY, "TEMPORARY")[0]:
+    if one_row(connection, _MAY_STAGE)[0]:
         return Answer(Holds.YES, "the role may create temporary tables")
     return Answer(
         Holds.NO,

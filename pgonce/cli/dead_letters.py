@@ -7,7 +7,6 @@ only shows what it would do; only ``--replay`` imports pyspark, because only tha
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -17,26 +16,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from pgonce.dead_letters.chosen_letters import (
-    Choice,
-    chosen_letters,
-    discard_letters,
-    found_letters,
-    shown_ids,
-)
-from pgonce.offsets_store.errors import (
-    UNCHANGED,
-    NotFoundError,
-    RecoveryError,
-    TargetError,
-    needing_pyspark,
-)
+from pgonce.dead_letters.chosen_letters import Choice, chosen_letters, discard_letters, shown_ids
+from pgonce.offsets_store.errors import UNCHANGED, needing_pyspark
 from pgonce.offsets_store.log_lines import in_command, one_line
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import outcomes
 
-from .answers.output import at_work, json_text, print_error, print_found, print_lines
+from .answers.output import at_work, json_text, print_found, print_lines
 from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes
 
 if TYPE_CHECKING:
@@ -59,9 +46,9 @@ def dead_letters(
     limit: Annotated[int, typer.Option(min=1, help="How many letters to list, the newest first.")] = 20,
     ids: Annotated[list[int] | None, typer.Option("--id", help="Only this letter; may be given several times.")] = None,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Write the rows into their tables, all or none, and delete the letters.")
+        bool,
+        typer.Option("--replay", help="Write the rows into their tables, and delete the letters of these rows."),
     ] = False,
-    each: Annotated[bool, typer.Option("--each", help="With --replay: each row in a transaction of its own.")] = False,
     discard: Annotated[bool, typer.Option("--discard", help="Delete the letters; needs --reason.")] = False,
     reason: Annotated[str | None, typer.Option(help="The reason, which the ledger keeps.")] = None,
     as_json: Json = False,
@@ -70,8 +57,6 @@ def dead_letters(
     """List the rows that a query has put aside (deadLetters); replay them, or discard them."""
     if replay and discard:
         raise typer.BadParameter("--replay and --discard exclude each other.")
-    if each and not replay:
-        raise typer.BadParameter("--each has no effect without --replay.")
     if not (replay or discard):
         letters = OffsetsStore(url).dead_letters(query, sink, limit, code=code, ids=ids or (), table=table)
         none = "No such dead letter is there. (Those in a table of your own: --table.)"
@@ -85,16 +70,13 @@ def dead_letters(
     if discard:
         found = discard_letters(choice, url, reason=reason or "", dry_run=not yes)
         print_lines([*_discard_says(found), _done("Discarded.", found, yes=yes)])
-    elif each:
-        _replay_each(choice, url, reason, yes=yes)
     else:
         with at_work("Replaying dead letters" if yes else "Trying to replay dead letters"):
             groups = _replay(choice, url, reason, yes=yes)
         letters = [letter for group in groups for letter in group.letters]
         kept = [one for group in groups for one in group.kept]
         done = f"Replayed {len(letters) - len(kept)} of {len(letters)}." if kept else "Replayed."
-        done = _REFUSED if any(one.is_refused for one in kept) else _done(done, letters, yes=yes)
-        print_lines([*_replay_says(groups, is_done=yes), done])
+        print_lines([*_replay_says(groups, is_done=yes), _done(done, letters, yes=yes)])
         if kept:
             raise typer.Exit(ExitCode.FAILED)
 
@@ -128,37 +110,10 @@ def _done(word: str, letters: Sequence[StoredLetter], *, yes: bool) -> str:
     return word if yes else NOT_DONE
 
 
-_REFUSED = (
-    "Nothing was changed, and --yes would not change anything either, because some rows are refused. Repair these "
-    "rows, leave them out with --id, or give --each, which replays the others."
-)
-
-
 def _replay(choice: Choice, url: str, reason: str | None, *, yes: bool) -> list[Group]:
     with needing_pyspark("A replay needs pyspark, to know the types of the rows", UNCHANGED):
         from pgonce.dead_letters.replay import replay_letters
     return replay_letters(choice, url, reason=reason, dry_run=not yes)
-
-
-def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> None:
-    """Replay each letter by itself, and go on after those that are refused."""
-    letters = found_letters(url, choice)
-    replayed = 0
-    try:
-        for letter in letters:
-            one = dataclasses.replace(choice, ids=frozenset({letter.dead_letter_id}))
-            try:
-                groups = _replay(one, url, reason, yes=yes)
-            except (TargetError, RecoveryError, NotFoundError) as error:
-                print_error(f"Dead letter {letter.dead_letter_id}: {error}")
-            else:
-                replayed += sum(len(group.replayed) for group in groups)
-                print_lines(_replay_says(groups, is_done=yes))
-    finally:
-        # An error of the ledger ends the loop, but the letters before it were replayed.
-        print_lines([_done(f"Replayed {replayed} of {len(letters)}.", letters, yes=yes)])
-    if replayed < len(letters):
-        raise typer.Exit(ExitCode.FAILED)
 
 
 def _replay_says(groups: Sequence[Group], *, is_done: bool) -> Iterator[str]:
@@ -177,7 +132,7 @@ def _replay_says(groups: Sequence[Group], *, is_done: bool) -> Iterator[str]:
             by_reason.setdefault((one.why, one.is_refused), []).append(one.letter)
     for (why, is_refused), letters in by_reason.items():
         changes_nothing = "changes nothing, so its letter stays" if is_done else "would change nothing"
-        what = "is refused" if is_refused else changes_nothing
+        what = "is refused, so its letter stays" if is_refused else changes_nothing
         yield f"{_ids(letters)}: the row {what}: {why}{'' if why.endswith('.') else '.'}"
 
 

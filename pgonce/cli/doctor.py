@@ -35,7 +35,6 @@ from pgonce.offsets_store.status.states import query_states
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import last_to_publish
 from pgonce.recovery.doctor import Diagnosis, Finding, examine
-from pgonce.recovery.next_start import ANY_SINK
 from pgonce.recovery.read_stopped_query import own_files
 
 from .answers.output import offsets_text, print_json, print_lines, text_of
@@ -53,23 +52,10 @@ _EXIT_CODES = {
     Finding.AGREE: ExitCode.OK,
     Finding.RECOVERABLE: ExitCode.RECOVERABLE,
     Finding.NEEDS_PERSON: ExitCode.NEEDS_PERSON,
-    Finding.UNCERTAIN: ExitCode.NEEDS_PERSON,
 }
 
 
-def doctor(
-    checkpoint: CheckpointOrQuery,
-    *,
-    url: Url = "",
-    sink: Annotated[
-        str | None,
-        typer.Option(help="The sink that the query will write to, if the ledger does not know the query yet."),
-    ] = None,
-    query_name: Annotated[
-        str | None, typer.Option(help="The queryName of a query that the ledger does not know yet.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+def doctor(checkpoint: CheckpointOrQuery, *, url: Url = "", as_json: Json = False) -> None:
     """
     Compare a checkpoint with the ledger: say what happens at the next start, and what repairs it.
 
@@ -78,9 +64,9 @@ def doctor(
     place: str | CheckpointFiles = checkpoint
     # A place has a slash, or a checkpoint is there. A query goes by its name or id.
     if "/" not in checkpoint and not (Path(checkpoint) / "metadata").exists():
-        writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(checkpoint, sink)])
+        writer = last_to_publish([writer for writer, _ in OffsetsStore(url).status_of(checkpoint)])
         place = own_files(writer.query_id, writer.checkpoint_location)
-    found = examine(place, url, sink=sink, query_name=query_name)
+    found = examine(place, url)
     tables = _tables(url, found.query_id)
     if found.query_id:
         found = replace(found, remarks=(*found.remarks, *_failures(url, found.query_id)))
@@ -226,13 +212,9 @@ def _lines(found: Diagnosis, tables: Sequence[Looked]) -> list[str]:
             f"Sink {sink.sink_name}: last batch {sink.last_batch_id}, end "
             + offsets_text(sink.end_offsets).replace("\n", ", ")
             for sink in found.sinks
-            if sink.last_batch_id is not None
         ),
         f"Next start: batch {found.next_batch_id}, {again}, from {begins} to {ends}.",
-        *(
-            f"  {'any other sink' if sink.sink_name == ANY_SINK else sink.sink_name}: {sink.verdict.name}, {sink.says}"
-            for sink in found.sinks
-        ),
+        *(f"  {sink.sink_name}: {sink.verdict.name}, {sink.says}" for sink in found.sinks),
         *(
             f"  table {table.table}: {table.code + ', ' if table.code else ''}{table.says.rstrip('.')}."
             for table in tables

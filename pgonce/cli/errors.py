@@ -8,15 +8,13 @@ on in the next line.
 from __future__ import annotations
 
 import dataclasses
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from pgonce.offsets_store.log_lines import in_command, one_line
+from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.figures import FORMS, age_text, parse_since
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -24,8 +22,6 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from .answers import output
 from .explain import error_entries
 from .terms import Json, Url
-
-_AGE_WIDTH = 9
 
 Since = Annotated[str | None, typer.Option("--since", help=f"Only what was seen since then: {FORMS}.")]
 
@@ -42,13 +38,12 @@ def errors(
     found = OffsetsStore(url).failures(None if since is None else parse_since(since), query)
     if as_json:
         output.print_json([dataclasses.asdict(failure) for failure in found])
-        return
-    output.print_lines(_lines(found, datetime.now(timezone.utc), _width()) if found else [_nothing(since, query)])
-
-
-def _width() -> int | None:
-    console = Console()
-    return console.width if console.is_terminal else None
+    elif not found:
+        output.print_lines([_nothing(since, query)])
+    else:
+        now = datetime.now(timezone.utc)
+        output.print_table(output.facts((f"{age_text(one.last_at, now)} ago", _said_of(one)) for one in found))
+        output.print_lines(["", *_next_lines(failure.code for failure in found)])
 
 
 def _nothing(since: str | None, query: str | None) -> str:
@@ -56,16 +51,8 @@ def _nothing(since: str | None, query: str | None) -> str:
     return f"No failure{parts} is in the ledger. A query that is gone tells of none: pgonce health"
 
 
-def _lines(found: Sequence[StoredFailure], now: datetime, width: int | None) -> Iterator[str]:
-    for failure in found:
-        for line in failure_lines(failure, now):
-            yield from _wrapped(line, width)
-    yield ""
-    yield from next_lines(failure.code for failure in found)
-
-
-def failure_lines(failure: StoredFailure, now: datetime) -> list[str]:
-    """When it was seen last, and where; what happened; and what to do, if an error of pgonce has told that."""
+def _said_of(failure: StoredFailure) -> list[str]:
+    """Where it was seen; what happened; and what to do, if an error of pgonce has told that."""
     where = [failure.query_name or failure.query_id]
     if failure.batch_id is not None:
         where.append(f"batch {failure.batch_id}")
@@ -73,23 +60,14 @@ def failure_lines(failure: StoredFailure, now: datetime) -> list[str]:
         where.append(f"{failure.attempts} times")
     if failure.sink_name:
         where.append(f"sink {failure.sink_name}")
-    age = f"{age_text(failure.last_at, now)} ago".ljust(_AGE_WIDTH)
-    said = [failure.message, *([f"Help: {failure.remedy}"] if failure.remedy else [])]
-    return [f"{age}{failure.code}: {', '.join(where)}", *(f"{'':{_AGE_WIDTH}}{line}" for line in said)]
-
-
-def _wrapped(line: str, width: int | None) -> list[str]:
-    """The line, which goes on below where its text begins if the terminal is too narrow for it."""
-    line = one_line(line)
-    if width is None or len(line) <= width:
-        return [line]
-    return textwrap.wrap(line, width, subsequent_indent=" " * _AGE_WIDTH, drop_whitespace=True, break_on_hyphens=False)
+    help_lines = [f"Help: {failure.remedy}"] if failure.remedy else []
+    return [f"{failure.code}: {', '.join(where)}", failure.message, *help_lines]
 
 
 _MOST_CODES = 3
 
 
-def next_lines(codes: Iterable[str]) -> list[str]:
+def _next_lines(codes: Iterable[str]) -> list[str]:
     """What to type next: what explains the codes of pgonce, the first ones."""
     known = error_entries()
     ours = [code for code in dict.fromkeys(codes) if code in known and in_command(code, "CODE") == code]

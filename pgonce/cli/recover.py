@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from pgonce.offsets_store.checkpoint.files import open_location
-from pgonce.recovery.by_hand import accept_batch, retire_sink, revoke_acceptance
+from pgonce.recovery.by_hand import accept_batch, retire_sink
 from pgonce.recovery.fence import QUIET_SECONDS
 from pgonce.recovery.forget import forget_query
 from pgonce.recovery.new_checkpoint import write_new_checkpoint
@@ -90,14 +90,9 @@ def accept(
     checkpoint: Annotated[
         str | None, typer.Option(help="The query's checkpoint, if it is not where the ledger says.")
     ] = None,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Take it back, if the batch has not come yet.")] = False,
     yes: Yes = False,
 ) -> None:
     """Publish once a batch that is refused for its offsets, such as GAP. Rows may be lost or doubled."""
-    if revoke:
-        taken = revoke_acceptance(query, batch, url, reason=reason, sink=sink, dry_run=not yes)
-        print_lines([f"Batch {batch} into {taken.sink_name} is accepted.", "Taken back." if yes else NOT_DONE])
-        return
     found = accept_batch(query, batch, url, reason=reason, sink=sink, checkpoint_location=checkpoint, dry_run=not yes)
     print_lines([*found.says, "Accepted, once: start the query." if yes else NOT_DONE])
 

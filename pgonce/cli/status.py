@@ -171,7 +171,7 @@ def _show_one(
     if as_json:
         print_json(
             [
-                {**record, "positions": position_records(stored.get((record["query_id"], record["sink_name"]), []))}
+                {**record, "positions": _position_records(stored.get((record["query_id"], record["sink_name"]), []))}
                 for record in _records(chosen, found)
             ]
         )
@@ -203,7 +203,7 @@ def _tables_of(details: QueryDetails, lag: Sequence[PartitionLag], now: datetime
 _POSITION_KEYS = ("source_id", "topic", "partition", "end_offset", "latest_offset", "lag", "measured_at")
 
 
-def position_records(lag: Iterable[Any]) -> list[dict[str, Any]]:
+def _position_records(lag: Iterable[Any]) -> list[dict[str, Any]]:
     """One object a topic and partition, or a source."""
     return [{key: getattr(row, key) for key in _POSITION_KEYS} for row in lag]
 

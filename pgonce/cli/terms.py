@@ -57,8 +57,7 @@ EXIT_CODES = {
     ExitCode.NOT_FOUND: "no query, sink or dead letter has that name or id, or several queries have",
     ExitCode.NO_ANSWER: "the stored offsets cannot answer this (no Kafka source, offsets unknown, query replaced)",
     ExitCode.RECOVERABLE: "doctor: the next start would be refused or fail, and `pgonce recover` repairs that",
-    ExitCode.NEEDS_PERSON: "nothing proves what to do, or what was asked is refused: a person must decide; with "
-    "doctor also: it depends on facts that neither the checkpoint nor the ledger has",
+    ExitCode.NEEDS_PERSON: "nothing proves what to do, or what was asked is refused: a person must decide",
     ExitCode.UNREADABLE: "there is no checkpoint, or it cannot be read or written",
     ExitCode.RUNNING: "the query seems to run",
     ExitCode.NOT_FIT: "check: a promise would not hold on this server",

@@ -1,9 +1,9 @@
 """
 Write rows that were put aside, and have been repaired since, into the table that they were for.
 
-Runs in the command ``pgonce``, without Spark's JVM. Invariant: the rows are written, their letters deleted and that is
-noted in one transaction, or nothing is; the rows pass every check that a batch's rows pass; a letter whose row changes
-nothing stays.
+Runs in the command ``pgonce``, without Spark's JVM. Invariant: rows are written, their letters deleted and that is
+noted in one transaction, or nothing is; the rows pass every check that a batch's rows pass; a letter whose row is
+refused, or changes nothing, stays.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def replay_letters(
     """
     Write the rows of the chosen letters, take these out, and note it.
 
-    A letter whose row changes nothing stays. A dry run does all of it in a transaction that is rolled back; there a row
-    that is refused does not keep the others from being tried.
+    A letter whose row is refused, or changes nothing, stays. A dry run writes the same rows in a transaction that is
+    rolled back.
 
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
     :raises RecoveryError: REPLAY_IMPOSSIBLE, DEAD_LETTER_UNMENDED.
-    :raises TargetError: if the table, or the rows, are refused again.
+    :raises TargetError: if Postgres refuses something else than a row.
     :raises CommitError: COMMIT_UNKNOWN, SYNCHRONOUS_COMMIT_OFF.
     :raises LedgerError: if the ledger or a lock is not available.
     """
@@ -115,11 +115,10 @@ def replay_letters(
             if not dry_run:
                 refuse_lost_on_crash(began)
             with watch.looking(began.backend_pid, may_end=False):
-                if dry_run:
-                    groups = _tried_in_tx(connection, choice, outcome)
-                    connection.rollback()
-                    return groups
-                groups = _replay_in_tx(connection, choice, began, reason, outcome)
+                groups = _replay_in_tx(connection, choice, began, reason, outcome, dry_run=dry_run)
+            if dry_run:
+                connection.rollback()
+                return groups
             # That the letters are gone is recorded already.
             with committing(url, connection, began, _WHAT, outcome):
                 pass
@@ -152,52 +151,50 @@ def _replay_in_tx(
     began: TransactionState,
     reason: str | None,
     outcome: Outcome,
+    *,
+    dry_run: bool,
 ) -> list[Group]:
-    # As a commit does: first the writer's row, then the tables. So a running query and a replay take turns.
     with outcome.on_ledger():
-        writer_ids = lock_writers_in_tx(connection, choice)
-        letters = letters_in_tx(connection, choice, lock=True)
+        # As a commit does: first the writer's row, then the tables. So a running query and a replay take turns. A dry
+        # run locks nothing of the ledger, so that the role needs no more than to write its rows.
+        writer_ids = {} if dry_run else lock_writers_in_tx(connection, choice)
+        letters = letters_in_tx(connection, choice, lock=not dry_run)
     groups = _read_in_tx(connection, choice, letters)
     driver = driver_connection(connection)
     leave_in_tx(driver)
-    done = _written_in_tx(driver, groups, tolerates=False)
+    done = _written_in_tx(driver, groups)
+    if dry_run:
+        return done
     replayed = [letter for group in done for letter in group.replayed]
     with as_it_began_in_tx(connection, began):
         if replayed:
             why = reason.strip() if reason else None
             with outcome.on_ledger():
                 remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why)
-    # What the commit finds in force is what deferred triggers of the user's tables run under.
+    # What the commit finds in force is what the user's triggers have run under.
     leave_in_tx(driver)
     return done
 
 
-def _tried_in_tx(connection: Connection, choice: Choice, outcome: Outcome) -> list[Group]:
-    """What a replay would do; it is done, and must be rolled back."""
-    # Nothing of the ledger is locked, so that the role needs no more than to write its rows.
-    with outcome.on_ledger():
-        letters = letters_in_tx(connection, choice, lock=False)
-    groups = _read_in_tx(connection, choice, letters)
-    driver = driver_connection(connection)
-    leave_in_tx(driver)
+def _written_in_tx(driver: psycopg.Connection, groups: Sequence[tuple[Group, LetterRows]]) -> list[Group]:
+    """Write the rows that are not refused; constraints that COMMIT would check are checked here."""
     try:
         with driver.transaction():
-            done = _written_in_tx(driver, groups, tolerates=False)
-            # COMMIT would check them.
+            done = _groups_in_tx(driver, groups, checks=False)
             driver.execute("SET CONSTRAINTS ALL IMMEDIATE")
             return done
     except psycopg.OperationalError:
         raise
-    except (psycopg.Error, TargetError):
-        return _written_in_tx(driver, groups, tolerates=True)
+    except psycopg.Error:
+        return _groups_in_tx(driver, groups, checks=True)
 
 
-def _written_in_tx(
-    driver: psycopg.Connection, groups: Sequence[tuple[Group, LetterRows]], *, tolerates: bool
+def _groups_in_tx(
+    driver: psycopg.Connection, groups: Sequence[tuple[Group, LetterRows]], *, checks: bool
 ) -> list[Group]:
     done = []
     for group, given in (groups[number] for number in _in_order(driver, [group for group, _ in groups])):
-        counts, kept = write_letters_in_tx(driver, partial(_write_in_tx, driver, group), given, tolerates=tolerates)
+        counts, kept = write_letters_in_tx(driver, partial(_write_in_tx, driver, group), given, checks=checks)
         done.append(replace(group, counts=None if counts is None else dict(counts), kept=tuple(kept)))
     return done
 
@@ -328,5 +325,5 @@ def _raise_translated(error: Exception, outcome: Outcome, watch: LockWatch) -> N
         refused.what,
         UNCHANGED,
         "Remove the cause, in row_data of the letter or in the table, and give the command again. With --id, only "
-        f"the letters that you name are replayed; with --each, each by itself. (`pgonce explain {code}`)",
+        f"the letters that you name are replayed. (`pgonce explain {code}`)",
     ) from error

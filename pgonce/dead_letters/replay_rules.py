@@ -18,7 +18,7 @@ import psycopg
 
 from pgonce.dead_letters.chosen_letters import shown_ids
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError, TargetError
-from pgonce.offsets_store.postgres.refused_rows import add_note, target_error
+from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.sink.options.definitions import BY_KEY
 from pgonce.sink.options.destination import Destination
@@ -197,21 +197,19 @@ def write_letters_in_tx(
     write: Callable[[Rows], Mapping[str, int] | None],
     given: LetterRows,
     *,
-    tolerates: bool,
+    checks: bool,
 ) -> tuple[Counter[str] | None, list[Kept]]:
     """
-    Write the rows of letters; what they are counted as, and the letters that stay.
+    Write the rows of letters that are not refused; what they are counted as, and the letters that stay.
 
     :param write: writes rows, and returns what they are counted as.
-    :param tolerates: whether a row that is refused keeps its letter, and does not end the replay. Then constraints that
-        are deferred are checked at once.
-    :raises TargetError: if rows are refused, unless that is tolerated.
-    :raises psycopg.Error: what Postgres says of them, with a note on the letters.
+    :param checks: whether constraints that are deferred are checked at once.
+    :raises psycopg.OperationalError: what Postgres says, if it is about no row.
     """
     try:
         with connection.transaction() as tried:
             counts = write(given.rows)
-            if tolerates:
+            if checks:
                 connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
             if not _is_clear(counts, len(given.letters)):
                 raise psycopg.Rollback(tried)
@@ -219,12 +217,6 @@ def write_letters_in_tx(
         # About no row: a lock, the disk, the connection.
         raise
     except (psycopg.Error, TargetError) as error:
-        if not tolerates:
-            if isinstance(error, psycopg.Error):
-                # Postgres knows rows by their place; this is their order.
-                ids = shown_ids([letter.dead_letter_id for letter in given.letters])
-                add_note(error, f"The rows are those of the dead letters {ids}, in this order")
-            raise
         if len(given.letters) == 1:
             refused = error if isinstance(error, TargetError) else target_error(error, "the row")
             return None, [Kept(given.letters[0], f"[{refused.code}] {refused.what}", is_refused=True)]
@@ -236,7 +228,7 @@ def write_letters_in_tx(
             counted = None if counts is None else Counter(counts)
             return counted, [Kept(letter, why) for letter in given.letters] if why else []
     (first, kept), (second, more) = (
-        write_letters_in_tx(connection, write, half, tolerates=tolerates) for half in given.halves()
+        write_letters_in_tx(connection, write, half, checks=checks) for half in given.halves()
     )
     if first is None or second is None:
         return first or second, kept + more

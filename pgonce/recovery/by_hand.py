@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, select, update
 
 from pgonce.offsets_store.errors import NOTHING_CHANGED, ConfigurationError, NotFoundError, RecoveryError
-from pgonce.offsets_store.ledger.lock import is_accepted_in_tx, revoke_acceptance_in_tx
+from pgonce.offsets_store.ledger.lock import is_accepted_in_tx
 from pgonce.offsets_store.ledger.session import reading, writing
 from pgonce.offsets_store.ledger.tables import failures, heartbeats, writers
 from pgonce.offsets_store.ledger.writers import COUNTS_AS_FEEDER, is_meant, writers_in_tx
@@ -127,45 +127,13 @@ def accept(url: str, sink: SinkFacts, batch_id: int, reason: str) -> None:
         note(connection, sink.writer_id, "accept", batch_id=batch_id, reason=reason.strip())
 
 
-def revoke_acceptance(
-    query: str,
-    batch_id: int,
-    url: str = "",
-    *,
-    reason: str,
-    sink: str | None = None,
-    dry_run: bool = False,
-) -> SinkFacts:
-    """
-    Take back that a batch may follow, as long as it has not come.
-
-    :raises ConfigurationError: OPTION_MISSING.
-    :raises RecoveryError: WRITER_GONE, NOTHING_TO_DO; QUERY_RUNNING, if the sink has moved since it was read.
-    :raises OffsetsError: if no query or sink, or several, have that name.
-    """
-    refuse_no_reason(reason)
-    _, _, chosen = _chosen_sink(url, query, sink)
-    with holding(url, [chosen]) as connection:
-        if not is_accepted_in_tx(connection, chosen.writer_id, batch_id):
-            raise RecoveryError.usual(
-                "NOTHING_TO_DO",
-                f"Batch {batch_id} of sink {chosen.sink_name!r} is not accepted, or it has come.",
-                "`pgonce status QUERY` shows what was decided.",
-            )
-        if dry_run:
-            return chosen
-        role = connection.execute(select(func.session_user())).scalar_one()
-        revoke_acceptance_in_tx(connection, chosen.writer_id, batch_id, {"made_by": role, "reason": reason.strip()})
-    return chosen
-
-
 def _accepted_already(connection: Connection, sink: SinkFacts, batch_id: int) -> RecoveryError:
     found = [one for one in decisions_on(connection, sink.writer_id, ["accept"]) if one.batch_id == batch_id]
     return RecoveryError.usual(
         "NOTHING_TO_DO",
         f"Batch {batch_id} of sink {sink.sink_name!r} has been accepted already, and Spark has not run it yet."
         + (f" It was {found[-1].says}." if found else ""),
-        "Start the query; or take it back with `pgonce accept --revoke`.",
+        "Start the query; or withdraw it: page `recovering` of the documentation, When nothing can be proven.",
     )
 
 

@@ -8,31 +8,19 @@ commit and the recovery themselves use.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
-from pgonce.offsets_store.errors import CheckpointError, NoLedgerError, RecoveryError
-from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.errors import CheckpointError, RecoveryError
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.offsets import Offsets, furthest
-from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
-from pgonce.offsets_store.verdict.facts import Writer
+from pgonce.offsets_store.verdict.decide import Verdict
 
-from .next_start import (
-    NextStart,
-    SinkStanding,
-    begins_at,
-    first_contacts,
-    goes_on,
-    next_start,
-    planned_entry,
-    verdict_on,
-)
+from .next_start import NextStart, begins_at, goes_on, next_start, planned_entry, verdict_on
 from .plan import MAY_DOUBLE, plan_recovery
-from .read_stopped_query import known_sinks, read_checkpoint, read_neighbours, with_state
+from .read_stopped_query import known_sinks, read_checkpoint, with_state
 from .stopped_query import CheckpointFacts, SinkFacts, no_checkpoint
 
 
@@ -42,7 +30,17 @@ class Finding(Enum):
     AGREE = "checkpoint and ledger agree"
     RECOVERABLE = "`pgonce recover` repairs it"
     NEEDS_PERSON = "a person must decide"
-    UNCERTAIN = "it depends on facts that neither the checkpoint nor the ledger has"
+
+
+@dataclass(frozen=True)
+class SinkStanding:
+    """One sink: where it stands, and what it will say to the next batch. ``says`` is the text for the verdict."""
+
+    sink_name: str
+    verdict: Verdict
+    says: str
+    last_batch_id: int
+    end_offsets: Offsets | None
 
 
 @dataclass(frozen=True)
@@ -82,13 +80,8 @@ class Diagnosis:
         return {**rest, "finding": self.finding.name, "sinks": sinks, "remarks": list(self.remarks)}
 
 
-def diagnose(
-    checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], contacts: Sequence[SinkStanding] = ()
-) -> Diagnosis:
-    """The diagnosis for these facts; ``contacts`` are those of a query that the ledger does not know."""
-    if checkpoint.is_empty:
-        advice = "There is no checkpoint here: a start here begins a new query with a new id."
-        return _met(_diagnosis(checkpoint, sinks, [], Finding.AGREE, advice), contacts)
+def diagnose(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnosis:
+    """The diagnosis for these facts; without sinks, of a query that the ledger does not know."""
     if checkpoint.is_real_time:
         return _in_real_time(checkpoint, sinks)
     start = next_start(checkpoint)
@@ -110,7 +103,7 @@ def diagnose(
             " Then start the query in a new Spark application: page `recovering` of the documentation, Several batches "
             "run again."
         )
-    return _met(_diagnosis(checkpoint, sinks, remarks, finding, advice), contacts)
+    return _diagnosis(checkpoint, sinks, remarks, finding, advice)
 
 
 def _in_real_time(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnosis:
@@ -152,27 +145,6 @@ def _diagnosis(
     )
 
 
-def _met(found: Diagnosis, contacts: Sequence[SinkStanding]) -> Diagnosis:
-    """The same, with what those sinks will say that have nothing of the query yet."""
-    found = replace(found, sinks=(*found.sinks, *contacts))
-    refused = [contact for contact in contacts if contact.verdict not in PUBLISH]
-    if found.next_batch_id > 0 or (not refused and all(contact.is_certain for contact in contacts)):
-        # The plan itself says what to do about a past that the ledger did not see.
-        return found
-    # If a query with its checkpoint at this location has fed a sink, that sink is the one.
-    here = [contact for contact in refused if contact.knows_the_place]
-    if here or (len(refused) == len(contacts) and all(contact.is_certain for contact in contacts)):
-        finding, first = Finding.NEEDS_PERSON, (here or refused)[0]
-        advice = f"Into {first.sink_name}, the next start is refused as {first.verdict.name}. {first.remedy}"
-    else:
-        finding = Finding.UNCERTAIN
-        advice = (
-            "What happens depends on facts that the checkpoint does not have: the query's sink and its name (give "
-            "--sink and --query-name), and what it reads. The possible verdicts are those above."
-        )
-    return replace(found, finding=finding, advice=f"{found.advice} {advice}")
-
-
 def _standing(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> SinkStanding:
     if not sink.is_living:
         verdict, says = Verdict.FENCED, f"it was {sink.fate}"
@@ -191,7 +163,10 @@ def _standing(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) ->
 def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> list[str]:
     remarks = []
     if not sinks and checkpoint.query_id is not None:
-        remarks.append(f"The ledger does not know query {checkpoint.query_id}.")
+        remarks.append(
+            f"The ledger does not know query {checkpoint.query_id}. If another query feeds its table, its start is "
+            "refused before a row is written."
+        )
     if start.lacks is not None:
         remarks.append(
             f'The offset log is sparse (asynchronous progress tracking): a synchronous start fails with "batch '
@@ -224,27 +199,16 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
     return remarks
 
 
-def examine(
-    checkpoint_location: str | CheckpointFiles, url: str = "", *, sink: str | None = None, query_name: str | None = None
-) -> Diagnosis:
+def examine(checkpoint_location: str | CheckpointFiles, url: str = "") -> Diagnosis:
     """
     Compare a checkpoint with the ledger, over all sinks of its query.
 
-    :param sink: the sink that the query will write to, if the ledger does not know the query.
-    :param query_name: the name of such a query.
-    :raises CheckpointError: if the checkpoint cannot be read; or there is none, and the ledger knows of none there.
+    :raises CheckpointError: if there is no checkpoint, or it cannot be read.
     :raises LedgerError: if the ledger cannot be read.
     """
     files = open_location(checkpoint_location) if isinstance(checkpoint_location, str) else checkpoint_location
     checkpoint = read_checkpoint(files)
-    sinks = known_sinks(url, checkpoint)
-    fed: dict[str, tuple[Writer, ...]] = {}
-    if not sinks:
-        # If there is no ledger, the first batch of the query will create it.
-        with suppress(NoLedgerError), reading(url) as connection:
-            fed = read_neighbours(connection, sink)
-    here = (other for others in fed.values() for other in others if other.checkpoint_location == checkpoint.location)
-    if checkpoint.is_empty and sink is None and not any(here):
+    if checkpoint.is_empty:
         raise no_checkpoint(checkpoint)
-    contacts = [] if sinks else first_contacts(checkpoint, fed, next_start(checkpoint), sink, query_name)
-    return diagnose(with_state(files, checkpoint, sinks), sinks, contacts)
+    sinks = known_sinks(url, checkpoint)
+    return diagnose(with_state(files, checkpoint, sinks), sinks)

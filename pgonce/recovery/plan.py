@@ -137,8 +137,8 @@ def _named(checkpoint: CheckpointFacts) -> str:
 def _agreed(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> str:
     if any(verdict_on(checkpoint, sink, start) is Verdict.ACCEPTED for sink in living):
         return (
-            f"changes nothing: batch {start.batch_id} would be refused, but was accepted by hand (`pgonce accept "
-            "--revoke` takes that back)"
+            f"changes nothing: batch {start.batch_id} would be refused, but was accepted by hand (page `recovering` of "
+            "the documentation says how to withdraw that)"
         )
     return "changes nothing: checkpoint and ledger agree"
 

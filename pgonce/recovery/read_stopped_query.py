@@ -12,19 +12,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from sqlalchemy import Connection, or_, select, text
+from sqlalchemy import Connection, or_, select
 
 from pgonce.offsets_store.checkpoint.files import ArrowFiles, CheckpointFiles, LocalFiles, open_location, open_recorded
 from pgonce.offsets_store.checkpoint.log_entries import MalformedFileError
 from pgonce.offsets_store.checkpoint.reader import REAL_TIME_RUNS, Checkpoint
 from pgonce.offsets_store.errors import NOTHING_CHANGED, CheckpointError, NoCheckpointError, NoLedgerError
-from pgonce.offsets_store.ledger.feeders import FEEDS, REPLACES_ROWS
 from pgonce.offsets_store.ledger.lock import is_open
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import batches, interventions, writers
-from pgonce.offsets_store.ledger.writers import IS_LIVING, records_in_tx, writers_in_tx
+from pgonce.offsets_store.ledger.writers import records_in_tx, writers_in_tx
 from pgonce.offsets_store.offsets import furthest
-from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
 from pgonce.offsets_store.status.read_stored import task_positions, writers_of
 from pgonce.offsets_store.status.stored import StoredWriter
 from pgonce.offsets_store.verdict.facts import Writer
@@ -179,48 +177,6 @@ def _with_task_positions(connection: Connection, sink: SinkFacts) -> SinkFacts:
     """The sink of a query in real time, whose tasks go on between two records."""
     stored = task_positions(connection, [sink.writer_id]).get(sink.writer_id)
     return replace(sink, end_offsets=furthest(sink.end_offsets, stored))
-
-
-def read_neighbours(connection: Connection, sink_name: str | None) -> dict[str, tuple[Writer, ...]]:
-    """
-    The living queries that feed one sink or table, or if ``sink_name`` is None, each that is known; by its name.
-
-    A table has the name under which it was written to, and the one that it has now.
-    """
-    known = {writer.writer_id: writer for writer in writers_in_tx(connection, IS_LIVING)}
-    found: dict[str, tuple[Writer, ...]] = {}
-    for name, writer_id, replaces_all in connection.execute(_FED, {"sink": sink_name}):
-        if (writer := known.get(writer_id)) is not None:
-            place = _as_opened(writer.checkpoint_location)
-            fed = replace(writer, checkpoint_location=place, replaces_all=replaces_all)
-            found[name] = (*found.get(name, ()), fed)
-    return found
-
-
-_FED = text(f"""
-WITH tables AS MATERIALIZED (
-    SELECT {QUALIFIED_NAME} AS name, c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-), asked AS (
-    SELECT CAST(:sink AS text) AS name
-    UNION
-    SELECT unnest(ARRAY[w.sink_name, written.key, tables.name])
-    FROM pgonce.writers AS w LEFT JOIN jsonb_each_text(w.targets) AS written ON true
-    LEFT JOIN tables ON CAST(tables.oid AS bigint) = CAST(written.value AS bigint)
-    WHERE CAST(:sink AS text) IS NULL
-)
-SELECT asked.name, w.writer_id, {REPLACES_ROWS.format(feeder="w", names="ARRAY[asked.name]", oids="ARRAY[tables.oid]")}
-FROM asked LEFT JOIN tables USING (name)
-JOIN pgonce.writers AS w ON {FEEDS.format(feeder="w", names="ARRAY[asked.name]", oids="ARRAY[tables.oid]")}
-ORDER BY asked.name, w.sink_name, w.writer_id
-""")
-
-
-def _as_opened(location: str | None) -> str | None:
-    """The location as an opened checkpoint shows it; the ledger may hold another form of the same."""
-    try:
-        return open_location(location).shown if location else None
-    except CheckpointError:
-        return location
 
 
 def _sink(connection: Connection, writer: Writer, batch_ids: Collection[int]) -> SinkFacts:

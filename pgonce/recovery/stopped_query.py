@@ -21,9 +21,6 @@ from pgonce.offsets_store.verdict.refused_batch import ANOTHER_TOPIC, EMPTY_STAT
 
 from .state_files import StateFile
 
-NO_QUERY_ID = "(new)"
-"""Stands for the id of a query that has none yet, because the file ``metadata`` is missing."""
-
 _ENTRY = re.compile(r"(offsets|commits)/([0-9]+)", re.ASCII)
 
 
@@ -200,7 +197,8 @@ def no_checkpoint(checkpoint: CheckpointFacts) -> NoCheckpointError:
         + (f", though offsets/ ends with batch {checkpoint.newest}." if checkpoint.offsets else "."),
         NOTHING_CHANGED,
         "Give the location that the query itself uses. If only the file is lost, write it again: "
-        '{"id":"<query id>"}, with the id that `pgonce status QUERY` shows together with this location.',
+        '{"id":"<query id>"}, with the id that `pgonce status QUERY` shows together with this location. If the whole '
+        "checkpoint was deleted: page `recovering` of the documentation, A lost checkpoint.",
     )
 
 
@@ -297,8 +295,8 @@ def unproven(what: str, remedy: str = "") -> RecoveryError:
 
 
 NEW_START = (
-    "start a new checkpoint at the stored offsets (Kafka): `pgonce offsets QUERY --starting-offsets`, with "
-    f"replaces=<query id> ({EMPTY_STATE})"
+    "start a new checkpoint at the stored offsets (Kafka): `pgonce offsets QUERY`, with replaces=<query id> "
+    f"({EMPTY_STATE})"
 )
 _ELSE = (
     f"Bring back checkpoint and database of the same time; or {NEW_START}; or, if you know that the next batch is the "

@@ -26,7 +26,7 @@ from pgonce.offsets_store.ledger.privileges import (
     OF_ANY_JOB,
     Needed,
     listed,
-    may_create,
+    may_create_schema,
     missing_on_ledger,
 )
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
@@ -278,7 +278,7 @@ def _may_be_recorded(connection: psycopg.Connection, needed: Sequence[Needed]) -
     try:
         require_ledger(connection)
     except LedgerError as error:
-        if isinstance(error, NoLedgerError) and not may_create(connection)[0]:
+        if isinstance(error, NoLedgerError) and not may_create_schema(connection):
             raise _not_permitted(f"create the schema {SCHEMA}, which is not there yet") from None
         # The commit will create it, bring it up to date, or say why it cannot.
         return False

@@ -1,8 +1,7 @@
 """
 What the preflight finds out on a real server, and what it leaves there.
 
-Covers: offsets_store.ledger.privileges, pgonce.check.answers, pgonce.check.check, pgonce.check.role,
-pgonce.check.transactions.
+Covers: offsets_store.ledger.privileges, pgonce.check.answers, pgonce.check.check, pgonce.check.role.
 """
 
 from __future__ import annotations
@@ -86,12 +85,6 @@ def test_a_setting_that_takes_a_promise_away_is_named(setting, name, holds, says
     assert {other for other, finding in found.items() if finding.holds is Holds.NO} - _OF_TESTS <= {name}
 
 
-def test_a_server_whose_read_committed_is_a_snapshot_is_found_out(url, monkeypatch):
-    """Whatever such a server calls it: a statement does not see what was committed before it."""
-    monkeypatch.setattr("pgonce.check.transactions.BEGIN", "BEGIN ISOLATION LEVEL REPEATABLE READ")
-    assert answers(url)["fresh-reads"].holds is Holds.NO
-
-
 class TestRole:
     def test_a_role_that_may_create_no_schema_is_told_what_to_run(self, login, admin):
         admin.execute(f"REVOKE TEMPORARY ON DATABASE {admin.info.dbname} FROM public")
@@ -154,6 +147,16 @@ def test_a_server_that_is_away_is_an_error(url):
 def test_a_database_that_only_speaks_the_protocol_is_named(version, name):
     """Such a server calls itself a Postgres to its clients, and says in the same text what it is."""
     assert product(version) == name
+
+
+def test_a_database_that_only_speaks_the_protocol_does_not_hold(url, monkeypatch):
+    """Its name is in the answer, and the way out is a Postgres."""
+    monkeypatch.setattr(
+        "pgonce.check.check.product", lambda version: "CockroachDB" if "PostgreSQL" in version else None
+    )
+    found = answers(url)["server"]
+    assert (found.holds, found.says) == (Holds.NO, "this is CockroachDB, and pgonce needs Postgres")
+    assert "Use Postgres 14 to 19." in found.remedy
 
 
 @pytest.mark.parametrize(("times", "holds"), [(1, Holds.YES), (2, Holds.NO)])

@@ -24,7 +24,7 @@ def failed(url):
 
 def test_each_error_has_two_lines_and_the_newest_comes_first(pgonce, failed):
     """The newest first: when, the code, where and how often, and the sentence; then what explains the codes."""
-    lines = pgonce("errors").output.splitlines()
+    lines = [line.rstrip() for line in pgonce("errors").output.splitlines()]
     assert lines[0].split(maxsplit=2)[2] == "COLUMN_UNKNOWN: clicks"
     assert lines[1].strip() == "No column x."
     assert lines[2].split(maxsplit=2)[2] == "LOCKED: orders, batch 12, 3 times, sink public.orders"

@@ -221,29 +221,29 @@ class TestHealth:
 
 class TestOffsets:
     def test_for_people_and_for_programs(self, url, pgonce):
-        """One row a topic and partition; the JSON names the writer, and starting offsets are what Spark takes."""
+        """One row a topic and partition; the JSON names the writer, and `offsets` prints what Spark takes."""
         publish(url, 3, KAFKA)
-        shown = pgonce("offsets", "orders").stdout
+        shown = pgonce("status", "orders").stdout
         rows = [line.split() for line in shown.splitlines()]
         assert ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"] in rows
         assert ["t", "0", "10", "?", "?"] in rows
         assert ["t", "1", "20", "?", "?"] in rows
 
-        (writer,) = json.loads(pgonce("offsets", QUERY, "--json").stdout)
+        (writer,) = json.loads(pgonce("status", QUERY, "--json").stdout)
         assert writer["end_offsets"] == KAFKA
         assert [(at["topic"], at["partition"], at["end_offset"]) for at in writer["positions"]] == [
             ("t", 0, 10),
             ("t", 1, 20),
         ]
 
-        answer = pgonce("offsets", QUERY, "--starting-offsets")
+        answer = pgonce("offsets", QUERY)
         assert (answer.exit_code, answer.stdout) == (0, '{"t": {"0": 10, "1": 20}}\n')
         assert answer.stdout.strip() == OffsetsStore(url).starting_offsets(QUERY)
 
     def test_a_source_that_is_not_kafka_shows_its_own_offset(self, url, pgonce):
         """A source that is not Kafka is shown by its own offset; several sources are named."""
         publish(url, 3, {"0": {"logOffset": 3}, "files": {"logOffset": 4}})
-        rows = [line.split() for line in pgonce("offsets", "orders").stdout.splitlines()]
+        rows = [line.split() for line in pgonce("status", "orders").stdout.splitlines()]
         assert ["SOURCE", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"] in rows
         assert ["files", '{"logOffset":', "4}", "?", "?"] in rows
 

@@ -123,17 +123,18 @@ class TestReplayed:
         assert two not in letters(admin)
 
     def test_several_tables_in_one_transaction(self, url, admin):
-        """Each row goes into the table that it was for; if one of them refuses, no row is in any."""
+        """Each row goes into the table that it was for; one that is refused keeps its letter, and no other row out."""
         admin.execute('CREATE SCHEMA app; CREATE TABLE app."Odd Name" (id integer, name text NOT NULL)')
         odd = destination('app."Odd Name"')
         put_aside(admin, {"id": 1, "name": "n1"})
         bad = put_aside(admin, {"id": 2, "name": None}, odd)
-        assert "column name" in refused("NOT_NULL_VIOLATION", url)
-        assert (in_table(admin), len(letters(admin)), noted(admin)) == ([], 2, [])
+        odd_one, other = replayed(url)
+        assert [(one.letter.dead_letter_id, "column name" in one.why) for one in odd_one.kept] == [(bad, True)]
+        assert (kept(other), in_table(admin), letters(admin)) == ([], [(1, "n1")], [bad])
         mend(admin, bad, "name", "n2")
         replayed(url)
-        assert in_table(admin) == [(1, "n1")]
         assert admin.execute('SELECT id, name FROM app."Odd Name"').fetchall() == [(2, "n2")]
+        assert letters(admin) == []
 
     def test_a_table_of_the_users_own(self, url, admin):
         """Letters that a query puts into another table are replayed from there."""
@@ -146,27 +147,35 @@ class TestReplayed:
 
 
 class TestRefusedAgain:
-    def test_a_row_that_is_refused_again_keeps_all_letters_out(self, url, admin):
-        """A row that the table still refuses keeps all of them out, and the error says which it is."""
+    def test_a_row_that_is_refused_again_keeps_its_letter(self, url, admin):
+        """The other row is written and its letter gone; the reason names what is wrong, and the note the one letter."""
         for row, code, says in (
             ({"id": 2, "name": "too long"}, "VALUE_NOT_STORABLE", "id = 2"),
             ({"id": 2, "name": "bad"}, "CHECK_VIOLATION", "id = 2"),
             ({"id": 1, "name": "again"}, "UNIQUE_VIOLATION", ")=(1)"),
         ):
-            ids = [put_aside(admin, {"id": 1, "name": "n1"}), put_aside(admin, row)]
-            said = refused(code, url)
-            assert says in said
-            assert "start the query again" not in said
-            assert (in_table(admin), letters(admin), noted(admin)) == ([], ids, [])
-            admin.execute("DELETE FROM pgonce.dead_letters")
+            good, bad = put_aside(admin, {"id": 1, "name": "n1"}), put_aside(admin, row)
+            (group,) = replayed(url)
+            (one,) = group.kept
+            assert (one.letter.dead_letter_id, one.is_refused) == (bad, True)
+            assert one.why.startswith(f"[{code}] ")
+            assert says in one.why
+            assert (in_table(admin), letters(admin)) == ([(1, "n1")], [bad])
+            assert noted(admin)[-1][3]["ids"] == [good]
+            admin.execute("DELETE FROM pgonce.dead_letters; DELETE FROM events")
 
     def test_what_a_deferred_constraint_refuses_has_the_same_code(self, url, admin):
-        """What a deferred constraint refuses is refused in the same words."""
+        """It is checked before the letters go, and refused in the same words."""
         admin.execute("ALTER TABLE events ADD UNIQUE (name) DEFERRABLE INITIALLY DEFERRED")
-        for number in (1, 2):
-            put_aside(admin, {"id": number, "name": "same"})
-        refused("UNIQUE_VIOLATION", url)
-        assert (in_table(admin), len(letters(admin))) == ([], 2)
+        _, second = (put_aside(admin, {"id": number, "name": "same"}) for number in (1, 2))
+        (group,) = replayed(url)
+        assert [(one.letter.dead_letter_id, one.why[:18]) for one in group.kept] == [(second, "[UNIQUE_VIOLATION]")]
+        assert (in_table(admin), letters(admin)) == ([(1, "same")], [second])
+
+    def test_where_every_row_is_refused_nothing_is_noted(self, url, admin):
+        ids = [put_aside(admin, {"id": number, "name": "too long"}) for number in (1, 2)]
+        (group,) = replayed(url)
+        assert (group.replayed, in_table(admin), letters(admin), noted(admin)) == ((), [], ids, [])
 
     def test_no_letter_is_deleted_for_rows_that_a_crash_could_lose(self, url, admin):
         put_aside(admin, {"id": 1, "name": "n1"})
@@ -253,14 +262,6 @@ class TestByKey:
 
 
 class TestBesideOthers:
-    def test_a_row_that_is_refused_again_is_known_by_its_letter(self, url, admin):
-        """Postgres names its place, and the error says which letter stands there."""
-        admin.execute("ALTER TABLE events ADD CHECK (id <> 7)")
-        ids = [put_aside(admin, {"id": number, "name": "n"}) for number in (6, 7)]
-        said = refused("CHECK_VIOLATION", url)
-        assert f"dead letters {ids[0]}, {ids[1]}, in this order" in said
-        assert letters(admin) == ids
-
     def test_a_row_without_a_destination(self, url, admin):
         """A row whose route was unknown says so, with its id; --id leaves it out."""
         row = {"id": 1, "name": "n1", "kind": "refunds"}
@@ -305,17 +306,28 @@ class TestBesideOthers:
         assert (in_table(admin), letters(admin)) == ([(1, "n1")], [])
 
 
+def tried_and_done(url):
+    """The groups of a replay, which are those of its dry run."""
+    tried = [(kept(group), group.replayed) for group in replayed(url, dry_run=True)]
+    done = replayed(url)
+    assert [(kept(group), group.replayed) for group in done] == tried
+    return done
+
+
 class TestTried:
-    """A dry run shows of each letter whether its row would be written."""
+    """A dry run shows of each letter whether its row will be written."""
 
     def test_each_letter_has_its_reason(self, url, admin):
-        """Several are refused, and the others are tried together with what fits; nothing of it stays."""
+        """Several are refused, and the others are written together with what fits."""
         rows = [(1, "n1"), (2, "too long"), (3, "n3"), (4, "bad"), (1, "again"), (5, "n5")]
         ids = [put_aside(admin, {"id": key, "name": name}) for key, name in rows]
         (group,) = replayed(url, dry_run=True)
+        assert (in_table(admin), letters(admin), noted(admin)) == ([], ids, [])
+        (group,) = tried_and_done(url)
         assert kept(group) == [(ids[1], "22001", True), (ids[3], "23514", True), (ids[4], "23505", True)]
         assert [letter.dead_letter_id for letter in group.replayed] == [ids[0], ids[2], ids[5]]
-        assert (in_table(admin), letters(admin), noted(admin)) == ([], ids, [])
+        assert in_table(admin) == [(1, "n1"), (3, "n3"), (5, "n5")]
+        assert letters(admin) == [ids[1], ids[3], ids[4]]
 
     def test_what_changes_nothing_and_what_is_refused(self, url, admin):
         """Both are told apart."""
@@ -323,9 +335,9 @@ class TestTried:
         where = by_key(only_newer=True)
         rows = [(1, "old", 1), (2, "n2", 1), (3, "too long", 1)]
         ids = [put_aside(admin, dict(zip(("id", "name", "seq"), row, strict=True)), where, SEQ) for row in rows]
-        (group,) = replayed(url, dry_run=True)
+        (group,) = tried_and_done(url)
         assert sorted(kept(group)) == [(ids[0], "newer", False), (ids[2], "22001", True)]
-        assert in_table(admin) == [(1, "new")]
+        assert (in_table(admin), letters(admin)) == ([(1, "new"), (2, "n2")], [ids[0], ids[2]])
 
     @pytest.mark.parametrize("fits", [False, True])
     def test_what_only_commit_would_refuse(self, url, admin, fits):
@@ -337,16 +349,31 @@ class TestTried:
         line = put_aside(admin, {"id": 1, "name": "child"}, lines)
         if fits:
             put_aside(admin, {"id": 1, "name": "n1"}, orders)
-        groups = replayed(url, dry_run=True)
+        groups = tried_and_done(url)
         assert [kept(group) for group in groups] == ([[], []] if fits else [[(line, "23503", True)]])
-        assert admin.execute("SELECT count(*) FROM lines").fetchone() == (0,)
+        assert admin.execute("SELECT count(*) FROM lines").fetchone() == (int(fits),)
+
+    def test_what_refers_to_each_other_beside_a_row_that_is_refused(self, url, admin):
+        """Deferred constraints of two tables are checked once both have their rows, also if another row is refused."""
+        admin.execute(
+            "CREATE TABLE notes (id bigint PRIMARY KEY, name text);"
+            "ALTER TABLE events ADD FOREIGN KEY (id) REFERENCES notes DEFERRABLE INITIALLY DEFERRED;"
+            "ALTER TABLE notes ADD FOREIGN KEY (id) REFERENCES events DEFERRABLE INITIALLY DEFERRED"
+        )
+        put_aside(admin, {"id": 1, "name": "n1"})
+        put_aside(admin, {"id": 1, "name": "n1"}, destination("public.notes"))
+        bad = put_aside(admin, {"id": 2, "name": "too long"})
+        groups = tried_and_done(url)
+        assert [one for group in groups for one in kept(group)] == [(bad, "22001", True)]
+        assert (in_table(admin), letters(admin)) == ([(1, "n1")], [bad])
 
     def test_a_missing_table_is_a_reason_too(self, url, admin):
         """The letters of another one are tried all the same."""
         gone = put_aside(admin, {"id": 1, "name": "n1"}, destination("public.gone"))
         put_aside(admin, {"id": 1, "name": "n1"})
-        one, other = replayed(url, dry_run=True)
+        one, other = tried_and_done(url)
         assert (kept(one), kept(other)) == ([], [(gone, "no table", True)])
+        assert (in_table(admin), letters(admin)) == ([(1, "n1")], [gone])
 
     def test_it_locks_nothing_of_the_ledger(self, url, admin, login):
         """A role that may write the rows and read the letters may try."""

@@ -137,7 +137,7 @@ def test_a_replacement_drops_all_that_is_stored(job, behind):
 
 @pytest.mark.parametrize("way", [POSITIONS, SYNCHRONOUS])
 def test_the_printed_starting_offsets_are_taken(job, behind, way):
-    """What `pgonce offsets --starting-offsets` prints is where a replacement may start."""
+    """What `pgonce offsets` prints is where a replacement may start."""
     printed = json.loads(OffsetsStore(job.url).starting_offsets(behind.query_id))
     assert printed == {"t": {"0": 100}}
     job.topic.partitions[0] += [1] * 5

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from support.ledger_history import OTHER
+from support.blocked import wait_for_blocked
+from support.ledger_history import OTHER, QUERY
+from support.pages import DOCS, sql_blocks
 from support.recoveries import history, noted, recover_at_once, verdict
 from support.stopped_query import entries, write_checkpoint
 
@@ -40,6 +42,14 @@ def at_once(do: Callable[[], object]) -> RecoveryError:
     return error
 
 
+def withdrawal(sink="public.orders", batch=9):
+    """The page's statement, for a batch of the query ``orders``."""
+    (statement,) = (one for one in sql_blocks((DOCS / "recovering.md").read_text()) if "pgonce.interventions" in one)
+    for given in ("by mistake", QUERY, sink):
+        statement = statement.replace("'...'", f"'{given}'", 1)
+    return statement.replace("batch_id = 9", f"batch_id = {batch}")
+
+
 class TestAccept:
     @pytest.fixture
     def stuck(self, ahead):
@@ -64,17 +74,30 @@ class TestAccept:
         assert (found.finding, found.sinks[0].verdict) == (Finding.AGREE, Verdict.ACCEPTED)
         assert "batch 9 " in found.advice
 
-    def test_it_may_be_taken_back(self, pgonce, stuck, observer, url):
-        """Until the batch has come; then recover plans without it again."""
-        assert "[NOTHING_TO_DO]" in self.accept(pgonce, stuck, "--revoke", "--yes").stderr
+    def test_it_may_be_withdrawn(self, pgonce, stuck, admin, url):
+        """By the page's statement, once, until the batch has come; then recover plans without it again."""
+        assert admin.execute(withdrawal()).rowcount == 0
         self.accept(pgonce, stuck, "--yes")
-        assert "--yes" in self.accept(pgonce, stuck, "--revoke").stdout
+        assert admin.execute(withdrawal(sink="public.other")).rowcount == 0
+        assert admin.execute(withdrawal(batch=8)).rowcount == 0
         assert examine(str(stuck), url).sinks[0].verdict is Verdict.ACCEPTED
-        assert self.accept(pgonce, stuck, "--revoke", "--yes", reason="by mistake").exit_code == ExitCode.OK
+        assert admin.execute(withdrawal()).rowcount == 1
         assert examine(str(stuck), url).sinks[0].verdict is Verdict.GAP
-        revoked = "details -> 'revoked' ->> 'reason', details -> 'revoked' ->> 'made_by' = session_user"
-        assert observer.execute(f"SELECT {revoked} FROM pgonce.interventions").fetchone() == ("by mistake", True)
+        withdrawn = "details ->> 'why', details ->> 'withdrawn_by' = session_user"
+        assert admin.execute(f"SELECT {withdrawn} FROM pgonce.interventions").fetchone() == ("by mistake", True)
+        assert admin.execute(withdrawal()).rowcount == 0
         assert self.accept(pgonce, stuck, "--yes").exit_code == ExitCode.OK
+
+    def test_it_is_not_withdrawn_once_its_batch_has_come(self, pgonce, stuck, admin, observer, url):
+        """The statement waits for a commit that has locked the writer, and then finds the acceptance used."""
+        self.accept(pgonce, stuck, "--yes")
+        with ThreadPoolExecutor(1) as pool, psycopg.connect(url) as commit:
+            commit.execute("SELECT FROM pgonce.writers FOR UPDATE")
+            withdrawn = pool.submit(lambda: admin.execute(withdrawal()).rowcount)
+            wait_for_blocked(observer, commit)
+            commit.execute("UPDATE pgonce.interventions SET used_at = clock_timestamp()")
+            commit.commit()
+            assert withdrawn.result() == 0
 
     def test_of_two_people_the_second_reads_who_was_quicker(self, stuck, url, observer):
         """One acceptance is noted, and the other person is told by whom, and why."""

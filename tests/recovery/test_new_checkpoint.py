@@ -64,7 +64,7 @@ class TestNewCheckpoint:
         history(url, 3)
         stored = {"0": kafka(47)}
         publish(url, 4, {"0": kafka(45)}, start={"0": kafka(40)}, span=Span({"0": kafka(40)}, stored))
-        with pytest.raises(RecoveryError, match="RECOVERY_UNPROVEN.*offsets/4.*--starting-offsets"):
+        with pytest.raises(RecoveryError, match="RECOVERY_UNPROVEN.*offsets/4.*`pgonce offsets QUERY`"):
             self.make(url, tmp_path / "new")
         assert not (tmp_path / "new").exists()
 

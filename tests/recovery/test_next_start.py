@@ -1,5 +1,5 @@
 """
-Which batch Spark runs at the next start, and what each sink will say to it; also to a query that is new to the ledger.
+Which batch Spark runs at the next start, what each sink will say to it, and which new queries a table refuses.
 
 Covers: offsets_store.ledger.writers, pgonce.recovery.forget.
 """
@@ -143,7 +143,7 @@ class TestVerdicts:
     @pytest.mark.parametrize(
         ("offset", "way"),
         [
-            (kafka(10), "`pgonce offsets OLD --starting-offsets` prints, and set replaces=OLD"),
+            (kafka(10), "`pgonce offsets OLD` prints, and set replaces=OLD"),
             (RATE, "`pgonce new-checkpoint OLD PATH`"),
             (FILES, "bring its checkpoint back to PLACE"),
         ],
@@ -159,66 +159,8 @@ class TestVerdicts:
         assert f"`pgonce forget {old} --sink public.events --truncate --reason ... --yes`" in text
         assert "independent=true" in text
 
-
-class TestDoctor:
-    def test_a_checkpoint_that_is_gone(self, url, target, tmp_path, pgonce):
-        """Where a query wrote from the place, doctor says what the new one will hear; the start hears just that."""
-        place = tmp_path / "ckpt"
-        old = fed(url, place, FILES, name="orders")
-        shutil.rmtree(place)
-        for _ in range(2):
-            found = examine(str(place), url)
-            assert (found.finding, found.next_batch_id) == (Finding.NEEDS_PERSON, 0)
-            assert [(sink.sink_name, sink.verdict) for sink in found.sinks] == [
-                (SINK, Verdict.FOREIGN),
-                ("*", Verdict.NEW),
-            ]
-            assert "same checkpoint location" in found.sinks[0].says
-            assert f"pgonce forget {old}" in found.advice
-            place.mkdir(exist_ok=True)
-        shown = pgonce("doctor", place)
-        assert shown.exit_code == ExitCode.NEEDS_PERSON
-        assert f"{SINK}: FOREIGN" in shown.stdout
-        assert "any other sink: NEW" in shown.stdout
-        again = begun(place, FILES)
-        assert publish(url, place, again, 1, 2) == "FOREIGN"
-        # The refused start has left a checkpoint of its own.
-        assert examine(str(place), url).finding is Finding.NEEDS_PERSON
-        assert pgonce("doctor", place).exit_code == ExitCode.NEEDS_PERSON
-
-    def test_a_place_that_nobody_knows(self, url, target, tmp_path, pgonce):
-        """An empty place of which the ledger knows nothing is no checkpoint, unless the sink is named."""
-        fed(url, tmp_path / "one", FILES)
-        assert pgonce("doctor", tmp_path / "nowhere").exit_code == ExitCode.UNREADABLE
-        named = pgonce("doctor", tmp_path / "nowhere", "--sink", SINK)
-        assert (named.exit_code, "FOREIGN" in named.stdout) == (ExitCode.NEEDS_PERSON, True)
-        assert pgonce("doctor", tmp_path / "nowhere", "--sink", "public.others").exit_code == ExitCode.OK
-
-    def test_a_new_query_elsewhere(self, url, target, tmp_path, pgonce):
-        """Which sink it will write to is not written down: each one's answer is said, and the exit code is not 0."""
-        fed(url, tmp_path / "one", FILES)
-        again = begun(tmp_path / "two", FILES)
-        found = examine(str(tmp_path / "two"), url)
-        assert found.finding is Finding.UNCERTAIN
-        assert {sink.sink_name: sink.verdict.name for sink in found.sinks} == {
-            SINK: publish(url, tmp_path / "two", again, 1),
-            "*": "NEW",
-        }
-        assert pgonce("doctor", tmp_path / "two").exit_code == ExitCode.NEEDS_PERSON
-        assert pgonce("doctor", tmp_path / "two", "--sink", "public.others").exit_code == ExitCode.OK
-
-    def test_other_partitions_are_enough_unless_the_name_may_be_the_same(self, url, target, tmp_path):
-        fed(url, tmp_path / "one", kafka(10), name="orders")
-        begun(tmp_path / "two", {"more": {"0": 5}})
-        unnamed = examine(str(tmp_path / "two"), url, sink=SINK)
-        assert (unnamed.finding, unnamed.sinks[0].verdict) == (Finding.UNCERTAIN, Verdict.NEW)
-        assert "FOREIGN if the query has the name of one" in unnamed.sinks[0].says
-        assert examine(str(tmp_path / "two"), url, sink=SINK, query_name="more").finding is Finding.AGREE
-        same = examine(str(tmp_path / "two"), url, sink=SINK, query_name="orders")
-        assert (same.finding, same.sinks[0].verdict) == (Finding.NEEDS_PERSON, Verdict.FOREIGN)
-
     def test_a_table_that_was_renamed_or_is_a_partition(self, url, target, tmp_path, admin):
-        """What doctor says of a new query is what its commit says, whatever the table is called now."""
+        """A new query of it is refused, whatever the table is called now."""
         fed(url, tmp_path / "one", FILES)
         admin.execute(
             "ALTER TABLE public.events RENAME TO renamed;"
@@ -227,12 +169,9 @@ class TestDoctor:
         )
         for table in ("renamed", "whole"):
             again = begun(tmp_path / table, FILES)
-            found = examine(str(tmp_path / table), url, sink=f"public.{table}")
-            assert [one.verdict.name for one in found.sinks] == ["FOREIGN"]
             assert publish(url, tmp_path / table, again, 3, table=table) == "FOREIGN"
-        assert {one.sink_name for one in examine(str(tmp_path / "whole"), url).sinks} == {SINK, "public.renamed", "*"}
 
-    def test_a_query_that_replaces_all_rows(self, url, target, tmp_path, admin):
+    def test_a_query_that_replaces_all_rows(self, url, target, tmp_path):
         """It would delete the rows of one that reads another topic, so its commit refuses that one."""
         begun(tmp_path / "one", {"a": {"0": 0}})
         checkpoint = Checkpoint(str(tmp_path / "one"))
@@ -240,20 +179,48 @@ class TestDoctor:
         work = work_into(None, destination("public.events", "complete", (), None), rows(1))
         assert commit_batch(CommitSettings(url), batch, work) is Verdict.NEW
         again = begun(tmp_path / "two", {"b": {"0": 0}})
-        found = examine(str(tmp_path / "two"), url, sink=SINK, query_name="two")
-        assert (found.finding, found.sinks[0].verdict) == (Finding.NEEDS_PERSON, Verdict.FOREIGN)
         assert publish(url, tmp_path / "two", again, 3) == "FOREIGN"
+
+
+class TestDoctor:
+    """Of a query that the ledger does not know: its start says what doctor cannot."""
+
+    def test_a_checkpoint_that_is_gone(self, url, target, tmp_path, pgonce, admin):
+        """Doctor names the page; the start is refused, writes no row, and doctor then has its error."""
+        place = tmp_path / "ckpt"
+        fed(url, place, FILES, name="orders")
+        shutil.rmtree(place)
+        for _ in range(2):
+            shown = pgonce("doctor", place)
+            assert (shown.exit_code, "A lost checkpoint" in shown.stderr) == (ExitCode.UNREADABLE, True)
+            place.mkdir(exist_ok=True)
+        assert publish(url, place, begun(place, FILES), 1, 2) == "FOREIGN"
+        assert admin.execute("SELECT count(*) FROM events").fetchone() == (2,)
+        # The refused start has left a checkpoint of its own.
+        shown = pgonce("doctor", place)
+        assert shown.exit_code == ExitCode.OK
+        assert "If another query feeds its table, its start is refused before a row is written." in shown.stdout
+
+    def test_a_new_query_elsewhere(self, url, target, tmp_path, pgonce, admin):
+        """Which table it will write to is not written down: doctor names no sink, and the start tells."""
+        fed(url, tmp_path / "one", FILES)
+        again = begun(tmp_path / "two", FILES)
+        found = examine(str(tmp_path / "two"), url)
+        assert (found.finding, found.next_batch_id, found.sinks) == (Finding.AGREE, 0, ())
+        (remark,) = found.remarks
+        assert remark.startswith(f"The ledger does not know query {again}.")
+        assert publish(url, tmp_path / "two", again, 1) == "FOREIGN"
+        assert admin.execute("SELECT count(*) FROM events").fetchone() == (2,)
+        assert publish(url, tmp_path / "two", again, 1, table="others") == "NEW"
 
     def test_a_past_that_the_ledger_did_not_see(self, url, target, tmp_path, pgonce):
         """A later batch than 0 is UNKNOWN to every sink."""
         fed(url, tmp_path / "one", FILES)
         stranger = begun(tmp_path / "two", FILES, number=3)
-        found = examine(str(tmp_path / "two"), url)
-        assert [(sink.sink_name, sink.verdict) for sink in found.sinks] == [("*", Verdict.UNKNOWN)]
         assert publish(url, tmp_path / "two", stranger, 1, number=3) == "UNKNOWN"
         answer = pgonce("doctor", tmp_path / "two", "--json")
         assert answer.exit_code == ExitCode.NEEDS_PERSON
-        assert json.loads(answer.stdout)["sinks"][0]["verdict"] == "UNKNOWN"
+        assert "adoptCheckpoint" in json.loads(answer.stdout)["advice"]
 
 
 class TestForget:
@@ -278,7 +245,7 @@ class TestForget:
         write_checkpoint(tmp_path / "kept", {1: entry(1, {"logOffset": 1})}, (0,), old)
         assert publish(url, tmp_path / "kept", old, 3, number=1) == "FENCED"
         # The name means the new query now.
-        assert json.loads(pgonce("offsets", "orders", "--json").stdout)[0]["query_id"] == again
+        assert json.loads(pgonce("status", "orders", "--json").stdout)[0]["query_id"] == again
 
     def test_a_query_that_runs(self, url, target, tmp_path, pgonce):
         """A query that has just been heard of is not forgotten."""

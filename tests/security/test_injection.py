@@ -190,7 +190,8 @@ def test_the_command_line_shows_odd_names_and_obeys_none(name, connected, shared
         query_id="shown", query_name=name, checkpoint_location=name, start=None, end={name: {name: {"0": 1}}}
     )
     commit(shared_url, batch, plain, sink_name=name)
-    for arguments in (["status"], ["offsets", name], ["history", name], ["status", "--json"], ["offsets", "no such"]):
+    named = (["status", name], ["offsets", name], ["history", name], ["offsets", "no such"])
+    for arguments in (["status"], ["status", "--json"], *named):
         command, *rest = arguments
         rest = rest if rest == ["--json"] or not rest else ["--", *rest]
         shown = CliRunner().invoke(app, [command, "--url", shared_url, *rest])

@@ -71,20 +71,17 @@ def in_berlin(monkeypatch):
         ("5m", "2026-10-25T13:25:00+00:00"),
         (" 3h ", "2026-10-25T10:30:00+00:00"),
         ("2d", "2026-10-23T13:30:00+00:00"),
-        ("03:00", "2026-10-25T02:00:00+00:00"),
-        ("14:30", "2026-10-25T13:30:00+00:00"),
-        ("14:30:01", "2026-10-24T12:30:01+00:00"),
         ("2026-10-24", "2026-10-23T22:00:00+00:00"),
         ("2026-10-24 03:00", "2026-10-24T01:00:00+00:00"),
         ("2026-10-24T03:00:00Z", "2026-10-24T03:00:00+00:00"),
     ],
 )
 def test_a_span_or_a_time_is_taken_as_people_mean_it(in_berlin, text, meant):
-    """A span counts back from now, a time of day is the last one here, and a date is one of this machine's clock."""
+    """A span counts back from now, and a date is one of this machine's clock."""
     assert parse_since(text, in_berlin) == datetime.fromisoformat(meant)
 
 
-@pytest.mark.parametrize("text", ["", "3", "h", "3w", "25:00", "yesterday", "2026-13-01", "-3h", "999999999d", "٣h"])
+@pytest.mark.parametrize("text", ["", "3", "h", "3w", "03:00", "yesterday", "2026-13-01", "-3h", "999999999d", "٣h"])
 def test_what_is_no_time(in_berlin, text):
     """The error names the forms that can be read."""
     with pytest.raises(ConfigurationError, match="BAD_OPTION.*90s, 5m"):

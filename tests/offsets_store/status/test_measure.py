@@ -142,7 +142,7 @@ def test_status_shows_lag_its_age_and_retention_that_runs_out(url, pgonce, kafka
 class TestTheirOwnBrokers:
     """What ``--measure`` asks: the brokers that the queries have named themselves."""
 
-    def test_status_health_and_offsets(self, url, store, kafka, topic, pgonce):
+    def test_status_and_health(self, url, store, kafka, topic, pgonce):
         """Without the flag no broker is asked; with it, the query is measured where it says."""
         name = topic(partitions=1)
         produce(kafka, name, count=3, seconds_ago=200)
@@ -151,10 +151,9 @@ class TestTheirOwnBrokers:
         (measured,) = json.loads(pgonce("status", "--measure", "--json").stdout)
         assert measured["lag"] == 2
         assert measured["lag_seconds"] == pytest.approx(200, abs=15)
-        (one,) = json.loads(pgonce("offsets", "orders", "--measure", "--json").stdout)
-        assert [(at["latest_offset"], at["lag"]) for at in one["positions"]] == [(3, 2)]
         (one,) = json.loads(pgonce("status", "orders", "--measure", "--json").stdout)
-        assert (one["lag"], one["positions"][0]["lag"]) == (2, 2)
+        assert one["lag"] == 2
+        assert [(at["latest_offset"], at["lag"]) for at in one["positions"]] == [(3, 2)]
         assert pgonce("health", "orders", "--max-lag", 1, "--measure").exit_code == ExitCode.UNHEALTHY
         assert pgonce("health", "orders", "--max-lag", 2, "--measure").exit_code == ExitCode.OK
 

@@ -49,13 +49,13 @@ def test_a_lost_checkpoint_with_state_is_to_be_brought_back(before, now, remedie
     said = help_for(Verdict.FOREIGN, ledger, make_batch(stateful=now), remedies)
     assert " /old: " in said
     assert "--truncate" in said
-    assert "--starting-offsets" not in said
+    assert "pgonce offsets" not in said
 
 
 def test_a_query_that_was_judged_by_ids_may_keep_no_state():
     """Its records say that it keeps state because that was not checked."""
     ledger = beside(replace(OLD, guarantee="ids", last=last_batch(stateful=True)))
-    assert f"`pgonce offsets {OLD_ID} --starting-offsets` prints" in help_for(Verdict.FOREIGN, ledger, make_batch())
+    assert f"`pgonce offsets {OLD_ID}` prints" in help_for(Verdict.FOREIGN, ledger, make_batch())
 
 
 @pytest.mark.parametrize("verdict", [Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT])
@@ -64,7 +64,7 @@ def test_a_new_checkpoint_of_a_stateful_query_has_empty_state(verdict):
     known = Ledger(writer=replace(OLD, retired_at=OLD.updated_at))
     for stateful in (True, False):
         said = help_for(verdict, known, make_batch(9, stateful=stateful))
-        assert f"`pgonce offsets {ID} --starting-offsets`" in said
+        assert f"`pgonce offsets {ID}`" in said
         assert (EMPTY_STATE in said) == stateful
 
 
@@ -74,7 +74,7 @@ def test_a_source_whose_offsets_no_start_takes_gets_its_checkpoint_written_again
     known = Ledger(writer=replace(OLD, end_offsets={"0": {"logOffset": 3}}))
     said = help_for(verdict, known, make_batch(9))
     assert f"`pgonce new-checkpoint {ID} PATH`" in said
-    assert "--starting-offsets" not in said
+    assert "pgonce offsets" not in said
 
 
 @pytest.mark.parametrize("verdict", [Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT])
@@ -84,7 +84,7 @@ def test_state_from_a_source_that_no_start_can_be_given_cannot_be_written_again(
     said = help_for(verdict, known, make_batch(9, stateful=True))
     assert f"`pgonce accept {ID} --batch 9 --reason ... --yes`" in said
     assert "new-checkpoint" not in said
-    assert "--starting-offsets" not in said
+    assert "pgonce offsets" not in said
 
 
 def test_batches_that_were_left_out_because_they_were_empty_are_accepted():
@@ -126,7 +126,7 @@ def test_a_partition_that_was_added_is_named():
     batch = make_batch(start={"0": {"t": {"0": 70, "1": 2}}})
     error = refusal(Verdict.FOREIGN, beside(OLD), batch, REPLACES)
     assert " t-1," in error.what
-    assert f"`pgonce offsets {OLD_ID} --starting-offsets --bootstrap-servers ...` prints" in error.remedy
+    assert f"`pgonce offsets {OLD_ID} --bootstrap-servers ...` prints" in error.remedy
     assert f" t-1, or they are not wanted, run `pgonce retire {OLD_ID} --yes`" in error.remedy
 
 
