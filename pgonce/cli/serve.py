@@ -1,5 +1,5 @@
 """
-The command ``pgonce serve``: a page, metrics, checks of health and JSON, from one process.
+The command ``pgonce serve``: a page, metrics and checks of health, from one process.
 
 Runs in a shell or under a supervisor, without Spark. Invariants: it listens on this host alone unless it is told
 otherwise, and then says who can read it; nothing can be changed there; what it needs in addition to pgonce is imported
@@ -52,7 +52,7 @@ def serve(
     kafka_config: KafkaConfig = None,
     measure: Measure = False,
 ) -> None:
-    """Show all queries in a browser, and to Prometheus, probes and programs, until it is stopped."""
+    """Show all queries in a browser, and to Prometheus and probes, until it is stopped."""
     socket = listen.removeprefix("unix:") if listen.startswith("unix:") else None
     host, port = listening(listen) if socket is None else ("", 0)
     kafka = brokers(bootstrap_servers, kafka_options(kafka_config) if bootstrap_servers else None)

@@ -1,5 +1,5 @@
 """
-``pgonce serve``: one process with one page, metrics for Prometheus, checks of health, and JSON.
+``pgonce serve``: one process with one page, metrics for Prometheus, and checks of health.
 
 =============  =======================================================================================
 look           one look at the ledger: what all queries are doing, and what is new since the last look
@@ -9,8 +9,8 @@ lag            asks Kafka's brokers every half a minute, if it was told where th
 app            which path is answered by what; tells browsers that there is something new
 pages, charts  what the templates show: filter, sort, words for numbers and times, pictures as SVG
 server         where it listens, and who is let go who keeps the others waiting
-api, metrics,  the same as JSON, as Prometheus's text, and as one line with 200 or 503
-health
+metrics        the same as Prometheus's text
+health         the same as one line with 200 or 503
 security       which Host is answered, that nothing is changed, and the headers of each answer
 =============  =======================================================================================
 

@@ -1,5 +1,5 @@
 """
-Answer each path: the list, one query, events, metrics, health and JSON.
+Answer each path: the list, one query, events, metrics and health.
 
 Runs in ``pgonce serve``. Invariants: whatever Postgres and Kafka do, there is an answer, from what was seen last. All
 text in a page is escaped by the templates. An event, by which browsers hear that there is something new, holds no text
@@ -32,14 +32,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import ConfigurationError, PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
-from pgonce.offsets_store.log_lines import in_command
+from pgonce.offsets_store.log_lines import in_command, one_line
 from pgonce.offsets_store.status.details import QueryDetails
-from pgonce.offsets_store.status.figures import age_text, duration_text, parse_since, parse_span, rate_text
+from pgonce.offsets_store.status.figures import age_text, duration_text, parse_span, rate_text
 from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
 
-from . import api, health, metrics, pages
+from . import health, metrics, pages
 from .charts import charts_of, number
 from .lag import PartitionLags
 from .reader import Reader, Snapshot
@@ -88,14 +88,10 @@ def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIA
             Route("/events", site.events),
             Route("/metrics", site.metrics),
             Route("/healthz", site.healthz),
-            Route("/api/queries", site.api_queries),
-            Route("/api/queries/{query_id:path}", site.api_query),
-            Route("/api/health", site.api_health),
-            Route("/api/failures", site.api_failures),
             Mount("/page", StaticFiles(directory=_PAGE / "static")),
         ],
         middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)],
-        exception_handlers={404: site.not_found, PgonceError: site.refused},  # type: ignore[dict-item]
+        exception_handlers={404: site.not_found, ConfigurationError: site.refused},  # type: ignore[dict-item]
         lifespan=lifespan,
     )
     # Around all of it, so that an answer to an error of ours has the headers too.
@@ -181,7 +177,7 @@ class _Site:
             503 if trouble else 200,
             state=state,
             others=[one for one in snapshot.states if one.query_id == state.query_id and one != state],
-            failures=api.failures_of(snapshot, state),
+            failures=pages.failures_of(snapshot, state),
             found=found,
             trouble=trouble,
             charts=charts_of(found.batches, lag) if found else [],
@@ -221,38 +217,13 @@ class _Site:
             found = health.of_query(snapshot, now, asked["query"], asked.get("sink"), max_age, max_lag)
         return PlainTextResponse(found.line + "\n", 200 if found.is_well else 503)
 
-    async def api_queries(self, _: Request) -> Response:
-        """All queries."""
-        return api.answer(api.queries(self._reader.snapshot))
-
-    async def api_query(self, request: Request) -> Response:
-        """One query and sink."""
-        asked = request.query_params
-        state = self._state(request.path_params["query_id"], asked.get("sink"))
-        if state is None:
-            said = "One query in the ledger has to have this id or name; none has, or several have the name."
-            return api.answer({"error": said, "code": "QUERY_NOT_FOUND", "help": "Look it up in /api/queries."}, 404)
-        found = await self._read(state, asked.get("code") or None)
-        return api.answer(api.one_query(self._reader.snapshot, state, found, with_rows=self._settings.with_rows))
-
-    async def api_health(self, _: Request) -> Response:
-        """What needs attention."""
-        return api.answer(api.health(self._reader.snapshot))
-
-    async def api_failures(self, request: Request) -> Response:
-        """What went wrong."""
-        asked = request.query_params
-        since = parse_since(asked["since"]) if asked.get("since") else None
-        return api.answer(api.failures(self._reader.snapshot, asked.get("query") or None, since))
-
     def not_found(self, request: Request, _: Exception) -> Response:
         """There is no such path."""
         return self._page(request, "missing.html", 404, what="There is no such page.")
 
-    def refused(self, _: Request, error: PgonceError) -> Response:
-        """What was asked cannot be read, or Postgres cannot be."""
-        status = 400 if error.code == "BAD_OPTION" else 503
-        return api.answer({"error": error.what, "code": error.code, "help": error.remedy}, status)
+    def refused(self, _: Request, error: ConfigurationError) -> Response:
+        """What was asked cannot be read."""
+        return PlainTextResponse(one_line(f"[{error.code}] {error.what} {error.remedy}") + "\n", 400)
 
 
 def _part_of(request: Request, name: str) -> str:

@@ -59,7 +59,7 @@ def of_process(snapshot: Snapshot, now: datetime, every: float) -> Health:
     critical = sum(one.severity == "critical" for one in snapshot.findings)
     # The process is well, so this is no 503; what it has found is said too.
     return Health(
-        True, f"the ledger is read: {read}; {critical} critical of {len(snapshot.findings)} findings (/api/health)"
+        True, f"the ledger is read: {read}; {critical} critical of {len(snapshot.findings)} findings (pgonce health)"
     )
 
 

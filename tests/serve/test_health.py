@@ -27,7 +27,7 @@ def site(url, store):
 @pytest.mark.parametrize(
     ("asked", "status", "line"),
     [
-        ("", 200, "the ledger is read: 2 queries, read AGE ago; 1 critical of 1 findings (/api/health)"),
+        ("", 200, "the ledger is read: 2 queries, read AGE ago; 1 critical of 1 findings (pgonce health)"),
         ("query=orders", 200, "ok: orders into public.orders is running, batch 3 AGE ago, lag 10"),
         (f"query={QUERY}&max_age=5m&max_lag=10", 200, "ok: orders"),
         (f"query={QUERY[:8]}&max_lag=9", 503, "lag 10; its lag is 10 records"),
@@ -55,7 +55,7 @@ def test_what_is_well_and_what_is_not_agree_with_the_findings(url, store, admin)
         put_aside(admin, {"id": 1})
         site.look()
         process, query = site.get("/healthz"), site.get("/healthz?query=orders")
-        assert {one["severity"] for one in site.get("/api/health").json["findings"]} == {"warning"}
+        assert {one.severity for one in site.reader.snapshot.findings} == {"warning"}
     assert (process.status, query.status) == (200, 200)
     assert "0 critical of 1 findings" in process.text
     assert query.text.startswith("warning: orders into public.orders is running, batch 3")

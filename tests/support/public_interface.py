@@ -183,7 +183,7 @@ def _metrics() -> Iterator[str]:
 
 def _paths() -> list[str]:
     text = (ROOT / "pgonce" / "serve" / "app.py").read_text()
-    return [path.replace(":path", "") for path in re.findall(r'Route\("(/(?:api|healthz|metrics)[^"]*)"', text)]
+    return [path.replace(":path", "") for path in re.findall(r'Route\("(/(?:healthz|metrics)[^"]*)"', text)]
 
 
 def _variables() -> set[str]:

@@ -7,7 +7,6 @@ Runs in: pytest, and in the benchmark of the page. Invariant: it ends with the b
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -32,11 +31,6 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     text: str
-
-    @property
-    def json(self) -> Any:
-        """The document in it."""
-        return json.loads(self.text)
 
 
 @dataclass
