@@ -57,10 +57,9 @@ def serve(
     host, port = listening(listen) if socket is None else ("", 0)
     kafka = brokers(bootstrap_servers, kafka_options(kafka_config) if bootstrap_servers else None)
     needed_parts()
-    from pgonce.serve.app import Settings, application
+    from pgonce.serve.app import Settings, application, server
     from pgonce.serve.lag import PartitionLags
     from pgonce.serve.reader import Reader
-    from pgonce.serve.server import Server
 
     lag = PartitionLags(url, kafka, kafka_options(kafka_config) if measure and kafka is None else None)
     reader = Reader(url, every, lag.measured)
@@ -73,9 +72,8 @@ def serve(
         gone_after=gone_after * 3600,
         explained=known.get,
     )
-    server = Server(
+    served = server(
         application(reader, settings, lag),
-        reader,
         host=host.strip("[]"),
         port=port,
         uds=socket,
@@ -87,7 +85,7 @@ def serve(
         typer.echo(
             f"pgonce serve: everyone who can connect to {host} can read it, because there is no login.", err=True
         )
-    server.run()
+    served.run()
 
 
 def listening(text: str) -> tuple[str, int]:

@@ -1,18 +1,14 @@
 """
-Answer each path: the list, one query, events, metrics and health.
+Answer each path: the list, one query, metrics and health; and the server that listens for them.
 
 Runs in ``pgonce serve``. Invariants: whatever Postgres and Kafka do, there is an answer, from what was seen last. All
-text in a page is escaped by the templates. An event, by which browsers hear that there is something new, holds no text
-from outside, only what has changed and when; the browser then asks for the part of its page that is live. What asks
-nothing of Postgres waits for no thread; only the list, which takes long to make, is made in one.
+text in a page is escaped by the templates. What asks nothing of Postgres waits for no thread; only the list, which
+takes long to make, is made in one. An open page asks every few seconds for the part of it that is live.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import time
-from collections import Counter
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -22,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -42,13 +39,14 @@ from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
 from . import health, metrics, pages
 from .charts import charts_of, number
 from .lag import PartitionLags
-from .reader import Reader, Snapshot
+from .reader import Reader
 from .security import Guard
 
 _PAGE = Path(__file__).parent / "page"
 # The page's script asks for the part that is live by this header.
 PART = "x-pgonce-part"
 _KEPT_LISTS = 64
+_MOST_CONNECTIONS = 400
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIA
         routes=[
             Route("/", site.list_page),
             Route("/queries/{query_id:path}", site.query_page),
-            Route("/events", site.events),
             Route("/metrics", site.metrics),
             Route("/healthz", site.healthz),
             Mount("/page", StaticFiles(directory=_PAGE / "static")),
@@ -98,12 +95,42 @@ def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIA
     return Guard(inside, settings.names)
 
 
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End within seconds."""
+        await super().shutdown(sockets)
+        # A client that does not take its answer is waited for without end, although its task was cancelled.
+        for line in list(self.server_state.connections):
+            line.transport.abort()
+
+
+def server(app: ASGIApp, **where: Any) -> uvicorn.Server:
+    """
+    What serves this application until it is told to end.
+
+    :param where: uvicorn's settings that say where: ``host`` and ``port``, or ``uds``; and ``root_path``.
+    """
+    return _Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=2,
+            **where,
+        )
+    )
+
+
 class _Site:
     def __init__(self, reader: Reader, settings: Settings, lag: PartitionLags) -> None:
         self._reader = reader
         self._settings = settings
         self._lag = lag
-        self._events = Events(reader)
         self._lists: tuple[int, dict[tuple[str, pages.View], str]] = (-1, {})
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_PAGE),
@@ -198,10 +225,6 @@ class _Site:
         meant = {state.query_id for state in snapshot.states if is_meant(query_id, state.query_id, state.query_name)}
         return snapshot.state_of(meant.pop(), sink) if found is None and len(meant) == 1 else found
 
-    async def events(self, _: Request) -> Response:
-        """The stream of events."""
-        return self._events.response()
-
     async def metrics(self, _: Request) -> Response:
         """Prometheus's text."""
         found = metrics.text(self._reader.snapshot, self._lag.partitions(), self._settings.gone_after)
@@ -229,52 +252,3 @@ class _Site:
 def _part_of(request: Request, name: str) -> str:
     """The template of a page, or that of its live part alone, if the page's script asks."""
     return f"_{name}" if request.headers.get(PART) else name
-
-
-_LOOK_SECONDS = 0.25
-# Proxies close lines that are silent for a minute.
-_SILENT_SECONDS = 15.0
-_MOST_LISTENERS = 200
-
-
-class Events:
-    """The browsers that listen."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._listeners = 0
-
-    def response(self) -> Response:
-        """The stream for one browser."""
-        if self._listeners >= _MOST_LISTENERS:
-            return PlainTextResponse("Too many pages are open.\n", 503, {"retry-after": "30"})
-        # A proxy must not collect events until it has enough of them.
-        return StreamingResponse(self._messages(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
-
-    async def _messages(self) -> AsyncIterator[str]:
-        self._listeners += 1
-        try:
-            yield "retry: 2000\n\n"
-            last, spoke_at = -1, time.monotonic()
-            while not self._reader.is_stopped:
-                snapshot = self._reader.snapshot
-                if snapshot.revision != last:
-                    last, spoke_at = snapshot.revision, time.monotonic()
-                    yield f"event: look\nid: {last}\ndata: {json.dumps(_event(snapshot))}\n\n"
-                elif time.monotonic() - spoke_at > _SILENT_SECONDS:
-                    spoke_at = time.monotonic()
-                    yield ": nothing new\n\n"
-                await asyncio.sleep(_LOOK_SECONDS)
-        finally:
-            self._listeners -= 1
-
-
-def _event(snapshot: Snapshot) -> dict[str, object]:
-    counts = Counter(finding.severity for finding in snapshot.findings)
-    return {
-        "revision": snapshot.revision,
-        "read_at": snapshot.at.isoformat() if snapshot.at else None,
-        "unreadable_since": snapshot.trouble.since.isoformat() if snapshot.trouble else None,
-        "critical": counts["critical"],
-        "warnings": counts["warning"],
-    }

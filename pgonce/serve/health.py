@@ -56,11 +56,9 @@ def of_process(snapshot: Snapshot, now: datetime, every: float) -> Health:
     read = f"{len(snapshot.states)} queries, read {duration_text(age)} ago"
     if not snapshot.findings:
         return Health(True, f"ok: {read}")
-    critical = sum(one.severity == "critical" for one in snapshot.findings)
     # The process is well, so this is no 503; what it has found is said too.
-    return Health(
-        True, f"the ledger is read: {read}; {critical} critical of {len(snapshot.findings)} findings (pgonce health)"
-    )
+    found = f"{snapshot.critical} critical of {len(snapshot.findings)} findings (pgonce health)"
+    return Health(True, f"the ledger is read: {read}; {found}")
 
 
 def of_query(

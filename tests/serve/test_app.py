@@ -1,5 +1,5 @@
 """
-What `pgonce serve` answers: the list, a query's page and events, from a real server and a real ledger.
+What `pgonce serve` answers: the list, a query's page and its live part, from a real server and a real ledger.
 
 Covers: pgonce.serve.charts.
 """
@@ -7,8 +7,6 @@ Covers: pgonce.serve.charts.
 from __future__ import annotations
 
 import doctest
-import http.client
-import json
 import re
 from html.parser import HTMLParser
 
@@ -213,25 +211,23 @@ class TestHostileText:
         assert all("&lt;script&gt;alert(1)" in page.text for page in pages[:4])
 
 
-def test_browsers_hear_that_there_is_something_new(url, store):
-    """Each look is an event, with numbers alone; the page's script then asks for the live part only."""
+def test_the_live_part_is_answered_alone(url, store, admin):
+    """With what the page's script shows: how much is critical, and whether the ledger can be read now."""
     publish(url, 3, KAFKA)
+    fail(url)
     with served(url) as site:
-        line = http.client.HTTPConnection("127.0.0.1", site.port, timeout=10)
-        line.request("GET", "/events", headers={"Host": f"127.0.0.1:{site.port}"})
-        answer = line.getresponse()
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        events = []
-        while len(events) < 2:
-            text = answer.readline().decode()
-            if text.startswith("data: "):
-                events.append(json.loads(text.removeprefix("data: ")))
-        line.close()
-        part = site.get("/", x_pgonce_part="live").text
-    assert events[1]["revision"] > events[0]["revision"]
-    assert set(events[0]) == {"revision", "read_at", "unreadable_since", "critical", "warnings"}
-    assert "<html" not in part
-    assert '<tr class="row' in part
+        for path in ("/", f"/queries/{QUERY}?sink=public.orders", "/queries/nothing"):
+            page, part = site.get(path).text, site.get(path, x_pgonce_part="live").text
+            assert '<body data-every="0.2"' in page
+            assert "<body" not in part
+            for text in (page, part):
+                assert '<span id="seen" hidden data-critical="1"></span>' in text
+        assert '<tr class="row' in site.get("/", x_pgonce_part="live").text
+        admin.execute("ALTER SCHEMA pgonce RENAME TO away")
+        site.look()
+        assert '<span id="seen" hidden data-critical="1" data-trouble></span>' in site.get("/").text
+    with served(url, every=60) as site:
+        assert '<body data-every="5"' in site.get("/").text
 
 
 def test_the_examples_in_its_docstrings_hold():
