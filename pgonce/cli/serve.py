@@ -45,9 +45,6 @@ def serve(
     hide_rows: Annotated[
         bool, typer.Option("--hide-rows", help="Do not show the rows of dead letters, nor their messages.")
     ] = False,
-    gone_after: Annotated[
-        float, typer.Option(min=0, help="Hours after which a query that has ended leaves the metrics.")
-    ] = 24.0,
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
     measure: Measure = False,
@@ -69,7 +66,6 @@ def serve(
         names=tuple(allow_host or ()),
         root_path=("/" + root_path.strip("/")) if root_path.strip("/") else "",
         with_rows=not hide_rows,
-        gone_after=gone_after * 3600,
         explained=known.get,
     )
     served = server(

@@ -55,15 +55,14 @@ class Settings:
     How it is served.
 
     ``names`` are the host names under which it is reached, next to addresses and localhost. ``root_path`` is the path
-    under which a proxy shows it. ``with_rows`` tells whether the rows of dead letters are shown. ``gone_after`` is in
-    seconds. ``explained`` gives the meaning and the remedy of an error's code, if it has an entry.
+    under which a proxy shows it. ``with_rows`` tells whether the rows of dead letters are shown. ``explained``
+    gives the meaning and the remedy of an error's code, if it has an entry.
     """
 
     database: str
     names: tuple[str, ...] = ()
     root_path: str = ""
     with_rows: bool = True
-    gone_after: float = 86_400.0
     explained: Callable[[str], tuple[str, str] | None] = lambda _: None
 
 
@@ -227,7 +226,7 @@ class _Site:
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus's text."""
-        found = metrics.text(self._reader.snapshot, self._lag.partitions(), self._settings.gone_after)
+        found = metrics.text(self._reader.snapshot, self._lag.partitions())
         return Response(found, headers={"content-type": metrics.CONTENT_TYPE})
 
     async def healthz(self, request: Request) -> Response:

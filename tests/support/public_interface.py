@@ -173,7 +173,6 @@ def _metrics() -> Iterator[str]:
     scraped = metrics_text(
         Snapshot(at=now, states=[state], counts=counts),
         {("q", "s"): [PartitionLag("q", "s", "0", "t", 0, 1, 2, 1, now, 1.0)]},
-        60.0,
     ).decode()
     for family in text_string_to_metric_families(scraped):
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
