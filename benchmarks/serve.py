@@ -2,8 +2,8 @@
 What `pgonce serve` costs Postgres, and how soon its page is there, with 1, 30 and 300 queries.
 
 Runs against a Postgres of its own that logs each statement: `make bench-serve`. Invariant: the server is `pgonce serve`
-as a process, with its defaults; ten pages listen, and ask for their live part at each event. CPU is that of processes,
-so that other work on the machine changes it little; of ten answers, the quickest one counts.
+as a process, with its defaults; ten pages are open, and ask for what is new every five seconds. CPU is that of
+processes, so that other work on the machine changes it little; of ten answers, the quickest one counts.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def measure(queries: int, seconds: float) -> Iterator[str]:
         with running(server.tcp_uri()) as (port, process):
             page = [timed(port, "/") for _ in range(10)]
             metrics = [timed(port, "/metrics") for _ in range(10)]
-            listening = [threading.Thread(target=listen, args=[port, seconds], daemon=True) for _ in range(BROWSERS)]
-            for each in listening:
+            opened = [threading.Thread(target=look_on, args=[port, seconds], daemon=True) for _ in range(BROWSERS)]
+            for each in opened:
                 each.start()
             before = statements(server), cpu_seconds(postgres), cpu_seconds(process)
             time.sleep(seconds)
@@ -113,12 +113,12 @@ def timed(port: int, path: str) -> tuple[float, int]:
     return took, len(body)
 
 
-def listen(port: int, seconds: float) -> None:
-    """An open page: it asks for its live part at each event."""
-    until, answer = time.monotonic() + seconds, asked(port, "/events")
-    while time.monotonic() < until and (line := answer.readline()):
-        if line.startswith(b"data: "):
-            timed(port, "/")
+def look_on(port: int, seconds: float) -> None:
+    """An open page: it asks for what is new every five seconds."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        timed(port, "/")
+        time.sleep(5)
 
 
 def statements(server: EmbeddedPostgres) -> int:

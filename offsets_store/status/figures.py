@@ -9,9 +9,7 @@ another, and is not in the future.
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from datetime import datetime, timedelta
-from uuid import UUID
 
 from ..errors import bad_option
 
@@ -167,14 +165,3 @@ def time_text(when: datetime | None, now: datetime) -> str:
     local, today = when.astimezone(), now.astimezone()
     clock = f"{local:%H:%M:%S}" if local.date() == today.date() else f"{local:%Y-%m-%d %H:%M:%S}"
     return f"{clock} ({age_text(when, now)} ago)"
-
-
-def encoded(value: object) -> str:
-    """What JSON has no form for, as text; for ``json.dumps(default=...)``."""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, bytes):
-        return b64encode(value).decode()
-    raise TypeError(type(value).__name__)

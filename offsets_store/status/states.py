@@ -12,13 +12,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Boolean, Connection, column, func, literal_column, select, table, text
 
 from ..ledger import SCHEMA
 from ..ledger.session import reading
 from .figures import UNKNOWN, age_text
+from .stored import StoredWriter
 
 _Row = TypeVar("_Row")
 
@@ -105,19 +106,7 @@ def place_of(state: str) -> int:
     return _PLACES.get(state, len(_PLACES))
 
 
-class OfQuery(Protocol):
-    """What is about a query."""
-
-    @property
-    def query_id(self) -> str:
-        """The id in its checkpoint."""
-
-    @property
-    def query_name(self) -> str | None:
-        """Its name, if it has one."""
-
-
-def name_of(one: OfQuery) -> str:
+def name_of(one: QueryState | Finding | StoredWriter) -> str:
     """The name of its query; the beginning of the query's id if it has none."""
     return one.query_name or one.query_id[:8]
 
@@ -131,13 +120,8 @@ def line_of(query: QueryState, now: datetime) -> str:
     return f"{name_of(query)} into {query.sink_name or UNKNOWN} is {query.state}, {batch}, lag {lag}"
 
 
-def beyond(query: QueryState, max_age: float | None, max_lag: int | None, now: datetime) -> Iterator[str]:
-    """
-    Which of these bounds it exceeds, as clauses. An idle query may rest; an unknown lag is too much, because it may be.
-
-    :param max_age: seconds since its last batch.
-    :param max_lag: records that are not published yet.
-    """
+def _beyond(query: QueryState, max_age: float | None, max_lag: int | None, now: datetime) -> Iterator[str]:
+    # An idle query may rest; an unknown lag is too much, because it may be.
     if max_age is not None and query.state != "idle":
         if query.published_at is None:
             yield "nothing was published"
@@ -184,6 +168,27 @@ class Finding:
     what: str
     since: datetime | None
     help: str
+
+
+def own_findings(findings: Iterable[Finding], states: Iterable[QueryState]) -> list[Finding]:
+    """Those of these sinks, and of their whole queries."""
+    keys = {key for one in states for key in ((one.query_id, one.sink_name), (one.query_id, None))}
+    return [one for one in findings if (one.query_id, one.sink_name) in keys]
+
+
+def judged(
+    meant: Sequence[QueryState], findings: Iterable[Finding], max_age: float | None, max_lag: int | None, now: datetime
+) -> tuple[bool, list[tuple[QueryState, list[str]]]]:
+    """
+    Whether all is well: nothing critical was found, and no bound is exceeded; and which bounds each sink exceeds.
+
+    :param max_age: seconds since the last batch.
+    :param max_lag: records that are not published yet.
+    """
+    # A query that was replaced usually has the name of the one that took its place.
+    found = [one for one in meant if one.state not in ENDED] or meant
+    late = [(one, list(_beyond(one, max_age, max_lag, now))) for one in found]
+    return not any(whys for _, whys in late) and all(one.severity != "critical" for one in findings), late
 
 
 @dataclass(frozen=True)

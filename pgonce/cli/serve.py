@@ -1,5 +1,5 @@
 """
-The command ``pgonce serve``: a page, metrics, checks of health and JSON, from one process.
+The command ``pgonce serve``: a page, metrics and checks of health, from one process.
 
 Runs in a shell or under a supervisor, without Spark. Invariants: it listens on this host alone unless it is told
 otherwise, and then says who can read it; nothing can be changed there; what it needs in addition to pgonce is imported
@@ -45,22 +45,18 @@ def serve(
     hide_rows: Annotated[
         bool, typer.Option("--hide-rows", help="Do not show the rows of dead letters, nor their messages.")
     ] = False,
-    gone_after: Annotated[
-        float, typer.Option(min=0, help="Hours after which a query that has ended leaves the metrics.")
-    ] = 24.0,
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
     measure: Measure = False,
 ) -> None:
-    """Show all queries in a browser, and to Prometheus, probes and programs, until it is stopped."""
+    """Show all queries in a browser, and to Prometheus and probes, until it is stopped."""
     socket = listen.removeprefix("unix:") if listen.startswith("unix:") else None
     host, port = listening(listen) if socket is None else ("", 0)
     kafka = brokers(bootstrap_servers, kafka_options(kafka_config) if bootstrap_servers else None)
     needed_parts()
-    from pgonce.serve.app import Settings, application
+    from pgonce.serve.app import Settings, application, server
     from pgonce.serve.lag import PartitionLags
     from pgonce.serve.reader import Reader
-    from pgonce.serve.server import Server
 
     lag = PartitionLags(url, kafka, kafka_options(kafka_config) if measure and kafka is None else None)
     reader = Reader(url, every, lag.measured)
@@ -70,12 +66,10 @@ def serve(
         names=tuple(allow_host or ()),
         root_path=("/" + root_path.strip("/")) if root_path.strip("/") else "",
         with_rows=not hide_rows,
-        gone_after=gone_after * 3600,
         explained=known.get,
     )
-    server = Server(
+    served = server(
         application(reader, settings, lag),
-        reader,
         host=host.strip("[]"),
         port=port,
         uds=socket,
@@ -87,7 +81,7 @@ def serve(
         typer.echo(
             f"pgonce serve: everyone who can connect to {host} can read it, because there is no login.", err=True
         )
-    server.run()
+    served.run()
 
 
 def listening(text: str) -> tuple[str, int]:

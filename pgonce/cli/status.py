@@ -31,10 +31,11 @@ from pgonce.offsets_store.status.states import (
     Finding,
     QueryState,
     Sort,
-    beyond,
     in_order,
+    judged,
     line_of,
     name_of,
+    own_findings,
     read_states,
 )
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -81,7 +82,7 @@ def status(
         else:
             found = with_measured(_statuses(store, states, query, sink), measured)
             chosen = _chosen(states, found, query, sink)
-            _show_one(url, chosen, found, _own(findings, chosen), as_json=as_json)
+            _show_one(url, chosen, found, own_findings(findings, chosen), as_json=as_json)
 
     _again_and_again(show, every if watch else None)
 
@@ -156,12 +157,6 @@ def _chosen(states: Iterable[QueryState], found: Iterable[Status], query: str, s
     return [one for one in states if (one.query_id, one.sink_name) in stored or _is_new(one, query, sink)]
 
 
-def _own(findings: Iterable[Finding], chosen: Iterable[QueryState]) -> list[Finding]:
-    """Those of these sinks, and of their whole queries."""
-    keys = {key for one in chosen for key in ((one.query_id, one.sink_name), (one.query_id, None))}
-    return [one for one in findings if (one.query_id, one.sink_name) in keys]
-
-
 def _show_one(
     url: str, chosen: Sequence[QueryState], found: Sequence[Status], findings: Sequence[Finding], *, as_json: bool
 ) -> None:
@@ -228,18 +223,17 @@ def health(
     store = OffsetsStore(url)
     measured = [one.total for one in _measured(url, bootstrap_servers, kafka_config, own=measure)]
     (states, found), now = read_states(url, measured), datetime.now(timezone.utc)
-    if query is not None:
-        meant = _chosen(states, _statuses(store, states, query, sink), query, sink)
-        chosen = [one for one in meant if one.state not in ENDED] or meant
-        found = _own(found, meant)
+    if query is None:
+        meant = [one for one in states if one.state not in ENDED]
     else:
-        chosen = [one for one in states if one.state not in ENDED]
-    late = [(one, why) for one in chosen for why in beyond(one, oldest, max_lag, now)]
-    is_ill = bool(late) or any(one.severity == "critical" for one in found)
+        meant = _chosen(states, _statuses(store, states, query, sink), query, sink)
+        found = own_findings(found, meant)
+    is_well, judgements = judged(meant, found, oldest, max_lag, now)
+    late = [(one, why) for one, whys in judgements for why in whys]
     if as_json:
         print_json(
             {
-                "healthy": not is_ill,
+                "healthy": is_well,
                 "findings": [dataclasses.asdict(one) for one in found],
                 "beyond_bounds": [
                     {"query_id": one.query_id, "sink_name": one.sink_name, "what": why} for one, why in late
@@ -248,14 +242,14 @@ def health(
         )
     else:
         if query is not None:
-            print_lines("; ".join([line_of(one, now), *(why for each, why in late if each is one)]) for one in chosen)
+            print_lines("; ".join([line_of(one, now), *whys]) for one, whys in judgements)
         elif late:
             print_lines(f"{name_of(one)} into {text_of(one.sink_name)}: {why}" for one, why in late)
         if found:
             print_lines(tables.findings_lines(found, now, len(found)))
         elif query is None and not late:
-            typer.echo(f"Nothing needs attention: {len(chosen)} queries.")
-    if is_ill:
+            typer.echo(f"Nothing needs attention: {len(judgements)} queries.")
+    if not is_well:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 

@@ -1,18 +1,14 @@
 """
-Answer each path: the list, one query, events, metrics, health and JSON.
+Answer each path: the list, one query, metrics and health; and the server that listens for them.
 
 Runs in ``pgonce serve``. Invariants: whatever Postgres and Kafka do, there is an answer, from what was seen last. All
-text in a page is escaped by the templates. An event, by which browsers hear that there is something new, holds no text
-from outside, only what has changed and when; the browser then asks for the part of its page that is live. What asks
-nothing of Postgres waits for no thread; only the list, which takes long to make, is made in one.
+text in a page is escaped by the templates. What asks nothing of Postgres waits for no thread; only the list, which
+takes long to make, is made in one. An open page asks every few seconds for the part of it that is live.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import time
-from collections import Counter
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -22,33 +18,35 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import ConfigurationError, PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
-from pgonce.offsets_store.log_lines import in_command
+from pgonce.offsets_store.log_lines import in_command, one_line
 from pgonce.offsets_store.status.details import QueryDetails
-from pgonce.offsets_store.status.figures import age_text, duration_text, parse_since, parse_span, rate_text
+from pgonce.offsets_store.status.figures import age_text, duration_text, parse_span, rate_text
 from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
 
-from . import api, health, metrics, pages
+from . import health, metrics, pages
 from .charts import charts_of, number
 from .lag import PartitionLags
-from .reader import Reader, Snapshot
+from .reader import Reader
 from .security import Guard
 
 _PAGE = Path(__file__).parent / "page"
 # The page's script asks for the part that is live by this header.
 PART = "x-pgonce-part"
 _KEPT_LISTS = 64
+_MOST_CONNECTIONS = 400
 
 
 @dataclass(frozen=True)
@@ -57,15 +55,14 @@ class Settings:
     How it is served.
 
     ``names`` are the host names under which it is reached, next to addresses and localhost. ``root_path`` is the path
-    under which a proxy shows it. ``with_rows`` tells whether the rows of dead letters are shown. ``gone_after`` is in
-    seconds. ``explained`` gives the meaning and the remedy of an error's code, if it has an entry.
+    under which a proxy shows it. ``with_rows`` tells whether the rows of dead letters are shown. ``explained``
+    gives the meaning and the remedy of an error's code, if it has an entry.
     """
 
     database: str
     names: tuple[str, ...] = ()
     root_path: str = ""
     with_rows: bool = True
-    gone_after: float = 86_400.0
     explained: Callable[[str], tuple[str, str] | None] = lambda _: None
 
 
@@ -85,21 +82,47 @@ def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIA
         routes=[
             Route("/", site.list_page),
             Route("/queries/{query_id:path}", site.query_page),
-            Route("/events", site.events),
             Route("/metrics", site.metrics),
             Route("/healthz", site.healthz),
-            Route("/api/queries", site.api_queries),
-            Route("/api/queries/{query_id:path}", site.api_query),
-            Route("/api/health", site.api_health),
-            Route("/api/failures", site.api_failures),
             Mount("/page", StaticFiles(directory=_PAGE / "static")),
         ],
         middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)],
-        exception_handlers={404: site.not_found, PgonceError: site.refused},  # type: ignore[dict-item]
+        exception_handlers={404: site.not_found, ConfigurationError: site.refused},  # type: ignore[dict-item]
         lifespan=lifespan,
     )
     # Around all of it, so that an answer to an error of ours has the headers too.
     return Guard(inside, settings.names)
+
+
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End within seconds."""
+        await super().shutdown(sockets)
+        # A client that does not take its answer is waited for without end, although its task was cancelled.
+        for line in list(self.server_state.connections):
+            line.transport.abort()
+
+
+def server(app: ASGIApp, **where: Any) -> uvicorn.Server:
+    """
+    What serves this application until it is told to end.
+
+    :param where: uvicorn's settings that say where: ``host`` and ``port``, or ``uds``; and ``root_path``.
+    """
+    return _Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=2,
+            **where,
+        )
+    )
 
 
 class _Site:
@@ -107,7 +130,6 @@ class _Site:
         self._reader = reader
         self._settings = settings
         self._lag = lag
-        self._events = Events(reader)
         self._lists: tuple[int, dict[tuple[str, pages.View], str]] = (-1, {})
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(_PAGE),
@@ -181,7 +203,7 @@ class _Site:
             503 if trouble else 200,
             state=state,
             others=[one for one in snapshot.states if one.query_id == state.query_id and one != state],
-            failures=api.failures_of(snapshot, state),
+            failures=pages.failures_of(snapshot, state),
             found=found,
             trouble=trouble,
             charts=charts_of(found.batches, lag) if found else [],
@@ -202,13 +224,9 @@ class _Site:
         meant = {state.query_id for state in snapshot.states if is_meant(query_id, state.query_id, state.query_name)}
         return snapshot.state_of(meant.pop(), sink) if found is None and len(meant) == 1 else found
 
-    async def events(self, _: Request) -> Response:
-        """The stream of events."""
-        return self._events.response()
-
     async def metrics(self, _: Request) -> Response:
         """Prometheus's text."""
-        found = metrics.text(self._reader.snapshot, self._lag.partitions(), self._settings.gone_after)
+        found = metrics.text(self._reader.snapshot, self._lag.partitions())
         return Response(found, headers={"content-type": metrics.CONTENT_TYPE})
 
     async def healthz(self, request: Request) -> Response:
@@ -221,89 +239,15 @@ class _Site:
             found = health.of_query(snapshot, now, asked["query"], asked.get("sink"), max_age, max_lag)
         return PlainTextResponse(found.line + "\n", 200 if found.is_well else 503)
 
-    async def api_queries(self, _: Request) -> Response:
-        """All queries."""
-        return api.answer(api.queries(self._reader.snapshot))
-
-    async def api_query(self, request: Request) -> Response:
-        """One query and sink."""
-        asked = request.query_params
-        state = self._state(request.path_params["query_id"], asked.get("sink"))
-        if state is None:
-            said = "One query in the ledger has to have this id or name; none has, or several have the name."
-            return api.answer({"error": said, "code": "QUERY_NOT_FOUND", "help": "Look it up in /api/queries."}, 404)
-        found = await self._read(state, asked.get("code") or None)
-        return api.answer(api.one_query(self._reader.snapshot, state, found, with_rows=self._settings.with_rows))
-
-    async def api_health(self, _: Request) -> Response:
-        """What needs attention."""
-        return api.answer(api.health(self._reader.snapshot))
-
-    async def api_failures(self, request: Request) -> Response:
-        """What went wrong."""
-        asked = request.query_params
-        since = parse_since(asked["since"]) if asked.get("since") else None
-        return api.answer(api.failures(self._reader.snapshot, asked.get("query") or None, since))
-
     def not_found(self, request: Request, _: Exception) -> Response:
         """There is no such path."""
         return self._page(request, "missing.html", 404, what="There is no such page.")
 
-    def refused(self, _: Request, error: PgonceError) -> Response:
-        """What was asked cannot be read, or Postgres cannot be."""
-        status = 400 if error.code == "BAD_OPTION" else 503
-        return api.answer({"error": error.what, "code": error.code, "help": error.remedy}, status)
+    def refused(self, _: Request, error: ConfigurationError) -> Response:
+        """What was asked cannot be read."""
+        return PlainTextResponse(one_line(f"[{error.code}] {error.what} {error.remedy}") + "\n", 400)
 
 
 def _part_of(request: Request, name: str) -> str:
     """The template of a page, or that of its live part alone, if the page's script asks."""
     return f"_{name}" if request.headers.get(PART) else name
-
-
-_LOOK_SECONDS = 0.25
-# Proxies close lines that are silent for a minute.
-_SILENT_SECONDS = 15.0
-_MOST_LISTENERS = 200
-
-
-class Events:
-    """The browsers that listen."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._listeners = 0
-
-    def response(self) -> Response:
-        """The stream for one browser."""
-        if self._listeners >= _MOST_LISTENERS:
-            return PlainTextResponse("Too many pages are open.\n", 503, {"retry-after": "30"})
-        # A proxy must not collect events until it has enough of them.
-        return StreamingResponse(self._messages(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
-
-    async def _messages(self) -> AsyncIterator[str]:
-        self._listeners += 1
-        try:
-            yield "retry: 2000\n\n"
-            last, spoke_at = -1, time.monotonic()
-            while not self._reader.is_stopped:
-                snapshot = self._reader.snapshot
-                if snapshot.revision != last:
-                    last, spoke_at = snapshot.revision, time.monotonic()
-                    yield f"event: look\nid: {last}\ndata: {json.dumps(_event(snapshot))}\n\n"
-                elif time.monotonic() - spoke_at > _SILENT_SECONDS:
-                    spoke_at = time.monotonic()
-                    yield ": nothing new\n\n"
-                await asyncio.sleep(_LOOK_SECONDS)
-        finally:
-            self._listeners -= 1
-
-
-def _event(snapshot: Snapshot) -> dict[str, object]:
-    counts = Counter(finding.severity for finding in snapshot.findings)
-    return {
-        "revision": snapshot.revision,
-        "read_at": snapshot.at.isoformat() if snapshot.at else None,
-        "unreadable_since": snapshot.trouble.since.isoformat() if snapshot.trouble else None,
-        "critical": counts["critical"],
-        "warnings": counts["warning"],
-    }

@@ -7,7 +7,6 @@ Pure: runs in ``pgonce serve``, for probes and sensors. Invariant: what was aske
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,7 +14,7 @@ from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.ledger.writers import is_meant
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.status.figures import duration_text
-from pgonce.offsets_store.status.states import ENDED, Finding, QueryState, beyond, line_of
+from pgonce.offsets_store.status.states import judged, line_of, own_findings
 
 from .reader import Snapshot
 
@@ -56,43 +55,27 @@ def of_process(snapshot: Snapshot, now: datetime, every: float) -> Health:
     read = f"{len(snapshot.states)} queries, read {duration_text(age)} ago"
     if not snapshot.findings:
         return Health(True, f"ok: {read}")
-    critical = sum(one.severity == "critical" for one in snapshot.findings)
     # The process is well, so this is no 503; what it has found is said too.
-    return Health(
-        True, f"the ledger is read: {read}; {critical} critical of {len(snapshot.findings)} findings (/api/health)"
-    )
+    found = f"{snapshot.critical} critical of {len(snapshot.findings)} findings (pgonce health)"
+    return Health(True, f"the ledger is read: {read}; {found}")
 
 
 def of_query(
     snapshot: Snapshot, now: datetime, query: str, sink: str | None, max_age: float | None, max_lag: int | None
 ) -> Health:
-    """
-    Whether nothing critical was found of a query, and it keeps within these bounds, as ``pgonce health`` says it.
-
-    :param max_age: seconds since its last batch; a query that is heard to be idle may be older.
-    :param max_lag: records that are not published yet.
-    """
+    """Whether a query is well, as ``pgonce health`` judges it."""
     meant = [state for state in snapshot.states if is_meant(query, state.query_id, state.query_name)]
-    found = [state for state in meant if state.query_id == query] or meant
-    found = [state for state in found if sink is None or state.sink_name == sink]
-    # A query that was replaced usually has the name of the one that took its place.
-    found = [state for state in found if state.state not in ENDED] or found
-    if not found:
+    meant = [state for state in meant if state.query_id == query] or meant
+    meant = [state for state in meant if sink is None or state.sink_name == sink]
+    if not meant:
         return _not_well(f"no query is called {query!r}" + (f" with sink {sink!r}" if sink is not None else ""))
-    judged = [_judge(state, snapshot.findings, now, max_age, max_lag) for state in found]
-    ill = [one for one in judged if not one.is_well]
-    return next((one for one in [*ill, *judged] if not one.line.startswith("ok")), judged[0])
-
-
-def _judge(
-    state: QueryState, findings: Sequence[Finding], now: datetime, max_age: float | None, max_lag: int | None
-) -> Health:
-    own = [one for one in findings if one.query_id == state.query_id and one.sink_name in (None, state.sink_name)]
-    critical = [f"{one.finding}: {one.what}" for one in own if one.severity == "critical"]
-    if ill := [*critical, *beyond(state, max_age, max_lag, now)]:
-        return _not_well(f"{line_of(state, now)}; {ill[0]}")
-    warned = [f"{one.finding}: {one.what}" for one in own]
-    return Health(True, one_line("; ".join([f"{'warning' if own else 'ok'}: {line_of(state, now)}", *warned])))
+    found = own_findings(snapshot.findings, meant)
+    is_well, judgements = judged(meant, found, max_age, max_lag, now)
+    said = ["; ".join([line_of(one, now), *whys]) for one, whys in judgements]
+    line = "; ".join([*said, *(f"{one.finding}: {one.what}" for one in found)])
+    if not is_well:
+        return _not_well(line)
+    return Health(True, one_line(f"{'warning' if found else 'ok'}: {line}"))
 
 
 def _not_well(line: str) -> Health:

@@ -8,7 +8,7 @@ scrape; while the ledger cannot be read, what was true then is not shown as if i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -27,24 +27,24 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SERIES = ("query_id", "query", "sink")
 # Queries in these states vanish after a while; the others still run, or need a person.
 _AT_REST = ("stopped", "quiet", *ENDED)
+_GONE_AFTER = timedelta(days=1)
 
 
-def text(snapshot: Snapshot, partitions: Partitions, gone_after: float) -> bytes:
+def text(snapshot: Snapshot, partitions: Partitions) -> bytes:
     """
     All metrics.
 
     :param partitions: the lag of each partition of each query and sink, where it is known.
-    :param gone_after: seconds after which a query that has ended, or may have, is left out.
     """
-    return generate_latest(_Seen(snapshot, partitions, gone_after, datetime.now(timezone.utc)))
+    return generate_latest(_Seen(snapshot, partitions, datetime.now(timezone.utc)))
 
 
 class _Seen(Collector):
-    def __init__(self, snapshot: Snapshot, partitions: Partitions, gone_after: float, now: datetime) -> None:
+    def __init__(self, snapshot: Snapshot, partitions: Partitions, now: datetime) -> None:
         self._snapshot = snapshot
         self._partitions = partitions
         self._is_current = snapshot.at is not None and snapshot.trouble is None
-        self._states = [state for state in snapshot.states if not _is_gone(state, gone_after, now)]
+        self._states = [state for state in snapshot.states if not _is_gone(state, now)]
         self._names = {state.query_id: state.query_name or "" for state in self._states}
 
     def collect(self) -> Iterable[Metric]:
@@ -171,8 +171,8 @@ def _gauge(
     return family
 
 
-def _is_gone(state: QueryState, gone_after: float, now: datetime) -> bool:
+def _is_gone(state: QueryState, now: datetime) -> bool:
     if state.state not in _AT_REST:
         return False
     last = max((when for when in (state.published_at, state.heard_at, state.state_since) if when), default=None)
-    return last is None or (now - last).total_seconds() > gone_after
+    return last is None or now - last > _GONE_AFTER

@@ -61,6 +61,11 @@ class Snapshot:
     look_seconds: float = 0.0
     trouble: Trouble | None = None
 
+    @property
+    def critical(self) -> int:
+        """How many of the findings are critical."""
+        return sum(one.severity == "critical" for one in self.findings)
+
     def state_of(self, query_id: str, sink: str | None) -> QueryState | None:
         """The state of a query and sink; of its first sink if none is named."""
         own = [state for state in self.states if state.query_id == query_id]
@@ -91,22 +96,13 @@ class Reader:
         """What was seen last; it never changes, the next look makes another one."""
         return self._snapshot
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether nothing new will come."""
-        return self._stopping.is_set()
-
     def start(self) -> None:
         """Begin to look."""
         self._thread.start()
 
-    def end(self) -> None:
-        """Look no more, and let those who wait for more go."""
-        self._stopping.set()
-
     def stop(self) -> None:
         """Look no more. A look that is under way may go on for a moment."""
-        self.end()
+        self._stopping.set()
         self._thread.join(timeout=2)
 
     async def query(self, query_id: str, sink: str | None, code: str | None) -> QueryDetails:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from contextlib import contextmanager
 
 import pytest
@@ -64,7 +63,7 @@ def page_of(place):
 
 
 def test_from_its_start_to_its_end(url, store):
-    """It says where it listens, answers under a proxy's path too, and ends at a signal although a page listens."""
+    """It says where it listens, answers under a proxy's path too, and ends at a signal although a client waits."""
     publish(url, 3, KAFKA)
     port = free_port()
     with running(url, "--listen", f"127.0.0.1:{port}", "--root-path", "seen/") as process:
@@ -72,13 +71,31 @@ def test_from_its_start_to_its_end(url, store):
         _, text = page_of(port)
         assert 'href="/seen/page/pgonce.css' in text
         assert 'href="/seen/queries/' in text
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=10) as events:
-            assert events.readline() == b"retry: 2000\n"
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            line.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
             began = time.monotonic()
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=10)
         assert time.monotonic() - began < 5
         assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_client_that_takes_no_answer_does_not_keep_it(url, store, sent):
+    """It ends within seconds."""
+    publish(url, 3, KAFKA)
+    port = free_port()
+    with running(url, "--listen", f"127.0.0.1:{port}") as process:
+        page_of(port)
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            line.settimeout(1)
+            with pytest.raises(TimeoutError):  # noqa: PT012 (the buffers take the first ones)
+                while True:
+                    line.sendall(b"GET /page/pgonce.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 1000)
+            began = time.monotonic()
+            process.send_signal(sent)
+            process.wait(timeout=10)
+        assert time.monotonic() - began < 5
 
 
 def test_through_a_unix_socket(url, store, tmp_path):

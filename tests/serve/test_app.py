@@ -1,14 +1,12 @@
 """
-What `pgonce serve` answers: the list, a query's page, JSON and events, from a real server and a real ledger.
+What `pgonce serve` answers: the list, a query's page and its live part, from a real server and a real ledger.
 
-Covers: pgonce.serve.api, pgonce.serve.charts.
+Covers: pgonce.serve.charts.
 """
 
 from __future__ import annotations
 
 import doctest
-import http.client
-import json
 import re
 from html.parser import HTMLParser
 
@@ -145,7 +143,7 @@ class TestQuery:
         assert "?sink=public.orders&amp;code=22001" in one
 
     def test_rows_can_be_hidden(self, url, store, admin):
-        """With --hide-rows neither the page nor the JSON has what is in a dead letter."""
+        """With --hide-rows the page has nothing of what is in a dead letter."""
         publish(url, 3, KAFKA)
         put_aside(
             admin,
@@ -155,12 +153,9 @@ class TestQuery:
             message="Key (name)=(Erika) already exists.",
         )
         with served(url, with_rows=False) as site:
-            page, told = site.query(QUERY).text, site.get(f"/api/queries/{QUERY}")
-        assert "Erika" not in page + told.text
+            page = site.query(QUERY).text
+        assert "Erika" not in page
         assert "<code>23505</code> <b>name</b>" in page
-        (letter,) = told.json["dead_letters"]
-        assert (letter["code"], letter["column_name"]) == ("23505", "name")
-        assert not letter.keys() & {"row_data", "record_value", "message"}
 
     def test_other_ways_to_name_it(self, url, store):
         """A name or the beginning of an id leads to the page; an unknown one is a page that says so."""
@@ -216,64 +211,23 @@ class TestHostileText:
         assert all("&lt;script&gt;alert(1)" in page.text for page in pages[:4])
 
 
-class TestJson:
-    def test_programs_read_stable_keys_and_null_for_the_unknown(self, url, store, admin):
-        """What programs read has these keys; what is unknown is null."""
-        publish(url, 3, KAFKA)
-        fail(url)
-        put_aside(admin, {"id": 1})
-        with served(url) as site:
-            queries, health = site.get("/api/queries"), site.get("/api/health").json
-            failures, one = site.get("/api/failures").json, site.get("/api/queries/orders").json
-        assert queries.headers["content-type"] == "application/json"
-        assert set(queries.json) == {"read_at", "trouble", "queries"}
-        (query,) = queries.json["queries"]
-        assert query["state"] == "refused"
-        assert query["lag"] is None
-        assert len(query["rows_by_minute"]) == 60
-        assert set(query) == {
-            "query_id", "query_name", "sink_name", "state", "because", "state_since", "batch_id", "published_at",
-            "rows", "transport", "rows_per_second", "usual_interval_seconds", "lag", "lag_seconds",
-            "retention_used_percent", "lag_measured_at", "failure_code", "failure_message", "failed_batch_id",
-            "failures", "failing_since", "waits_for", "run_id", "created_at", "heard_at", "dead_letters", "replays",
-            "rows_by_minute", "last_lag", "severity", "help",
-        }  # fmt: skip
-        assert set(health) == {"read_at", "trouble", "findings"}
-        assert {finding["finding"] for finding in health["findings"]} == {"refused", "dead letters"}
-        assert set(failures) == {"read_at", "trouble", "failures"}
-        assert failures["failures"][0]["code"] == "NOT_NULL_VIOLATION"
-        assert set(one) == {
-            "read_at", "trouble", "query", "ledger_says", "batches", "partitions", "sessions", "failures",
-            "dead_letters", "dead_letter_codes",
-        }  # fmt: skip
-        assert one["batches"][0]["rows"] == 10
-
-    def test_an_unknown_query_is_not_found_and_has_an_error_code(self, url, store):
-        """It is a 404 with what every error has."""
-        with served(url) as site:
-            told = site.get("/api/queries/nothing")
-        assert (told.status, list(told.json)) == (404, ["error", "code", "help"])
-
-
-def test_browsers_hear_that_there_is_something_new(url, store):
-    """Each look is an event, with numbers alone; the page's script then asks for the live part only."""
+def test_the_live_part_is_answered_alone(url, store, admin):
+    """With what the page's script shows: how much is critical, and whether the ledger can be read now."""
     publish(url, 3, KAFKA)
+    fail(url)
     with served(url) as site:
-        line = http.client.HTTPConnection("127.0.0.1", site.port, timeout=10)
-        line.request("GET", "/events", headers={"Host": f"127.0.0.1:{site.port}"})
-        answer = line.getresponse()
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        events = []
-        while len(events) < 2:
-            text = answer.readline().decode()
-            if text.startswith("data: "):
-                events.append(json.loads(text.removeprefix("data: ")))
-        line.close()
-        part = site.get("/", x_pgonce_part="live").text
-    assert events[1]["revision"] > events[0]["revision"]
-    assert set(events[0]) == {"revision", "read_at", "unreadable_since", "critical", "warnings"}
-    assert "<html" not in part
-    assert '<tr class="row' in part
+        for path in ("/", f"/queries/{QUERY}?sink=public.orders", "/queries/nothing"):
+            page, part = site.get(path).text, site.get(path, x_pgonce_part="live").text
+            assert '<body data-every="0.2"' in page
+            assert "<body" not in part
+            for text in (page, part):
+                assert '<span id="seen" hidden data-critical="1"></span>' in text
+        assert '<tr class="row' in site.get("/", x_pgonce_part="live").text
+        admin.execute("ALTER SCHEMA pgonce RENAME TO away")
+        site.look()
+        assert '<span id="seen" hidden data-critical="1" data-trouble></span>' in site.get("/").text
+    with served(url, every=60) as site:
+        assert '<body data-every="5"' in site.get("/").text
 
 
 def test_the_examples_in_its_docstrings_hold():

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 from support.dead_letters import put_aside
 from support.fixtures.browser import DESKTOP, NARROW, PHONE, opened_pages
-from support.ledger_history import KAFKA, OTHER, publish
+from support.ledger_history import KAFKA, OTHER, fail, publish
 from support.many_queries import fill
 from support.served import served
 
@@ -52,6 +52,27 @@ def test_what_is_new_appears_without_a_reload(url, store, open_page):
         publish(url, 4, KAFKA)
         expect(page.locator("tr.selected .batch")).to_have_text("4")
         expect(page.locator("tr.selected .name")).to_have_text("orders")
+
+
+def test_what_is_wrong_stands_on_top_and_in_the_title(url, store, admin, open_page):
+    """Something critical, a ledger that cannot be read, and a server or a proxy that answers with something else."""
+    publish(url, 3, KAFKA)
+    with served(url) as site:
+        page = open_page(address(site))
+        state, title = page.locator("#live-state"), page.title()
+        expect(state).to_have_text("live")
+        fail(url)
+        expect(page).to_have_title(f"(1) {title}")
+        admin.execute("ALTER SCHEMA pgonce RENAME TO away")
+        expect(state).to_have_text("Postgres cannot be read")
+        admin.execute("ALTER SCHEMA away RENAME TO pgonce")
+        expect(state).to_have_text("live")
+        page.route("**/*", lambda route: route.fulfill(body="<h1>Sign in</h1>", content_type="text/html"))
+        expect(state).to_have_text("pgonce serve does not answer")
+        page.unroute_all()
+        expect(state).to_have_text("live")
+    expect(state).to_have_text("pgonce serve does not answer")
+    expect(page.locator("tr.row .name")).to_have_text("orders")
 
 
 def test_the_list_is_filtered_and_opened_by_keys_alone(url, store, open_page):

@@ -27,7 +27,7 @@ def site(url, store):
 @pytest.mark.parametrize(
     ("asked", "status", "line"),
     [
-        ("", 200, "the ledger is read: 2 queries, read AGE ago; 1 critical of 1 findings (/api/health)"),
+        ("", 200, "the ledger is read: 2 queries, read AGE ago; 1 critical of 1 findings (pgonce health)"),
         ("query=orders", 200, "ok: orders into public.orders is running, batch 3 AGE ago, lag 10"),
         (f"query={QUERY}&max_age=5m&max_lag=10", 200, "ok: orders"),
         (f"query={QUERY[:8]}&max_lag=9", 503, "lag 10; its lag is 10 records"),
@@ -55,11 +55,31 @@ def test_what_is_well_and_what_is_not_agree_with_the_findings(url, store, admin)
         put_aside(admin, {"id": 1})
         site.look()
         process, query = site.get("/healthz"), site.get("/healthz?query=orders")
-        assert {one["severity"] for one in site.get("/api/health").json["findings"]} == {"warning"}
+        assert {one.severity for one in site.reader.snapshot.findings} == {"warning"}
     assert (process.status, query.status) == (200, 200)
     assert "0 critical of 1 findings" in process.text
     assert query.text.startswith("warning: orders into public.orders is running, batch 3")
     assert "dead letters: 1 " in query.text
+
+
+def test_a_query_with_several_sinks_is_as_well_as_the_worst(url, store, admin):
+    """Each sink that may still publish is named with what is wrong; one that was retired has no bounds."""
+    publish(url, 3, KAFKA, sink_name="public.old")
+    admin.execute("UPDATE pgonce.writers SET updated_at = now() - interval '9 days', retired_at = now()")
+    publish(url, 3, KAFKA)
+    publish(url, 3, KAFKA, sink_name="public.other")
+    with served(url) as site:
+        assert site.get("/healthz?query=orders&max_age=5m").status == 200
+        fail(url, "GAP", batch_id=4)
+        site.look()
+        one, other = site.get("/healthz?query=orders&max_age=5m"), site.get("/healthz?query=orders&sink=public.other")
+        old = site.get("/healthz?query=orders&sink=public.old&max_age=5m")
+    assert (one.status, other.status, old.status) == (503, 200, 503)
+    assert re.search(
+        r"orders is refused, .*; orders into public\.other is running, .*; refused: GAP at batch 4", one.text
+    )
+    assert "public.old" not in one.text
+    assert "its last batch is 9d old" in old.text
 
 
 def test_a_name_with_line_breaks_is_one_line(url, store):

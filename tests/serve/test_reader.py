@@ -6,6 +6,9 @@ Covers: pgonce.serve.look.
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from datetime import timedelta
 
 import psycopg
@@ -14,7 +17,7 @@ from embedded_postgres import EmbeddedPostgres
 from postgres_binaries import bin_dir
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import postgres_major
-from support.ledger_history import KAFKA, OTHER, publish
+from support.ledger_history import KAFKA, OTHER, QUERY, publish
 from support.many_queries import fill
 from support.served import PATIENCE_SECONDS, served
 
@@ -46,12 +49,37 @@ class TestCost:
         before = len(statements_of(logged, marks))
         with served(logged.uri(), every=0.5) as site:
             for _ in range(10):
-                for path in ("/", "/?q=orders", "/metrics", "/healthz", "/api/queries", "/api/health", "/api/failures"):
+                for path in ("/", "/?q=orders", "/metrics", "/healthz"):
                     assert site.get(path).status == 200
             looks = site.look().looks
         reads = [line for line in logged.log.read_text().splitlines() if "FROM pgonce.queries ORDER" in line]
         assert len(reads) in (looks, looks + 1)
         assert len(statements_of(logged, marks)) - before <= 8 * (looks + 1)
+
+
+def test_pages_that_wait_for_postgres(url, store, admin):
+    """What asks nothing of Postgres is answered meanwhile, and a page that cannot be read soon says so."""
+    publish(url, 3, KAFKA)
+    admin.autocommit = False
+    with served(url) as site, ThreadPoolExecutor(50) as pool:
+
+        def ask(number):
+            return site.query(QUERY, more=f"&code=c{number}").status
+
+        try:
+            admin.execute("LOCK TABLE pgonce.dead_letters IN ACCESS EXCLUSIVE MODE")
+            asked = [pool.submit(ask, number) for number in range(50)]
+            time.sleep(0.5)
+            for path in ("/healthz", "/metrics", "/"):
+                began = time.monotonic()
+                with suppress(TimeoutError):
+                    site.get(path)
+                assert time.monotonic() - began < 2, path
+            assert any(one.result() == 503 for one in as_completed(asked))
+        finally:
+            admin.rollback()
+            admin.autocommit = True
+        assert ask(99) == 200
 
 
 def test_postgres_that_goes_away_and_comes_back():

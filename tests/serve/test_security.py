@@ -11,7 +11,7 @@ from support.served import served
 from pgonce.serve import security
 from pgonce.serve.security import is_allowed
 
-PATHS = ("/", f"/queries/{QUERY}?sink=public.orders", "/metrics", "/healthz", "/api/queries", "/page/pgonce.js", "/no")
+PATHS = ("/", f"/queries/{QUERY}?sink=public.orders", "/metrics", "/healthz", "/page/pgonce.js", "/no")
 
 
 @pytest.fixture

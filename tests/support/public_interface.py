@@ -173,7 +173,6 @@ def _metrics() -> Iterator[str]:
     scraped = metrics_text(
         Snapshot(at=now, states=[state], counts=counts),
         {("q", "s"): [PartitionLag("q", "s", "0", "t", 0, 1, 2, 1, now, 1.0)]},
-        60.0,
     ).decode()
     for family in text_string_to_metric_families(scraped):
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
@@ -183,7 +182,7 @@ def _metrics() -> Iterator[str]:
 
 def _paths() -> list[str]:
     text = (ROOT / "pgonce" / "serve" / "app.py").read_text()
-    return [path.replace(":path", "") for path in re.findall(r'Route\("(/(?:api|healthz|metrics)[^"]*)"', text)]
+    return [path.replace(":path", "") for path in re.findall(r'Route\("(/(?:healthz|metrics)[^"]*)"', text)]
 
 
 def _variables() -> set[str]:

@@ -7,7 +7,6 @@ Runs in: pytest, and in the benchmark of the page. Invariant: it ends with the b
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from pgonce.serve.app import Settings, application
+from pgonce.serve.app import Settings, application, server
 from pgonce.serve.lag import PartitionLags
 from pgonce.serve.reader import Reader, Snapshot
-from pgonce.serve.server import Server
 
 EVERY_SECONDS = 0.2
 PATIENCE_SECONDS = 30.0
@@ -32,11 +30,6 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     text: str
-
-    @property
-    def json(self) -> Any:
-        """The document in it."""
-        return json.loads(self.text)
 
 
 @dataclass
@@ -83,18 +76,16 @@ def served(url: str, *, every: float = EVERY_SECONDS, brokers: Any = None, **set
     lag = PartitionLags(url, brokers)
     reader = Reader(url, every, lag.measured)
     made = Settings(**{"database": "the test's database", **settings})
-    app = application(reader, made, lag)
-    server = Server(app, reader, host="127.0.0.1", port=0, root_path=made.root_path)
-    thread = threading.Thread(target=server.run, daemon=True)
+    running = server(application(reader, made, lag), host="127.0.0.1", port=0, root_path=made.root_path)
+    thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     until = time.monotonic() + PATIENCE_SECONDS
-    while not server.started or reader.snapshot.revision == 0:
+    while not running.started or reader.snapshot.revision == 0:
         assert thread.is_alive(), "the server did not start"
         assert time.monotonic() < until, "the server did not start in time"
         time.sleep(0.01)
     try:
-        yield Served(server.servers[0].sockets[0].getsockname()[1], reader, lag)
+        yield Served(running.servers[0].sockets[0].getsockname()[1], reader, lag)
     finally:
-        reader.end()
-        server.should_exit = True
+        running.should_exit = True
         thread.join(PATIENCE_SECONDS)

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import typer
 from rich.console import Console
@@ -22,7 +25,6 @@ from rich.text import Text
 
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.offsets import Offsets, is_kafka
-from pgonce.offsets_store.status.figures import encoded
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -45,7 +47,14 @@ def print_error(text: str) -> None:
 
 def print_json(answer: Any) -> None:
     """One JSON document on stdout."""
-    typer.echo(json.dumps(answer, indent=2, default=encoded))
+    typer.echo(json.dumps(answer, indent=2, default=_encoded))
+
+
+def _encoded(value: datetime | UUID | bytes) -> str:
+    """What JSON has no form for, as text."""
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    return str(value) if isinstance(value, UUID) else value.isoformat()
 
 
 def offsets_text(offsets: Offsets | None) -> str:

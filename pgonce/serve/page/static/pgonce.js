@@ -33,22 +33,30 @@
       for (const time of live.querySelectorAll("time[title]")) time.title = new Date(time.dateTime).toLocaleString();
     };
 
+    // The part itself says what was seen of the ledger; if a proxy answers in its place, nothing does.
+    const tell = (seen) => {
+      const unreadable = seen && "trouble" in seen.dataset;
+      state.className = seen && !unreadable ? "live-state on" : "live-state off";
+      state.textContent = unreadable ? "Postgres cannot be read" : seen ? "live" : "pgonce serve does not answer";
+      if (seen) document.title = (seen.dataset.critical === "0" ? "" : `(${seen.dataset.critical}) `) + title;
+    };
+
     // The server makes the markup; a selection of text is left alone until it is gone.
     const refresh = async () => {
       const mine = ++asked;
-      let answer;
+      let parsed = null;
       try {
-        answer = await fetch(location.href, { headers: { "x-pgonce-part": "live" } });
-      } catch {
-        return;
-      }
-      const text = await answer.text();
-      if (mine !== asked || (!window.getSelection().isCollapsed && live.contains(window.getSelection().anchorNode))) return;
+        const answer = await fetch(location.href, { headers: { "x-pgonce-part": "live" } });
+        parsed = new DOMParser().parseFromString(await answer.text(), "text/html");
+      } catch { /* told as an answer in which nothing was seen */ }
+      if (mine !== asked) return;
+      const seen = parsed?.getElementById("seen");
+      tell(seen);
+      if (!seen || (!window.getSelection().isCollapsed && live.contains(window.getSelection().anchorNode))) return;
       late = pressed;
       if (pressed) return;
       const opened = [...live.querySelectorAll("details[open][id]")].map((one) => one.id);
       const focused = live.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-      const parsed = new DOMParser().parseFromString(text, "text/html");
       live.replaceChildren(...parsed.body.childNodes);
       for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
       if (focused) [...live.querySelectorAll("a")].find((one) => one.getAttribute("href") === focused)?.focus({ preventScroll: true });
@@ -62,27 +70,12 @@
       document.addEventListener(end, () => setTimeout(() => { pressed = false; if (late) refresh(); }));
     }
 
-    let source = null;
-    const listen = () => {
-      if (source || document.hidden) return;
-      source = new EventSource(document.body.dataset.events);
-      source.addEventListener("look", (event) => {
-        const told = JSON.parse(event.data);
-        state.className = told.unreadable_since ? "live-state off" : "live-state on";
-        state.textContent = told.unreadable_since ? "Postgres cannot be read" : "live";
-        document.title = (told.critical ? `(${told.critical}) ` : "") + title;
-        refresh();
-      });
-      source.onerror = () => {
-        state.className = "live-state off";
-        state.textContent = "pgonce serve does not answer";
-        if (source.readyState === EventSource.CLOSED) { source = null; setTimeout(listen, 5000); }
-      };
+    // The next time is set once the answer is there, so that a slow server is asked less often.
+    const every = 1000 * document.body.dataset.every;
+    const again = async () => {
+      try { if (!document.hidden) await refresh(); } finally { setTimeout(again, every); }
     };
-    // A browser has few connections to one host: pages in the background give theirs back.
-    document.addEventListener("visibilitychange", () => {
-      if (document.hidden) { source?.close(); source = null; } else listen();
-    });
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
 
     const theme = () => {
       const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -137,6 +130,7 @@
     });
 
     localTimes();
-    listen();
+    tell(document.getElementById("seen"));
+    setTimeout(again, every);
   });
 })();
