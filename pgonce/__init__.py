@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.progress.listener import OffsetsListener, watch
     from pgonce.offsets_store.status.dead_letters import StoredLetter
     from pgonce.offsets_store.status.failures import StoredFailure
-    from pgonce.offsets_store.status.states import Activity, Finding, MeasuredLag, QueryState
+    from pgonce.offsets_store.status.states import Finding, MeasuredLag, QueryState
     from pgonce.offsets_store.status.store import OffsetsStore
     from pgonce.offsets_store.status.stored import CurrentOffset, PartitionLag, StoredBatch, StoredJob, StoredWriter
     from pgonce.real_time.start import start_real_time
@@ -34,7 +34,7 @@ else:
         "pgonce.offsets_store.progress.listener": "OffsetsListener watch",
         "pgonce.offsets_store.status.dead_letters": "StoredLetter",
         "pgonce.offsets_store.status.failures": "StoredFailure",
-        "pgonce.offsets_store.status.states": "Activity Finding MeasuredLag QueryState",
+        "pgonce.offsets_store.status.states": "Finding MeasuredLag QueryState",
         "pgonce.offsets_store.status.store": "OffsetsStore",
         "pgonce.offsets_store.status.stored": "CurrentOffset PartitionLag StoredBatch StoredJob StoredWriter",
         "pgonce.real_time.start": "start_real_time",
@@ -59,7 +59,6 @@ else:
 
 
 __all__ = [
-    "Activity",
     "BatchTransaction",
     "CurrentOffset",
     "Finding",

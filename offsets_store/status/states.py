@@ -203,19 +203,6 @@ class MeasuredLag:
     measured_at: datetime
 
 
-@dataclass(frozen=True)
-class Activity:
-    """
-    How many rows one query and sink have published in each of the last minutes, the oldest first.
-
-    The last minute is the one that has begun. Batches whose records are no longer kept are missing.
-    """
-
-    query_id: str
-    sink_name: str
-    rows: tuple[int, ...]
-
-
 def query_states(connection: Connection, query_ids: Sequence[str] | None = None) -> list[QueryState]:
     """
     What all queries are doing, or those with these ids, by name, id and sink.
@@ -267,33 +254,6 @@ def use_measured(connection: Connection, measured: Sequence[MeasuredLag]) -> Non
     """Let the views count what was ``measured`` here, until the transaction ends."""
     rows = json.dumps([dataclasses.asdict(one) for one in measured], default=datetime.isoformat)
     connection.execute(select(func.set_config("pgonce.measured_lag", rows, True)))
-
-
-_ACTIVITY = text("""
-SELECT w.query_id, w.sink_name,
-       floor(extract(epoch FROM statement_timestamp() - b.committed_at) / 60)::integer AS minutes_ago,
-       sum(b.rows)::bigint AS rows
-FROM pgonce.writers AS w
-CROSS JOIN LATERAL (
-    SELECT b.committed_at, b.rows FROM pgonce.batches AS b
-    WHERE b.writer_id = w.writer_id AND b.generation = w.generation ORDER BY b.batch_id DESC LIMIT 3600
-) AS b
-WHERE w.replaced_by IS NULL AND w.retired_at IS NULL
-    AND w.updated_at > statement_timestamp() - make_interval(mins => :minutes)
-    AND b.committed_at > statement_timestamp() - make_interval(mins => :minutes)
-GROUP BY 1, 2, 3
-ORDER BY 1, 2
-""")
-
-
-def activity(connection: Connection, minutes: int = 60) -> list[Activity]:
-    """The rows of each query and sink in each of the last ``minutes``; those that published nothing are left out."""
-    rows: dict[tuple[str, str], list[int]] = {}
-    for query_id, sink_name, minutes_ago, count in connection.execute(_ACTIVITY, {"minutes": minutes}):
-        # A batch that was recorded on a clock that has been set back since counts as the newest.
-        place = minutes - 1 - min(max(minutes_ago, 0), minutes - 1)
-        rows.setdefault((query_id, sink_name), [0] * minutes)[place] += count
-    return [Activity(query_id, sink_name, tuple(counts)) for (query_id, sink_name), counts in rows.items()]
 
 
 def _view(of: type[_Row], name: str) -> tuple[Any, list[Any]]:

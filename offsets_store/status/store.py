@@ -35,7 +35,7 @@ from .ends import (
 from .failures import StoredFailure, stored_failures
 from .measure import lag_at_brokers, measure_partitions
 from .read_stored import newest_batches, newest_jobs, newest_progress, stored_writers, writers_of
-from .states import Activity, Finding, MeasuredLag, QueryState, activity, read_states
+from .states import Finding, MeasuredLag, QueryState, read_states
 from .stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, the_writer, where_to_resume
 
 # Between two looks of wait_for; the function in SQL has the same pauses.
@@ -86,11 +86,6 @@ class OffsetsStore:
         """
         kafka = brokers(bootstrap_servers, kafka_options)
         return [one.total for one in measure_partitions(self._url, kafka)] if kafka else []
-
-    def activity(self, minutes: int = 60) -> list[Activity]:
-        """How many rows each query and sink have published in each of the last ``minutes``, the oldest first."""
-        with reading(self._url) as connection:
-            return activity(connection, minutes)
 
     def failures(self, since: datetime | None = None, query: str | None = None) -> list[StoredFailure]:
         """

@@ -8,7 +8,7 @@ what is new is read: each writer's batches by their key, each query's progress e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, func, select, text
@@ -17,11 +17,9 @@ from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import failures as stored
 from pgonce.offsets_store.status.failures import FAILURES, StoredFailure
 from pgonce.offsets_store.status.states import (
-    Activity,
     Finding,
     MeasuredLag,
     QueryState,
-    activity,
     findings,
     query_states,
     use_measured,
@@ -80,16 +78,16 @@ class Known:
 
 @dataclass(frozen=True)
 class Look:
-    """What one look has found; ``activity`` is that of the last hour, in the first look alone."""
+    """What one look has found; ``earlier`` are the batches of the last hour before it, in the first look alone."""
 
     at: datetime
     states: Sequence[QueryState]
     findings: Sequence[Finding]
     batches: Sequence[NewBatch]
+    earlier: Sequence[NewBatch]
     events: Sequence[NewEvent]
     failures: Sequence[SeenFailure]
     known: Known
-    activity: Sequence[Activity] = field(default=())
 
 
 _PLACES = text("""
@@ -110,6 +108,7 @@ CROSS JOIN LATERAL (
     SELECT b.rows, b.committed_at, b.begun_at FROM pgonce.batches AS b
     WHERE b.writer_id = w.writer_id
         AND (b.generation, b.batch_id) > (coalesce(k.generation, -1), coalesce(k.batch_id, -1))
+        AND b.committed_at > CAST(:since AS timestamptz)
     OFFSET 0
 ) AS b
 WHERE (w.generation, w.last_batch_id) IS DISTINCT FROM (k.generation, k.batch_id)
@@ -151,7 +150,8 @@ def look(url: str, known: Known | None, measured: Sequence[MeasuredLag] = ()) ->
             at,
             states,
             findings(connection, states),
-            _batches(connection, known) if known else [],
+            _batches(connection, known.places) if known else [],
+            [] if known else _batches(connection, [], at - timedelta(minutes=HISTORY_MINUTES)),
             events,
             failures,
             Known(
@@ -160,14 +160,16 @@ def look(url: str, known: Known | None, measured: Sequence[MeasuredLag] = ()) ->
                 {**began.heard, **_newest(events)},
                 max((began.failed_at, *(one.last_at - _OVERLAP for one in failures))),
             ),
-            [] if known else activity(connection, HISTORY_MINUTES),
         )
 
 
-def _batches(connection: Connection, known: Known) -> list[NewBatch]:
+def _batches(
+    connection: Connection, known: Sequence[tuple[int, int, int]], since: datetime | None = None
+) -> list[NewBatch]:
     names = "writer_ids", "generations", "batch_ids"
-    places = {name: [place[number] for place in known.places] for number, name in enumerate(names)}
-    return [NewBatch((query_id, sink), *new) for query_id, sink, *new in connection.execute(_BATCHES, places)]
+    places = {name: [place[number] for place in known] for number, name in enumerate(names)}
+    found = connection.execute(_BATCHES, {**places, "since": since or "-infinity"})
+    return [NewBatch((query_id, sink), *new) for query_id, sink, *new in found]
 
 
 def _events(connection: Connection, known: Known) -> list[NewEvent]:

@@ -90,17 +90,15 @@ class Tally:
     def add(self, look: Look) -> None:
         """Count what a look has found."""
         now = minute_of(look.at)
-        for seen in look.activity:
-            first = now - len(seen.rows) + 1
-            self._minutes[seen.query_id, seen.sink_name] = {first + n: rows for n, rows in enumerate(seen.rows) if rows}
+        for batch in (*look.earlier, *look.batches):
+            minutes = self._minutes.setdefault(batch.key, {})
+            # A clock may have been set back meanwhile.
+            minute = min(minute_of(batch.committed_at), now)
+            minutes[minute] = minutes.get(minute, 0) + batch.rows
         for batch in look.batches:
             self.batches[batch.key] += 1
             self.rows[batch.key] += batch.rows
-            # A clock may have been set back meanwhile.
             self.commit_seconds[batch.key].add(max(batch.commit_seconds, 0.0))
-            minutes = self._minutes.setdefault(batch.key, {})
-            minute = min(minute_of(batch.committed_at), now)
-            minutes[minute] = minutes.get(minute, 0) + batch.rows
         for event in look.events:
             if event.batch_seconds is not None:
                 self.batch_seconds[event.query_id].add(event.batch_seconds)

@@ -109,7 +109,9 @@ def test_postgres_that_goes_away_and_comes_back():
 
 class TestHistory:
     def test_the_last_hour_by_minute(self, url, store, admin):
-        """The first look reads it from the ledger, and later ones add to it; nothing is counted twice."""
+        """The first look reads it from the ledger, and later ones add to it; nothing is counted twice, or in a counter."""
+        publish(url, 2, KAFKA, rows=1000)
+        admin.execute("UPDATE pgonce.batches SET committed_at = committed_at - interval '41 minutes'")
         publish(url, 3, KAFKA, rows=100)
         admin.execute("UPDATE pgonce.batches SET committed_at = committed_at - interval '20 minutes'")
         reader = Reader(url, 1)
@@ -120,6 +122,7 @@ class TestHistory:
         reader.refresh()
         (course,) = reader.snapshot.rows_by_minute.values()
         assert (len(course), sum(course), sum(course[-2:])) == (HISTORY_MINUTES, 107, 7)
+        assert sum(reader.snapshot.counts.rows.values()) == 7
         place = course.index(100)
         assert HISTORY_MINUTES - 22 <= place <= HISTORY_MINUTES - 20
 

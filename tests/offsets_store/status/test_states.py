@@ -396,20 +396,6 @@ def test_the_states_are_those_that_the_view_knows():
     assert all(f"'{state}'" in decided for state in STATES)
 
 
-def test_activity_counts_rows_by_the_minute(url, store, admin):
-    """The oldest minute comes first, and what was published an hour ago is left out."""
-    publish(url, 1, KAFKA, rows=7)
-    age(admin, 3540)
-    publish(url, 2, KAFKA, rows=5)
-    age(admin, 120)
-    publish(url, 3, KAFKA, rows=3)
-    (found,) = store.activity()
-    assert (found.query_id, found.sink_name) == (QUERY, "public.orders")
-    assert found.rows[-1] == 3
-    assert found.rows[-3] == 5
-    assert sum(found.rows) == 8
-
-
 def test_a_reader_may_ask_for_the_states_of_some_queries(url, store):
     """A reader may ask for some ids in its own transaction."""
     publish(url, 3, KAFKA)

@@ -63,7 +63,6 @@ def _read_one(url: str) -> None:
         pytest.param(lambda url: look(url, look(url, None).known), id="two-looks-of-the-page"),
         pytest.param(_read_one, id="one-query"),
         pytest.param(lambda url: OffsetsStore(url).status(), id="lag"),
-        pytest.param(lambda url: OffsetsStore(url).activity(), id="rows-a-minute"),
     ],
 )
 def test_our_sessions_compile_nothing(url, read):
