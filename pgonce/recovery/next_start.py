@@ -69,8 +69,6 @@ def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -
         offset_log=_NOT_PLANNED if batch.offset_log is None else batch.offset_log,
         previous_offset_log=None if start.after is None else checkpoint.offsets[start.after].text,
         guarantee=sink.guarantee,
-        previous_batch_id=start.after,
-        resumes_at=batch.start,
         span=Span(batch.start or {}, batch.end or {}) if sink.drops_by_position else None,
         # The run will ask the brokers.
         topic_ids=sink.topic_ids,
