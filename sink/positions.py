@@ -28,24 +28,22 @@ from .options.position_columns import PositionColumns
 
 def refuse_outside(span: Span, batch: PlannedBatch) -> None:
     """
-    Compare the positions of some of a batch's rows with its range, as far as that is known.
+    Compare the positions of some of a batch's rows with its range; its start may be unknown.
 
     :raises EncodingError: naming the first partition whose rows say that they come from elsewhere.
     """
     after = places(span.next)
-    # If Spark writes down only some batches, an earlier batch's end is still a bound.
-    begins, ends = places(batch.start or batch.resumes_at), places(batch.end)
+    begins, ends = places(batch.start), places(batch.end)
     for place, first in places(span.first).items():
         last = after[place] - 1
         begin = begins.get(place, 0)
-        end = ends.get(place, 0 if batch.end is not None else last + 1)
+        end = ends.get(place, 0)
         if first < begin or last >= end:
             _, topic, partition = place
             raise EncodingError.usual(
                 "POSITION_COLUMNS",
                 f"By their position columns, rows are records {first} to {last} of partition {partition} of topic "
-                f"{topic!r}, but the batch reads that partition from {begin}"
-                + (f" and ends before {end}." if batch.end is not None else " on."),
+                f"{topic!r}, but the batch reads that partition from {begin} and ends before {end}.",
                 "Name the columns that hold topic, partition and offset as the Kafka source gives them, unchanged.",
             )
 

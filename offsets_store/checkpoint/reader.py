@@ -101,16 +101,6 @@ class Checkpoint:
         """Where batch ``batch_id`` ends; None if Spark has not planned it, or no longer keeps the file."""
         return self._parsed(f"offsets/{batch_id}", parse_offset_log)
 
-    def newest_before(
-        self, batch_id: int, counts: Callable[[OffsetLog], bool] = lambda _: True
-    ) -> tuple[int, OffsetLog] | None:
-        """The newest entry before that of ``batch_id`` that ``counts``, with its number; None if there is none."""
-        for number in sorted((n for n in self._numbers("offsets") if n < batch_id), reverse=True):
-            # Spark may delete it between the listing and the reading.
-            if (found := self.find_offset_log(number)) is not None and counts(found):
-                return number, found
-        return None
-
     def commit_log(self, batch_id: int) -> CommitLog | None:
         """Spark's note that the batch is done; None if it is not, or the note is no longer kept."""
         return self._parsed(f"commits/{batch_id}", parse_commit_log)

@@ -56,7 +56,7 @@ from ..verdict.decide import (
     decide,
     stored_positions,
 )
-from ..verdict.facts import Batch, Ledger, PlannedBatch
+from ..verdict.facts import Batch, PlannedBatch
 from ..verdict.refused_batch import refusal
 from .one_transaction import begun_transaction, committing
 from .report import notify_in_tx
@@ -138,8 +138,6 @@ def _decided_transaction(
             locked = lock_writer_in_tx(connection, batch, replaces, begun.asked)
         settings = replace(settings, remedies=replace(settings.remedies, replaces=locked.replaces or replaces))
         verdict = decide(locked.ledger, batch, settings.remedies)
-        if verdict in PUBLISH and _is_forgotten(settings.url, locked.ledger, batch):
-            verdict = Verdict.GAP
         if verdict in ACCEPTABLE and locked.has_acceptances:
             with outcome.on_ledger():
                 is_accepted = is_accepted_in_tx(connection, locked.writer_id, batch.batch_id)
@@ -239,15 +237,13 @@ def _skip(transaction: Try, outcome: Outcome) -> None:
 
 def _note_commit(transaction: Try, outcome: Outcome) -> None:
     url, batch, verdict = transaction.settings.url, transaction.batch, transaction.verdict
-    # A run that skips a replay does not become the owner.
-    run_id = None if verdict is Verdict.REPLAY else batch.run_id
-    _done[url, batch.query_id, batch.sink_name] = run_id, batch.batch_id
+    _done[url, batch.query_id, batch.sink_name] = batch.batch_id
     is_skipped = verdict in SKIP and verdict is not Verdict.LANDED
     outcome.done = Done(verdict.name, batch.sink_name, None if is_skipped else outcome.sent, is_skipped)
 
 
-# The last batch that this process has committed, and the run that published it, by connection string, query and sink.
-_done: dict[tuple[str, str, str], tuple[str | None, int]] = {}
+# The last batch that this process has committed, by connection string, query and sink.
+_done: dict[tuple[str, str, str], int] = {}
 
 
 def has_committed(url: str) -> bool:
@@ -256,18 +252,9 @@ def has_committed(url: str) -> bool:
     return any(used == url for used, _, _ in tuple(_done))
 
 
-def _is_forgotten(url: str, ledger: Ledger, batch: Batch) -> bool:
-    """Whether this process has committed for this run, and the ledger knows the writer by another run alone."""
-    if ledger.writer is None or batch.entry_is_its_own:
-        # An entry of its own proves what the batch follows.
-        return False
-    run_id, _ = _done.get((url, batch.query_id, batch.sink_name), (None, 0))
-    return run_id == batch.run_id != ledger.writer.run_id
-
-
 def _refuse_forgotten(url: str, batch: Batch, verdict: Verdict) -> None:
     """:raises LedgerError: if this process has committed for a writer that the ledger does not know."""
-    _, done = _done.get((url, batch.query_id, batch.sink_name), (None, None))
+    done = _done.get((url, batch.query_id, batch.sink_name))
     if verdict is Verdict.UNKNOWN and done is not None:
         raise ledger_gone(
             f"This process has committed batch {done} of query {batch.query_id} into sink {batch.sink_name!r}; now "

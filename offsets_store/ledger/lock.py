@@ -223,7 +223,7 @@ _CREATE = (
 
 _BATCH = bindparam("batch", type_=batches.c.batch_id.type)
 # It is usually the last batch, whose long text need not be sent twice.
-_PREVIOUS = func.nullif(bindparam("previous", type_=batches.c.batch_id.type), writers.c.last_batch_id)
+_PREVIOUS = func.nullif(_BATCH - 1, writers.c.last_batch_id)
 _same_id = batches.alias("same_id")
 _last = batches.alias("last")
 _previous = batches.alias("previous")
@@ -268,12 +268,12 @@ _FACTS = Compiled(
 
 
 def _asked_about(batch: PlannedBatch) -> dict[str, Any]:
-    return {"batch": batch.batch_id, "previous": batch.previous_batch_id, "run": batch.run_id}
+    return {"batch": batch.batch_id, "run": batch.run_id}
 
 
 def _ledger(row: Mapping[str, Any], batch: Batch, facts: Mapping[str, Any], taken: Offsets | None) -> Ledger:
     last = with_positions(joined_record(facts, "last_"), taken)
-    follows_last = batch.previous_batch_id == row["last_batch_id"]
+    follows_last = batch.batch_id - 1 == row["last_batch_id"]
     return Ledger(
         writer=as_writer(row, last),
         same_id=joined_record(facts, "same_id_"),

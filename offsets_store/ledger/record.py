@@ -33,7 +33,6 @@ from sqlalchemy.dialects import postgresql
 from ..offsets import Offsets, furthest
 from ..postgres.connect import driver_connection
 from ..postgres.one_trip import ask
-from ..verdict.decide import without_gone
 from ..verdict.facts import Batch
 from ..verdict.reads import Reads, reads_of, together
 from .compiled import Compiled, given, of_columns, send_once
@@ -71,7 +70,6 @@ def record_batch_in_tx(
     :param stored: the positions below which rows were stored already.
     """
     generation = generation_of(locked, batch)
-    end = _end(locked, batch)
     known = locked.ledger.writer
     moved = {
         "query_name": batch.query_name,
@@ -79,7 +77,7 @@ def record_batch_in_tx(
         "run_id": batch.run_id,
         "generation": generation,
         "last_batch_id": batch.batch_id,
-        "end_offsets": end,
+        "end_offsets": batch.end,
         "guarantee": batch.guarantee,
         "offsets_read_by": batch.offsets_read_by,
         "targets": tables.known or (known and known.targets),
@@ -91,7 +89,7 @@ def record_batch_in_tx(
         "run_id": batch.run_id,
         "attempt": batch.attempt,
         "start_offsets": batch.start,
-        "end_offsets": end,
+        "end_offsets": batch.end,
         "offset_log": batch.offset_log,
         "rows": published.rows,
         "transport": published.transport,
@@ -117,10 +115,9 @@ def record_batch_in_tx(
         _own_in_tx(connection, locked, batch)
         _note_brokers_in_tx(connection, batch)
     _note_how_in_tx(connection, locked, published.written_as)
-    _note_reads_in_tx(connection, locked, reads_of(end))
+    _note_reads_in_tx(connection, locked, reads_of(batch.end))
     if is_pruned_at(batch.batch_id):
         prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
-    _fill_in_tx(connection, locked, batch)
 
 
 def _update(locked: LockedWriter) -> Update:
@@ -144,39 +141,11 @@ def _note_once_in_tx(connection: Connection, row: dict[str, Any]) -> None:
     send_once(connection, insert(target_changes).from_select(list(row), is_new))
 
 
-def _fill_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
-    # Asynchronous progress tracking may write a batch's entry after its commit. The next commit of the run sees it.
-    previous = locked.ledger.previous
-    if previous is not None and previous.offset_log is None and previous.run_id == batch.run_id:
-        send_once(
-            connection,
-            update(batches)
-            .where(
-                batches.c.writer_id == locked.writer_id,
-                batches.c.generation == locked.generation,
-                batches.c.batch_id == previous.batch_id,
-            )
-            .values(offset_log=batch.previous_offset_log),
-        )
-
-
 def generation_of(locked: LockedWriter, batch: Batch) -> int:
     """The writer's generation; or the next one if a batch id comes again and must not collide with its old record."""
     writer = locked.ledger.writer
     comes_again = writer is not None and batch.batch_id <= writer.last_batch_id
     return locked.generation + comes_again
-
-
-def _end(locked: LockedWriter, batch: Batch) -> Offsets | None:
-    """Where the batch ends. If only its rows tell, that is as far as they and what is known of its start reach."""
-    if batch.end is not None or batch.span is None:
-        return batch.end
-    last = locked.ledger.last
-    owner = locked.ledger.writer
-    reached = last.end if last and owner and owner.run_id == batch.run_id else None
-    # Within a run, the entry before this batch may be older than what the run has reached since.
-    begins = (without_gone(furthest(known), batch) for known in (batch.start, batch.resumes_at) if known)
-    return furthest(reached, *begins, batch.span.next)
 
 
 def _note_reads_in_tx(connection: Connection, locked: LockedWriter, now: Reads | None) -> None:
@@ -228,7 +197,7 @@ def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Ba
     replaced = locked.ledger.rival(replaces)
     if replaced is not None:
         # The table has rows of all that either has read.
-        known = together(replaced.writer.reads, reads_of(_end(locked, batch)))
+        known = together(replaced.writer.reads, reads_of(batch.end))
         took["sources"] = known and known.record()
     send_once(connection, _update(locked).values(**took))
 

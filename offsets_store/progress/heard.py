@@ -108,18 +108,12 @@ def disagreement(heard: Heard, sinks: Sequence[tuple[Writer, Recorded | None]]) 
                     f"Spark has finished batch {heard.batch_id}, but the last one in sink {writer.sink_name!r} is "
                     f"{writer.last_batch_id}"
                 )
-        elif (end := _recorded_end(recorded)) is not None and not _same_ends(end, heard.end_offsets):
+        elif recorded.end is not None and not _same_ends(recorded.end, heard.end_offsets):
             found.append(
-                f"batch {heard.batch_id} ended at {heard.end_offsets} according to Spark, and at {end} as "
+                f"batch {heard.batch_id} ended at {heard.end_offsets} according to Spark, and at {recorded.end} as "
                 f"recorded for sink {writer.sink_name!r}"
             )
     return "; ".join(found) or None
-
-
-def _recorded_end(recorded: Recorded) -> Offsets | None:
-    # If only the rows told it, it is a lower bound.
-    told_by_rows = recorded.positions is not None and recorded.offset_log is None
-    return None if told_by_rows else recorded.end
 
 
 def _same_ends(recorded: Offsets, told: Offsets) -> bool:

@@ -55,7 +55,7 @@ def decide(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
 
 def backwards(batch: Batch) -> list[str]:
     """The texts for the Kafka partitions in which the range of the batch goes back."""
-    return goes_back(batch.start, batch.end) or goes_back(batch.start or batch.resumes_at, batch.planned_end)
+    return goes_back(batch.start, batch.end)
 
 
 def _known(ledger: Ledger, writer: Writer, batch: Batch, remedies: Remedies) -> Verdict:
@@ -112,7 +112,7 @@ def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Ve
     Judge a batch whose rows carry their positions: batch ids may come again, and ranges may overlap.
 
     Only the start can be wrong. Within a run, Spark begins each batch where the one before it ended, even if it has not
-    written that down yet. The first batch of a run begins where an entry of ``offsets/`` ends.
+    written that down. The first batch of a run begins where an entry of ``offsets/`` ends.
     """
     is_next = batch.batch_id == writer.last_batch_id + 1
     out_of_order = Verdict.CHANGED if batch.batch_id <= writer.last_batch_id else Verdict.GAP
@@ -121,26 +121,20 @@ def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Ve
             return out_of_order
         if ledger.last and below(span.first, ledger.last.end):
             return Verdict.BACKWARD
+    elif batch.start is None:
+        return out_of_order
     else:
-        start, stored = batch.start or batch.resumes_at, stored_positions(ledger)
-        # The first batch of a run begins where the entry before it ends, or is the newest entry itself, run again: then
-        # rows that are stored come again. If it is neither, the run has published before, and the ledger has lost that:
-        # nothing tells where it begins.
-        runs_again = batch.offset_log is not None and (not below(start or {}, stored) or below(span.first, stored))
-        follows_entry = batch.previous_batch_id in (None, batch.batch_id - 1)
-        if start is None or not (follows_entry or runs_again) or batch.has_later_entries:
-            return out_of_order
         known = stored_end(ledger)
-        if known and start and not known.keys() & start.keys():
+        if known and not known.keys() & batch.start.keys():
             # The source has another name now, so that no position of it is known under that name.
             return Verdict.DISJOINT
-        if not _is_recorded(ledger.previous, batch) and left_out(start, stored_end(ledger)):
+        if not _is_recorded(ledger.previous, batch) and left_out(batch.start, known):
             return Verdict.GAP if batch.batch_id > writer.last_batch_id + 1 else Verdict.DISJOINT
     return Verdict.NEW if is_next and not below(span.first, stored_positions(ledger)) else Verdict.OVERLAP
 
 
 def _is_recorded(previous: Recorded | None, batch: Batch) -> bool:
-    """Whether the entry after which the batch begins is proven to be that of a published batch."""
+    """Whether the entry before the batch's is proven to be that of a published batch."""
     return (
         previous is not None
         and previous.offset_log not in (None, "")
@@ -165,7 +159,7 @@ def accepted_positions(ledger: Ledger, batch: Batch) -> Offsets | None:
 
 def without_gone(offsets: Offsets, batch: Batch) -> Offsets:
     """These offsets of Kafka, without topics whose range goes back in this batch: there is another topic now."""
-    starts, ends = places(batch.start or batch.resumes_at), places(batch.end or batch.planned_end)
+    starts, ends = places(batch.start), places(batch.end)
     gone = {place[:2] for place, start in starts.items() if ends and ends.get(place, -1) < start}
     return {
         source_id: {topic: partitions for topic, partitions in topics.items() if (source_id, topic) not in gone}
@@ -255,12 +249,10 @@ def is_same_batch(recorded: Recorded, batch: Batch) -> bool:
 
     The text of ``offsets/N`` contains the time at which the batch was planned, so a batch that was planned again
     differs even if its offsets read the same. Without the text, offsets are proof only if they say which rows (Kafka),
-    the range is not empty (a batch without data may emit other rows), and no state is involved. An entry that may not
-    be the one that the batch was planned with proves nothing. One that was recorded with rows by their positions may
-    have been another driver's even so: then all that the batch reads has to be stored.
+    the range is not empty (a batch without data may emit other rows), and no state is involved. An entry that was
+    recorded with rows by their positions may have been another driver's: then all that the batch reads has to be
+    stored.
     """
-    if not batch.entry_is_its_own:
-        return False
     if recorded.positions is not None:
         reached = batch.span.next if batch.span else batch.end
         if reached is None or left_out(reached, recorded.positions):

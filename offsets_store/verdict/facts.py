@@ -27,14 +27,10 @@ class PlannedBatch:
     """
     One micro-batch, as its planner described it. Its sink has no name yet, because that may be the name of a table.
 
-    ``offset_log`` is the text of ``offsets/N``, and ``previous_offset_log`` that of the entry before it, which is the
-    entry of ``previous_batch_id``; None if they cannot be read. ``start`` is inclusive; it and ``end`` map a source's
-    id to its offset. ``resumes_at`` is where the entry before ends. The first batch of a run starts there, even if that
-    entry is not the one of the preceding number. ``span`` has the positions of the rows, if they carry them.
-
-    ``entry_is_its_own`` is False if ``offset_log`` may be another driver's entry of the same number. ``planned_end`` is
-    then where that entry ends: that can be a reason to refuse the batch, and never one to publish it.
-    ``offsets_read_by`` says how the checkpoint was read; it is shown to people, and decides nothing.
+    ``offset_log`` is the text of ``offsets/N``, and ``previous_offset_log`` that of ``offsets/N-1``; None if they
+    cannot be read. ``start`` is inclusive; it and ``end`` map a source's id to its offset. ``span`` has the positions
+    of the rows, if they carry them. ``offsets_read_by`` says how the checkpoint was read; it is shown to people, and
+    decides nothing.
 
     ``span`` and ``topic_ids`` may be learned after the rest, from the rows and from the brokers (``bootstrap_servers``,
     hosts and ports alone); they are None until then, as everything that is unknown. All else is given when the batch is
@@ -53,12 +49,7 @@ class PlannedBatch:
     query_name: str | None = None
     checkpoint_location: str | None = None
     guarantee: Guarantee = "offsets"
-    previous_batch_id: int | None = None
-    resumes_at: Offsets | None = None
     span: Span | None = None
-    planned_end: Offsets | None = None
-    entry_is_its_own: bool = True
-    has_later_entries: bool = False
     topic_ids: dict[str, str] | None = None
     bootstrap_servers: str = ""
     offsets_read_by: ReadBy | None = None
@@ -203,9 +194,8 @@ class Ledger:
     """
     The ledger's records of this writer and batch, read under the writer's lock.
 
-    ``same_id`` is the record of this batch id, ``previous`` that of the batch whose entry in ``offsets/`` stands before
-    this one's; ``was_owner`` tells whether this run ever owned the writer; ``skipped_by`` is the attempt in which this
-    run skipped this batch id.
+    ``same_id`` is the record of this batch id, ``previous`` that of the batch before it; ``was_owner`` tells whether
+    this run ever owned the writer; ``skipped_by`` is the attempt in which this run skipped this batch id.
     """
 
     writer: Writer | None = None

@@ -72,8 +72,6 @@ def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -
         stateful=checkpoint.is_stateful,
         checkpoint_location=checkpoint.location,
         guarantee=sink.guarantee,
-        previous_batch_id=start.after,
-        resumes_at=begins,
         span=Span(begins or {}, end or {}) if sink.drops_by_position else None,
         # The run will ask the brokers.
         topic_ids=sink.topic_ids,

@@ -34,7 +34,7 @@ def recover_and_start(
     retry_timeout: float = RETRY_SECONDS,
 ) -> StreamingQuery:
     """
-    Start a query whose sink is pgonce, with asynchronous progress tracking if the writer's options ask for it.
+    Start a query whose sink is pgonce; in foreachBatch also with asynchronous progress tracking, if options ask for it.
 
     After a restart Spark may run batches again whose entries it never wrote down. So the checkpoint is first made to
     agree with the ledger (:func:`recover_checkpoint`); if the two agree already, nothing is touched.

@@ -26,9 +26,9 @@ class Origin:
     """
     The batch a parcel belongs to.
 
-    ``planned`` is the newest entry in ``offsets/`` as the planner saw it; None if the checkpoint is not read
-    (offsetsFrom=listener), or if the entry may be written after the planning (asynchronous progress tracking).
-    ``planned_by_ms`` is when the planner's worker ran, by the same clock that Spark uses to date entries.
+    ``planned`` is the newest entry in ``offsets/`` as the planner saw it; None if it did not look there
+    (offsetsFrom=listener), or if there was no planner (foreachBatch). ``planned_by_ms`` is when the planner's worker
+    ran, by the same clock that Spark uses to date entries.
     """
 
     query_id: str
@@ -56,7 +56,7 @@ def batch_from_checkpoint(options: SinkOptions, origin: Origin, reach: Reach | N
     :raises SparkError: if they are not those of the batch that was planned.
     :raises EncodingError: if rows carry positions that are not in its range.
     """
-    if origin.planned is None and options.async_interval_ms is None:
+    if origin.planned is None:
         raise SparkError.usual(
             "NOT_CALLED_BY_SPARK",
             "The rows do not say with which entry of offsets/ their batch was planned.",
@@ -64,10 +64,7 @@ def batch_from_checkpoint(options: SinkOptions, origin: Origin, reach: Reach | N
         )
     checkpoint = Checkpoint(options.checkpoint_location)
     refuse_other_query(checkpoint, origin)
-    if options.has_sparse_log and origin.batch_id > 0:
-        batch = _describe_sparsely(checkpoint, origin, options.query_name)
-    else:
-        batch = describe_batch(checkpoint, origin, options.query_name)
+    batch = describe_batch(checkpoint, origin, options.query_name)
     if reach is None:
         return batch
     span = span_of(refuse_without_positions(batch), reach)
@@ -81,7 +78,7 @@ def refuse_without_positions(batch: PlannedBatch) -> str:
 
     :raises SparkError: if the query keeps state, or does not read exactly one source, Kafka.
     """
-    known = batch.end or batch.planned_end or batch.resumes_at or {}
+    known = batch.end or {}
     if batch.stateful or len(known) != 1 or not says_which_rows(known):
         raise SparkError.usual(
             "NOT_BY_POSITION",
@@ -141,38 +138,19 @@ def describe_batch(
         # A driver that was frozen may write an entry long after another one has gone on from its own.
         if begins_at and any(at not in (None, begins_at.get(of, at)) for of, at in start.items()):
             raise rewritten(origin.batch_id - 1)
-    return _batch_of_query(checkpoint, origin, query_name, log=log, previous=previous, start=start)
-
-
-def _describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> PlannedBatch:
-    """
-    The batch, if Spark has written the entries of only some batches, and perhaps not yet this one's.
-
-    An entry with this number is noted, but does not prove a replay: nothing tells whether this driver wrote it.
-    """
-    found = checkpoint.find_offset_log(origin.batch_id)
-    log = found if found and origin.may_have_planned(found) else None
-    later: list[OffsetLog] = []
-
-    def counts(of: OffsetLog) -> bool:
-        # A worker that outlived its driver must not take the next run's entries for its own.
-        is_ours = origin.may_have_planned(of)
-        if not is_ours:
-            later.append(of)
-        return is_ours
-
-    number, previous = checkpoint.newest_before(origin.batch_id, counts) or (None, None)
-    batch = _batch_of_query(
-        checkpoint,
-        origin,
-        query_name,
-        log=log,
-        previous=previous,
-        start=previous.offsets if previous and number == origin.batch_id - 1 else None,
-        entry_is_its_own=False,
+    return PlannedBatch(
+        query_id=origin.query_id,
+        run_id=origin.run_id,
+        batch_id=origin.batch_id,
+        offset_log=log.text,
+        previous_offset_log=previous.text if previous else None,
+        start=start or None,
+        end=log.offsets,
+        stateful=checkpoint.is_stateful(),
+        query_name=query_name,
+        checkpoint_location=checkpoint.location,
+        offsets_read_by=checkpoint.read_by,
     )
-    # The later entries are dated by the clock of another host, or by a driver that has taken over.
-    return replace(batch, previous_batch_id=number, has_later_entries=bool(later))
 
 
 def _is_plan(log: OffsetLog, planned: OffsetLog) -> bool:
@@ -188,43 +166,6 @@ def rewritten(batch_id: int) -> SparkError:
         f"offsets/{batch_id} is not the entry with which this driver has planned: another driver works on the same "
         "checkpoint.",
         "Leave one driver running. Give every query a checkpoint of its own.",
-    )
-
-
-def _batch_of_query(
-    checkpoint: Checkpoint,
-    origin: Origin,
-    query_name: str | None,
-    *,
-    log: OffsetLog | None,
-    previous: OffsetLog | None,
-    start: Offsets | None,
-    entry_is_its_own: bool = True,
-) -> PlannedBatch:
-    """
-    The batch that ``origin`` names, put together from the entry ``log`` and the ``previous`` one, that of the number
-    before it.
-
-    :param entry_is_its_own: False if ``log`` may be another driver's. Its end is then not the batch's: only the rows
-        tell how far the batch has reached.
-    """
-    end = log.offsets if log else None
-    return PlannedBatch(
-        query_id=origin.query_id,
-        run_id=origin.run_id,
-        batch_id=origin.batch_id,
-        offset_log=log.text if log else None,
-        previous_offset_log=previous.text if previous else None,
-        start=start or None,
-        end=end if entry_is_its_own else None,
-        stateful=checkpoint.is_stateful(),
-        query_name=query_name,
-        checkpoint_location=checkpoint.location,
-        previous_batch_id=origin.batch_id - 1 if previous else None,
-        resumes_at=previous.offsets if previous else None,
-        planned_end=None if entry_is_its_own else end,
-        entry_is_its_own=entry_is_its_own,
-        offsets_read_by=checkpoint.read_by,
     )
 
 

@@ -9,7 +9,6 @@ its first batch, because nothing else tells that a topic was created again while
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -27,7 +26,7 @@ from ..errors import SparkError
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import Reach
 from ..staging import StagingTable
-from .from_checkpoint import WAIT_FOR_OFFSETS_SECONDS, Origin, batch_by_id, batch_from_checkpoint
+from .from_checkpoint import Origin, batch_by_id, batch_from_checkpoint
 
 
 def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
@@ -58,60 +57,15 @@ def planned_entry(options: SinkOptions) -> OffsetLogEntry | None:
     """
     The entry of the batch being planned.
 
-    None with offsetsFrom=listener, where the checkpoint need not be readable, and with asynchronous progress tracking,
-    where the entry may come later.
+    None with offsetsFrom=listener, where the checkpoint need not be readable.
 
     :raises SparkError: like :func:`newest_uncommitted_entry`; with the listener too, if the checkpoint can be read.
     """
-    if options.async_interval_ms is not None:
-        _refuse_continuous(options.checkpoint_location, options.async_interval_ms)
-        return None
     if options.offsets_from == "checkpoint":
         return newest_uncommitted_entry(options.checkpoint_location)
     with suppress(CheckpointError):
         newest_uncommitted_entry(options.checkpoint_location)
     return None
-
-
-# When this worker last saw that a micro-batch query wrote into a checkpoint: seconds of a clock that is never set.
-_written_at: dict[str, float] = {}
-
-
-def _refuse_continuous(checkpoint_location: str, interval_ms: int) -> None:
-    """
-    Refuse a query that has the options of asynchronous progress tracking, but runs continuously.
-
-    Before the first batch of a run of micro-batches, Spark writes an entry into the offset log, which comes within
-    milliseconds. A continuous query writes its first entry after an epoch, which begins only when this function has
-    returned. With an interval above 0, Spark writes the next entry when the interval has passed since the last one. It
-    measures from a moment before this worker saw that one to a moment before this function is called.
-    """
-    began = time.monotonic()
-    seen = _written_at.get(checkpoint_location) if interval_ms else None
-    due = None if seen is None else seen + interval_ms / 1000
-    if due is not None and began < due:
-        return
-    while True:
-        try:
-            newest_uncommitted_entry(checkpoint_location)
-            break
-        except SparkError:
-            if _written_within(interval_ms, checkpoint_location):
-                break
-            if due is not None and began < due + WAIT_FOR_OFFSETS_SECONDS:
-                return
-            if time.monotonic() >= began + WAIT_FOR_OFFSETS_SECONDS:
-                raise
-        time.sleep(0.01)
-    _written_at[checkpoint_location] = time.monotonic()
-
-
-def _written_within(interval_ms: int, checkpoint_location: str) -> bool:
-    """Whether a micro-batch was written down so recently that the next entry is not due yet."""
-    ids, _ = Checkpoint(checkpoint_location).batch_ids()
-    newest = Checkpoint(checkpoint_location).find_offset_log(ids[-1]) if ids else None
-    planned_at = newest.metadata.get("batchTimestampMs") if newest else None
-    return isinstance(planned_at, int) and time.time() * 1000 < planned_at + interval_ms
 
 
 def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None) -> PlannedBatch:
@@ -123,7 +77,7 @@ def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None) -> PlannedBatch
     """
     if brokers is None:
         return batch
-    known = furthest(batch.end, batch.resumes_at, batch.span.next if batch.span else None)
+    known = furthest(batch.end, batch.start, batch.span.next if batch.span else None)
     topics = tuple(sorted(kafka_topics(known)))
     # The planner knows no run. It asks for a first batch only, and a query that it served before may have had others.
     if not batch.run_id:

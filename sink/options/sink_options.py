@@ -30,7 +30,6 @@ from .routes import Routes, sink_name_of, where_of
 CALL_BYTES = 1024 * 1024
 RECEIVER_SWITCH = "PGONCE_RECEIVER"
 """The environment variable by which a driver does without receivers, whatever its queries say."""
-SPARKS_ASYNC_INTERVAL_MS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +68,7 @@ class SinkOptions(_ReachingPostgres):
     """
     The Data Source's options, parsed.
 
-    ``receiver`` is the address at which a receiver listens, "auto", or None; ``async_interval_ms`` is None without
-    asynchronous progress tracking, and 0 if every entry is written.
+    ``receiver`` is the address at which a receiver listens, "auto", or None.
     """
 
     checkpoint_location: str
@@ -78,13 +76,7 @@ class SinkOptions(_ReachingPostgres):
     receiver: str | None = None
     offsets_from: OffsetsFrom = "checkpoint"
     positions: PositionColumns | None = None
-    async_interval_ms: int | None = None
     brokers: Brokers | None = None
-
-    @property
-    def has_sparse_log(self) -> bool:
-        """Whether Spark writes the offset log only for some batches, and while they run or afterwards."""
-        return bool(self.async_interval_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +112,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             "checkpoint's offset log pgonce cannot prove that a batch is a replay.",
             'Set .option("checkpointLocation", ...) on the writer itself.',
         )
+    _refuse_asynchronous_progress(raw)
     given["mode"] = _mode(given, overwrite, "Spark's output mode", '.outputMode("complete")')
     given["receiver"] = given["receiver"].strip() or AUTOMATIC
     where = where_of(given)
@@ -135,7 +128,6 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         receiver=None if NO_RECEIVER in (given["receiver"], _switch()) else given["receiver"],
         offsets_from=given["offsets_from"],
         positions=positions_of(given),
-        async_interval_ms=_async_interval(raw, given),
         brokers=brokers(given["bootstrap_servers"], given["kafka_options"]),
         executor_url=_executor_url(given),
     )
@@ -229,21 +221,13 @@ def _refuse_other_output_mode(where: Routes, mode: Mode) -> None:
             )
 
 
-def _async_interval(raw: Mapping[str, str], given: Given) -> int | None:
-    sparks = {name.lower(): value for name, value in raw.items()}
-    if sparks.get("asyncprogresstrackingenabled", "").lower() != "true":
-        return None
-    text = sparks.get("asyncprogresstrackingcheckpointintervalms", str(SPARKS_ASYNC_INTERVAL_MS))
-    # Spark itself refuses what is not a number.
-    interval = int(text) if text.strip().isdecimal() else SPARKS_ASYNC_INTERVAL_MS
-    if given["offsets_from"] == "listener" or (interval > 0 and not given["position_columns"] and not given["decode"]):
-        raise bad_option(
-            "ASYNC_PROGRESS",
-            "Asynchronous progress tracking is on, with an interval or with offsetsFrom=listener: Spark then writes "
-            "the offset log only for some batches, or what it writes cannot be read. So a batch that is run again "
-            "may have another range, and pgonce cannot tell which of its rows are stored already.",
-            "Remove asyncProgressTrackingEnabled. Or, unless offsetsFrom=listener is set, name the columns that hold "
-            "Kafka's topic, partition and offset (positionColumns), so that rows that are stored already are dropped; "
-            "or set asyncProgressTrackingCheckpointIntervalMs=0, so that every entry is written.",
-        )
-    return interval
+def _refuse_asynchronous_progress(raw: Mapping[str, str]) -> None:
+    for name, value in raw.items():
+        if name.lower() == "asyncprogresstrackingenabled" and value.lower() == "true":
+            raise bad_option(
+                "ASYNC_PROGRESS",
+                "Asynchronous progress tracking is on: Spark then writes the entry of a batch into offsets/ late or "
+                'never, and without it format("pgonce") does not know which rows the batch reads.',
+                "Leave asyncProgressTrackingEnabled out; or use PostgresBatchWriter in foreachBatch, which asks the "
+                "query itself, and start it with recover_and_start.",
+            )

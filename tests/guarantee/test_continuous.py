@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from support.audit import wrong_ledger, wrong_rows
+from support.audit import wrong_rows
 from support.fixtures.driver import wait_until
 from support.messages import Messages
 from support.patience import PATIENCE_SECONDS
@@ -64,28 +64,3 @@ def test_a_query_that_ran_continuously_goes_on_in_micro_batches(spark, messages,
     begun = json.loads(ended)[messages.topic]
     left = [row for row in messages.rows if row[0] % 1000 >= begun[str(row[0] // 1000)]]
     assert wrong_rows(observer, "messages", left) == []
-
-
-def test_what_cannot_be_told_at_the_start_stores_nothing(spark, messages, url, observer, checkpoint):
-    """Within the interval after a micro-batch, a continuous start is told in the log only; nothing is lost."""
-    sink = Sink(url, "messages", checkpoint)
-    finish(INLINE.append(messages.frame(spark, "earliest"), sink))
-    stored = list(messages.rows)
-    messages.send(6)
-    stream = messages.frame(spark, "earliest", positions=True).writeStream.format("pgonce")
-    stream = stream.options(url=url, table="messages", checkpointLocation=checkpoint)
-    stream = stream.options(positionColumns="topic,partition,offset", writePositions="false")
-    stream = stream.options(asyncProgressTrackingEnabled="true", asyncProgressTrackingCheckpointIntervalMs="60000")
-    stream = stream.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
-    query = stream.trigger(continuous="1 second").start()
-    try:
-        assert wait_until(lambda: "offsets/3" in files(checkpoint), PATIENCE_SECONDS)
-        assert query.isActive
-    finally:
-        query.stop()
-    assert [name for name in files(checkpoint) if name.startswith("commits/")] == ["commits/0"]
-    assert wrong_rows(observer, "messages", stored) == []
-    assert recover_checkpoint(checkpoint, url, quiet_seconds=0).is_done
-    finish(INLINE.append(messages.frame(spark, "earliest"), sink))
-    assert wrong_rows(observer, "messages", messages.rows) == []
-    assert wrong_ledger(observer, checkpoint) == []

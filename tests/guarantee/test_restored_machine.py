@@ -34,9 +34,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from pyspark.sql import types as t
 from sqlalchemy import Connection
 from support.histories import live_through
+from support.query_on_disk import QueryOnDisk, Topic
 from support.rows import given_rows
 from support.sent_rows import arrow_rows
-from support.sparse_query import SparseQuery, Topic
 from support.with_rooms import work_into, write_batch_in_tx
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
@@ -259,7 +259,7 @@ class Restoring(RuleBasedStateMachine):
         ]
         self.sinks = [Sink(kind, diverts, widens, only_newer) for kind in kinds]
         self.retain, self.keep = retain, keep
-        self.query = SparseQuery(next(self.folders), Topic({0: [1] * len(self.feed)}))
+        self.query = QueryOnDisk(next(self.folders), Topic({0: [1] * len(self.feed)}))
         self.is_running = False
         self.wide = False
         self.is_disturbed = False
@@ -333,7 +333,7 @@ class Restoring(RuleBasedStateMachine):
         if not self.is_running:
             self.query.start()
             self.is_running = True
-        planned = self.query.plan({0: size}, is_due=True)
+        planned = self.query.plan({0: size})
         if planned is None:
             return False
         self.query.write_entry(planned)

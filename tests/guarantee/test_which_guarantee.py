@@ -393,9 +393,7 @@ def test_a_combination_without_a_promise_is_refused_before_a_row_moves(combinati
     dice, subject, row = dice_of(combination), make_subject(combination), PROMISED[combination]
     plain = plainly(combination)
     is_plain = PROMISED[plain].guarantee == "exactly-once"
-    # Within the interval after a micro-batch it cannot be told: test_continuous.py.
-    told_late = combination.trigger == "continuous" and combination.progress == "interval above 0 with positions"
-    if is_plain and not told_late and dice.random() < 0.5:
+    if is_plain and dice.random() < 0.5:
         subject.run(plain)
         subject.source.feed(6)
     before = subject.state()

@@ -109,7 +109,7 @@ def test_postgres_that_goes_away_and_comes_back():
 
 class TestHistory:
     def test_the_last_hour_by_minute(self, url, store, admin):
-        """The first look reads it from the ledger, and later ones add to it; nothing is counted twice, or in a counter."""
+        """The first look reads it from the ledger, and later ones add to it; nothing counts twice, or in /metrics."""
         publish(url, 2, KAFKA, rows=1000)
         admin.execute("UPDATE pgonce.batches SET committed_at = committed_at - interval '41 minutes'")
         publish(url, 3, KAFKA, rows=100)

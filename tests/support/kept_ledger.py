@@ -68,5 +68,4 @@ def kept_batch(batch_id: int, run_id: str) -> PlannedBatch:
         query_id=files["query_id"],
         offset_log=texts[batch_id],
         previous_offset_log=texts[batch_id - 1] if batch_id else None,
-        previous_batch_id=batch_id - 1 if batch_id else None,
     )

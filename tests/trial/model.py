@@ -43,15 +43,14 @@ ONE_DRIVER = ("DRIVERS=1", "RECORDS=3", "BATCHES=3")
 TWO_DRIVERS = ("STARTS=2", "FAULTS=0", "RECORDS=3", "BATCHES=3")
 TWO_AND_A_FAULT = ("STARTS=2", "FAULTS=1", "RECORDS=3", "BATCHES=2")
 WHOLE = [Search("batches", (*way, *bounds)) for bounds in BOUNDS for way in WAYS]
-WHOLE += [
-    Search("by_position", (*way, *bounds)) for bounds in (ONE_DRIVER, TWO_DRIVERS, TWO_AND_A_FAULT) for way in WAYS
-]
+WHOLE += [Search("by_position", bounds) for bounds in (ONE_DRIVER, TWO_DRIVERS, TWO_AND_A_FAULT)]
 WHOLE += [Search("real_time", ("RECORDS=4",)), Search("real_time", ("FAULTS=3",))]
 GOES_ON = [Search("batches", (*way, *ALONE), liveness=True) for way in WAYS]
-GOES_ON += [Search("by_position", (*way, *ALONE, "ALL_SELECTED"), liveness=True) for way in WAYS]
+GOES_ON.append(Search("by_position", (*ALONE, "ALL_SELECTED"), liveness=True))
 GOES_ON.append(Search("real_time", ("FAULTS=0", "TASKS=1"), liveness=True))
 SMALL = [Search("batches", ("STARTS=2", "FAULTS=1", *way)) for way in WAYS]
-SMALL += [Search("by_position", (*way, *ONE_DRIVER, "FAULTS=1")) for way in WAYS]
+ALONE_WITH_A_FAULT = (*ONE_DRIVER, "FAULTS=1")
+SMALL.append(Search("by_position", ALONE_WITH_A_FAULT))
 SMALL.append(Search("real_time", ("FAULTS=1",)))
 # What each guard is for stands in the model, where it is taken away.
 GUARDS = {
@@ -68,14 +67,11 @@ GUARDS = {
 }
 WITHOUT = [Search("batches", (f"NO_{guard}", "STARTS=3", *defines), finds=True) for guard, defines in GUARDS.items()]
 WITHOUT += [Search("real_time", (f"NO_{guard}",), finds=True) for guard in ("KNOWN", "DROP", "CLAIM", "POSITION")]
-ALONE_WITH_A_FAULT = (FORMAT, *ONE_DRIVER, "FAULTS=1")
 POSITION_GUARDS = {
     "TOKEN": ALONE_WITH_A_FAULT,
     "NEXT": ALONE_WITH_A_FAULT,
     "GAP": ALONE_WITH_A_FAULT,
-    "FORGOTTEN": ALONE_WITH_A_FAULT,
     "DROP": ALONE_WITH_A_FAULT,
-    "STORED": (FORMAT, *TWO_DRIVERS),
     "LOCK": TWO_DRIVERS,
     "START": TWO_AND_A_FAULT,
 }

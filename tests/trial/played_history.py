@@ -240,8 +240,8 @@ class PlayedHistory(Played):
         driver = self.drivers[at]
         driver.batch, driver.trying = self.described(driver), None
 
-    def in_use(self, at: str, code: str = "CHECKPOINT_IN_USE") -> None:
-        with pytest.raises(PgonceError, match=rf"\[{code}\]"):
+    def in_use(self, at: str) -> None:
+        with pytest.raises(PgonceError, match=r"\[CHECKPOINT_IN_USE\]"):
             self.described(self.drivers[at])
 
     def described(self, driver: Driver) -> PlannedBatch:

@@ -8,7 +8,6 @@ drops the rows that are stored.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,15 +15,15 @@ from support.ledger_model import Plan
 from support.ledger_site import STRUCT, encoded
 from trial.played_history import SOURCE, Driver, PlayedHistory
 
-from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, parse_offset_log
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.data_source.promise import Promise, promised_rows
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.foreach_batch.batch_writer import span_of_range
-from pgonce.sink.identity.from_checkpoint import Origin, batch_from_checkpoint, describe_batch
+from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
 from pgonce.sink.options.position_columns import PositionColumns
-from pgonce.sink.positions import encoded_rows, reach
+from pgonce.sink.positions import encoded_rows
 from pgonce.sink.writing.rows import Rows
 
 _COLUMNS = PositionColumns("topic", "partition", "position")
@@ -33,37 +32,21 @@ _NOT_STAGED: Any = None
 
 @dataclass
 class PlayedPositions(PlayedHistory):
-    """A history in which rows carry their positions."""
+    """A history in which rows carry their positions; batches are described as in ``foreachBatch``."""
 
     filtered: int = -1
-    newest_plan: Plan | None = None
 
     def filter(self, record: str) -> None:
         self.filtered = int(record)
 
-    def plan(self, at: str, number: str, start: str, end: str) -> None:
-        super().plan(at, number, start, end)
-        self.newest_plan = self.drivers[at].plan
-
-    def look(self, at: str) -> None:
-        assert self.newest_plan
-        self.drivers[at].planned = _entry(self.newest_plan).metadata["batchTimestampMs"]
-
-    def outside(self, at: str) -> None:
-        self.in_use(at, "POSITION_COLUMNS")
-
     def described(self, driver: Driver) -> PlannedBatch:
         plan, folder = driver.plan, driver.folder
         assert plan
-        origin = Origin(folder.query_id, driver.run_id, driver.number, None, driver.planned)
-        if self.asks_the_query:
-            begins_at = {"0": SOURCE.offsets(0, plan.start)} if driver.number else None
-            batch = describe_batch(Checkpoint(folder), origin, None, _entry(plan), begins_at, is_written=False)
-            return replace(batch, span=span_of_range(batch.start, batch.end))
-        options: Any = SimpleNamespace(
-            checkpoint_location=folder, async_interval_ms=1000, has_sparse_log=True, query_name=None
-        )
-        return batch_from_checkpoint(options, origin, reach([_places(self._selected(plan))]))
+        origin = Origin(folder.query_id, driver.run_id, driver.number, None)
+        begins_at = {"0": SOURCE.offsets(0, plan.start)} if driver.number else None
+        planned = parse_offset_log(plan.text, "the plan")
+        batch = describe_batch(Checkpoint(folder), origin, None, planned, begins_at, is_written=False)
+        return replace(batch, span=span_of_range(batch.start, batch.end))
 
     def rows_of(self, plan: Plan) -> Rows:
         selected = self._selected(plan)
@@ -80,10 +63,6 @@ class PlayedPositions(PlayedHistory):
         """What the query selects: one record less, at one end, because a batch has at most two."""
         lacks_first, lacks_last = plan.start == self.filtered, plan.end - 1 == self.filtered
         return replace(plan, start=plan.start + lacks_first, end=max(plan.start + lacks_first, plan.end - lacks_last))
-
-
-def _entry(plan: Plan) -> OffsetLog:
-    return parse_offset_log(plan.text, "the plan")
 
 
 def _places(plan: Plan) -> pa.RecordBatch:

@@ -281,119 +281,94 @@ def spanning(first, after):
 
 def by_position(positions, *, last=7, end=None, run_id="r0", previous=None):
     """A writer whose rows are stored up to ``positions``; another run than the tests' wrote them."""
-    newest = replace(recorded(last, offset_log=None), positions=kafka(positions), end=kafka(end or positions))
+    newest = replace(recorded(last), positions=kafka(positions), end=kafka(end or positions))
     writer = known_writer(last, kafka(end or positions), run_id=run_id, last=newest)
     return Ledger(writer=writer, previous=previous)
 
 
-def resuming(batch_id, at, first, after, **changes):
-    """The first batch of a run, which begins where an entry ends; what it reaches is known by its rows alone."""
-    unwritten = {"offset_log": None, "start": None, "end": None, "entry_is_its_own": False}
-    return batch(batch_id, **{**unwritten, "resumes_at": kafka(at), "span": spanning(first, after), **changes})
+def planned_again(batch_id, first, after, **changes):
+    """A batch of a run over these rows, which are known by their positions; no record has its entry."""
+    ends = {"start": kafka(first), "end": kafka(after), "span": spanning(first, after)}
+    return batch(batch_id, **{"offset_log": "planned again", **ends, **changes})
 
 
 BY_POSITION = {
-    "the next batch, from the stored end on": (by_position(80), resuming(8, 80, 80, 90), Verdict.NEW),
-    "an id that comes again over a wider range": (by_position(100, last=9), resuming(6, 20, 20, 70), Verdict.OVERLAP),
-    "the next id, over rows that are stored": (by_position(100), resuming(8, 70, 70, 90), Verdict.OVERLAP),
+    "the next batch, from the stored end on": (by_position(80), planned_again(8, 80, 90), Verdict.NEW),
+    "an id that comes again over a wider range": (by_position(100, last=9), planned_again(6, 20, 70), Verdict.OVERLAP),
+    "the next id, over rows that are stored": (by_position(100), planned_again(8, 70, 90), Verdict.OVERLAP),
+    "the next id, over rows of which some are stored": (by_position(80), planned_again(8, 70, 90), Verdict.OVERLAP),
     "an id that comes again over rows of which none is stored": (
         by_position(100),
-        resuming(7, 100, 100, 110),
+        planned_again(7, 100, 110),
         Verdict.OVERLAP,
     ),
-    "an id further on, over rows that are stored": (by_position(100), resuming(20, 70, 70, 120), Verdict.OVERLAP),
-    "a start past the stored end": (by_position(80), resuming(8, 90, 90, 99), Verdict.DISJOINT),
-    "a start past the stored end, and an id further on": (by_position(80), resuming(9, 90, 90, 99), Verdict.GAP),
-    "rows between both that were never selected": (by_position(80, end=90), resuming(8, 90, 90, 99), Verdict.NEW),
+    "an id further on, over rows that are stored": (by_position(100), planned_again(20, 70, 120), Verdict.OVERLAP),
+    "a start past the stored end": (by_position(80), planned_again(8, 90, 99), Verdict.DISJOINT),
+    "a start past the stored end, and an id further on": (by_position(80), planned_again(9, 90, 99), Verdict.GAP),
+    "a start that is not known": (by_position(80), planned_again(8, 80, 90, start=None), Verdict.GAP),
+    "rows between both that were never selected": (by_position(80, end=90), planned_again(8, 90, 99), Verdict.NEW),
     "such a start, after an entry that is recorded": (
         by_position(80, previous=recorded(7)),
-        resuming(8, 90, 90, 99, previous_offset_log=recorded(7).offset_log),
+        planned_again(8, 90, 99, previous_offset_log=recorded(7).offset_log),
         Verdict.NEW,
     ),
     "such a start, after another entry than the recorded one": (
         by_position(80, previous=recorded(7)),
-        resuming(8, 90, 90, 99, previous_offset_log="another"),
+        planned_again(8, 90, 99, previous_offset_log="another"),
         Verdict.DISJOINT,
     ),
     "a partition of which nothing is stored, not from its first row on": (
         by_position(80),
-        resuming(8, 80, 80, 90, resumes_at={"0": {"orders": {"0": 80, "1": 5}}}),
+        planned_again(8, 80, 90, start={"0": {"orders": {"0": 80, "1": 5}}}),
         Verdict.DISJOINT,
     ),
-    "after an entry of a date that leaves out later ones, as a clock that was set back does": (
-        by_position(80),
-        resuming(10, 70, 100, 110, has_later_entries=True),
-        Verdict.GAP,
-    ),
-    "after entries of a run that has gone on, of which the ledger has lost what it published": (
-        by_position(80),
-        resuming(12, 30, 120, 130, previous_batch_id=2),
-        Verdict.GAP,
-    ),
-    "after such entries, with an entry of its own, and no stored row that comes again": (
-        by_position(80),
-        resuming(12, 30, 120, 130, previous_batch_id=2, offset_log="of batch 12"),
-        Verdict.GAP,
-    ),
-    "the newest entry, run again": (
-        by_position(80),
-        resuming(12, 30, 30, 130, previous_batch_id=2, offset_log="of batch 12"),
-        Verdict.OVERLAP,
-    ),
-    "right after the entry before it": (by_position(80), resuming(8, 70, 70, 90, previous_batch_id=7), Verdict.OVERLAP),
     "of a source that has another name now": (
-        replace(by_position(80, previous=recorded(7))),
-        resuming(
+        by_position(80, previous=recorded(7)),
+        planned_again(
             8,
             80,
-            80,
             90,
-            resumes_at={"orders_source": {"orders": {"0": 80}}},
+            start={"orders_source": {"orders": {"0": 80}}},
             previous_offset_log=recorded(7).offset_log,
         ),
         Verdict.DISJOINT,
     ),
-    "within a run, where no start is known": (by_position(80, run_id="r1"), resuming(8, 20, 80, 90), Verdict.NEW),
+    "within a run, where no start is known": (
+        by_position(80, run_id="r1"),
+        planned_again(8, 80, 90, start=None),
+        Verdict.NEW,
+    ),
     "within a run that runs batches again": (
         by_position(100, end=70, run_id="r1"),
-        resuming(8, 20, 70, 90),
+        planned_again(8, 70, 90),
         Verdict.OVERLAP,
     ),
     "within a run, rows before its own last ones": (
         by_position(80, run_id="r1"),
-        resuming(8, 20, 5, 90),
+        planned_again(8, 5, 90),
         Verdict.BACKWARD,
     ),
-    "within a run, an id left out": (by_position(80, run_id="r1"), resuming(9, 20, 90, 99), Verdict.GAP),
-    "within a run, an old id": (by_position(80, run_id="r1"), resuming(5, 20, 50, 60), Verdict.CHANGED),
-    "a known range that goes back": (
-        by_position(80),
-        resuming(8, 80, 80, 90, start=kafka(80), end=kafka(5)),
-        Verdict.BACKWARD,
-    ),
-    "an entry of this id that may be another driver's": (
-        replace(by_position(80), same_id=recorded(7)),
-        resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log),
-        Verdict.OVERLAP,
-    ),
+    "within a run, an id left out": (by_position(80, run_id="r1"), planned_again(9, 90, 99), Verdict.GAP),
+    "within a run, an old id": (by_position(80, run_id="r1"), planned_again(5, 50, 60), Verdict.CHANGED),
+    "a range that goes back": (by_position(80), planned_again(8, 80, 90, end=kafka(5)), Verdict.BACKWARD),
     "an entry of this id that was recorded by a driver that had not planned it": (
         replace(by_position(80), same_id=replace(recorded(7), positions=by_position(80).last.positions)),
-        resuming(7, 70, 70, 90, offset_log=recorded(7).offset_log, entry_is_its_own=True),
+        planned_again(7, 70, 90, offset_log=recorded(7).offset_log),
         Verdict.OVERLAP,
     ),
     "an entry of this id that is the recorded one, whose rows are stored": (
         replace(by_position(80), same_id=replace(recorded(7), positions=by_position(80).last.positions)),
-        resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log, entry_is_its_own=True),
+        planned_again(7, 70, 80, offset_log=recorded(7).offset_log),
         Verdict.REPLAY,
     ),
     "an entry of this id that is the recorded one": (
         replace(by_position(80), same_id=recorded(7)),
-        resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log, entry_is_its_own=True),
+        planned_again(7, 70, 80, offset_log=recorded(7).offset_log),
         Verdict.REPLAY,
     ),
     "a writer that has published by other offsets than Kafka's": (
         Ledger(writer=known_writer(7, {"0": 5})),
-        resuming(6, 20, 20, 70),
+        planned_again(6, 20, 70),
         Verdict.CHANGED,
     ),
 }

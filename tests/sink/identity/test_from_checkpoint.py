@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.stopped_query import entries, entry, write_checkpoint
 
@@ -20,6 +22,16 @@ def test_rows_of_an_entry_that_was_written_again_are_refused(tmp_path):
     write_checkpoint(tmp_path, {0: entry(0, {"t": {"0": 99}})}, (), query_id)
     with pytest.raises(PgonceError, match="CHECKPOINT_IN_USE"):
         describe_batch(Checkpoint(str(tmp_path)), planned, None)
+
+
+def test_an_entry_that_is_dated_after_the_call_is_another_drivers(tmp_path):
+    """Over Spark Connect nothing else tells which entry the server has planned."""
+    query_id = "11111111-1111-4111-8111-111111111111"
+    write_checkpoint(tmp_path, {0: entry(0, planned=5)}, (), query_id)
+    called = Origin(query_id, "run 1", 0, planned=None, planned_by_ms=1005)
+    assert describe_batch(Checkpoint(str(tmp_path)), called, None).batch_id == 0
+    with pytest.raises(PgonceError, match="CHECKPOINT_IN_USE"):
+        describe_batch(Checkpoint(str(tmp_path)), replace(called, planned_by_ms=1004), None)
 
 
 def test_a_batch_that_does_not_begin_where_the_entry_before_it_ends_is_refused(tmp_path):

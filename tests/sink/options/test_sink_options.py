@@ -121,6 +121,12 @@ def test_sparks_own_option_keys_pass(key):
         ({"bootstrapServers": "a:1", "kafka.sasl.mechanism": "GSSAPI"}, "BAD_OPTION"),
         ({"checkpointLocation": ""}, "OPTION_MISSING"),
         ({"asyncProgressTrackingEnabled": "true"}, "ASYNC_PROGRESS"),
+        ({"asyncprogresstrackingenabled": "TRUE", "decode": "json"}, "ASYNC_PROGRESS"),
+        ({"asyncProgressTrackingEnabled": "true", "positionColumns": "a,b,c"}, "ASYNC_PROGRESS"),
+        (
+            {"asyncProgressTrackingEnabled": "true", "asyncProgressTrackingCheckpointIntervalMs": "0"},
+            "ASYNC_PROGRESS",
+        ),
         ({"writePositions": "false"}, "CLASHING_OPTIONS"),
         ({"positionColumns": "a,b,c", "offsetsFrom": "listener"}, "CLASHING_OPTIONS"),
         ({"bootstrapServers": "a:1", "offsetsFrom": "listener"}, "CLASHING_OPTIONS"),
@@ -153,9 +159,8 @@ def test_bad_options_are_refused(options, code):
 
 
 def test_records_that_are_decoded_carry_their_positions():
-    """So asynchronous progress is exactly-once with its own interval, and rows of a key have an order."""
-    found = parse(decode="json", mode="upsert", keys="id", asyncProgressTrackingEnabled="true")
-    assert found.async_interval_ms == 1000
+    """So rows that are stored are dropped, and rows of a key have an order."""
+    found = parse(decode="json", mode="upsert", keys="id")
     assert found.positions == RECORD_POSITIONS
     assert not found.positions.written
     assert found.destination.order_by == "pgonce_offset"

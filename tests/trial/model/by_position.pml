@@ -1,5 +1,5 @@
 /*
- * How drivers commit micro-batches under asynchronous progress tracking, whose rows carry their position in Kafka.
+ * How foreachBatch commits under asynchronous progress tracking, if the rows carry their position in Kafka.
  *
  * Spark writes the entries of some batches, beside the processing, and goes on from those after a kill: ids come again
  * with other ranges (docs/adr/0010-positions-and-spans.md). `make model` searches every order of events within these
@@ -54,7 +54,7 @@ byte holder;			/* the driver whose transaction has the writer's row, or 0 */
 bool broken[DRIVERS + 1];	/* its session was ended */
 /* Only used within a step. */
 hidden byte i, found_end;
-hidden byte fenced, is_next, runs_again;
+hidden byte fenced, is_next;
 
 mtype = { NEW, OVERLAP, LANDED, REPLAY, FOREIGN, UNKNOWN, FENCED, DUPLICATE, CHANGED, GAP, DISJOINT, BACKWARD };
 
@@ -93,22 +93,21 @@ inline may_be_kept() {
 	if :: skip :: faults > 0 -> copy_checkpoint(checkpoint, older); printf("keep\n") fi
 }
 
-/* The newest entry before `before` whose text is at most `newest`: its number (NONE if there is none), and its end. */
-inline find_entry(before, newest) {
-	found = NONE; found_end = 0; found_text = 0; has_later = false; i = before;
+/* The newest entry before `before`: its number (NONE if there is none), its end and its text. */
+inline find_entry(before) {
+	found = NONE; found_end = 0; found_text = 0; i = before;
 	do
 	:: i > 0 && found == NONE ->
 		i--;
 		if
 		:: checkpoint.offsets[i].text == 0
-		:: checkpoint.offsets[i].text > newest -> has_later = true
 		:: else -> found = i; found_end = checkpoint.offsets[i].end; found_text = checkpoint.offsets[i].text
 		fi
 	:: else -> break
 	od
 }
 
-/* offsets_store/verdict/decide.py; `first` and `after` are the positions that the rows span, NONE without rows. */
+/* offsets_store/verdict/decide.py; the positions that the rows span are the range of the batch. */
 inline decide() {
 	fenced = (now.owners & (1 << mine)) != 0 && now.owner != mine;
 	if
@@ -123,10 +122,10 @@ inline decide() {
 		:: fenced -> verdict = FENCED
 		:: !fenced && now.batches[n].by == mine -> verdict = DUPLICATE
 #ifdef NO_STORED
-		:: !fenced && now.batches[n].by != mine && n < now.next && owns && now.batches[n].text == text -> verdict = REPLAY
+		:: !fenced && now.batches[n].by != mine && n < now.next && now.batches[n].text == text -> verdict = REPLAY
 #else
-		:: !fenced && now.batches[n].by != mine && n < now.next && owns && now.batches[n].text == text &&
-			!(after != NONE && after > now.position) -> verdict = REPLAY
+		:: !fenced && now.batches[n].by != mine && n < now.next && now.batches[n].text == text &&
+			end <= now.position -> verdict = REPLAY
 #endif
 		:: else -> by_position()
 		fi
@@ -143,33 +142,23 @@ inline by_position() {
 		:: !is_next -> verdict = (n < now.next -> CHANGED : GAP)
 #endif
 #ifndef NO_BACKWARD
-		:: is_next && first != NONE && first < now.end -> verdict = BACKWARD
+		:: is_next && start < now.end -> verdict = BACKWARD
 #endif
 		:: else
 		fi
 	:: now.owner != mine ->
-		runs_again = text != 0 && (begins >= now.position || (first != NONE && first < now.position));
+		/* It begins after a recorded entry; or where rows are stored, or were filtered out. */
 		if
-#ifndef NO_ENTRY
-		:: begins == NONE || !(found == NONE || found == n - 1 || runs_again) -> verdict = (n < now.next -> CHANGED : GAP)
-#endif
-#ifndef NO_LATER
-		:: has_later -> verdict = (n < now.next -> CHANGED : GAP)
-#endif
-		:: else ->
-			/* It begins after a recorded entry; or where rows are stored, or were filtered out. */
-			if
-			:: found != NONE && now.batches[found].token != 0 && found_text != 0 &&
-				now.batches[found].text == found_text
+		:: found != NONE && now.batches[found].token != 0 && found_text != 0 &&
+			now.batches[found].text == found_text
 #ifndef NO_GAP
-			:: else -> if :: begins > now.position && begins > now.end -> verdict = (n > now.next -> GAP : DISJOINT) :: else fi
+		:: else -> if :: start > now.position && start > now.end -> verdict = (n > now.next -> GAP : DISJOINT) :: else fi
 #else
-			:: else
+		:: else
 #endif
-			fi
 		fi
 	fi;
-	if :: verdict == NEW && !(is_next && (first == NONE || first >= now.position)) -> verdict = OVERLAP :: else fi
+	if :: verdict == NEW && !(is_next && start >= now.position) -> verdict = OVERLAP :: else fi
 }
 
 /* The rows of records [start, end) are written, but for those that are stored. */
@@ -196,22 +185,8 @@ inline record() {
 		}
 	:: else
 	fi;
-	/* Where the batch ends. If only its rows tell, that is as far as they and what is known of its start reach. */
-	i = (now.query == query && now.owner == mine -> now.end : 0);
-	if
-	:: owns -> now.end = log_end
-	:: else ->
-		if :: begins != NONE && begins > i -> i = begins :: else fi;
-		if :: after != NONE && after > i -> i = after :: else fi;
-		now.end = i
-	fi;
-	if :: after != NONE && after > now.position -> now.position = after :: else fi;
-	/* The run's own entry of an earlier batch came after that batch was recorded. */
-	if
-	:: found != NONE && now.batches[found].token != 0 && now.batches[found].text == 0 && now.batches[found].by == mine ->
-		now.batches[found].text = found_text
-	:: else
-	fi;
+	now.end = end;
+	if :: end > now.position -> now.position = end :: else fi;
 	now.query = query; now.owner = mine; now.owners = now.owners | (1 << mine);
 	now.batches[n].text = text; now.batches[n].by = mine; now.batches[n].token = token;
 	now.next = n + 1
@@ -219,8 +194,7 @@ inline record() {
 
 /* What is known of a batch is not known any more, so that fewer states differ. */
 inline forget_batch() {
-	start = 0; text = 0; planned = 0; planned_by = 0; token = 0; begins = 0; log_end = 0; first = 0; after = 0;
-	found = 0; found_text = 0; verdict = 0; unanswered = false; owns = false; has_later = false
+	start = 0; text = 0; planned = 0; token = 0; found = 0; found_text = 0; verdict = 0; unanswered = false
 }
 
 /* The process ends; Postgres rolls its transaction back, and what Spark's thread has not written never comes. */
@@ -229,7 +203,7 @@ inline killed() {
 	if :: holder == me -> holder = 0 :: else fi;
 	later[me].offset = false; later[me].commit = false; later[me].failed = false;
 	broken[me] = false; alive--; forget_batch(); n = 0; end = 0; mine = 0; query = 0;
-	published = false; is_first = false; goto end_begin
+	is_first = false; goto end_begin
 }
 
 inline may_be_killed() {
@@ -241,24 +215,23 @@ inline may_be_killed() {
 }
 
 proctype Driver(byte me) {
-	byte mine, query, n, start, end, text, planned, planned_by, token;
-	byte begins, log_end, first, after, found, found_text;
+	byte mine, query, n, start, end, text, planned, token, found, found_text;
 	mtype verdict;
-	bool unanswered, owns, has_later, published, is_first;
+	bool unanswered, is_first;
 end_begin:
 	atomic {
-		runs < STARTS -> runs++; mine = runs; alive++; published = false; is_first = true;
+		runs < STARTS -> runs++; mine = runs; alive++; is_first = true;
 		if :: checkpoint.query == 0 -> queries++; checkpoint.query = queries :: else fi;
 		query = checkpoint.query;
 		printf("start %d %d\n", me, mine);
-		find_entry(BATCHES, NONE - 1);
+		find_entry(BATCHES);
 		if
 		:: found == NONE -> n = 0; end = 0
 		:: found != NONE && checkpoint.commits[found] -> n = found + 1; end = found_end
 		/* The newest entry is run again, from where the entry before it ends, whichever number that has. */
 		:: found != NONE && !checkpoint.commits[found] ->
 			n = found; end = found_end; planned = found_text;
-			find_entry(n, NONE - 1);
+			find_entry(n);
 			start = found_end; is_first = false; goto look
 		fi
 	}
@@ -280,49 +253,23 @@ end_of_source:
 		is_first = false
 	}
 look:
-	/* format("pgonce"): a worker that plans notes the time, so that entries that are planned later count as others'. */
-#ifdef FORMAT
-	atomic { planned_by = texts; printf("look %d\n", me) }
-#endif
 	may_be_killed();
 	atomic {
-#ifdef FORMAT
-		/* It waits for the first entry of all. */
-		n > 0 || checkpoint.offsets[0].text != 0;
-		text = (checkpoint.offsets[n].text <= planned_by -> checkpoint.offsets[n].text : 0);
-		log_end = checkpoint.offsets[n].end;
-		owns = n == 0;
-		find_entry(n, planned_by);
-		begins = (n == 0 -> 0 : (found != NONE -> found_end : NONE));
-		first = start; after = end;
-		if :: first == filtered -> first++ :: else fi;
-		if :: after == filtered + 1 -> after-- :: else fi;
-		if :: first >= after -> first = NONE; after = NONE :: else fi;
-		if
-		:: n == 0 && text == 0 -> printf("in use %d\n", me); killed()
-		:: first != NONE && (first < (begins == NONE -> 0 : begins) || (owns && after > log_end)) ->
-			printf("outside %d\n", me); killed()
-		:: else
-		fi;
-#else
 		/* foreachBatch asks the query what it has planned. */
 		if
 		:: checkpoint.offsets[n].text != 0 && checkpoint.offsets[n].text != planned -> printf("in use %d\n", me); killed()
 		:: else
 		fi;
-		text = planned; log_end = end; owns = true;
+		text = planned;
 		found = (n > 0 && checkpoint.offsets[n - 1].text != 0 -> n - 1 : NONE);
 		found_text = (found != NONE -> checkpoint.offsets[n - 1].text : 0);
-		begins = start; first = start; after = end; has_later = false;
 #ifndef NO_START
 		if
 		:: found != NONE && checkpoint.offsets[n - 1].end != start -> printf("in use %d\n", me); killed()
 		:: else
 		fi;
 #endif
-#endif
 		token = mine * BATCHES + n + 1; unanswered = false;
-		planned_by = 0;
 		printf("describe %d\n", me)
 	}
 try_it:
@@ -334,14 +281,6 @@ try_it:
 #endif
 		broken[me] = false;
 		decide();
-#ifndef NO_FORGOTTEN
-		/* This process has published for this run, and the ledger does not know of it. */
-		if
-		:: (verdict == NEW || verdict == OVERLAP) && now.query != 0 && !owns && published && now.owner != mine ->
-			verdict = GAP
-		:: else
-		fi;
-#endif
 		printf("begin %d %e\n", me, verdict);
 		if
 		:: verdict == NEW || verdict == OVERLAP
@@ -369,8 +308,6 @@ try_it:
 done:
 	/* If it is killed here, what it notes now is not written. */
 	atomic {
-		/* A replay that is skipped leaves nothing to remember. */
-		published = verdict != REPLAY;
 		/* The commit of a batch that is written down is written after it. */
 		if
 		:: later[me].offset && later[me].number == n -> later[me].commit = true; later[me].committed = n

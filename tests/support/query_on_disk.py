@@ -1,9 +1,8 @@
 """
-What Spark does under asynchronous progress tracking, as far as a sink can tell.
+What Spark does with a query's checkpoint, as far as a sink can tell.
 
-Runs in: pytest. Invariant: it keeps to the order of files of ``AsyncProgressTrackingMicroBatchExecution``: entries are
-written in order, each at any time after its batch was planned, a commit marker only for a batch whose entry was due,
-and a start runs the newest entry again unless that is committed.
+Runs in: pytest. Invariant: it keeps to the order of files of ``MicroBatchExecution``: the entry of a batch before its
+rows, a commit marker after them, and a start runs the newest entry again unless that is committed.
 """
 
 from __future__ import annotations
@@ -59,12 +58,10 @@ class Planned:
     batch_id: int
     start: Positions
     end: Positions
-    is_due: bool
-    is_first_of_run: bool
     planned_at_ms: int
 
 
-class SparseQuery:
+class QueryOnDisk:
     """One query's checkpoint, and the run that writes to it."""
 
     def __init__(self, root: Path, topic: Topic) -> None:
@@ -83,8 +80,6 @@ class SparseQuery:
     def start(self) -> None:
         """Begin a run, as ``populateStartOffsets`` does."""
         self.run_id = str(uuid.uuid4())
-        self._is_first = True
-        self._has_run = False
         self._again: int | None = None
         entries, done = self.numbers("offsets"), self.numbers("commits")
         newest = max(entries, default=-1)
@@ -94,19 +89,11 @@ class SparseQuery:
         self._again = newest
         self._next, self._at = newest, self._end(max((n for n in entries if n < newest), default=-1))
 
-    def plan(self, advance: dict[int, int], *, is_due: bool) -> Planned | None:
+    def plan(self, advance: dict[int, int]) -> Planned | None:
         """The next batch, ``advance`` records further in each partition; None where there is nothing new."""
         if self._again is not None:
-            planned = Planned(
-                self._again,
-                self._at,
-                self._end(self._again),
-                is_due=True,
-                is_first_of_run=True,
-                planned_at_ms=self._tick(),
-            )
+            planned = Planned(self._again, self._at, self._end(self._again), self._tick())
             self._again = None
-            self._has_run = True
             return planned
         heads = self.topic.heads
         begins = {p: self._at.get(p, 0) for p in heads}
@@ -115,23 +102,18 @@ class SparseQuery:
             return None
         # A partition that was added since is not among the start offsets, and is read from its first record.
         start = {p: at for p, at in begins.items() if p in self._at}
-        is_due |= self._is_first
-        planned = Planned(self._next, start, end, is_due, not self._has_run, self._tick())
-        self._is_first = False
-        self._has_run = True
-        return planned
+        return Planned(self._next, start, end, self._tick())
 
     def write_entry(self, planned: Planned) -> None:
-        """Spark's writer thread puts ``offsets/N`` down, if that is due."""
+        """Write ``offsets/N``, unless the batch is run again."""
         path = self.root / "offsets" / str(planned.batch_id)
-        if planned.is_due and not path.exists():
+        if not path.exists():
             metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": planned.planned_at_ms, "conf": {}})
             path.write_text(f"v1\n{metadata}\n{self._offset(planned.end)}")
 
     def write_commit(self, planned: Planned) -> None:
-        """The same thread puts ``commits/N`` down."""
-        if planned.is_due:
-            (self.root / "commits" / str(planned.batch_id)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+        """Write ``commits/N``."""
+        (self.root / "commits" / str(planned.batch_id)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
     def advance(self, planned: Planned) -> None:
         """The batch is done: the run goes on behind it."""

@@ -1,5 +1,5 @@
 """
-Asynchronous progress tracking, killed anywhere: with positions in the rows, the table is the source all the same.
+Killed anywhere, and put back to older entries: with positions in the rows, the table is the source all the same.
 
 Covers: sink.data_source.promise.
 """
@@ -17,16 +17,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.data_source_with_rooms import commit_parcels, receiver_for
-from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
+from support.query_on_disk import ARROW, STRUCT, QueryOnDisk, Topic
 
-from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin
-from pgonce.sink.identity.planned_batch import staging_table
+from pgonce.sink.identity.planned_batch import newest_uncommitted_entry, staging_table
 from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.positions import encoded_rows, reach
 
@@ -39,7 +38,7 @@ class Job:
     def __init__(self, url, root, topic, *, written):
         self.table = f"events_{os.getpid()}_{next(_tables)}"
         self.url, self.topic = url, topic
-        self.query = SparseQuery(root, topic)
+        self.query = QueryOnDisk(root, topic)
         self.options = parse_options(
             {
                 "url": url,
@@ -47,12 +46,10 @@ class Job:
                 "checkpointLocation": str(root),
                 "positionColumns": "topic,partition,offset",
                 "writePositions": str(written).lower(),
-                "asyncProgressTrackingEnabled": "true",
                 "receiver": "127.0.0.1",
             },
             overwrite=False,
         )
-        self.refused = Counter()
         with psycopg.connect(url, autocommit=True) as connection:
             columns = 'topic text, partition int, "offset" bigint'
             connection.execute(f"CREATE TABLE {self.table} (id text{f', {columns}' if written else ''})".encode())
@@ -60,7 +57,8 @@ class Job:
     def commit(self, planned, *, ways, between=lambda: None):
         """Hand the batch in as Spark's tasks do, one for each of the ways, and its commit worker."""
         receiver = receiver_for(self.options, self.written)
-        origin = Origin(self.query.query_id, self.query.run_id, planned.batch_id, None, planned.planned_at_ms)
+        entry = newest_uncommitted_entry(self.options.checkpoint_location)
+        origin = Origin(self.query.query_id, self.query.run_id, planned.batch_id, entry, planned.planned_at_ms)
         rows = self.topic.rows(planned.start, planned.end)
         parcels = []
         for number, way in enumerate(ways):
@@ -120,30 +118,16 @@ class Job:
                 [self.query.query_id],
             ).fetchone()
 
-    def provable(self):
-        """The newest entry whose text is recorded: what a recovery goes back to."""
-        with psycopg.connect(self.url) as connection:
-            texts = dict(
-                connection.execute(
-                    "SELECT batch_id, offset_log FROM pgonce.batches JOIN pgonce.writers USING (writer_id, generation) "
-                    "WHERE query_id = %s AND offset_log IS NOT NULL",
-                    [self.query.query_id],
-                ).fetchall()
-            )
-        entries = self.query.numbers("offsets")
-        path = self.query.root / "offsets"
-        return max((n for n in entries if texts.get(n) == (path / str(n)).read_text()), default=-1)
 
-
-# What a run does with one batch: how far it advances, whether its entry is due, how tasks send it, and how it ends.
+# What a run does with one batch: how far it advances, how tasks send it, and how it ends. Then it may go on with an
+# older copy of the checkpoint, which lacks the newest entries.
 BATCHES = st.fixed_dictionaries(
     {
         "advance": st.dictionaries(st.integers(0, 2), st.integers(0, 6), max_size=3),
-        "is_due": st.booleans(),
         "ways": st.lists(st.sampled_from(["inline", "staged", "received", "in part"]), min_size=1, max_size=3),
         "receiver": st.sampled_from(["lives"] * 15 + ["is killed"]),
-        "entry_first": st.booleans(),
-        "ends": st.sampled_from(["well"] * 6 + ["killed before", "killed after", "killed between", "stopped"]),
+        "ends": st.sampled_from(["well"] * 6 + ["killed before", "killed after", "stopped"]),
+        "lacks": st.sampled_from([0] * 5 + [1, 2, 4]),
         # Each record becomes so many rows; most of partition 1 is filtered out.
         "arrives": st.dictionaries(st.integers(0, 2), st.lists(st.integers(0, 2), max_size=6), max_size=3),
     }
@@ -160,15 +144,18 @@ BATCHES = st.fixed_dictionaries(
 def test_the_table_is_the_source_wherever_the_driver_is_killed(
     url, tmp_path_factory, started_receivers, written, batches
 ):
-    """Whatever was written down, and whenever the driver died: no row twice, none missing, all of them counted."""
+    """Whenever the driver died, and however old its checkpoint is: no row twice, none missing, all of them counted."""
     topic = Topic({0: [1, 1], 1: [0, 0]})
-    job = Job(url, tmp_path_factory.mktemp("sparse") / "checkpoint", topic, written=written)
+    job = Job(url, tmp_path_factory.mktemp("positions") / "checkpoint", topic, written=written)
     for step in batches:
         for partition, records in step["arrives"].items():
             # Partition 2 is added to the topic some time.
             kept = [rows * (partition != 1 or not rows % 2) for rows in records]
             topic.partitions.setdefault(partition, []).extend(kept)
         run_one(job, step, started_receivers)
+        if step["lacks"]:
+            job.query.roll_back(max(job.query.numbers("offsets"), default=-1) - step["lacks"])
+            job.query.start()
         assert set(job.stored().values()) <= {1}
     finish(job)
     everything = {f"{p}-{offset}-{n}" for p, offset, n in topic.rows({}, topic.heads)}
@@ -179,27 +166,15 @@ def test_the_table_is_the_source_wherever_the_driver_is_killed(
 
 def run_one(job, step, started_receivers):
     """One batch of the run, or the run's end."""
-    planned = job.query.plan(step["advance"], is_due=step["is_due"])
+    planned = job.query.plan(step["advance"])
     if planned is None:
         return
-    if step["ends"] == "killed before":
-        if step["entry_first"]:
-            job.query.write_entry(planned)
-        job.query.start()
-        return
-    # Nothing is known of a checkpoint without any entry, so the commit waits for the first.
-    if step["entry_first"] or planned.batch_id == 0:
-        job.query.write_entry(planned)
-    try:
-        job.commit(planned, ways=step["ways"], between=partial(kill, started_receivers, step["receiver"]))
-    except RefusedBatch as refused:
-        recover(job, planned, refused)
-        return
-    if step["ends"] == "killed after":
-        job.query.start()
-        return
     job.query.write_entry(planned)
-    if step["ends"] == "killed between":
+    if step["ends"] == "killed before":
+        job.query.start()
+        return
+    job.commit(planned, ways=step["ways"], between=partial(kill, started_receivers, step["receiver"]))
+    if step["ends"] == "killed after":
         job.query.start()
         return
     job.query.write_commit(planned)
@@ -215,29 +190,14 @@ def kill(started_receivers, what):
         started_receivers[-1].wait()
 
 
-def recover(job, planned, refused: PgonceError):
-    """Only a start that lies past the stored rows, after an entry that nobody recorded, is refused: go back."""
-    assert refused.code == "DISJOINT", refused
-    job.refused[refused.code] += 1
-    assert planned.is_first_of_run
-    provable = job.provable()
-    assert any(provable < number < planned.batch_id for number in job.query.numbers("offsets"))
-    job.query.roll_back(provable)
-    job.query.start()
-
-
 def finish(job):
     """Run on until all is read."""
     for _ in range(20):
-        planned = job.query.plan(dict.fromkeys(range(3), 1000), is_due=True)
+        planned = job.query.plan(dict.fromkeys(range(3), 1000))
         if planned is None:
             return
         job.query.write_entry(planned)
-        try:
-            job.commit(planned, ways=["inline", "received"])
-        except RefusedBatch as refused:
-            recover(job, planned, refused)
-            continue
+        job.commit(planned, ways=["inline", "received"])
         job.query.write_commit(planned)
         job.query.advance(planned)
     pytest.fail("the query does not come to an end")
