@@ -94,7 +94,7 @@ def _ask_own(
     except BrokersError as error:
         login = "" if settings else " If they want a login, give it: --kafka-config."
         others = " Ask from a host that can reach them, or name others: --bootstrap-servers."
-        return [], [Unmeasured(query_ids, f"{error.what}{login}{others}")]
+        return [], [Unmeasured(query_ids, f"{error.what}{others}{login}")]
 
 
 def lag_at_brokers(

@@ -158,7 +158,7 @@ class TestTheirOwnBrokers:
         assert pgonce("health", "orders", "--max-lag", 2, "--measure").exit_code == ExitCode.OK
 
     def test_brokers_that_cannot_be_reached(self, url, store, kafka, topic, pgonce):
-        """They cost about a second, are said in one line, and keep no other query from being measured."""
+        """They cost about two seconds, are said in one line, and keep no other query from being measured."""
         name = topic(partitions=1)
         publish(url, 0, {"0": {name: {"0": 0}}}, bootstrap_servers=kafka.bootstrap_servers)
         # An address of documentation, where nobody answers.
@@ -169,10 +169,10 @@ class TestTheirOwnBrokers:
         assert time.monotonic() - began < 8
         assert {one["query_id"]: one["lag"] for one in json.loads(shown.stdout)} == {QUERY: 0, OTHER: None}
         (line,) = shown.stderr.splitlines()
-        assert line.startswith(f"The lag of {OTHER} was not measured. The brokers 192.0.2.1:9092,192.0.2.2:9092 cannot")
+        assert line.startswith(f"The lag of {OTHER} was not measured. The brokers 192.0.2.1:9092,192.0.2.2:9092 did not")
 
     def test_brokers_that_do_not_answer(self, url, store, pgonce):
-        """A port that takes a connection and says nothing costs a little more; a login is thought of in words."""
+        """A port that takes a connection and says nothing costs as much; a login is thought of in words."""
         with socket.create_server(("127.0.0.1", 0)) as silent:
             publish(url, 0, KAFKA, bootstrap_servers=f"127.0.0.1:{silent.getsockname()[1]}")
             began = time.monotonic()
