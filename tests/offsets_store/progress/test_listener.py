@@ -281,13 +281,13 @@ class TestLife:
         query = again.queryName("orders").start()
         with pytest.raises(Exception, match="the secret word"):
             query.awaitTermination(PATIENCE_SECONDS)
-        assert wait_until(lambda: states(url)["orders"][0] == "refused", PATIENCE_SECONDS)
+        assert wait_until(OffsetsStore(url).failures, PATIENCE_SECONDS)
+        assert states(url)["orders"][0] == "refused"
         (failure,) = OffsetsStore(url).failures()
         assert (failure.seen_by, failure.run_id) == ("listener", str(query.runId))
         assert "secret" not in failure.code + failure.message
-        ended = "SELECT ended_by FROM pgonce.heartbeats WHERE ended_at IS NOT NULL AND run_id = %s"
-        found = lambda: observer.execute(ended, [failure.run_id]).fetchall()  # noqa: E731
-        assert wait_until(lambda: found() == [(failure.code,)], PATIENCE_SECONDS)
+        ended = "SELECT ended_by FROM pgonce.heartbeats WHERE ended_at IS NOT NULL AND (run_id, ended_by) = (%s, %s)"
+        assert wait_until(lambda: observer.execute(ended, [failure.run_id, failure.code]).fetchall(), PATIENCE_SECONDS)
 
     def test_what_the_commit_has_kept_already(self, spark, url, admin, observer, listen, orders, inbox, checkpoint):
         """A refused batch is listed once, by the commit; the run's end has the same code."""
