@@ -77,8 +77,7 @@ def topic_to_table(
     # A table that has only what comes from now on would look whole.
     source = {"startingoffsets": "earliest", **source, "includeheaders": "true"}
     _refuse_missing_table(spark, source, url, given)
-    frame = spark.readStream.format("kafka").options(**source).load()
-    writer: DataStreamWriter = frame.writeStream
+    writer: DataStreamWriter = spark.readStream.format("kafka").options(**source).load().writeStream
     if on_executors:
         writer = writer.format("pgonce").options(url=url, **_as_sparks(given))
     else:

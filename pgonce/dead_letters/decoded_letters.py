@@ -7,7 +7,6 @@ decodes the records of a batch. What cannot be decoded now either is an error th
 
 from __future__ import annotations
 
-import json
 import os
 from base64 import b64decode
 from collections.abc import Sequence
@@ -26,6 +25,8 @@ from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.search_path import ENTER_COLUMNS, leave_in_tx
 from pgonce.offsets_store.status.dead_letters import StoredLetter, one_of
 from pgonce.sink.decoding.by_table import reader_for
+from pgonce.sink.decoding.fields import arrow_type
+from pgonce.sink.decoding.record_reader import OF_KAFKA
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.encoding.unfit_rows import REFUSED, row_texts
 from pgonce.sink.writing.bad_rows.recalled_destination import recalled
@@ -36,17 +37,7 @@ from pgonce.sink.writing.table.table_name import missing_table
 REGISTRY_URL = "PGONCE_SCHEMA_REGISTRY_URL"
 """The variable of the environment with the registry, whose login stands in no letter."""
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-_RECORDS = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("headers", _HEADERS),
-    ]
-)
+_RECORDS = pa.schema([*((name, arrow_type(of)) for name, of in OF_KAFKA.items()), ("headers", _HEADERS)])
 
 
 def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[StoredLetter]) -> list[StoredLetter]:
@@ -118,14 +109,8 @@ def _as_kafka_has_it(letter: StoredLetter, record: Sequence[Any]) -> pa.RecordBa
         **{name: place.get(name) for name in ("topic", "partition", "offset")},
         "key": key and bytes(key),
         "value": None if value is None else bytes(value),
-        "headers": headers
-        and [{"key": name, "value": None if of is None else b64decode(of)} for name, of in _listed(headers)],
+        "headers": headers and [{"key": name, "value": None if of is None else b64decode(of)} for name, of in headers],
     }
     batch = pa.RecordBatch.from_pylist([row], schema=_RECORDS)
     sent = pa.array([place.get("timestamp")], pa.int64()).cast(_RECORDS.field("timestamp").type)
     return batch.set_column(batch.schema.get_field_index("timestamp"), "timestamp", sent)
-
-
-def _listed(headers: Any) -> list[Any]:
-    found = json.loads(headers) if isinstance(headers, str) else headers
-    return list(found)

@@ -88,10 +88,6 @@ class AvroSchema(Schema):
         # Of a type within itself, a few bytes would crash the reader.
         TopologicalSorter({name: set(_names_in(of)) for name, of in {"": self._root, **self._named}.items()}).prepare()
 
-    def message(self, _: Sequence[int]) -> AvroSchema:
-        """Itself: only a schema of Protobuf has several messages."""
-        return self
-
     def value(self, body: bytes) -> Any:
         """The record."""
         stream = BytesIO(body)

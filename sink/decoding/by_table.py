@@ -21,15 +21,15 @@ from pgonce.offsets_store.errors import bad_option, bad_target
 from pgonce.offsets_store.postgres.backoff import Tries
 from pgonce.offsets_store.postgres.refused_rows import target_error
 
-from ..encoding.encoded_types import MOST_DIGITS, encoded_column
+from ..encoding.encoded_types import MOST_DIGITS, PLAIN, encoded_column
 from ..options.definitions import BY_KEY, KeyFormat
 from ..options.destination import DELETED_COLUMN, Changes, Destination
 from ..writing.first_look import looking
 from ..writing.table.catalogue import TargetColumn, TargetTable, look_up_table
-from ..writing.table.fit import Fit
+from ..writing.table.fit import Fit, element_of
 from ..writing.table.fit_column import fit_column
 from .debezium_events import AFTER
-from .decoded_columns import DecodedColumn, Form, KafkaColumn
+from .fields import DecodedColumn, Form, KafkaColumn
 from .record_keys import HEADERS
 from .record_reader import OF_KAFKA, RESERVED, RecordReader
 from .schema_registry import registry_at
@@ -56,8 +56,8 @@ def described(settings: CommitSettings, where: Destination) -> TargetTable | Non
             raise bad_target(
                 "TARGET_MISSING",
                 f"There is no table {found.qualified_name}.",
-                "Create it: JSON does not say of which types. pgonce.topic_to_table shows a CREATE TABLE that would "
-                "hold the first records; with a schema registry, createTable makes it.",
+                "Create it: pgonce.topic_to_table shows a CREATE TABLE that would hold the first records. With a "
+                "schema registry, createTable makes it.",
             )
 
 
@@ -73,7 +73,7 @@ def _of_schemas(where: Destination) -> tuple[DecodedColumn, ...]:
     registry = registry_at(decoding.registry_url)
     at = (AFTER,) if where.changes and where.changes.feed else ()
     # Of Protobuf, the first message of the file.
-    schemas = [schema.message((0,)) for subject in decoding.subjects for schema in registry.versions(subject)]
+    schemas = [schema.message((0,)) for one in decoding.subjects for schema in registry.versions(one, decoding.values)]
     paths = {name: tuple(path.split(".")) for name, path in decoding.paths}
     taken = {path[0] for path in paths.values()}
     names = dict.fromkeys(name for schema in schemas for name in schema.fields(at) if name not in taken)
@@ -252,18 +252,6 @@ def _decoded(
     return DecodedColumn(name, path, data_type, form, column.not_null, is_key, column.full_type)
 
 
-_PLAIN: dict[str, t.DataType] = {
-    "boolean": t.BooleanType(),
-    "smallint": t.ShortType(),
-    "integer": t.IntegerType(),
-    "bigint": t.LongType(),
-    "real": t.FloatType(),
-    "double precision": t.DoubleType(),
-    "date": t.DateType(),
-    "timestamp with time zone": t.TimestampType(),
-    "timestamp without time zone": t.TimestampNTZType(),
-    "bytea": t.BinaryType(),
-}
 _ODD = re.compile(r'["\\\x00-\x1f]')
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 _JSON = ("json", "jsonb")
@@ -271,9 +259,9 @@ _JSON = ("json", "jsonb")
 
 def _chosen(column: TargetColumn) -> tuple[t.DataType, Form] | None:
     """As what a field travels to this column, and how it is read; None if no field fits."""
-    base, is_array = column.base_type.removesuffix("[]"), column.base_type.endswith("[]")
+    base, is_array = element_of(column.base_type), column.base_type.endswith("[]")
     found, form = column.user_type, Form.VALUE
-    data_type: t.DataType = _PLAIN.get(base, t.StringType())
+    data_type: t.DataType = PLAIN.get(base, t.StringType())
     if base in _JSON:
         form = Form.JSON
     elif base == "numeric":

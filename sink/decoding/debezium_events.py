@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .decoded_columns import DecodedColumn, Form
+from .fields import DecodedColumn, Form
 from .schemas import as_json, why_unreadable
 from .values import Refusal
 
@@ -111,10 +111,9 @@ def _told(
 def _names(key: Any, columns: Sequence[DecodedColumn]) -> dict[str, bool]:
     """Which columns the record's key has; fields that are no column's keep their names."""
     names = {column.path[-1]: column.name for column in columns}
-    found: dict[str, Any] = key if isinstance(key, dict) else {}
-    has = [names.get(name, name) for name, value in found.items() if value is not None]
+    has = [name for name, value in (key.items() if isinstance(key, dict) else ()) if value is not None]
     # No JSON of Postgres has a NUL.
-    return {name.replace("\0", ""): True for name in has}
+    return {names.get(name, name).replace("\0", ""): True for name in has}
 
 
 def _text(value: Any) -> Any:

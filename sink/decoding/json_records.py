@@ -23,8 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from ..encoding import compute as pc
-from .decoded_columns import DecodedColumn, Form
-from .fields import Fields, UnknownFieldError
+from .fields import DecodedColumn, Fields, Form, UnknownFieldError
 from .values import Refusal, made
 
 SLICE = 2048

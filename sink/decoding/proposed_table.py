@@ -13,8 +13,7 @@ import msgspec
 from psycopg import sql
 from pyspark.sql import types as t
 
-from .decoded_columns import DecodedColumn
-from .fields import may_be_named, type_that_fits
+from .fields import DecodedColumn, may_be_named, type_that_fits
 from .json_records import MALFORMED
 from .values import made
 

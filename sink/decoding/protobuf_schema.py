@@ -65,6 +65,8 @@ class ProtobufSchema:
 
         :raises LookupError: if there is none.
         """
+        if min(indexes) < 0:
+            raise LookupError(indexes)
         messages = self._pool.FindFileByName(_SCHEMA).message_types_by_name.values()
         found = list(messages)[indexes[0]]
         for index in indexes[1:]:

@@ -18,8 +18,7 @@ import pyarrow as pa
 from ..encoding import compute as pc
 from ..options.definitions import DecodeFormat
 from ..options.destination import REGISTERED, Decoding
-from .decoded_columns import DecodedColumn
-from .fields import read_as
+from .fields import DecodedColumn, read_as
 from .json_records import MALFORMED, json_records
 from .records_with_schemas import RecordsWithSchemas, json_of_each
 from .values import Refusal

@@ -36,8 +36,7 @@ from ..options.destination import (
 )
 from ..options.position_columns import RECORD_POSITIONS
 from .debezium_events import AFTER, DELETES, Event, events_of
-from .decoded_columns import DecodedColumn, KafkaColumn
-from .fields import UnknownFieldError, may_be_named
+from .fields import DecodedColumn, KafkaColumn, UnknownFieldError, may_be_named
 from .json_records import json_records
 from .record_keys import HEADERS, RecordKeys, headers_of
 from .records_with_schemas import RecordsWithSchemas, json_of_each, last_header

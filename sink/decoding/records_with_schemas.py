@@ -19,16 +19,13 @@ from pgonce.offsets_store.errors import PgonceError
 
 from ..options.definitions import DecodeFormat
 from .connect_schema import ConnectSchema
-from .decoded_columns import DecodedColumn, Form
-from .fields import Fields, UnknownFieldError
+from .fields import DecodedColumn, Fields, Form, UnknownFieldError
 from .json_records import DOUBLED, MALFORMED, has_double
-from .schema_registry import registry_at
+from .schema_registry import SchemaRegistry, registry_at
 from .schemas import Kind, Schema, as_json, type_of, why_unreadable
 from .values import Refusal
 
 _HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
-_BY_NUMBER, _BY_GUID, _NUMBER_ENDS, _GUID_ENDS = 0, 1, 5, 17
-_MOST_BITS = 35
 
 
 class _Split(NamedTuple):
@@ -85,8 +82,8 @@ class RecordsWithSchemas:
         ]
 
     def _one(self, record: bytes, headers: Any, part: str) -> Any:
-        is_protobuf = self._form == "protobuf"
-        split = _framed(record, headers, part, is_protobuf) if self._registry else _with_schema(record, part)
+        of = self._registry
+        split = _framed(of, record, headers, part, self._form) if of else _with_schema(record, part)
         if isinstance(split, Refusal):
             return split
         if self._form == "json" and self._registry:
@@ -158,50 +155,15 @@ def last_header(headers: Any, name: str) -> bytes | None:
     return next((one["value"] for one in reversed(headers or ()) if one["key"] == name), None)
 
 
-def _framed(record: bytes, headers: Any, part: str, has_message: bool) -> _Split | Refusal:
+def _framed(registry: SchemaRegistry, record: bytes, headers: Any, part: str, form: DecodeFormat) -> _Split | Refusal:
     """A record behind the number of its schema, which may be in a header."""
     header = last_header(headers, _HEADERS[part])
-    begin = header or record
-    if len(begin) >= _NUMBER_ENDS and begin[0] == _BY_NUMBER:
-        number: int | UUID = int.from_bytes(begin[1:_NUMBER_ENDS], "big")
-        ends = _NUMBER_ENDS
-    elif header and len(begin) >= _GUID_ENDS and begin[0] == _BY_GUID:
-        number, ends = UUID(bytes=begin[1:_GUID_ENDS]), _GUID_ENDS
-    else:
-        return Refusal("", f"Its {part} does not begin with the number of a schema.")
-    message: tuple[int, ...] = ()
-    rest = begin[ends:]
-    if has_message:
-        try:
-            message, rest = _message(rest)
-        except IndexError:
-            return Refusal("", f"Its {part} does not say which message it is.")
-    return _Split(number, record if header else rest, message)
-
-
-def _message(begin: bytes) -> tuple[tuple[int, ...], bytes]:
-    """The indexes that lead to a message, and what is behind them."""
-    count, at = _varint(begin, 0)
-    indexes = []
-    for _ in range(count):
-        index, at = _varint(begin, at)
-        indexes.append(index)
-    if min(indexes, default=count) < 0:
-        raise IndexError(count)
-    return tuple(indexes) or (0,), begin[at:]
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in zigzag, and where it ends."""
-    number, shift = 0, 0
-    while True:
-        byte = data[at]
-        number |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if shift > _MOST_BITS:
-            raise IndexError(at)
-        if not byte & 0x80:
-            return (number >> 1) ^ -(number & 1), at
+    try:
+        number, message, end = registry.number(header or record, form)
+    except Exception:  # noqa: BLE001 (there is no list of what bytes can lead to)
+        what = "the numbers of a schema and a message" if form == "protobuf" else "the number of a schema"
+        return Refusal("", f"Its {part} does not begin with {what}.")
+    return _Split(number, record if header else record[end:], message)
 
 
 def _with_schema(record: bytes, part: str) -> _Split | Refusal:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import UUID
@@ -18,12 +19,14 @@ from uuid import UUID
 from pgonce.offsets_store.errors import NOTHING, ConfigurationError, bad_option
 
 from ..errors import EncodingError
+from ..options.definitions import DecodeFormat
+from .json_schema import JsonSchema
 
 if TYPE_CHECKING:
     from .avro_schema import AvroSchema
     from .protobuf_schema import ProtobufSchema
 
-    Registered = AvroSchema | ProtobufSchema
+    Registered = AvroSchema | JsonSchema | ProtobufSchema
 
 _NUMBERS = ("max.retries", "retries.wait.ms", "retries.max.wait.ms", "timeout", "cache.capacity")
 _OFTEN: dict[str, Any] = {"max.retries": 6, "timeout": 10}
@@ -42,6 +45,7 @@ class SchemaRegistry:
     def __init__(self, url: str) -> None:
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
+            from confluent_kafka.schema_registry.serde import SchemaId
         except ImportError:
             raise _not_installed() from None
         addresses, _, parameters = url.partition("?")
@@ -61,6 +65,17 @@ class SchemaRegistry:
             )
             raise bad_option("BAD_OPTION", what, remedy) from None
         self._schemas: dict[int | UUID, Registered | str] = {}
+        self._schema_id = SchemaId
+
+    def number(self, begin: bytes, form: DecodeFormat) -> tuple[int | UUID, tuple[int, ...], int]:
+        """
+        The number of the schema that such bytes begin with, the indexes that lead to its message, and where both end.
+
+        :raises Exception: one of several, if they begin with none.
+        """
+        found, stream = self._schema_id(form.upper()), BytesIO(begin[:_LONGEST])
+        found.from_bytes(stream)
+        return found.guid or found.id or 0, tuple(found.message_indexes or ()), stream.tell()
 
     def schema(self, number: int | UUID) -> Registered | str:
         """
@@ -79,23 +94,24 @@ class SchemaRegistry:
         self._schemas[number] = self._parsed(schema) or f"Its schema {number} cannot be read."
         return self._schemas[number]
 
-    def versions(self, subject: str) -> list[Registered]:
+    def versions(self, subject: str, form: DecodeFormat) -> list[Registered]:
         """
         All schemas of a subject, the oldest first.
 
         :raises EncodingError: REGISTRY_UNREACHABLE.
-        :raises ConfigurationError: BAD_OPTION, if there is no such subject.
+        :raises ConfigurationError: BAD_OPTION, if there is no such subject, or one of its schemas names no columns.
         """
         numbers = self._asked(self._client.get_versions, subject)
         if numbers is None:
             remedy = "Start the producer first, which registers it; or name other subjects in schemaSubjects."
             raise bad_option("BAD_OPTION", f"The schema registry has no subject {subject!r}.", remedy)
-        found = (self._asked(self._client.get_version, subject, number) for number in sorted(numbers))
-        schemas = [self.schema(version.schema_id) for version in found if version is not None]
-        if any(isinstance(schema, str) for schema in schemas):
-            what = f"Subject {subject!r} of the schema registry has a schema that cannot be read."
+        versions = (self._asked(self._client.get_version, subject, number) for number in sorted(numbers))
+        schemas = [self.schema(version.schema_id) for version in versions if version is not None]
+        found = [schema for schema in schemas if not isinstance(schema, str) and schema.form == form]
+        if len(found) < len(schemas) or not all(schema.message((0,)).fields() for schema in found):
+            what = f"Subject {subject!r} of the registry has a schema without fields, or one that is none of {form}."
             raise bad_option("BAD_OPTION", what, "Create the table and its columns yourself, without schemaSubjects.")
-        return [schema for schema in schemas if not isinstance(schema, str)]
+        return found
 
     def _parsed(self, schema: Any) -> Registered | None:
         # Such a rule encrypts fields.
@@ -109,6 +125,8 @@ class SchemaRegistry:
                 from .protobuf_schema import ProtobufSchema
 
                 return ProtobufSchema(schema.schema_str, references)
+            if schema.schema_type == "JSON":
+                return JsonSchema(schema.schema_str, references)
             from .avro_schema import AvroSchema
 
             is_avro = schema.schema_type in (None, "AVRO")
@@ -150,6 +168,8 @@ class SchemaRegistry:
 
 
 _MOST = 2**31 - 1
+# Of a number and its indexes; a record of nothing else would take minutes.
+_LONGEST = 200
 _NOT_FOUND = 404
 # A subject, a version, a schema. What is not found for another reason is not the registry's answer.
 _NO_SUCH = (40401, 40402, 40403)

@@ -19,7 +19,7 @@ import msgspec
 from pyspark.sql import types as t
 
 from ..encoding.encoded_types import encoded_column
-from .decoded_columns import Form
+from .fields import Form
 
 
 class UnreadableError(ValueError):
@@ -62,9 +62,13 @@ def type_of(kinds: Sequence[Kind]) -> str:
 
 
 class Schema(ABC):
-    """A schema of Avro, of Kafka Connect, or a message of Protobuf."""
+    """A schema of Avro, JSON Schema or Kafka Connect, or a message of Protobuf."""
 
     _root: Any
+
+    def message(self, _: Sequence[int]) -> Schema:
+        """Itself: only a schema of Protobuf has several messages."""
+        return self
 
     @abstractmethod
     def value(self, body: bytes) -> Any:

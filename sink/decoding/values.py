@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 
 from ..encoding import compute as pc
-from .decoded_columns import DecodedColumn, Form, arrow_type
+from .fields import DecodedColumn, Form, arrow_type
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,18 @@ def made(column: DecodedColumn, values: list[Any]) -> tuple[pa.Array, dict[int, 
     make, unfit = _made_as(column), dict[int, Refusal]()
     try:
         return make(values), unfit
-    except (*_UNFIT, _UnfitError):
+    except _UNFIT:
         values = list(values)
     for row, value in enumerate(values):
         try:
             make([value])
-        except (*_UNFIT, _UnfitError):
+        except _UNFIT:
             values[row] = None
             unfit[row] = Refusal(column.name, f"Field {'.'.join(column.path)!r} is {_needed(column)}")
     return make(values), unfit
 
 
-class _UnfitError(Exception):
-    pass
-
-
-_UNFIT = (pa.ArrowException, UnicodeError, ValueError, OverflowError)
+_UNFIT = (pa.ArrowException, ValueError, OverflowError)
 
 
 def _made_as(column: DecodedColumn) -> Callable[[list[Any]], pa.Array]:
@@ -55,7 +51,7 @@ def _made_as(column: DecodedColumn) -> Callable[[list[Any]], pa.Array]:
     to, read = arrow_type(column.data_type), column.form
     leaf = to.value_type if pa.types.is_list(to) else to
     if read is Form.JSON:
-        check = _as_jsonb if column.decoded_for == "jsonb" else _as_it_is
+        check = _as_jsonb if column.decoded_for == "jsonb" else list
         return lambda values: pa.array([_raw(value) for value in check(values)], to)
     if read is Form.DIGITS:
         return lambda values: pa.array([_digits(value) for value in values], to)
@@ -76,13 +72,9 @@ _NO_JSONB = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000|(?:^|[\[:,\s])-?(?:\d[\d.]*[eE
 
 
 def _as_jsonb(values: list[Any]) -> list[Any]:
-    """:raises _UnfitError: for what the COPY of all rows would end at."""
+    """:raises ValueError: for what the COPY of all rows would end at."""
     if _ODD.search(b",".join(raw for raw in values if raw)) and any(raw and _NO_JSONB.search(raw) for raw in values):
-        raise _UnfitError
-    return values
-
-
-def _as_it_is(values: list[Any]) -> list[Any]:
+        raise ValueError
     return values
 
 
@@ -102,20 +94,20 @@ _MOST_EXPONENT = 76
 
 
 def _bounded(value: Any) -> Any:
-    """:raises _UnfitError: for a number that no decimal of Arrow can be near to."""
+    """:raises ValueError: for a number that no decimal of Arrow can be near to."""
     if isinstance(value, list):
         return list(map(_bounded, value))
     if value is not None and abs(value.adjusted()) > _MOST_EXPONENT:
-        raise _UnfitError
+        raise ValueError
     return value
 
 
 def _checked(array: pa.Array) -> pa.Array:
-    """:raises _UnfitError: for what Arrow takes, and Postgres does not: a NUL in a text, a real that is too large."""
+    """:raises ValueError: for what Arrow takes, and Postgres does not: a NUL in a text, a real that is too large."""
     for leaf in _leaves(array):
         is_bad = pc.match_substring(leaf, "\0") if pa.types.is_string(leaf.type) else pc.is_inf(leaf)
         if pc.any(is_bad, min_count=0).as_py():
-            raise _UnfitError
+            raise ValueError
     return array
 
 
@@ -136,9 +128,7 @@ _NEEDED: dict[type[t.DataType], str] = {
 
 
 def _needed(column: DecodedColumn) -> str:
-    leaf: t.DataType = column.data_type
-    if isinstance(leaf, t.ArrayType):
-        leaf = leaf.elementType
+    leaf = getattr(column.data_type, "elementType", column.data_type)
     if column.form is Form.JSON:
         return "not JSON that jsonb can hold: it has a NUL, or a number with too many digits."
     if isinstance(leaf, t.DecimalType):

@@ -45,12 +45,10 @@ _SCALARS: dict[type[t.DataType], tuple[str, str]] = {
     t.DayTimeIntervalType: ("interval", "interval"),
 }
 
-IN_SPARK = {
-    **{postgres: kind().simpleString() for kind, (postgres, _) in _SCALARS.items() if postgres != "interval"},
-    "numeric": "decimal",
-    "varchar": "string",
-    "bpchar": "string",
-}
+PLAIN = {postgres: kind() for kind, (postgres, _) in _SCALARS.items() if postgres != "interval"}
+"""By the name of Postgres's type, the type of Spark whose values it has."""
+IN_SPARK = {postgres: of.simpleString() for postgres, of in PLAIN.items()}
+IN_SPARK |= {"numeric": "decimal", "varchar": "string", "bpchar": "string"}
 """The type of Spark that goes as it is into a column of Postgres's type."""
 
 TEXTS = (t.StringType, t.CharType, t.VarcharType)

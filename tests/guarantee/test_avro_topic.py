@@ -9,7 +9,6 @@ from __future__ import annotations
 import psycopg
 import pytest
 from support.avro_records import Subject
-from support.decoded_rows import Topic
 from support.fixtures.driver import wait_until
 from support.query_runs import finish, rewind
 from support.ways_in import TABLE_WAYS, Sink
@@ -22,12 +21,6 @@ from pgonce.offsets_store.errors import RecoveryError
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 ID, NAME = ("id", "long"), ("name", "string")
-
-
-@pytest.fixture
-def records(kafka, topic):
-    """A topic without records."""
-    return Topic(kafka.bootstrap_servers, topic(partitions=2))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from connect_server import ConnectServer
+from guarantee.test_connect_decoded import no_query_outlives_its_test, spark  # noqa: F401 (pytest finds them here)
 from guarantee.test_positions import (  # noqa: F401 (pytest finds them here)
     target,
     test_an_older_copy_of_the_checkpoint_goes_on,
@@ -35,17 +36,6 @@ def server(tmp_path):
     """A server with Spark's Kafka connector, which a test may kill."""
     with ConnectServer(spark_settings(tmp_path, kafka=True), Path(__file__).parents[1]) as running:
         yield running
-
-
-@pytest.fixture
-def spark(server, client):
-    """A client's session, for the tests that are imported."""
-    return client(server)
-
-
-@pytest.fixture(autouse=True)
-def _no_query_outlives_its_test():
-    """The client's fixture sees to it."""
 
 
 @pytest.fixture

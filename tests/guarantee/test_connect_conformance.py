@@ -28,5 +28,5 @@ def spark(connect):
 
 
 @pytest.fixture(autouse=True)
-def _no_query_outlives_its_test():
+def no_query_outlives_its_test():
     """The client's fixture sees to it."""

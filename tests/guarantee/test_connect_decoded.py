@@ -1,7 +1,7 @@
 """
 Records of a topic are decoded over Spark Connect as they are without it.
 
-Covers: sink.decoding.kafka_frame.
+Covers: sink.decoding.record_reader.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import pytest
 from connect_server import ConnectServer
 from guarantee.test_decoded_topic import (  # noqa: F401 (pytest finds them here)
     create,
-    records,
     test_each_record_is_in_the_table_or_aside,
 )
 from support.fixtures.spark import spark_settings
@@ -35,5 +34,5 @@ def spark(server, client):
 
 
 @pytest.fixture(autouse=True)
-def _no_query_outlives_its_test():
+def no_query_outlives_its_test():
     """The client's fixture sees to it."""

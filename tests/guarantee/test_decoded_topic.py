@@ -11,9 +11,8 @@ from decimal import Decimal
 
 import psycopg
 import pytest
-from support.decoded_rows import Topic
 from support.fixtures.thorough import by_way
-from support.query_runs import assert_refused, finish, rewind
+from support.query_runs import finish, rewind
 from support.ways_in import TABLE_WAYS, Sink
 
 from pgonce import topic_to_table
@@ -29,12 +28,6 @@ DECODED = {"decode": "json"}
 def by_name(name):
     """The way in of this name."""
     return next(way for way in TABLE_WAYS if way.name == name)
-
-
-@pytest.fixture
-def records(kafka, topic):
-    """A topic without records."""
-    return Topic(kafka.bootstrap_servers, topic(partitions=2))
 
 
 @pytest.fixture
@@ -110,50 +103,6 @@ def test_of_one_key_the_record_with_the_greatest_offset_wins(spark, records, cre
     ]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("mode", ["upsert", "apply"])
-def test_a_key_from_two_partitions_is_refused(spark, mode, records, create, url, checkpoint, observer):
-    """Offsets of two partitions do not say which record is the later one; `orderBy` does."""
-    create("id bigint PRIMARY KEY, version int")
-    records.send({"id": 1, "version": 2}, partition=0)
-    records.send({"id": 1, "version": 1}, partition=1)
-    sink = Sink(url, "orders", checkpoint, DECODED | {"mode": mode})
-    assert_refused(by_name("inline").append(records.frame(spark), sink), "DOUBLED_KEYS")
-    sink = Sink(url, "orders", checkpoint, DECODED | {"mode": mode, "order_by": "version"})
-    finish(by_name("inline").append(records.frame(spark), sink))
-    assert observer.execute("SELECT * FROM orders").fetchall() == [(1, 2)]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("key", "form"), [(b"1", "text"), (b'{"id": 1, "other": "x"}', "json")], ids=["text", "json"])
-def test_a_record_without_a_value_deletes_by_its_key(spark, key, form, records, create, url, checkpoint, observer):
-    """With mode=apply it is a tombstone; without a key it is a bad record."""
-    create("id bigint PRIMARY KEY, name text NOT NULL")
-    records.send({"id": 1, "name": "a"}, key=key)
-    records.send({"id": 2, "name": "b"}, key=key)
-    records.send(None, key=key)
-    settings = DECODED | {"mode": "apply", "decode_key": form, "dead_letters": True}
-    sink = Sink(url, "orders", checkpoint, settings)
-    records.send(None)
-    finish(by_name("inline").append(records.frame(spark), sink))
-    assert observer.execute("SELECT * FROM orders").fetchall() == [(2, "b")]
-    letters = "SELECT record_key, record_value, message FROM pgonce.dead_letters"
-    assert observer.execute(letters).fetchall() == [(None, None, "Neither its value nor its key has a value for id.")]
-
-
-@pytest.mark.thorough
-def test_a_record_without_a_value_is_refused_or_left_out(spark, records, create, url, checkpoint, observer):
-    """With other modes than apply it says nothing about a row."""
-    create("id bigint")
-    records.send({"id": 1})
-    records.send(None)
-    sink = Sink(url, "orders", checkpoint, DECODED)
-    assert_refused(by_name("inline").append(records.frame(spark), sink), "RECORD_UNDECODED")
-    sink = Sink(url, "orders", checkpoint, DECODED | {"null_values": "ignore"})
-    finish(by_name("writer_append").append(records.frame(spark), sink))
-    assert observer.execute("SELECT * FROM orders").fetchall() == [(1,)]
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_a_lost_checkpoint_goes_on_at_the_stored_positions(spark, way, records, create, url, tmp_path, observer):
     """With `replaces`, the records that are stored are read again and left out, the bad ones too."""
@@ -204,21 +153,6 @@ def test_a_letter_is_decoded_again_for_the_table_as_it_is_then(spark, records, c
     stored = observer.execute("SELECT id, at::date::text FROM orders ORDER BY id").fetchall()
     assert stored == [(1, None), (2, "2026-01-30"), (3_000_000_000, "2026-01-31")]
     assert observer.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (0,)
-
-
-@pytest.mark.thorough
-def test_a_field_that_the_table_lacks_is_refused_until_there_is_a_column(
-    spark, records, create, url, checkpoint, observer
-):
-    """The error has the ALTER TABLE, and after that the query goes on with the record."""
-    create("id bigint")
-    records.send({"id": 1, "note": "new"})
-    sink = Sink(url, "orders", checkpoint, DECODED)
-    assert_refused(by_name("inline").append(records.frame(spark), sink), "COLUMN_UNKNOWN")
-    with psycopg.connect(url) as connection:
-        connection.execute("ALTER TABLE public.orders ADD COLUMN note text")
-    finish(by_name("inline").append(records.frame(spark), sink))
-    assert observer.execute("SELECT * FROM orders").fetchall() == [(1, "new")]
 
 
 def test_a_batch_job_decodes_a_range_of_a_topic(spark, records, create, url, observer):

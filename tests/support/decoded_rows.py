@@ -7,11 +7,9 @@ Runs in: pytest. Invariant: the way of a record is that of a batch: reader, enco
 from __future__ import annotations
 
 import datetime as dt
-import json
 
 import psycopg
 import pyarrow as pa
-from confluent_kafka import Producer
 from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.with_rooms import reader_of, work_into, write_batch_in_tx
@@ -90,23 +88,3 @@ def _rows(url, where, batch, most):
     encoder, unfit = CopyEncoder(written), UnfitRows(most, RECORD_POSITIONS)
     body, fit = unfit.encode_others(encoder, reader.read(batch))
     return Rows(encoder.columns, lambda: len(fit), lambda: [body], unfit=lambda: tuple(unfit.rows))
-
-
-class Topic:
-    """A topic of two partitions, to which records go."""
-
-    def __init__(self, servers, name):
-        self.servers, self.name = servers, name
-        self._producer = Producer({"bootstrap.servers": servers, "log_level": 0})
-
-    def send(self, value, *, key=None, partition=0, headers=None):
-        """Send a record; a value that is no bytes, as JSON."""
-        if value is not None and not isinstance(value, bytes):
-            value = json.dumps(value).encode()
-        self._producer.produce(self.name, value=value, key=key, partition=partition, headers=headers)
-        assert self._producer.flush(30) == 0
-
-    def frame(self, spark, **options):
-        """Spark's Kafka source as it comes."""
-        source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", self.servers).options(**options)
-        return source.option("subscribe", self.name).option("startingOffsets", "earliest").load()

@@ -13,7 +13,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["pgonce.sink.decoding"]):
-    from pgonce.sink.decoding.decoded_columns import DecodedColumn, Form
+    from pgonce.sink.decoding.fields import DecodedColumn, Form
     from pgonce.sink.decoding.json_records import JsonRecords
 
 from pyspark.sql import types as t

@@ -116,7 +116,7 @@ def fit(encoded: EncodedColumn, base_type: str, full_type: str) -> Fitting:
         checks, while an explicit cast to a domain over varchar(n) would cut.
     :param full_type: ``format_type(type, typmod)`` of the same: ``character varying(10)``.
     """
-    source, target = _element(encoded.postgres_type), _element(base_type)
+    source, target = element_of(encoded.postgres_type), element_of(base_type)
     array = "[]" if base_type.endswith("[]") else ""
     if encoded.postgres_type.endswith("[]") is not bool(array):
         why = "it is JSON in Postgres" if source == "jsonb" else "one is an array and the other is not"
@@ -218,7 +218,7 @@ def _digits_kept(target: str, full_type: str) -> float:
 
 def rounds_its_text(type_name: str, typmod_type: str) -> bool:
     """Whether the type reads a text that says more than it holds, and rounds or cuts it; as part of a composite."""
-    target = _element(type_name)
+    target = element_of(type_name)
     is_rounding = target in {*_DATES, "numeric", "interval", "time", "timetz"}
     return target in ("name", '"char"') or (is_rounding and bool(_modifiers(typmod_type)))
 
@@ -228,10 +228,10 @@ def qualified(base_type: str, full_type: str) -> str:
     # What has a schema is found, and so is what SQL has a grammar for: several words, or a length.
     if set(full_type) & set(". ("):
         return full_type
-    return f"pg_catalog.{_element(base_type)}{'[]' if full_type.endswith('[]') else ''}"
+    return f"pg_catalog.{element_of(base_type)}{'[]' if full_type.endswith('[]') else ''}"
 
 
-def _element(type_name: str) -> str:
+def element_of(type_name: str) -> str:
     """The catalogue's name of a type, or of an array's elements."""
     name = type_name.removesuffix("[]")
     return _ALIASES.get(name, name)

@@ -1,7 +1,7 @@
 """
 The table says which fields a record has, and as what each one is read.
 
-Covers: sink.decoding.decoded_columns.
+Covers: sink.decoding.fields.
 """
 
 from __future__ import annotations

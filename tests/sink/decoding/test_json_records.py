@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 
 from pgonce.sink.decoding import json_records
-from pgonce.sink.decoding.decoded_columns import DecodedColumn, Form
+from pgonce.sink.decoding.fields import DecodedColumn, Form
 from pgonce.sink.decoding.json_records import JsonRecords, UnknownFieldError
 
 LONG, TEXT = t.LongType(), t.StringType()

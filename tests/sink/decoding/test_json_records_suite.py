@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from pyspark.sql import types as t
 
-from pgonce.sink.decoding.decoded_columns import DecodedColumn, Form
+from pgonce.sink.decoding.fields import DecodedColumn, Form
 from pgonce.sink.decoding.json_records import JsonRecords
 
 SUITE = json.loads((Path(__file__).parent / "json_suite.json").read_text())["files"]

@@ -142,9 +142,9 @@ def test_records_that_cannot_be_read_are_refused_one_by_one(classes, head, write
     fine = order(id=1)
     fine.at.nanos = 1
     bad = {
-        head: "does not say which message",
-        head + b"\x01": "does not say which message",
-        head + b"\x02\x01": "does not say which message",
+        head: "does not begin with the numbers of a schema and a message",
+        head + b"\x01": "does not begin with the numbers of a schema and a message",
+        head + b"\x02\x01": "has no message",
         head + b"\x02\x08": "has no message",
         head + ORDER + b"\xff": "DecodeError",
         head + OTHER + b"\x10\x01": "a field that its schema lacks",
@@ -201,7 +201,7 @@ def test_a_place_that_no_message_has_is_refused(index, head, write, stored):
     """At once."""
     stored("CREATE TABLE t (id bigint)")
     (letter,) = write(head + index + b"\x08\1")
-    assert "does not say which message" in letter.message or "has no message" in letter.message
+    assert "does not begin with" in letter.message or "has no message" in letter.message
 
 
 def test_what_is_within_a_type_of_googles_is_read_whole(classes, head, write, stored):

@@ -19,7 +19,7 @@ from support.with_rooms import reader_of
 from pgonce.dead_letters.chosen_letters import chosen_letters
 from pgonce.dead_letters.replay import replay_letters
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.errors import ConfigurationError, TargetError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.decoding.json_records import DOUBLED
 from pgonce.sink.encoding.unfit_rows import Record
@@ -232,3 +232,23 @@ def test_a_header_is_a_text_or_a_bad_record(url):
     bad = "Field 'headers.trace' is not a text in UTF-8 without NUL."
     assert [row["pgonce_refused"] and row["pgonce_refused"]["message"] for row in rows] == [None, bad, bad, None]
     assert [row["pgonce_refused"]["column"] for row in rows[1:3]] == ["trace", "trace"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "options"),
+    [
+        (t.StructType(KAFKA.fields[1:]), {}),
+        (t.StructType([t.StructField("value", t.StringType()), *KAFKA.fields[2:]]), {}),
+        (KAFKA, {"kafka_columns": {"trace": "headers.trace"}}),
+    ],
+    ids=["without a key", "with a text as value", "without headers"],
+)
+def test_another_frame_is_refused(frame, options):
+    """Before a row moves; a header needs the source's option includeHeaders."""
+    with pytest.raises(ConfigurationError, match="CHANGE_COLUMNS"):
+        reader_of(where_records_go(table="t", **options), frame)
+
+
+def test_the_commit_worker_reads_no_record_and_asks_for_no_table():
+    """Parcels say which columns their rows have."""
+    assert reader_of(where_records_go(table="t"), KAFKA, with_positions=False).struct_type.fields == []

@@ -265,13 +265,14 @@ def test_an_address_that_cannot_be_one_is_refused(url):
 
 
 def test_a_subject_that_says_no_columns_is_refused(schema_registry, subject):
-    """It is not there, or is none of Avro."""
+    """It is not there, is none of Avro, or has no fields."""
     found = registry_at(schema_registry.address)
     with pytest.raises(ConfigurationError, match="no subject"):
-        found.versions("none-such")
-    schema_registry.register(subject.name, json.dumps({"type": "object", "properties": {}}), "JSON")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        found.versions(subject.name)
+        found.versions("none-such", "avro")
+    schema_registry.register(subject.name, '{"type": "object", "properties": {}}', "JSON")
+    for form in ("avro", "json"):
+        with pytest.raises(ConfigurationError, match=f"without fields, or one that is none of {form}"):
+            found.versions(subject.name, form)
 
 
 @pytest.mark.parametrize(
