@@ -1,20 +1,17 @@
 """
 Apply the changes of a batch to the target: writes and deletes, in their order, and only those that are newer.
 
-Runs in the commit. Invariant: every row of the batch is counted once, as one of :data:`STAGES`; rows are locked in the
-order of their keys before any is changed, except in a batch that is one statement; and the statement that writes a row
-is the one that compares it.
+Runs in the commit. Invariant: every row of the batch is counted once, as one of :data:`STAGES`, and the statement that
+writes a row is the one that compares it. Writes lock rows in the order of their keys. Deletes come before them, so that
+two batches with the same keys may wait for each other; Postgres ends one of the two, which is tried again.
 
 The steps, in this order:
 
 1. look at the rows and at the target's indexes: ``compare_in_tx``
 2. reduce the rows of each key to the changes that decide what is left of it: ``create_deciding``
 3. pass over what is older than a delete that is remembered: ``pass_over_in_tx``
-4. lock the stored rows in the order of their keys: ``lock_rows_in_tx``
-5. delete, and remember what was deleted: ``delete_in_tx``
-6. write the others: ``write_in_tx``; soft deletes come after that: ``delete_softly_in_tx``
-
-For a large batch all of this may be one statement: ``merge_changes_in_tx``.
+4. delete, and remember what was deleted: ``delete_in_tx``
+5. write the others: ``write_in_tx``; soft deletes come after that, of rows that were locked: ``delete_softly_in_tx``
 """
 
 from __future__ import annotations
@@ -45,8 +42,6 @@ from .write_changes import (
     count_deletes_in_tx,
     delete_in_tx,
     delete_softly_in_tx,
-    may_merge_changes,
-    merge_changes_in_tx,
     refuse_soft_column,
     write_in_tx,
 )
@@ -157,10 +152,6 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     counts["ignored"] = begun.ignored
     if moved:
         counts[MOVED], count = moved, count + moved
-    if has_deletes and may_merge_changes(connection, batch, count):
-        merged = merge_changes_in_tx(connection, replace(batch, name=_name()), rows, count, tombstones)
-        if merged is not None:
-            return {**counts, **merged}
     kept = connection.execute(create_deciding(batch, rows, deletes_matter=has_deletes), prepare=False).rowcount
     counts["superseded"] = count - counts["ignored"] - kept
     if counts["superseded"] and compared.order_by is None:
@@ -171,10 +162,10 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     counts["passed_over"] = kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
     outcome = TriggerOutcome(connection, batch)
-    if deletes:
-        lock_rows_in_tx(connection, batch, deletes=True)
     marks = bool(deletes and batch.deletes_softly)
-    if deletes and not marks:
+    if marks:
+        lock_rows_in_tx(connection, batch, deletes=True)
+    elif deletes:
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
     counts[WRITTEN] = write_in_tx(connection, batch, left - deletes, is_last=not marks)
     counts["passed_over"] += left - deletes - counts[WRITTEN]

@@ -1,18 +1,14 @@
 """
 Delete and write the rows of a batch of changes, when each key has one.
 
-Runs in the commit, after the stored rows are locked. Invariant: a stored row that is newer stays, and so does a stored
-value that the source could not read; a delete is counted as deleted, as not found, or as passed over, and where only
-newer rows are written, it is remembered.
-
-Locks, deletes and writes each look up all rows. A large batch looks them up once, in one ``MERGE``, but only if that
-has the same effects as deletes and then writes: all values of a row come from the batch, and nothing refers to the
-target's rows. Where only newer rows are written, ``MERGE`` compares each row when it has locked it (ADR 41).
+Runs in the commit. Invariant: a stored row that is newer stays, and so does a stored value that the source could not
+read; a delete is counted as deleted, as not found, or as passed over, and where only newer rows are written, it is
+remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 
 import psycopg
 from psycopg import sql
@@ -24,11 +20,9 @@ from ..rows import RELEASE, GatheredRows
 from ..table.catalogue import TargetTable
 from ..written import Upsert
 from .change_table import DELETED, ChangeTable
-from .deciding_changes import create_deciding
 from .keys import execute_joined
-from .tombstone_sets import Tombstones
-from .tombstones import pass_over_in_tx, remember_in_tx
-from .upsert import is_large, may_merge, merged, write_by_key_in_tx
+from .tombstones import remember_in_tx
+from .upsert import write_by_key_in_tx
 
 _SOFT_TYPES = {
     "boolean": "true",
@@ -87,18 +81,16 @@ def delete_in_tx(
     :raises StillReferredToError: if a foreign key refuses that.
     """
     try:
-        deleted = delete_rows_in_tx(connection, batch)
+        deleted = execute_joined(connection, delete_statement(batch), batch.upsert).rowcount
+        if deleted < deletes:
+            # A row that another session deletes and inserts again while it is waited for is found only now.
+            deleted += execute_joined(connection, delete_statement(batch), batch.upsert).rowcount
     except (psycopg.errors.ForeignKeyViolation, psycopg.errors.RestrictViolation) as error:
         raise StillReferredToError(*error.args, info=error.pgresult) from None
     counts["deleted"] = deleted
     # What was deleted is absent now, and so is what was not found.
     counts["not_found"] = _absent(connection, batch, deletes, deleted, traced=traced) - deleted
     counts["passed_over"] += deletes - deleted - counts["not_found"]
-
-
-def delete_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
-    """Remove the rows of the batch's deletes that are there; return how many were."""
-    return execute_joined(connection, delete_statement(batch), batch.upsert).rowcount
 
 
 def delete_statement(batch: ChangeTable) -> sql.Composed:
@@ -160,116 +152,4 @@ def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int,
         batch.written,
         batch.reduced_upsert,
         is_last=is_last,
-    )
-
-
-# Types whose equal values are the same: 1 and 1.00 are not, and an update of a numeric key would leave the stored one.
-_SAME_IF_EQUAL = frozenset({
-    "smallint", "integer", "bigint", "text", "character varying", "uuid", "boolean", "date",
-    "timestamp without time zone", "timestamp with time zone", "bytea",
-})  # fmt: skip
-
-# Others refer to the table, or rows of it refer to some that are not there: an update does not look, an insert does.
-_HAS_REFERENCES = sql.SQL(
-    "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint AS r "
-    "WHERE r.confrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid "
-    "OR r.conrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid AND NOT r.convalidated)"
-)
-
-
-# Only then MERGE can say how many of the rows that it changed are deleted ones, where stored rows may be newer.
-_FIRST_RETURNING = 170000
-
-
-def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: int) -> bool:
-    """Whether one statement may do all, with the last change of each key alone."""
-    if not is_large(rows) or batch.changes is None or batch.changes.deletes != "hard":
-        return False
-    if batch.moves or not batch.upsert.finds_by_index:
-        return False
-    if batch.upsert.newer_by and connection.info.server_version < _FIRST_RETURNING:
-        return False
-    types = {column.column_name: column.base_type for column in batch.target.columns}
-    if types.keys() != {column.target for column in batch.written}:
-        return False
-    if not all(types[key.target] in _SAME_IF_EQUAL for key in batch.upsert.keys):
-        return False
-    if not may_merge(connection, batch.target, batch.written, batch.reduced_upsert):
-        return False
-    row = connection.execute(_HAS_REFERENCES.format(oid=batch.target.oid)).fetchone()
-    return row is not None and not row[0]
-
-
-def merge_changes_in_tx(
-    connection: psycopg.Connection,
-    batch: ChangeTable,
-    rows: GatheredRows,
-    count: int,
-    tombstones: Sequence[Tombstones],
-) -> dict[str, int] | None:
-    """
-    Write and delete what ``rows`` say, of which there are ``count``; return how many came to which stage.
-
-    None if nothing was written, because other statements are needed, or can tell better what is wrong.
-    """
-    create = create_deciding(batch, rows, deletes_matter=False)
-    kept = connection.execute(create, prepare=False).rowcount
-    is_doubled = kept < count and batch.upsert.order_by is None
-    left = kept - pass_over_in_tx(connection, batch, tombstones, kept)
-    deletes = count_deletes_in_tx(connection, batch)
-    changed = None if is_doubled else _merged(connection, batch, left - deletes)
-    if changed is None:
-        return None
-    written, deleted = changed
-    absent = deletes
-    if batch.upsert.newer_by and deletes:
-        absent = _absent(connection, batch, deletes, deleted, traced=True)
-    # MERGE passes a row that another session has deleted and inserted again while it waited for that session.
-    may_be_left = absent < deletes if batch.upsert.newer_by else deleted < deletes
-    again = delete_rows_in_tx(connection, batch) if may_be_left else 0
-    if again and batch.upsert.newer_by:
-        absent = _absent(connection, batch, deletes, deleted, traced=True)
-    connection.execute(RELEASE)
-    return {
-        "written": written,
-        "deleted": deleted + again,
-        "superseded": count - kept,
-        "not_found": absent - deleted - again,
-        "passed_over": kept - written - absent,
-    }
-
-
-def _merged(connection: psycopg.Connection, batch: ChangeTable, writes: int) -> tuple[int, int] | None:
-    """Run the ``MERGE`` of a batch that has so many writes; how many rows it wrote, and how many it deleted."""
-    if not batch.upsert.newer_by:
-        done = merged(connection, _merge(batch))
-        # Each write inserts a row or updates one, because no stored row is newer.
-        return None if done is None else (writes, done.rowcount - writes)
-    counted = sql.SQL(
-        "WITH merged AS ({} RETURNING change.{} AS is_delete) SELECT pg_catalog.count(*) FILTER (WHERE NOT is_delete), "
-        "pg_catalog.count(*) FILTER (WHERE is_delete) FROM merged"
-    )
-    done = merged(connection, counted.format(_merge(batch), DELETED))
-    return done.fetchone() if done else None
-
-
-def _merge(batch: ChangeTable) -> sql.Composed:
-    names = [sql.Identifier(column.target) for column in batch.written]
-    changed = map(sql.Identifier, batch.reduced_upsert.changed(batch.written))
-    return sql.SQL(
-        "MERGE INTO ONLY {target} AS target "
-        "USING (SELECT * FROM {changes} ORDER BY {in_order}) AS change ON {same_key} "
-        "WHEN MATCHED AND change.{deleted}{newer} THEN DELETE "
-        "WHEN MATCHED AND NOT change.{deleted}{newer} THEN UPDATE SET {sets} "
-        "WHEN NOT MATCHED AND NOT change.{deleted} THEN INSERT ({names}) VALUES ({values})"
-    ).format(
-        target=batch.target.identifier,
-        changes=batch.name,
-        in_order=batch.keys_in_order(),
-        same_key=batch.same_key(),
-        deleted=DELETED,
-        newer=sql.SQL(" AND {}").format(batch.not_older()) if batch.upsert.newer_by else sql.SQL(""),
-        sets=sql.SQL(", ").join(sql.SQL("{0} = change.{0}").format(name) for name in changed),
-        names=sql.SQL(", ").join(names),
-        values=sql.SQL(", ").join(sql.SQL("change.{}").format(name) for name in names),
     )

@@ -1,4 +1,4 @@
-"""Large batches of writes and deletes: one MERGE leaves what statements of their own leave, or steps back."""
+"""Writes and deletes of one batch: each change is counted, and what other sessions do meanwhile is not lost."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from support.blocked import wait_for_blocked
 from support.sent_rows import publish
 
 import pgonce.sink.writing.by_key.upsert
-import pgonce.sink.writing.by_key.write_changes
 from pgonce.sink.options.destination import DELETED_COLUMN
-from pgonce.sink.writing.by_key.upsert import merged
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
 
@@ -24,19 +22,11 @@ TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
 pytestmark = pytest.mark.usefixtures("ledger")
 
 
-@pytest.fixture
-def merges(admin, monkeypatch):
-    """Batches of any size may be merged; a list of how many rows each such statement answered with, or None."""
-    outcomes = []
-
-    def noted(*arguments):
-        done = merged(*arguments)
-        outcomes.append(None if done is None else done.rowcount)
-        return done
-
-    monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", 0)
-    monkeypatch.setattr(pgonce.sink.writing.by_key.write_changes, "merged", noted)
-    return outcomes
+@pytest.fixture(params=["ON CONFLICT", "MERGE"], autouse=True)
+def _writes(request, monkeypatch):
+    """By which statement the rows are written that do not delete, whatever their number is."""
+    if request.param == "MERGE":
+        monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", 0)
 
 
 def stored(admin, columns="*"):
@@ -44,13 +34,8 @@ def stored(admin, columns="*"):
     return admin.execute(f"SELECT {columns} FROM events ORDER BY id".encode()).fetchall()
 
 
-def is_merged_on(admin, *rows):
-    """What the list of merges then has; Postgres 14 knows no MERGE."""
-    return list(rows) if admin.info.server_version >= 150000 else []
-
-
-def test_one_statement_writes_and_deletes(url, admin, merges):
-    """What becomes of each change is counted as it is without MERGE: a delete that finds no row, too."""
+def test_each_change_is_counted_by_what_becomes_of_it(url, admin):
+    """A delete that finds no row, too."""
     admin.execute(TABLE)
     apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), (3, "c", 1, WRITE))
     given = [
@@ -59,51 +44,23 @@ def test_one_statement_writes_and_deletes(url, admin, merges):
         (3, None, 2, DELETE), (3, "C", 3, WRITE), (6, "f", 2, WRITE), (6, None, 3, DELETE),
     ]  # fmt: skip
     counts = apply(url, *given)
-    assert counts == {"written": 3, "deleted": 1, "not_found": 2, "superseded": 2}
+    assert counts == {"written": 3, "deleted": 2, "not_found": 2, "superseded": 1}
     assert stored(admin) == [(1, "A", 2), (3, "C", 3), (4, "d", 2)]
-    assert merges == is_merged_on(admin, 4)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        "ALTER TABLE events ADD note text",
-        "ALTER TABLE events ADD twice bigint GENERATED ALWAYS AS (seq * 2) STORED",
-        "CREATE TABLE others (id bigint REFERENCES events ON DELETE CASCADE)",
-        "CREATE TABLE others (id bigint PRIMARY KEY); INSERT INTO others VALUES (1), (2); "
-        "ALTER TABLE events ADD FOREIGN KEY (id) REFERENCES others NOT VALID",
-        "ALTER TABLE events ADD CHECK (seq > 0)",
-        "CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; "
-        "CREATE TRIGGER look AFTER DELETE ON events FOR EACH ROW EXECUTE FUNCTION look()",
-        "ALTER TABLE events ENABLE ROW LEVEL SECURITY; ALTER TABLE events FORCE ROW LEVEL SECURITY; "
-        "CREATE POLICY all_rows ON events USING (true)",
-    ],
-    ids=["a_column_more", "a_generated_column", "referenced", "not_valid", "checked", "a_trigger", "policies"],
-)
-def test_where_somebody_could_tell(more, url, admin, login, merges):
-    """If the batch does not have all of a row, or others see how it came about, deletes and writes stay apart."""
-    admin.execute(f"{TABLE}; {more}; GRANT ALL ON events TO {login.user}".encode())
-    where = login.url if "POLICY" in more else url
-    apply(where, (1, "a", 1, WRITE), (2, "b", 1, WRITE))
-    assert apply(where, (1, None, 2, DELETE), (2, "B", 2, WRITE)) == {"deleted": 1, "written": 1}
-    assert stored(admin, "id, name, seq") == [(2, "B", 2)]
-    assert merges == []
 
 
 @pytest.mark.parametrize("letters", [False, True])
-def test_unique_values_that_move(letters, url, admin, merges):
-    """MERGE writes one before its old row is deleted, and fails; then each delete makes room before the writes."""
+def test_unique_values_that_move(letters, url, admin):
+    """Each delete makes room before the writes."""
     admin.execute(f"{TABLE}; ALTER TABLE events ADD UNIQUE (name)")
     apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), (4, "d", 1, WRITE))
     swap = [(1, None, 2, DELETE), (1, "b", 3, WRITE), (2, None, 2, DELETE), (2, "a", 3, WRITE)]
     counts = apply(url, *swap, (3, "d", 2, WRITE), (4, None, 2, DELETE), dead_letters=letters)
     assert counts == {"written": 3, "deleted": 3}
     assert stored(admin) == [(1, "b", 3), (2, "a", 3), (3, "d", 2)]
-    assert merges == is_merged_on(admin, None)
 
 
 @pytest.mark.parametrize("how", [{"mode": "apply", "delete_when": "gone"}, {"mode": "upsert", "keys": ["id"]}])
-def test_a_refused_value_fails_the_transaction(how, url, admin, merges):
+def test_a_refused_value_fails_the_transaction(how, url, admin):
     """Somebody who swallows the error cannot commit the rest; and the error says which row it was."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), seq bigint, gone bool)")
     with psycopg.connect(url) as connection:
@@ -115,8 +72,8 @@ def test_a_refused_value_fails_the_transaction(how, url, admin, merges):
     assert any("id = 1" in note for note in error.value.__notes__)
 
 
-def test_a_row_that_another_session_writes_again_is_deleted(url, admin, merges):
-    """The delete waits for that session, and takes the new row, as it does without MERGE."""
+def test_a_row_that_another_session_writes_again_is_deleted(url, admin):
+    """The delete waits for that session, and takes the new row."""
     admin.execute(TABLE)
     apply(url, (5, "a", 1, WRITE), (6, "a", 1, WRITE))
     with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
@@ -129,37 +86,6 @@ def test_a_row_that_another_session_writes_again_is_deleted(url, admin, merges):
     assert stored(admin) == [(6, "b", 2)]
 
 
-def test_a_role_that_may_only_delete(url, admin, login, merges):
-    """MERGE asks for all privileges that it might need; a batch without writes does without."""
-    admin.execute(
-        f"{TABLE}; INSERT INTO events VALUES (1); GRANT SELECT, UPDATE, DELETE ON events TO {login.user}".encode()
-    )
-    assert apply(login.url, (1, None, 2, DELETE), (4, None, 2, DELETE)) == {"deleted": 1, "not_found": 1}
-    assert merges == is_merged_on(admin, None)
-
-
-@pytest.mark.parametrize(
-    ("identity", "columns"), [("NOTHING", ""), ("DEFAULT", "WHERE (name <> 'x')"), ("DEFAULT", "(name)")]
-)
-def test_a_table_that_is_published_for_updates_which_it_cannot_identify(identity, columns, url, admin, merges):
-    """Postgres refuses MERGE for the updates that it might do; a batch that only deletes is written all the same."""
-    if columns and admin.info.server_version < 150000:
-        pytest.skip("Postgres 14 publishes whole tables.")
-    admin.execute(
-        f"{TABLE}; INSERT INTO events VALUES (1), (2); ALTER TABLE events REPLICA IDENTITY {identity}".encode()
-    )
-    published = f"CREATE PUBLICATION of_updates FOR TABLE events {columns} WITH (publish = 'insert, update')"
-    admin.execute(published.encode())
-    assert apply(url, (1, None, 2, DELETE), (4, None, 2, DELETE)) == {"deleted": 1, "not_found": 1}
-    assert stored(admin, "id") == [(2,)]
-    assert merges == is_merged_on(admin, None)
-
-
-def newer_merged_on(admin, *outcomes):
-    """What the list of merges then has where only newer rows are written; MERGE returns rows from Postgres 17 on."""
-    return list(outcomes) if admin.info.server_version >= 170000 else []
-
-
 def remembered(admin):
     """The deletes that are remembered: key and order."""
     return admin.execute("SELECT (key ->> 0)::int, order_value::int FROM pgonce.tombstones ORDER BY 1").fetchall()
@@ -168,7 +94,7 @@ def remembered(admin):
 NEWER = {"only_newer": True}
 
 
-def test_one_statement_writes_and_deletes_what_is_newer(url, admin, merges):
+def test_only_what_is_newer_is_written_and_deleted(url, admin):
     """Stored rows that are newer stay, as do those of deletes that are newer; each change is counted."""
     admin.execute(f"{TABLE}; INSERT INTO events VALUES (9, 'without order', NULL), (10, 'without order', NULL)")
     before = [(1, "a", 5, WRITE), (2, "b", 5, WRITE), (3, "c", 5, WRITE), (4, "d", 5, WRITE), (5, None, 5, DELETE)]
@@ -190,7 +116,6 @@ def test_one_statement_writes_and_deletes_what_is_newer(url, admin, merges):
         "deleted": 1, "passed_over": 2,
     }  # fmt: skip
     assert remembered(admin) == [(2, 5), (5, 5), (6, 5), (8, 3), (10, 0)]
-    assert merges == newer_merged_on(admin, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +140,7 @@ def test_one_statement_writes_and_deletes_what_is_newer(url, admin, merges):
         ),
     ],
 )
-def test_what_another_session_does_to_a_row_meanwhile(theirs, ours, counts, left, stones, url, admin, merges):
+def test_what_another_session_does_to_a_row_meanwhile(theirs, ours, counts, left, stones, url, admin):
     """Some application changes the row while the batch waits for it: compared is what it leaves, not what was there."""
     admin.execute(TABLE)
     apply(url, (5, "old", 1, WRITE), **NEWER)
@@ -232,8 +157,8 @@ def test_what_another_session_does_to_a_row_meanwhile(theirs, ours, counts, left
 
 
 @pytest.mark.parametrize(("seq", "left"), [(9, (5, "theirs", 9)), (7, (5, "ours", 7)), (1, (5, "ours", 7))])
-def test_a_key_that_another_session_inserts_meanwhile(seq, left, url, admin, merges):
-    """MERGE cannot take the key and steps back; then the two rows are compared."""
+def test_a_key_that_another_session_inserts_meanwhile(seq, left, url, admin):
+    """The two rows are compared."""
     admin.execute(TABLE)
     with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
         other.execute("INSERT INTO events VALUES (5, 'theirs', %s)", [seq])
@@ -243,10 +168,9 @@ def test_a_key_that_another_session_inserts_meanwhile(seq, left, url, admin, mer
         assert Counter(applying.result()) == Counter({"passed_over" if seq > 7 else "written": 1, "not_found": 1})
     assert stored(admin) == [left]
     assert remembered(admin) == [(6, 7)]
-    assert merges == newer_merged_on(admin, None)
 
 
-def test_a_delete_of_another_batch_is_seen_once_it_is_committed(url, admin, merges):
+def test_a_delete_of_another_batch_is_seen_once_it_is_committed(url, admin):
     """A batch that waits for its turn reads tombstones afterwards: the older row does not come back."""
     admin.execute(TABLE)
     apply(url, (1, "a", 1, WRITE), **NEWER)
@@ -260,17 +184,8 @@ def test_a_delete_of_another_batch_is_seen_once_it_is_committed(url, admin, merg
     assert remembered(admin) == [(1, 5), (2, 4)]
 
 
-def test_unique_values_that_move_among_newer_rows(url, admin, merges):
-    """If MERGE meets a value that a delete of the batch gives up later, deletes and writes come one after the other."""
-    admin.execute(f"{TABLE}; ALTER TABLE events ADD UNIQUE (name)")
-    apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), **NEWER)
-    assert apply(url, (1, "b", 2, WRITE), (2, None, 2, DELETE), **NEWER) == {"written": 1, "deleted": 1}
-    assert (stored(admin), remembered(admin)) == ([(1, "b", 2)], [(2, 2)])
-    assert merges == newer_merged_on(admin, None)
-
-
 @pytest.mark.parametrize("feed", ["spark", "delta"])
-def test_a_version_that_replaces_a_row_where_only_the_newer_counts(feed, url, admin, merges):
+def test_a_version_that_replaces_a_row_where_only_the_newer_counts(feed, url, admin):
     """Its delete and its insert have one order; the insert is the later one, in whatever order they come."""
     admin.execute(TABLE)
     struct = changes(id=t.LongType(), name=t.StringType(), seq=t.LongType(), delete_column=DELETED_COLUMN)
@@ -279,10 +194,9 @@ def test_a_version_that_replaces_a_row_where_only_the_newer_counts(feed, url, ad
     rows = [(1, "A", 2, WRITE), (1, None, 2, DELETE), (2, None, 2, DELETE), (2, "B", 2, WRITE), (3, None, 2, DELETE)]
     assert apply(url, *rows, **how)["written"] == 2
     assert stored(admin) == [(1, "A", 2), (2, "B", 2), (3, "c", 3)]
-    assert merges == newer_merged_on(admin, 1)
 
 
-def test_sessions_that_write_the_same_keys_at_once(url, admin, merges):
+def test_sessions_that_write_the_same_keys_at_once(url, admin):
     """Three queries and an application write in no order: of each key the greatest order is left, or its delete."""
     admin.execute(TABLE)
     seed = random.randrange(10**9)
@@ -315,4 +229,3 @@ def test_sessions_that_write_the_same_keys_at_once(url, admin, merges):
     for row in sorted([*given[:1200], *others], key=lambda row: row[2]):
         last[row[0]] = row
     assert stored(admin) == sorted(row[:3] for row in last.values() if row[3] is WRITE), f"seed {seed}"
-    assert (1 in merges) == (admin.info.server_version >= 170000)
