@@ -83,13 +83,15 @@ def delete_in_tx(
     try:
         deleted = execute_joined(connection, delete_statement(batch), batch.upsert).rowcount
         if deleted < deletes:
-            # A row that another session deletes and inserts again while it is waited for is found only now.
-            deleted += execute_joined(connection, delete_statement(batch), batch.upsert).rowcount
+            # A row that another session deletes and inserts again while it is waited for is found only now. It may
+            # insert one that was deleted here, too, which counts once.
+            again = execute_joined(connection, delete_statement(batch), batch.upsert).rowcount
+            deleted = min(deleted + again, deletes)
     except (psycopg.errors.ForeignKeyViolation, psycopg.errors.RestrictViolation) as error:
         raise StillReferredToError(*error.args, info=error.pgresult) from None
     counts["deleted"] = deleted
     # What was deleted is absent now, and so is what was not found.
-    counts["not_found"] = _absent(connection, batch, deletes, deleted, traced=traced) - deleted
+    counts["not_found"] = max(0, _absent(connection, batch, deletes, deleted, traced=traced) - deleted)
     counts["passed_over"] += deletes - deleted - counts["not_found"]
 
 
