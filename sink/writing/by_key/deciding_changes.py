@@ -78,19 +78,17 @@ def _deciding(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
     # delete that removes the row, or a soft delete before a write. Without an order a key may have one change only.
     earlier = "false" if table.upsert.order_by is None else "NOT {}" if table.deletes_softly else "{}"
     return sql.SQL(
-        "SELECT DISTINCT ON ({keys}, {deleted}) * FROM ("
-        'SELECT *, pg_catalog.first_value({deleted}) OVER newest AS "pgonce: ends", '
-        'pg_catalog.row_number() OVER newest AS "pgonce: rank" FROM {changes} AS given '
-        'WINDOW newest AS (PARTITION BY {keys} ORDER BY {latest_first}"pgonce: place" DESC, {deleted})) AS ranked '
-        'WHERE "pgonce: ends" OPERATOR(pg_catalog.=) {deleted} OR {earlier} '
-        'ORDER BY {in_order}, {deleted}, "pgonce: rank"'
+        'SELECT * FROM (SELECT *, pg_catalog.row_number() OVER newest AS "pgonce: rank", '
+        'pg_catalog.count(*) FILTER (WHERE {earlier}) OVER newest AS "pgonce: earlier" FROM {changes} AS given '
+        'WINDOW newest AS (PARTITION BY {keys} ORDER BY {latest_first}"pgonce: place" DESC, {deleted} '
+        "ROWS UNBOUNDED PRECEDING)) AS ranked "
+        'WHERE "pgonce: rank" OPERATOR(pg_catalog.=) 1 OR {earlier} AND "pgonce: earlier" OPERATOR(pg_catalog.=) 1'
     ).format(
         keys=keys_of(table),
         deleted=DELETED,
         changes=changes,
         latest_first=_latest_first(table),
         earlier=sql.SQL(earlier).format(DELETED),
-        in_order=table.keys_in_order(),
     )
 
 
