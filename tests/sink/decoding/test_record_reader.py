@@ -1,7 +1,7 @@
 """
 Every record is one row with its own position, or is refused and kept whole.
 
-Covers: sink.decoding.record_keys.
+Covers: sink.decoding, sink.decoding.record_keys.
 """
 
 from __future__ import annotations
