@@ -86,6 +86,14 @@ def test_a_row_that_another_session_writes_again_is_deleted(url, admin):
     assert stored(admin) == [(6, "b", 2)]
 
 
+def test_a_role_that_may_only_delete(url, admin, login):
+    """A batch without writes needs no more privileges than that."""
+    admin.execute(
+        f"{TABLE}; INSERT INTO events VALUES (1); GRANT SELECT, UPDATE, DELETE ON events TO {login.user}".encode()
+    )
+    assert apply(login.url, (1, None, 2, DELETE), (4, None, 2, DELETE)) == {"deleted": 1, "not_found": 1}
+
+
 def remembered(admin):
     """The deletes that are remembered: key and order."""
     return admin.execute("SELECT (key ->> 0)::int, order_value::int FROM pgonce.tombstones ORDER BY 1").fetchall()
@@ -182,6 +190,14 @@ def test_a_delete_of_another_batch_is_seen_once_it_is_committed(url, admin):
         assert second.result() == {"passed_over": 1, "not_found": 1}
     assert stored(admin) == []
     assert remembered(admin) == [(1, 5), (2, 4)]
+
+
+def test_unique_values_that_move_among_newer_rows(url, admin):
+    """A delete that comes later in the batch makes room all the same."""
+    admin.execute(f"{TABLE}; ALTER TABLE events ADD UNIQUE (name)")
+    apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), **NEWER)
+    assert apply(url, (1, "b", 2, WRITE), (2, None, 2, DELETE), **NEWER) == {"written": 1, "deleted": 1}
+    assert (stored(admin), remembered(admin)) == ([(1, "b", 2)], [(2, 2)])
 
 
 @pytest.mark.parametrize("feed", ["spark", "delta"])
