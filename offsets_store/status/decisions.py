@@ -65,7 +65,7 @@ _OF_WRITER = text(
     f"{_READ} WHERE i.writer_id = :writer_id AND i.kind = ANY (CAST(:kinds AS text[])) ORDER BY i.intervention_id"
 )
 _OF_LETTERS = text(
-    f"{_READ} WHERE i.kind = ANY (CAST(:kinds AS text[])) AND i.details ->> 'table' = :table "
+    f"{_READ} WHERE i.kind = ANY (CAST(:kinds AS text[])) "
     "AND i.details -> 'ids' @> ANY (SELECT to_jsonb(n) FROM unnest(CAST(:ids AS bigint[])) AS n) "
     "ORDER BY i.intervention_id"
 )
@@ -76,11 +76,9 @@ def decisions_on(connection: Connection, writer_id: int, kinds: Collection[str])
     return _if_permitted(connection, _OF_WRITER, {"writer_id": writer_id, "kinds": list(kinds)})
 
 
-def decisions_on_letters(
-    connection: Connection, table: str, ids: Collection[int], kinds: Collection[str]
-) -> list[Decision]:
+def decisions_on_letters(connection: Connection, ids: Collection[int], kinds: Collection[str]) -> list[Decision]:
     """The decisions of these kinds about dead letters, the oldest first; none if the role may not read them."""
-    return _if_permitted(connection, _OF_LETTERS, {"table": table, "ids": sorted(ids), "kinds": list(kinds)})
+    return _if_permitted(connection, _OF_LETTERS, {"ids": sorted(ids), "kinds": list(kinds)})
 
 
 def _if_permitted(connection: Connection, statement: Any, asked: dict[str, Any]) -> list[Decision]:

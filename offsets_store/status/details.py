@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from sqlalchemy import Connection, desc, text
+from sqlalchemy import Connection, text
 
 from ..ledger.session import reading
-from ..ledger.tables import dead_letters, writers
+from ..ledger.tables import writers
 from .dead_letters import StoredLetter, as_letters, letters_of
 from .ends import lag_of
 from .failures import StoredFailure, failures_of
@@ -115,7 +115,7 @@ def read_details(
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
     sink = sink_name or ""
-    wanted = letters_of(dead_letters, [(query_id, sink)], code=code, with_rows=with_rows)
+    wanted = letters_of([(query_id, sink)], code=code, with_rows=with_rows, newest=letters)
     asked = {"query_id": query_id, "sink_name": sink}
     with reading(url) as connection:
         own = as_stored(connection, WRITERS.where(writers.c.query_id == query_id, writers.c.sink_name == sink))
@@ -127,7 +127,7 @@ def read_details(
             lag_of(own[0], heard, datetime.now(timezone.utc)) if own else (),
             failures_of(connection, query_id, sink_name, newest),
             _sessions(connection, query_id),
-            as_letters(connection, wanted.order_by(desc(dead_letters.c.dead_letter_id)).limit(letters)),
+            as_letters(connection, wanted),
             {row.code: row.letters for row in codes},
         )
 

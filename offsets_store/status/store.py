@@ -12,8 +12,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 
-from sqlalchemy import desc
-
 from ..errors import ConnectError, LedgerError, bad_option
 from ..kafka.partitions import partitions_of
 from ..kafka.settings import brokers
@@ -21,7 +19,7 @@ from ..ledger.session import reading
 from ..postgres.connect import engine_for
 from ..postgres.postgres_url import PostgresUrl
 from ..postgres.translate import passes
-from .dead_letters import StoredLetter, as_letters, letters_of, letters_table
+from .dead_letters import StoredLetter, as_letters, letters_of
 from .ends import (
     RecordOffsets,
     Status,
@@ -125,20 +123,16 @@ class OffsetsStore:
         *,
         code: str | None = None,
         ids: Collection[int] = (),
-        table: str | None = None,
     ) -> list[StoredLetter]:
         """
         The newest ``limit`` rows that a query has put aside (``deadLetters``), newest first.
 
         :param code: only those with this SQLSTATE, or this code of pgonce.
         :param ids: only these, if any are given.
-        :param table: where the query puts them, if that is not ``pgonce.dead_letters``.
         """
-        found = letters_table(self._url, table)
         with reading(self._url) as connection:
             keys = [(writer.query_id, writer.sink_name) for writer in writers_of(connection, query, sink)]
-            chosen = letters_of(found, keys, ids=ids, code=code)
-            return as_letters(connection, chosen.order_by(desc(found.c.dead_letter_id)).limit(limit))
+            return as_letters(connection, letters_of(keys, ids=ids, code=code, newest=limit))
 
     def starting_offsets(
         self,

@@ -37,9 +37,6 @@ def dead_letters(
     *,
     url: Url = "",
     sink: Sink = None,
-    table: Annotated[
-        str | None, typer.Option(help="The table that deadLetters names, if it is not pgonce.dead_letters.")
-    ] = None,
     code: Annotated[
         str | None, typer.Option(help="Only letters with this SQLSTATE or this error code of pgonce.")
     ] = None,
@@ -58,15 +55,14 @@ def dead_letters(
     if replay and discard:
         raise typer.BadParameter("--replay and --discard exclude each other.")
     if not (replay or discard):
-        letters = OffsetsStore(url).dead_letters(query, sink, limit, code=code, ids=ids or (), table=table)
-        none = "No such dead letter is there. (Those in a table of your own: --table.)"
-        print_found(letters, letter_table, as_json=as_json, if_none=none)
+        letters = OffsetsStore(url).dead_letters(query, sink, limit, code=code, ids=ids or ())
+        print_found(letters, letter_table, as_json=as_json, if_none="No such dead letter is there.")
         if letters and not as_json:
-            print_lines(_what_to_do(letters, _same_choice(sink, table)))
+            print_lines(_what_to_do(letters, sink))
         return
     if as_json:
         raise typer.BadParameter("--json lists letters; it has no effect on --replay and --discard.")
-    choice = chosen_letters(url, query, sink, table=table, ids=ids or (), code=code)
+    choice = chosen_letters(url, query, sink, ids=ids or (), code=code)
     if discard:
         found = discard_letters(choice, url, reason=reason or "", dry_run=not yes)
         print_lines([*_discard_says(found), _done("Discarded.", found, yes=yes)])
@@ -81,7 +77,7 @@ def dead_letters(
             raise typer.Exit(ExitCode.FAILED)
 
 
-def _what_to_do(letters: Sequence[StoredLetter], choice: str) -> list[str]:
+def _what_to_do(letters: Sequence[StoredLetter], sink: str | None) -> list[str]:
     said: list[str] = []
     may_be_replayed = True
     # Without pyspark, nothing can be replayed here, and only the ledger is read.
@@ -90,18 +86,12 @@ def _what_to_do(letters: Sequence[StoredLetter], choice: str) -> list[str]:
 
         said, may_be_replayed = refused_from_the_start(letters, datetime.now(timezone.utc))
     if may_be_replayed:
-        what = "the others" if said else "them"
+        what, choice = "the others" if said else "them", f" --sink {in_command(sink, 'SINK')}" if sink else ""
         said += [
             f"To write {what} after all, repair the rows (UPDATE; page `dead-letters` of the documentation), and type:",
             f"  pgonce dead-letters {in_command(letters[0].query_id, 'QUERY')[:_SHORT_ID]}{choice} --replay",
         ]
     return said
-
-
-def _same_choice(sink: str | None, table: str | None) -> str:
-    """The options that choose the same letters, as one types them."""
-    given = {"--sink": sink, "--table": table}
-    return "".join(f" {option} {in_command(value, option[2:].upper())}" for option, value in given.items() if value)
 
 
 def _done(word: str, letters: Sequence[StoredLetter], *, yes: bool) -> str:

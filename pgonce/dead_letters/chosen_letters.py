@@ -16,14 +16,14 @@ from typing import Any
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection, Table, delete, select, tuple_
+from sqlalchemy import Connection, delete, select, tuple_
 
 from pgonce.offsets_store.errors import UNCHANGED, LedgerError, NotFoundError
 from pgonce.offsets_store.ledger.session import reading, writing
-from pgonce.offsets_store.ledger.tables import interventions, writers
+from pgonce.offsets_store.ledger.tables import dead_letters, writers
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.translate import driver_error
-from pgonce.offsets_store.status.dead_letters import Key, StoredLetter, as_letters, letters_of, letters_table, one_of
+from pgonce.offsets_store.status.dead_letters import Key, StoredLetter, as_letters, letters_of, one_of
 from pgonce.offsets_store.status.decisions import decisions_on_letters
 from pgonce.offsets_store.status.read_stored import writers_of
 from pgonce.recovery.by_hand import refuse_no_reason
@@ -32,32 +32,24 @@ from pgonce.recovery.fence import note
 
 @dataclass(frozen=True)
 class Choice:
-    """Which dead letters are meant: those of these writers, in this table; with these ids or this code, if given."""
+    """Which dead letters are meant: those of these writers; with these ids or this code, if given."""
 
-    table: Table
     writers: tuple[Key, ...]
     ids: frozenset[int] = frozenset()
     code: str | None = None
 
 
 def chosen_letters(
-    url: str,
-    query: str,
-    sink: str | None = None,
-    *,
-    table: str | None = None,
-    ids: Collection[int] = (),
-    code: str | None = None,
+    url: str, query: str, sink: str | None = None, *, ids: Collection[int] = (), code: str | None = None
 ) -> Choice:
     """
     What a person chooses by a query's id or name, and more.
 
-    :raises OffsetsError: if no query or sink, or several, have that name, or the table is not one of dead letters.
+    :raises OffsetsError: if no query or sink, or several, have that name.
     """
-    found = letters_table(url, table)
     with reading(url) as connection:
         keys = tuple((writer.query_id, writer.sink_name) for writer in writers_of(connection, query, sink))
-    return Choice(found, keys, frozenset(ids), code)
+    return Choice(keys, frozenset(ids), code)
 
 
 def found_letters(url: str, choice: Choice) -> list[StoredLetter]:
@@ -77,17 +69,16 @@ def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool, with_ro
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND, for an id that is not one of theirs.
     :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, if the role may not read, or lock, them.
     """
-    wanted = letters_of(choice.table, choice.writers, ids=choice.ids, code=choice.code, with_rows=with_rows)
-    wanted = wanted.order_by(choice.table.c.dead_letter_id)
-    with _saying_what_to_grant(choice.table):
+    wanted = letters_of(choice.writers, ids=choice.ids, code=choice.code, with_rows=with_rows)
+    with _saying_what_to_grant():
         letters = as_letters(connection, wanted.with_for_update() if lock else wanted)
     missing = choice.ids - {letter.dead_letter_id for letter in letters}
     if missing:
         raise NotFoundError.usual(
             "DEAD_LETTER_NOT_FOUND",
-            f"{choice.table.fullname} has no dead letter {', '.join(map(str, sorted(missing)))} of this query"
+            f"There is no dead letter {', '.join(map(str, sorted(missing)))} of this query"
             + (f" with the code {choice.code}." if choice.code else ".")
-            + _became(connection, choice.table, missing),
+            + _became(connection, missing),
             "It may have been replayed or discarded already: `pgonce dead-letters` lists those that are there, and "
             "pgonce.interventions has what was done with others.",
         )
@@ -98,39 +89,37 @@ def lock_writers_in_tx(connection: Connection, choice: Choice) -> dict[Key, int]
     """Lock the writers' rows as a commit does, so that no batch of theirs is in the middle; their ids, by key."""
     wanted = select(writers.c.query_id, writers.c.sink_name, writers.c.writer_id).order_by(writers.c.writer_id)
     wanted = wanted.where(tuple_(writers.c.query_id, writers.c.sink_name).in_(choice.writers))
-    with _saying_what_to_grant(writers):
+    with _saying_what_to_grant():
         rows = connection.execute(wanted.with_for_update()).all()
     return {(query_id, sink_name): writer_id for query_id, sink_name, writer_id in rows}
 
 
 def remove_letters_in_tx(
     connection: Connection,
-    table: Table,
     letters: Sequence[StoredLetter],
     writer_ids: dict[Key, int],
     kind: str,
     reason: str | None,
 ) -> None:
     """Delete letters that are locked, and note for each sink which they were, and why."""
-    with _saying_what_to_grant(table):
+    with _saying_what_to_grant():
         ids = [letter.dead_letter_id for letter in letters]
-        connection.execute(delete(table).where(one_of(table.c.dead_letter_id, ids)))
+        connection.execute(delete(dead_letters).where(one_of(dead_letters.c.dead_letter_id, ids)))
     for key, writer_id in writer_ids.items():
         own = [letter for letter in letters if (letter.query_id, letter.sink_name) == key]
         if own:
             details = {
                 "dead_letters": len(own),
                 "ids": [letter.dead_letter_id for letter in own],
-                "table": table.fullname,
                 "targets": dict(Counter(letter.target for letter in own)),
             }
-            with _saying_what_to_grant(interventions):
+            with _saying_what_to_grant():
                 note(connection, writer_id, kind, details=details, reason=reason)
 
 
-def _became(connection: Connection, table: Table, missing: Collection[int]) -> str:
+def _became(connection: Connection, missing: Collection[int]) -> str:
     """What people did to letters that are gone, as sentences."""
-    found = decisions_on_letters(connection, table.fullname, missing, ("replay-dead-letters", "discard-dead-letters"))
+    found = decisions_on_letters(connection, missing, ("replay-dead-letters", "discard-dead-letters"))
     return "".join(f" Dead letter {shown_ids(sorted(set(missing) & set(one.ids)))} was {one.says}." for one in found)
 
 
@@ -158,12 +147,12 @@ def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool
         letters = letters_in_tx(connection, choice, lock=True, with_rows=False)
         if letters:
             kind = "discard-dead-letters"
-            remove_letters_in_tx(connection, choice.table, letters, writer_ids, kind, reason.strip())
+            remove_letters_in_tx(connection, letters, writer_ids, kind, reason.strip())
     return letters
 
 
 @contextmanager
-def _saying_what_to_grant(table: Table) -> Iterator[None]:
+def _saying_what_to_grant() -> Iterator[None]:
     try:
         yield
     except sqlalchemy.exc.DBAPIError as error:
@@ -172,10 +161,9 @@ def _saying_what_to_grant(table: Table) -> Iterator[None]:
             raise
         raise LedgerError(
             "DEAD_LETTERS_NOT_PERMITTED",
-            f"The role lacks a permission on {table.fullname}, or on a table of the ledger: "
-            f"{scrub(' '.join(str(cause).split()))}.",
+            f"The role lacks a permission on a table of the ledger: {scrub(' '.join(str(cause).split()))}.",
             UNCHANGED,
             "A streaming role may only add dead letters, and read them. Do it as the ledger's owner, or "
-            "grant this role SELECT, UPDATE and DELETE on the table of the dead letters, SELECT and UPDATE on "
+            "grant this role SELECT, UPDATE and DELETE on pgonce.dead_letters, SELECT and UPDATE on "
             "pgonce.writers, SELECT and INSERT on pgonce.interventions, and SELECT on pgonce.home.",
         ) from error

@@ -16,11 +16,12 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from sqlalchemy import Connection, Table, Text, cast, literal, select, update
+from sqlalchemy import Connection, Text, cast, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 
 from pgonce.dead_letters.chosen_letters import shown_ids
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
+from pgonce.offsets_store.ledger.tables import dead_letters
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.search_path import ENTER_COLUMNS, leave_in_tx
 from pgonce.offsets_store.status.dead_letters import StoredLetter, one_of
@@ -40,9 +41,9 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _RECORDS = pa.schema([*((name, arrow_type(of)) for name, of in OF_KAFKA.items()), ("headers", _HEADERS)])
 
 
-def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[StoredLetter]) -> list[StoredLetter]:
+def decoded_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> list[StoredLetter]:
     """
-    The same letters, each with a row, which ``table`` has from here on in place of the record.
+    The same letters, each with a row, which ``pgonce.dead_letters`` has from here on in place of the record.
 
     :raises RecoveryError: DEAD_LETTER_UNMENDED, REPLAY_IMPOSSIBLE.
     :raises TargetError: TARGET_MISSING, COLUMN_UNKNOWN.
@@ -51,7 +52,8 @@ def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[Stored
     undecoded = [letter for letter in letters if letter.row_data == "{}"]
     if not undecoded:
         return list(letters)
-    columns = table.c.dead_letter_id, table.c.record_key, table.c.record_value, table.c.record_headers
+    table = dead_letters.c
+    columns = table.dead_letter_id, table.record_key, table.record_value, table.record_headers
     ids = [letter.dead_letter_id for letter in undecoded]
     records = {row[0]: row[1:] for row in connection.execute(select(*columns).where(one_of(columns[0], ids)))}
     driver = driver_connection(connection)
@@ -73,7 +75,7 @@ def decoded_in_tx(connection: Connection, table: Table, letters: Sequence[Stored
     driver.execute(sql.SQL("SELECT {}").format(ENTER_COLUMNS))
     for one in made.values():
         values = {"row_data": cast(literal(one.row_data, Text), JSONB), "destination": one.destination}
-        connection.execute(update(table).where(table.c.dead_letter_id == one.dead_letter_id).values(values))
+        connection.execute(update(dead_letters).where(table.dead_letter_id == one.dead_letter_id).values(values))
     return [made.get(letter.dead_letter_id, letter) for letter in letters]
 
 

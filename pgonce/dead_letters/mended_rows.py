@@ -34,34 +34,30 @@ def _mended(columns: tuple[EncodedColumn, ...], number: int, body: bytes) -> Row
 
 def mended_rows_in_tx(
     connection: psycopg.Connection,
-    table: sql.Identifier,
     ids: Sequence[int],
     columns: tuple[EncodedColumn, ...],
     deleted: str | None = None,
 ) -> Rows:
     """
-    The rows of these letters of ``table``, in the order of their ids, under our search_path.
+    The rows of these letters, in the order of their ids, under our search_path.
 
     :param deleted: the column that says whether a row deletes, if rows may.
     :raises RecoveryError: DEAD_LETTER_UNMENDED, naming the letter and the column whose value cannot be read.
     """
-    _refuse_unreadable(connection, table, ids, columns, deleted)
-    statement = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(_selected(table, ids, columns))
+    _refuse_unreadable(connection, ids, columns, deleted)
+    statement = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(_selected(ids, columns))
     try:
         with connection.transaction(), connection.cursor() as cursor, cursor.copy(statement) as copy:
             body = b"".join(copy)
     except psycopg.DataError as error:
-        _refuse_first(connection, table, ids, columns)
+        _refuse_first(connection, ids, columns)
         # Each value by itself can be read, so it is not for a value that the rows cannot.
         raise error from None
     return _mended(columns, len(ids), body[len(HEADER) : -len(TRAILER)])
 
 
 def ranked_in_tx(
-    connection: psycopg.Connection,
-    table: sql.Identifier,
-    ids: Sequence[int],
-    by: Sequence[EncodedColumn],
+    connection: psycopg.Connection, ids: Sequence[int], by: Sequence[EncodedColumn]
 ) -> list[tuple[int, int]]:
     """
     The ids of these letters in the order of their changes, under our search_path. Their rows can be read.
@@ -80,20 +76,17 @@ def ranked_in_tx(
     ]
     ordered = sql.SQL(", ").join(order)
     rank = sql.SQL("letter.dead_letter_id, pg_catalog.dense_rank() OVER (ORDER BY {})").format(ordered)
-    query = sql.SQL("{} ORDER BY {}, letter.dead_letter_id").format(_read(table, ids, by, rank), ordered)
+    query = sql.SQL("{} ORDER BY {}, letter.dead_letter_id").format(_read(ids, by, rank), ordered)
     return connection.execute(query, prepare=False).fetchall()
 
 
-def _read(
-    table: sql.Identifier, ids: Sequence[int], columns: Sequence[EncodedColumn], what: sql.Composable
-) -> sql.Composed:
+def _read(ids: Sequence[int], columns: Sequence[EncodedColumn], what: sql.Composable) -> sql.Composed:
     """Select something of these letters, each of which has its row's values, read as these columns, as ``data``."""
     return sql.SQL(
-        "SELECT {} FROM {} AS letter, LATERAL pg_catalog.jsonb_to_record(letter.row_data) AS data ({}) "
-        "WHERE letter.dead_letter_id = ANY ({})"
+        "SELECT {} FROM pgonce.dead_letters AS letter, "
+        "LATERAL pg_catalog.jsonb_to_record(letter.row_data) AS data ({}) WHERE letter.dead_letter_id = ANY ({})"
     ).format(
         what,
-        table,
         sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(column.name), _read_as(column)) for column in columns
         ),
@@ -101,9 +94,9 @@ def _read(
     )
 
 
-def _selected(table: sql.Identifier, ids: Sequence[int], columns: Sequence[EncodedColumn]) -> sql.Composed:
+def _selected(ids: Sequence[int], columns: Sequence[EncodedColumn]) -> sql.Composed:
     values = sql.SQL(", ").join(map(_value, columns))
-    return sql.SQL("{} ORDER BY letter.dead_letter_id").format(_read(table, ids, columns, values))
+    return sql.SQL("{} ORDER BY letter.dead_letter_id").format(_read(ids, columns, values))
 
 
 def _read_as(column: EncodedColumn) -> sql.SQL:
@@ -127,7 +120,6 @@ def _literal(ids: Sequence[int]) -> sql.Composable:
 
 def _refuse_unreadable(
     connection: psycopg.Connection,
-    table: sql.Identifier,
     ids: Sequence[int],
     columns: Sequence[EncodedColumn],
     deleted: str | None,
@@ -138,13 +130,13 @@ def _refuse_unreadable(
         for number, column in enumerate(columns)
     )
     codes = sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(map(sql.Literal, UNFIT_CODES)))
-    query = sql.SQL(_UNMENDED).format(table=table, columns=known, ids=_literal(ids), codes=codes)
+    query = sql.SQL(_UNMENDED).format(columns=known, ids=_literal(ids), codes=codes)
     found = connection.execute(query, prepare=False).fetchall()
     if found:
         letter, number, shape = found[0]
         what = _WHAT.get(shape, "is still an object (or an array) in row_data")
         others = list(dict.fromkeys(other for other, *_ in found if other != letter))
-        raise _unmended(table, letter, columns[number], what, others)
+        raise _unmended(letter, columns[number], what, others)
 
 
 def _kind(column: EncodedColumn, deleted: str | None) -> str:
@@ -162,7 +154,7 @@ _WHAT = {
 }
 _UNMENDED = """
 SELECT letter.dead_letter_id, known.number, coalesce(jsonb_typeof(of_column.value), 'missing')
-FROM {table} AS letter
+FROM pgonce.dead_letters AS letter
 CROSS JOIN (VALUES {columns}) AS known (number, name, kind)
 CROSS JOIN LATERAL (SELECT letter.row_data -> known.name) AS of_column (value)
 CROSS JOIN LATERAL (
@@ -186,23 +178,19 @@ replaced by its bytes, so ``base64`` in JSON is always the value itself.
 """
 
 
-def _refuse_first(
-    connection: psycopg.Connection, table: sql.Identifier, ids: Sequence[int], columns: Sequence[EncodedColumn]
-) -> None:
+def _refuse_first(connection: psycopg.Connection, ids: Sequence[int], columns: Sequence[EncodedColumn]) -> None:
     """Refuse the first value that Postgres cannot read; each is tried by itself."""
     for one in ids:
         for column in columns:
             try:
                 with connection.transaction():
-                    connection.execute(_selected(table, [one], [column]), prepare=False)
+                    connection.execute(_selected([one], [column]), prepare=False)
             except psycopg.DataError as error:
                 why = f"cannot be read as {column.postgres_type}: {shortened(error.diag.message_primary or '')}"
-                raise _unmended(table, one, column, why) from None
+                raise _unmended(one, column, why) from None
 
 
-def _unmended(
-    table: sql.Identifier, letter: int, column: EncodedColumn, what: str, others: Sequence[int] = ()
-) -> RecoveryError:
+def _unmended(letter: int, column: EncodedColumn, what: str, others: Sequence[int] = ()) -> RecoveryError:
     # As a value of JSON in a literal of SQL; the key is part of an array's literal.
     path = sql.Literal([column.name]).as_string(None)
     more = ""
@@ -212,7 +200,7 @@ def _unmended(
         "DEAD_LETTER_UNMENDED",
         f"The value of column {column.name!r} in dead letter {letter} {what}.{more}",
         UNCHANGED,
-        f"Repair it: UPDATE {table.as_string(None)} SET row_data = jsonb_set(row_data, {path}, '\"...\"') WHERE "
+        f"Repair it: UPDATE pgonce.dead_letters SET row_data = jsonb_set(row_data, {path}, '\"...\"') WHERE "
         f"dead_letter_id = {letter}; with the value as JSON in the place of the three dots. Or choose other letters "
         "with --id. (Page `dead-letters` of the documentation.)",
     )

@@ -159,7 +159,7 @@ def _replay_in_tx(
         # run locks nothing of the ledger, so that the role needs no more than to write its rows.
         writer_ids = {} if dry_run else lock_writers_in_tx(connection, choice)
         letters = letters_in_tx(connection, choice, lock=not dry_run)
-    groups = _read_in_tx(connection, choice, letters)
+    groups = _read_in_tx(connection, letters)
     driver = driver_connection(connection)
     leave_in_tx(driver)
     done = _written_in_tx(driver, groups)
@@ -170,7 +170,7 @@ def _replay_in_tx(
         if replayed:
             why = reason.strip() if reason else None
             with outcome.on_ledger():
-                remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why)
+                remove_letters_in_tx(connection, replayed, writer_ids, "replay-dead-letters", why)
     # What the commit finds in force is what the user's triggers have run under.
     leave_in_tx(driver)
     return done
@@ -213,23 +213,21 @@ def _write_in_tx(driver: psycopg.Connection, group: Group, rows: Rows) -> Mappin
     return published.counts
 
 
-def _read_in_tx(
-    connection: Connection, choice: Choice, letters: Sequence[StoredLetter]
-) -> list[tuple[Group, LetterRows]]:
+def _read_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> list[tuple[Group, LetterRows]]:
     """The letters by table and way of writing, each group with its rows; refused if any may not be replayed."""
     now = connection.execute(select(func.clock_timestamp())).scalar_one()
-    table, driver = sql.Identifier(choice.table.schema or "", choice.table.name), driver_connection(connection)
+    driver = driver_connection(connection)
     refuse_begun_again(letters, begun_again_in_tx(connection, letters))
-    letters = decoded_in_tx(connection, choice.table, letters)
+    letters = decoded_in_tx(connection, letters)
     found = []
     for recorded in map(_group, _by_table_and_way(letters)):
         refuse_unsafe(recorded.destination, recorded.letters, now)
         group = _for_the_same_table(driver, recorded)
         ids, changes = [letter.dead_letter_id for letter in group.letters], group.destination.changes
         deleted = changes.deleted if changes else None
-        rows = mended_rows_in_tx(driver, table, ids, group.columns, deleted)
+        rows = mended_rows_in_tx(driver, ids, group.columns, deleted)
         numbers = {one: number for number, one in enumerate(ids)}
-        ranked = ranked_in_tx(driver, table, ids, _that_order(group.destination, rows))
+        ranked = ranked_in_tx(driver, ids, _that_order(group.destination, rows))
         order, ranks = [numbers[one] for one, _ in ranked], tuple(rank for _, rank in ranked)
         in_order = tuple(group.letters[number] for number in order)
         found.append((group, LetterRows(in_order, ranks, only(rows, order))))

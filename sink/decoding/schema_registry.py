@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import UUID
@@ -65,17 +64,8 @@ class SchemaRegistry:
             )
             raise bad_option("BAD_OPTION", what, remedy) from None
         self._schemas: dict[int | UUID, Registered | str] = {}
-        self._schema_id = SchemaId
-
-    def number(self, begin: bytes, form: DecodeFormat) -> tuple[int | UUID, tuple[int, ...], int]:
-        """
-        The number of the schema that such bytes begin with, the indexes that lead to its message, and where both end.
-
-        :raises Exception: one of several, if they begin with none.
-        """
-        found, stream = self._schema_id(form.upper()), BytesIO(begin[:_LONGEST])
-        found.from_bytes(stream)
-        return found.guid or found.id or 0, tuple(found.message_indexes or ()), stream.tell()
+        self.schema_id = SchemaId
+        """What reads the number that a record begins with."""
 
     def schema(self, number: int | UUID) -> Registered | str:
         """
@@ -168,8 +158,6 @@ class SchemaRegistry:
 
 
 _MOST = 2**31 - 1
-# Of a number and its indexes; a record of nothing else would take minutes.
-_LONGEST = 200
 _NOT_FOUND = 404
 # A subject, a version, a schema. What is not found for another reason is not the registry's answer.
 _NO_SUCH = (40401, 40402, 40403)

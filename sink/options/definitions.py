@@ -32,7 +32,6 @@ NullValues = Literal["refuse", "ignore"]
 """What happens to a record without a value where that is no delete: it is a bad row, or it is left out."""
 
 BY_KEY: tuple[Mode, ...] = ("upsert", "apply")
-DEAD_LETTERS = "pgonce.dead_letters"
 MOST_DEAD_LETTERS = 100
 """Few, because many bad rows at once have a common cause, which should be found first."""
 TOMBSTONE_DAYS = 7
@@ -117,10 +116,9 @@ class TableOptions(TypedDict, total=False):
         "the role must own the table) or not written (`ignoreExtra`).",
         "strict",
     )]
-    dead_letters: Annotated[str | bool | None, Option(
-        _ROWS, f"[Put rows aside](dead-letters.md) that cannot be written for their own values: `true` for the "
-        f"ledger's table `{DEAD_LETTERS}`, or a table of your own.", empty=True,
-        not_in_jobs=_MEND_THE_JOB,
+    dead_letters: Annotated[bool, Option(
+        _ROWS, "[Put rows that cannot be written](dead-letters.md) for their own values into `pgonce.dead_letters`.",
+        False, not_in_jobs=_MEND_THE_JOB,
     )]
     max_dead_letters: Annotated[int | None, Option(
         _ROWS, "How many rows of a batch may be put aside before it is refused.", MOST_DEAD_LETTERS,

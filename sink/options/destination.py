@@ -17,8 +17,6 @@ from pgonce.offsets_store.errors import bad_option
 
 from .definitions import (
     BY_KEY,
-    DEAD_LETTERS,
-    MOST_DEAD_LETTERS,
     TOMBSTONE_DAYS,
     ChangeFeed,
     DecodeFormat,
@@ -105,14 +103,6 @@ class Existing:
 
 
 @dataclass(frozen=True)
-class DeadLetters:
-    """The table for rows that cannot be written for their own values, and how many a batch may have."""
-
-    table: str = DEAD_LETTERS
-    most: int = MOST_DEAD_LETTERS
-
-
-@dataclass(frozen=True)
 class Decoding:
     """
     How the records of a topic become rows: what their values are, and where other columns come from.
@@ -135,7 +125,8 @@ class Destination:
     """
     Where rows go and how: the table as the user wrote it, the write mode, and what writing by key needs.
 
-    Without ``keys``, the table's primary key tells rows apart. ``aside`` are columns of the rows that are about
+    Without ``keys``, the table's primary key tells rows apart. ``dead_letters`` is how many rows of a batch may be put
+    aside, or None. ``aside`` are columns of the rows that are about
     something else than a row of this table, such as the one that chooses among several tables. ``may_be_temporary`` is
     for a function, which may have made a table for a step in between. ``of_letters`` is for a replay of dead letters,
     whose rows may be older than stored ones of the same ``order_by``.
@@ -149,7 +140,7 @@ class Destination:
     schema_evolution: SchemaEvolution = "strict"
     changes: Changes | None = None
     existing: Existing = field(default_factory=Existing)
-    dead_letters: DeadLetters | None = None
+    dead_letters: int | None = None
     aside: frozenset[str] = frozenset()
     may_be_temporary: bool = False
     of_letters: bool = False
@@ -285,13 +276,6 @@ def _changes(given: Given) -> Changes:
     return Changes(given["delete_when"], given["change_feed"], False, cast("Deletes", kind), column or None)
 
 
-def dead_letters_of(given: Given) -> DeadLetters | None:
-    """Where bad rows go, as the options say."""
-    asked = given["dead_letters"]
-    if asked is None:
-        return None
-    table = DEAD_LETTERS if asked is True else asked.strip()
-    if not table:
-        remedy = f"Set it to true, which is {DEAD_LETTERS}, or to a table."
-        raise bad_option("BAD_OPTION", "deadLetters is empty.", remedy)
-    return DeadLetters(table, given["max_dead_letters"])
+def dead_letters_of(given: Given) -> int | None:
+    """How many rows of a batch may be put aside, as the options say; None if none may."""
+    return given["max_dead_letters"] if given["dead_letters"] else None

@@ -19,7 +19,7 @@ from pgonce.offsets_store.postgres.text import refuse_unstorable
 
 from ..encoding.encoded_types import TEXTS, EncodedColumn
 from .definitions import OPTIONS, ChangeFeed, RouteOptions, UnknownRoutes
-from .destination import DeadLetters, Destination, dead_letters_of, destination_of, refuse_columns_alone
+from .destination import Destination, dead_letters_of, destination_of, refuse_columns_alone
 from .option import Way, json_object
 from .reading import OF_THE_QUERY, Given, named_in, read, refuse_clashes
 
@@ -54,13 +54,13 @@ class Routes:
     """
     Where the rows of one stream go, by the value of ``column``, in the order in which the user lists the tables.
 
-    ``dead_letters`` is where rows go that belong to none of them, if ``unknown`` says that they are put aside.
+    ``dead_letters`` is how many rows of a batch may be put aside that belong to none of them.
     """
 
     column: str
     each: tuple[Route, ...]
     unknown: UnknownRoutes = "refuse"
-    dead_letters: DeadLetters | None = None
+    dead_letters: int | None = None
 
     def __iter__(self) -> Iterator[Route]:
         return iter(self.each)
@@ -174,10 +174,10 @@ def _bad(what: str, remedy: str) -> ConfigurationError:
 
 def most_dead_letters(where: Destination | Routes) -> int | None:
     """How many rows of a batch may be put aside, for all tables together; None if none may."""
-    settings = [where.dead_letters]
+    limits = [where.dead_letters]
     if isinstance(where, Routes):
-        settings += [route.destination.dead_letters for route in where]
-    return max((one.most for one in settings if one), default=None)
+        limits += [route.destination.dead_letters for route in where]
+    return max((one for one in limits if one is not None), default=None)
 
 
 def sink_name_of(where: Destination | Routes) -> str:

@@ -38,8 +38,8 @@ from pgonce.offsets_store.verdict.facts import Batch, Ledger, PlannedBatch, Reme
 from pgonce.offsets_store.verdict.refused_batch import refusal
 
 from ..encoding.encoded_types import EncodedColumn
-from ..options.definitions import BY_KEY, DEAD_LETTERS
-from ..options.destination import DeadLetters, Destination
+from ..options.definitions import BY_KEY
+from ..options.destination import Destination
 from ..options.routes import Route, Routes
 from .checked_table import ColumnPlan, check_table, plan_columns, without_extra
 from .empty_table import refuse_reaching_others
@@ -108,11 +108,8 @@ def look_once(
             _seen_to_fit.add((query, where, columns))
 
 
-def _found(
-    connection: psycopg.Connection, destination: Destination, rooms: Rooms
-) -> tuple[ResolvedName, TargetTable | None]:
+def _found(connection: psycopg.Connection, destination: Destination) -> tuple[ResolvedName, TargetTable | None]:
     """The table's name, and the table, which can be written into; None if it is to be created."""
-    _look_at_letters(connection, destination.dead_letters, rooms)
     found, table = look_up_table(connection, destination.table)
     if table is not None:
         check_table(table, destination)
@@ -128,22 +125,15 @@ def _look(
     each = where.each if isinstance(where, Routes) else (Route("", where),)
     if isinstance(where, Routes):
         ask_for_each_table(connection, where)()
-        _look_at_letters(connection, where.dead_letters, rooms)
     there: list[tuple[TargetTable, Destination]] = []
     for route in each:
         if columns is None:
-            _found(connection, route.destination, rooms)
+            _found(connection, route.destination)
         elif table := look_at_table(connection, route.destination, route.written(columns), rooms=rooms):
             there.append((table, route.destination))
     if any(to.changes for _, to in there):
         rooms.by_key().refuse_actions_between([(table, to.changes) for table, to in there])
     refuse_reaching_others(connection, [table for table, to in there if to.mode == "complete"])
-
-
-def _look_at_letters(connection: psycopg.Connection, letters: DeadLetters | None, rooms: Rooms) -> None:
-    # The ledger's own may be there only when the first batch is committed.
-    if letters and letters.table != DEAD_LETTERS:
-        rooms.bad_rows().checked_letters_table(*look_up_table(connection, letters.table))
 
 
 def look_at_table(
@@ -161,7 +151,7 @@ def look_at_table(
     :return: the table as it will be; None if it is to be created.
     :raises TargetError: as the commit would.
     """
-    found, table = _found(connection, destination, rooms)
+    found, table = _found(connection, destination)
     if table is None:
         keys_of_new(found, columns, destination)
         return None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.verdict.facts import Batch
 
     from ..encoding.encoded_types import EncodedColumn
-    from ..options.destination import Changes, DeadLetters, Destination
+    from ..options.destination import Changes, Destination
     from ..options.routes import Routes
     from .checked_table import ColumnPlan
     from .rows import GatheredRows, Rows
@@ -104,19 +104,16 @@ class ByKey(Protocol):
 class BadRows(Protocol):
     """:mod:`pgonce.sink.writing.bad_rows`, for ``deadLetters``, and for rows that Postgres refuses."""
 
-    def checked_letters_table(self, found: ResolvedName, table: TargetTable | None) -> TargetTable:
-        """The table that ``deadLetters`` names; refused if it cannot keep letters."""
-
     def write_what_fits_in_tx(
         self,
         connection: psycopg.Connection,
         part: RowsForTable,
         written: Written,
         batch: Batch,
-        settings: DeadLetters,
+        most: int,
         rooms: Rooms,
     ) -> TableOutcome:
-        """Write the rows that the table takes, and the others as dead letters."""
+        """Write the rows that the table takes, and the others, at most so many, as dead letters."""
 
     def refuse_bad_batch(
         self, where: Destination | Routes, outcomes: Sequence[TableOutcome], counts: Mapping[str, int], unrouted: int

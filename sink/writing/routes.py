@@ -26,7 +26,6 @@ from pgonce.offsets_store.verdict.facts import Batch
 
 from ..encoding.encoded_types import EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
-from ..options.destination import DeadLetters
 from ..options.routes import Route, Routes
 from ..staging import check_staged_rows
 from .bad_rows.about_a_row import not_encoded, of_one, too_many
@@ -237,15 +236,13 @@ def _settle_unknown_in_tx(
     total = sum(unknown.values())
     if routes.unknown == "drop":
         return {UNROUTED: total}
-    letters = routes.dead_letters
-    if routes.unknown == "refuse" or letters is None or batch is None:
+    most = routes.dead_letters
+    if routes.unknown == "refuse" or most is None or batch is None:
         raise _unknown_routes(routes, unknown, "")
-    if total > letters.most:
-        raise _unknown_routes(
-            routes, unknown, f" These are more rows than maxDeadLetters={letters.most} allows in a batch."
-        )
+    if total > most:
+        raise _unknown_routes(routes, unknown, f" These are more rows than maxDeadLetters={most} allows in a batch.")
     # Such a row has no table, and so nothing says how it was to be written.
-    aside = Letters(letters, batch, routes.sink_name, {})
+    aside = Letters(batch, routes.sink_name, {})
     why = routes.column, "ROUTE_UNKNOWN", f"The value of {routes.column} is not in tables."
     aside.write_all_in_tx(connection, gathered.of(*unknown), why, rows.columns, rows.positions)
     return {PUT_ASIDE: total}
@@ -260,19 +257,19 @@ def _put_unfit_aside_in_tx(
     batch: Batch,
 ) -> int:
     """
-    Write the rows that could not be encoded into the tables of dead letters; each table's own settings count.
+    Write the rows that could not be encoded as dead letters; each table's own limit counts.
 
     :return: how many were put aside. The others have an unknown route, and are to be left out.
     """
 
-    def put_aside(found: list[UnfitRow], settings: DeadLetters | None, target: str, how: Mapping[str, Any]) -> None:
+    def put_aside(found: list[UnfitRow], most: int | None, target: str, how: Mapping[str, Any]) -> None:
         if not found:
             return
-        if settings is None:
+        if most is None:
             raise not_encoded(found[0])
-        if len(found) > settings.most:
-            raise too_many(target, settings.most, of_one(found[0]))
-        Letters(settings, batch, target, how).write_unfit_in_tx(connection, found)
+        if len(found) > most:
+            raise too_many(target, most, of_one(found[0]))
+        Letters(batch, target, how).write_unfit_in_tx(connection, found)
 
     by_value: dict[object, list[UnfitRow]] = defaultdict(list)
     for row in unfit:

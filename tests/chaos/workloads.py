@@ -50,23 +50,21 @@ CREATE TRIGGER again BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION {t}_agai
 """
 
 # With every fourth row comes a copy that the table refuses: it must be a dead letter, once.
-_LETTERS = "CREATE TABLE {t}_letters (query_id text, sink_name text, batch_id bigint, target text, position jsonb, \
-record_key bytea, record_value bytea, record_headers jsonb, row_data jsonb, column_name text, code text, \
-message text, destination jsonb)"
 _WITH_COPIES = f"""
 WITH wanted AS ({_WANTED.format(more="")}) SELECT *, false AS is_letter FROM wanted
 UNION ALL SELECT stream, NULL, payload, true FROM wanted WHERE position % 4 = 0
 """
 _AND_LETTERS = """
 SELECT stream, position, payload, false AS is_letter FROM {rows}
-UNION ALL SELECT (row_data ->> 'stream')::int, NULL, row_data ->> 'payload', true FROM {t}_letters
+UNION ALL SELECT (row_data ->> 'stream')::int, NULL, row_data ->> 'payload', true
+FROM pgonce.dead_letters WHERE target = 'public.{t}'
 """
 
 # Every fourth record cannot be decoded: it must be a dead letter, once, with its bytes and its place.
 _OR_LETTERS = """
 SELECT stream, position, payload FROM {rows}
 UNION ALL SELECT (position ->> 'partition')::int, (position ->> 'offset')::bigint,
-    right(convert_from(record_value, 'UTF8'), 32) FROM {t}_letters
+    right(convert_from(record_value, 'UTF8'), 32) FROM pgonce.dead_letters WHERE target = 'public.{t}'
 """
 
 _BUCKETED = f"""
@@ -207,7 +205,7 @@ def _diverted(frame: DataFrame, place: Place) -> DataStreamWriter:
     twice = frame.select("*", f.explode(f.array(f.lit(False), f.lit(True))).alias("is_bad"))
     rows = twice.where("NOT is_bad OR position % 4 = 0")
     bad = rows.withColumn("position", f.when(~f.col("is_bad"), f.col("position"))).drop("is_bad")
-    return _data_source(bad, place, deadLetters=f"{place.table}_letters", maxDeadLetters="1000000")
+    return _data_source(bad, place, deadLetters="true", maxDeadLetters="1000000")
 
 
 def _routed(frame: DataFrame, place: Place) -> DataStreamWriter:
@@ -225,7 +223,7 @@ def _decoded(stream: Stream, place: Place) -> StreamingQuery:
     )
     text = f.when(f.col("offset") % 4 == 0, f.concat(f.lit("bad "), value)).otherwise(good)
     records = stream.records().withColumn("value", text.cast("binary"))
-    letters = {"deadLetters": f"{place.table}_letters", "maxDeadLetters": "1000000"}
+    letters = {"deadLetters": "true", "maxDeadLetters": "1000000"}
     return _data_source(records, place, decode="json", **letters).trigger(**stream.trigger).start()
 
 
@@ -295,7 +293,6 @@ WORKLOADS = {
         Workload(
             "diverted",
             _in_micro_batches(_diverted),
-            create=_EVENTS.format(t="{t}", more="") + ";" + _LETTERS,
             found=_AND_LETTERS,
             wanted=_WITH_COPIES,
             keys="{stream,payload,is_letter}",
@@ -304,7 +301,6 @@ WORKLOADS = {
         Workload(
             "decoded",
             _decoded,
-            create=_EVENTS.format(t="{t}", more="") + ";" + _LETTERS,
             found=_OR_LETTERS,
             counts_rows=False,
             commits_in="worker",

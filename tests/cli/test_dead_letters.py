@@ -67,13 +67,11 @@ class TestList:
         assert letter["dead_letter_id"] == one
         assert json.loads(letter["row_data"]) == {"id": 1, "name": "x" * 1000}
 
-    def test_a_table_of_ones_own_and_a_sink_are_in_what_to_type_next(self, admin, command):
-        """Without them, the command would find no letter."""
-        admin.execute("CREATE TABLE bad_rows (LIKE pgonce.dead_letters INCLUDING ALL)")
-        put_aside(admin, {"id": 1}, table="bad_rows")
-        assert "Those in a table of your own: --table" in command().stdout
-        shown = command("--table", "bad_rows", "--sink", "public.orders").stdout.splitlines()[-1]
-        assert shown.endswith(" --sink public.orders --table bad_rows --replay")
+    def test_a_sink_is_in_what_to_type_next(self, admin, command):
+        """The command that is shown means the same letters."""
+        put_aside(admin, {"id": 1})
+        shown = command("--sink", "public.orders").stdout.splitlines()[-1]
+        assert shown.endswith(" --sink public.orders --replay")
 
     def test_nobody_is_told_to_repair_a_row_that_no_replay_writes(self, admin, command):
         """Without onlyNewer, a newer row may be there; the reason and the ways out are said at once."""

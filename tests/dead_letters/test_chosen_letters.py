@@ -35,7 +35,7 @@ def test_discarded_letters_are_deleted_and_noted_with_the_reason(url, admin):
     assert discarded(url, ids=ids[:2], dry_run=True) == ids[:2]
     assert (letters(admin), noted(admin)) == (ids, [])
     assert discarded(url, ids=ids[:2], reason=" spam ") == ids[:2]
-    details = {"dead_letters": 2, "ids": ids[:2], "table": "pgonce.dead_letters", "targets": {"public.events": 2}}
+    details = {"dead_letters": 2, "ids": ids[:2], "targets": {"public.events": 2}}
     assert (letters(admin), noted(admin)) == (ids[2:], [("discard-dead-letters", None, "spam", details)])
     assert discarded(url) == ids[2:]
     assert discarded(url) == []

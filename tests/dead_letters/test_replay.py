@@ -95,7 +95,7 @@ class TestReplayed:
         (group,) = replayed(url, reason=" mended ")
         assert [letter.dead_letter_id for letter in group.letters] == ids
         assert (in_table(admin), letters(admin)) == ([(1, "n1"), (2, "n2")], [])
-        details = {"dead_letters": 2, "ids": ids, "table": "pgonce.dead_letters", "targets": {"public.events": 2}}
+        details = {"dead_letters": 2, "ids": ids, "targets": {"public.events": 2}}
         assert noted(admin) == [("replay-dead-letters", None, "mended", details)]
         assert replayed(url) == []
         assert len(noted(admin)) == 1
@@ -135,15 +135,6 @@ class TestReplayed:
         replayed(url)
         assert admin.execute('SELECT id, name FROM app."Odd Name"').fetchall() == [(2, "n2")]
         assert letters(admin) == []
-
-    def test_a_table_of_the_users_own(self, url, admin):
-        """Letters that a query puts into another table are replayed from there."""
-        admin.execute("CREATE SCHEMA app; CREATE TABLE app.letters (LIKE pgonce.dead_letters INCLUDING ALL)")
-        put_aside(admin, {"id": 1, "name": "n1"}, table="app.letters")
-        assert replayed(url) == []
-        replayed(url, table="app.letters")
-        assert in_table(admin) == [(1, "n1")]
-        assert admin.execute("SELECT count(*) FROM app.letters").fetchone() == (0,)
 
 
 class TestRefusedAgain:

@@ -42,7 +42,7 @@ def role(admin):
     admin.execute(sql.SQL("DROP OWNED BY {0} CASCADE; DROP ROLE {0}").format(quoted))
 
 
-def put(admin: psycopg.Connection, role: str, *, table: str = "pgonce.dead_letters", **changed: Any) -> None:
+def put(admin: psycopg.Connection, role: str, **changed: Any) -> None:
     """The role writes a letter for the table ``events``, in which this is changed."""
     letter = {
         "query_id": "q1",
@@ -59,7 +59,7 @@ def put(admin: psycopg.Connection, role: str, *, table: str = "pgonce.dead_lette
     names, places = ", ".join(letter), ", ".join(f"%({name})s" for name in letter)
     with admin.transaction():
         admin.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role)))
-        admin.execute(f"INSERT INTO {table} ({names}) VALUES ({places})".encode(), letter)
+        admin.execute(f"INSERT INTO pgonce.dead_letters ({names}) VALUES ({places})".encode(), letter)
 
 
 def _query(admin: psycopg.Connection) -> str:
@@ -140,39 +140,6 @@ def test_what_is_to_be_done_is_shown_before(url, admin, role):
     assert said.exit_code == 0
     assert "1 into public.events (mode append): id 1." in said.output
     assert '1 into "public"."payroll" (mode append): id 2.' in said.output
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "CREATE TRIGGER t BEFORE DELETE ON app.letters FOR EACH ROW EXECUTE FUNCTION app.evil()",
-        "CREATE TRIGGER t AFTER DELETE ON app.letters EXECUTE FUNCTION app.evil()",
-        "CREATE RULE r AS ON DELETE TO app.letters DO ALSO INSERT INTO app.proof VALUES (current_user)",
-        "ALTER TABLE app.letters ENABLE ROW LEVEL SECURITY",
-    ],
-)
-@pytest.mark.parametrize("more", [[], ["--discard", "--reason", "x", "--yes"], ["--replay", "--yes"]], ids=str)
-def test_code_on_a_table_of_its_own_does_not_run(url, admin, role, code, more):
-    """A role's own table of dead letters may have triggers, which would run as the administrator."""
-    name = sql.Identifier(role)
-    admin.execute(sql.SQL("CREATE SCHEMA app AUTHORIZATION {}").format(name))
-    with admin.transaction():
-        admin.execute(sql.SQL("SET LOCAL ROLE {}").format(name))
-        admin.execute(
-            "CREATE TABLE app.proof (who name); CREATE TABLE app.letters (LIKE pgonce.dead_letters INCLUDING ALL)"
-        )
-        admin.execute(
-            "CREATE FUNCTION app.evil() RETURNS trigger LANGUAGE plpgsql AS "
-            "'BEGIN INSERT INTO app.proof VALUES (current_user); RETURN old; END'"
-        )
-        admin.execute(code.encode())
-    put(admin, role, table="app.letters")
-    said = CliRunner().invoke(app, ["dead-letters", "orders", "--table", "app.letters", "--url", url, *more])
-    assert (said.exit_code, "DEAD_LETTERS_TABLE" in said.output, role in said.output) == (3, True, True)
-    assert admin.execute("SELECT count(*) FROM app.proof").fetchone() == (0,)
-    admin.execute(sql.SQL("ALTER TABLE app.letters OWNER TO CURRENT_USER"))
-    said = CliRunner().invoke(app, ["dead-letters", "orders", "--table", "app.letters", "--url", url])
-    assert said.exit_code == 0
 
 
 FORGED = "n\nReplayed.\x1b[2K\u202e"

@@ -274,24 +274,22 @@ def test_those_who_wait_call_nothing_of_evil(evil_url, admin):
 
 
 def test_dead_letters_are_listed_replayed_and_discarded_and_evil_is_never_called(evil_url, admin):
-    """Finding their table, reading values from JSON, and writing, deleting and noting need nothing but pg_catalog."""
+    """Reading values from JSON, and writing, deleting and noting need nothing but pg_catalog."""
     commit(evil_url, make_planned_batch(), destination("public.events", "append", (), None))
-    admin.execute("DROP TABLE IF EXISTS letters; CREATE TABLE letters (LIKE pgonce.dead_letters INCLUDING ALL)")
     struct = t.StructType([*STRUCT.fields, t.StructField("made", t.TimestampType())])
     kinds = [t.StructField("bytes", t.BinaryType()), t.StructField("texts", t.ArrayType(t.StringType()))]
     row = {"id": 7, "name": "seven", "made": "2026-01-01T00:00:00Z"}
     of = {"query_id": "q1", "sink_name": "public.events"}
-    for table in ("pgonce.dead_letters", "public.letters"):
-        put_aside(admin, row, destination("public.cast_events"), struct, table=table, **of)
-        bad = put_aside(admin, {**row, "id": "x"}, destination("public.events"), struct, table=table, **of)
-        more = {**row, "bytes": "\\x00", "texts": ["a"]}
-        where = destination("public.events", schema_evolution="ignoreExtra")
-        put_aside(admin, more, where, t.StructType([*struct.fields, *kinds]), table=table, **of)
-        assert len(OffsetsStore(evil_url).dead_letters("q1", table=table)) == 3
-        with pytest.raises(PgonceError, match="DEAD_LETTER_UNMENDED"):
-            replayed(evil_url, "q1", table=table)
-        discard_letters(chosen_letters(evil_url, "q1", table=table, ids=[bad]), evil_url, reason="evil")
-        assert len(replayed(evil_url, "q1", table=table)) == 2
+    put_aside(admin, row, destination("public.cast_events"), struct, **of)
+    bad = put_aside(admin, {**row, "id": "x"}, destination("public.events"), struct, **of)
+    more = {**row, "bytes": "\\x00", "texts": ["a"]}
+    where = destination("public.events", schema_evolution="ignoreExtra")
+    put_aside(admin, more, where, t.StructType([*struct.fields, *kinds]), **of)
+    assert len(OffsetsStore(evil_url).dead_letters("q1")) == 3
+    with pytest.raises(PgonceError, match="DEAD_LETTER_UNMENDED"):
+        replayed(evil_url, "q1")
+    discard_letters(chosen_letters(evil_url, "q1", ids=[bad]), evil_url, reason="evil")
+    assert len(replayed(evil_url, "q1")) == 2
     assert (7, "seven") in rows_in(admin, "public.events")
 
 

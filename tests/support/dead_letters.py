@@ -25,7 +25,6 @@ def put_aside(
     struct: t.StructType = STRUCT,
     *,
     days_ago: float = 0,
-    table: str = "pgonce.dead_letters",
     **fields: Any,
 ) -> int:
     """Insert one letter of batch 3 of the query ``orders``; its id. Without ``where`` its destination is unknown."""
@@ -44,7 +43,7 @@ def put_aside(
     }
     names, places = ", ".join(known), ", ".join(f"%({name})s" for name in known)
     insert = (
-        f"INSERT INTO {table} ({names}, made_at) VALUES ({places}, now() - %(days)s * interval '1 day') "
+        f"INSERT INTO pgonce.dead_letters ({names}, made_at) VALUES ({places}, now() - %(days)s * interval '1 day') "
         "RETURNING dead_letter_id"
     )
     return admin.execute(insert.encode(), {**known, "days": days_ago}).fetchone()[0]
@@ -57,7 +56,7 @@ def a_past(url: str, **identity: Any) -> None:
 
 def replayed(url: str, query: str = "orders", sink: str | None = None, **how: Any) -> list[Group]:
     """Replay the letters of a query."""
-    chosen = {name: how.pop(name) for name in ("table", "ids", "code") if name in how}
+    chosen = {name: how.pop(name) for name in ("ids", "code") if name in how}
     return replay_letters(chosen_letters(url, query, sink, **chosen), url, **how)
 
 

@@ -1,7 +1,6 @@
 """Find the rows that cannot be written for their own values, and put them aside as dead letters."""
 
-from .letters import checked_letters_table
 from .refused_values import note_copied
 from .write_what_fits import refuse_bad_batch, write_in_turn_in_tx, write_what_fits_in_tx
 
-__all__ = ["checked_letters_table", "note_copied", "refuse_bad_batch", "write_in_turn_in_tx", "write_what_fits_in_tx"]
+__all__ = ["note_copied", "refuse_bad_batch", "write_in_turn_in_tx", "write_what_fits_in_tx"]

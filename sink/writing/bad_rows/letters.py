@@ -16,21 +16,15 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import TargetError, bad_target
-from pgonce.offsets_store.ledger import SCHEMA
+from pgonce.offsets_store.errors import bad_target
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.verdict.facts import Batch
 
 from ...encoding.encoded_types import ATTEMPT_COLUMN, EncodedColumn
 from ...encoding.unfit_rows import UnfitRow
-from ...options.destination import DeadLetters, Destination
 from ...options.position_columns import KAFKAS_NAMES, PositionColumns
-from ..checked_table import check_table, not_durable
 from ..rows import GatheredRows
-from ..table.catalogue import TargetTable
-from ..table.lock import lock_table, unsafe_partition
-from ..table.table_name import ResolvedName
 from .about_a_row import BadRow
 
 _log = logging.getLogger("pgonce")
@@ -49,12 +43,11 @@ _NO_RECORD = sql.SQL("NULL, NULL, NULL")
 @dataclass(frozen=True)
 class Letters:
     """
-    Where the dead letters of a batch go, and what is noted about all of them.
+    The dead letters of a batch for one table, and what is noted about all of them.
 
     ``target`` is the table that the rows were for, and ``destination`` says how they were to be written.
     """
 
-    settings: DeadLetters
     batch: Batch
     target: str
     destination: Mapping[str, Any]
@@ -115,65 +108,36 @@ class Letters:
     def _write(
         self, connection: psycopg.Connection, rows: sql.Composable, count: int, record: sql.Composable = _NO_RECORD
     ) -> None:
-        """:raises TargetError: if the table of the letters is unfit, or does not take just ``count`` of them."""
-        found, table = lock_table(connection, self.settings.table)
-        table = checked_letters_table(found, table)
+        """:raises TargetError: if not just ``count`` letters were written."""
         # JSON has floats and intervals in the form that the session's settings say.
-        done = search_path.execute_in_tx(connection, self._insert(table.identifier, rows, record), makes_texts=True)
+        done = search_path.execute_in_tx(connection, self._insert(rows, record), makes_texts=True)
         if done.rowcount != count:
             raise bad_target(
                 "TRIGGER_CHANGED_ROWS",
-                f"{table.qualified_name} took {done.rowcount} of {count} dead letters: a BEFORE trigger left the "
+                f"pgonce.dead_letters took {done.rowcount} of {count} dead letters: a trigger or a rule left the "
                 "others out, and their rows would be lost.",
-                "Drop the trigger, or let it return every row, so that the table keeps all dead letters.",
+                "Drop it, so that the table keeps all dead letters.",
             )
-        if (culprit := unsafe_partition(connection, table)) is not None:
-            raise not_durable(culprit).beginning(_OF_LETTERS)
         batch = self.batch
         # The batch may still be refused, and its letters with it.
         said = (
-            "batch %s of query %s: rows for %s that cannot be written, put aside in %s if the batch is committed: %s "
+            "batch %s of query %s: rows for %s that cannot be written, put aside if the batch is committed: %s "
             "(`pgonce dead-letters %s`)"
         )
         word = in_command(batch.query_id, "QUERY")
-        _log.warning(said, batch.batch_id, batch.query_id, self.target, self.settings.table, count, word)
+        _log.warning(said, batch.batch_id, batch.query_id, self.target, count, word)
 
-    def _insert(self, table: sql.Identifier, rows: sql.Composable, record: sql.Composable) -> sql.Composed:
+    def _insert(self, rows: sql.Composable, record: sql.Composable) -> sql.Composed:
         return sql.SQL(
-            "INSERT INTO {} (query_id, sink_name, batch_id, target, position, row_data, column_name, code, message, "
-            "destination, record_key, record_value, record_headers) "
+            "INSERT INTO pgonce.dead_letters (query_id, sink_name, batch_id, target, position, row_data, column_name, "
+            "code, message, destination, record_key, record_value, record_headers) "
             "SELECT {}, {}, {}, {}, s.position, s.row_data, s.column_name, s.code, s.message, {}::jsonb, {} FROM {}"
         ).format(
-            table,
             *map(sql.Literal, (self.batch.query_id, self.batch.sink_name, self.batch.batch_id, self.target)),
             sql.Literal(json.dumps(self.destination)),
             record,
             rows,
         )
-
-
-_OF_LETTERS = "The table of the dead letters"
-
-
-def checked_letters_table(found: ResolvedName, table: TargetTable | None) -> TargetTable:
-    """
-    The table that deadLetters names, which has to keep the letters as a target keeps its rows.
-
-    :param found: what Postgres says of its name.
-    :raises TargetError: DEAD_LETTERS_MISSING, and as :func:`check_table`.
-    """
-    if table is None:
-        raise bad_target(
-            "DEAD_LETTERS_MISSING",
-            f"The table {found.qualified_name}, which deadLetters names, does not exist.",
-            f"CREATE TABLE {found.qualified_name} (LIKE {SCHEMA}.dead_letters INCLUDING ALL). Or set deadLetters to "
-            "true, to use the table of the ledger.",
-        )
-    try:
-        check_table(table, Destination(table.qualified_name))
-    except TargetError as error:
-        raise error.beginning(_OF_LETTERS) from None
-    return table
 
 
 def _in_parts(rows: Sequence[UnfitRow]) -> Iterator[list[UnfitRow]]:

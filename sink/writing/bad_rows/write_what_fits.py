@@ -19,7 +19,7 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.verdict.facts import Batch
 
 from ...encoding.unfit_rows import UnfitRow
-from ...options.destination import DeadLetters, Destination
+from ...options.destination import Destination
 from ...options.routes import Routes, most_dead_letters
 from ...staging import check_staged_rows
 from ..by_key.unread_value import VALUE_NOT_READ
@@ -84,26 +84,26 @@ def write_what_fits_in_tx(
     part: RowsForTable,
     written: Written,
     batch: Batch,
-    settings: DeadLetters,
+    most: int,
     rooms: Rooms,
 ) -> TableOutcome:
     """
-    Write what the table takes, and the other rows into the table of dead letters, with those that were not encoded.
+    Write what the table takes, and the others, at most ``most``, as dead letters, with those that were not encoded.
 
     :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch at all can be written.
     :raises psycopg.Error: what Postgres says that is not about the values of a row.
     """
-    counts, gathered, bad = _written_and_bad_in_tx(connection, part, written, settings.most, rooms)
+    counts, gathered, bad = _written_and_bad_in_tx(connection, part, written, most, rooms)
     rows, unfit, table = part.rows, part.rows.unfit(), written.table
     outcome = outcome_of(connection, part, written, counts, len(bad))
     aside: list[BadRow | UnfitRow] = [*bad, *unfit]
     if not aside:
         return outcome
     why = of_one(aside[0])
-    if len(aside) > settings.most:
-        raise too_many(table.qualified_name, settings.most, why)
+    if len(aside) > most:
+        raise too_many(table.qualified_name, most, why)
     named = replace(part.destination, table=table.identifier.as_string(None), dead_letters=None)
-    letters = Letters(settings, batch, table.qualified_name, recorded(named, rows.columns, table.oid))
+    letters = Letters(batch, table.qualified_name, recorded(named, rows.columns, table.oid))
     letters.write_unfit_in_tx(connection, unfit)
     if gathered is not None:
         letters.write_refused_in_tx(connection, gathered, bad, part.gathering.columns, rows.positions)

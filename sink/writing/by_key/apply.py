@@ -224,7 +224,7 @@ def lock_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable, *, delet
     """
     Lock the stored rows of the changes in the order of their keys.
 
-    Deletes and writes come one after the other: without this, two batches could wait for each other's rows.
+    Soft deletes come before writes, and rows have turns: without this, two batches could wait for each other's rows.
     """
     locks = sql.SQL(
         "SELECT pg_catalog.count(*) FROM (SELECT FROM {} AS target JOIN {} AS change ON {} ORDER BY {} "

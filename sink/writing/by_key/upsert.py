@@ -122,7 +122,7 @@ def write_by_key_in_tx(
     :param bounds: the first key's least and greatest value, where they are known.
     :param is_last: whether no other row of the batch is written afterwards, so that the savepoint may go.
     """
-    if is_large(rows.count) and upsert.finds_by_index and may_merge(connection, table, plan, upsert):
+    if is_large(rows.count) and upsert.finds_by_index and _may_merge(connection, table, plan, upsert):
         done = merged(connection, merge_statement(rows, table, plan, upsert, bounds))
         if done is not None:
             if is_last:
@@ -197,7 +197,7 @@ def is_large(row_count: int) -> bool:
     return row_count >= MERGED_ROWS
 
 
-def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence[ColumnPlan], upsert: Upsert) -> bool:
+def _may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence[ColumnPlan], upsert: Upsert) -> bool:
     """Whether MERGE has the same effects as ON CONFLICT, if an index calls keys equal exactly if ``=`` does."""
     # MERGE INTO ONLY would not find the rows of a hypertable, which ON CONFLICT does.
     if connection.info.server_version < _FIRST_VERSION or table.row_security or table.redirected:

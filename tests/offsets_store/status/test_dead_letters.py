@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support.dead_letters import a_past, put_aside
-from support.fixtures.postgres import url_with
 from support.ledger_history import OTHER
 
-from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.status.store import OffsetsStore
 
 
@@ -51,20 +49,3 @@ def test_every_digit_of_a_row_is_there(url, admin):
     assert letter.row_data == '{"n": 99999999999999999999.123456789012345678}'
     assert (letter.target, letter.batch_id, letter.code) == ("public.events", 3, "22001")
     assert letter.position == {"topic": "t", "partition": 0, "offset": 7}
-
-
-def test_a_table_of_the_users_own(url, admin):
-    """It is found as SQL finds it, along the user's search_path."""
-    admin.execute('CREATE SCHEMA app; CREATE TABLE app."My Letters" (LIKE pgonce.dead_letters INCLUDING ALL)')
-    one = put_aside(admin, {"id": 1}, table='app."My Letters"')
-    assert found(url, "orders") == []
-    assert found(url, "orders", table='app."My Letters"') == [one]
-    assert found(url_with(url, options="-csearch_path=app"), "orders", table='"My Letters"') == [one]
-
-
-def test_a_table_that_cannot_hold_dead_letters_is_refused(url, admin):
-    """A name that is not a table, a table without the columns, and ids that come twice are refused."""
-    admin.execute("CREATE TABLE without_key (LIKE pgonce.dead_letters INCLUDING IDENTITY)")
-    for name in ("nowhere", "app.nowhere", "a.b.c", "a.b.c.d", "a\0b", '"', "", "pgonce.batches", "without_key"):
-        with pytest.raises(OffsetsError, match=r"\[DEAD_LETTERS_TABLE\]"):
-            OffsetsStore(url).dead_letters("orders", table=name)

@@ -32,7 +32,7 @@ def test_a_decision_tells_its_role_its_time_and_its_reason(url, letter):
     """The database role, the time, and the reason in one line."""
     discard_letters(choice(url, letter), url, reason=" spam\nmore ")
     with reading(url) as connection:
-        (discarded,) = decisions_on_letters(connection, "pgonce.dead_letters", [letter], ["discard-dead-letters"])
+        (discarded,) = decisions_on_letters(connection, [letter], ["discard-dead-letters"])
     assert discarded.says.startswith(f"discarded by role {discarded.made_by} at 20")
     assert discarded.says.endswith(" UTC: spam\\nmore")
 
@@ -68,10 +68,10 @@ def test_a_role_that_may_not_read_them(url, letter, admin):
     """An error is told without them, and the transaction goes on."""
     discard_letters(choice(url, letter), url, reason="spam")
     with reading(url) as connection:
-        assert decisions_on_letters(connection, "pgonce.dead_letters", [letter], ["discard-dead-letters"])
+        assert decisions_on_letters(connection, [letter], ["discard-dead-letters"])
     admin.execute("ALTER TABLE pgonce.interventions RENAME TO elsewhere")
     with reading(url) as connection:
-        assert decisions_on_letters(connection, "pgonce.dead_letters", [letter], ["discard-dead-letters"]) == []
+        assert decisions_on_letters(connection, [letter], ["discard-dead-letters"]) == []
         assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
 
 

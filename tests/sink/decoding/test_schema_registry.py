@@ -159,6 +159,18 @@ def test_a_new_version_adds_its_column(subject, write, create, stored):
     assert stored("DISTINCT pg_typeof(amount)::text, pg_typeof(at)::text") == [("numeric", "text")]
 
 
+def test_each_record_is_read_by_the_schema_that_it_names(subject, write, create, stored):
+    """Whatever stood before it in the batch: the same schema, another one, or a number that the registry lacks."""
+    create("id int", "a int", "b int")
+    schemas = (("id", "int"), ("a", "int")), (("id", "int"), ("b", "int"))
+    order = (0, 0, 1, 0, 1, 1)
+    records = [subject.record({"id": n, "ab"[one]: 7}, *schemas[one]) for n, one in enumerate(order)]
+    unknown = records[3][:1] + b"\x7f\xff\xff\xff" + records[3][5:]
+    (letter,) = write(*records[:3], unknown, *records[3:])
+    assert "not in the registry" in letter.message
+    assert stored() == [(n, *((7, None), (None, 7))[one]) for n, one in enumerate(order)]
+
+
 def test_a_new_field_without_addcolumns_is_refused_with_the_statement_that_fits(subject, write, create, stored):
     """Or passed over."""
     create("id int")

@@ -23,7 +23,6 @@ from pgonce.sink.options.reading import read
     ("ddl", "arguments", "code"),
     [
         ("CREATE TABLE orders (id bigint)", {"table": "orderz"}, "TARGET_MISSING"),
-        ("CREATE TABLE orders (id bigint)", {"table": "orders", "dead_letters": "letterz"}, "DEAD_LETTERS_MISSING"),
         (
             "CREATE TABLE orders (id bigint)",
             {"route": "kind", "tables": {"orders": {}, "orderz": {}}},

@@ -54,7 +54,7 @@ def test_an_argument_means_what_the_option_of_its_name_means():
         ({"mode": "upsert", "onConflict": "ignore", "updateColumns": "a"}, "CLASHING_OPTIONS"),
         ({"mode": "upsert", "onConflict": "ignore", "keepWhere": ""}, "CLASHING_OPTIONS"),
         ({"keepWhere": ""}, "CLASHING_OPTIONS"),
-        ({"deadLetters": " "}, "BAD_OPTION"),
+        ({"deadLetters": "public.letters"}, "BAD_OPTION"),
         ({"maxDeadLetters": "5"}, "CLASHING_OPTIONS"),
         ({"deadLetters": "true", "maxDeadLetters": "0"}, "BAD_OPTION"),
         ({"mode": "upsert", "onConflict": "ignore", "onlyNewer": "true", "orderBy": "seq"}, "CLASHING_OPTIONS"),

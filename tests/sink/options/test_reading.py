@@ -89,7 +89,6 @@ def test_either_spelling_means_the_same_but_not_both():
         ("schema_evolution", "addcolumns", "addColumns", "addColumns"),
         ("independent", "true", True, True),
         ("dead_letters", "true", True, True),
-        ("dead_letters", "Letters", "Letters", "Letters"),
         ("dead_letters", "false", False, None),
         ("tombstone_days", "3", 3, 3),
         ("lock_timeout", "3", 3, 3.0),

@@ -133,7 +133,7 @@ def test_unknown_routes_are_one_of_three():
     """A value in another case is understood, and another word is not."""
     assert parse({"a": {}}, unknownRoutes="DROP").unknown == "drop"
     assert parse({"a": {}}).unknown == "refuse"
-    assert parse({"a": {}}, unknownRoutes="deadletters", deadLetters="letters").dead_letters.table == "letters"
+    assert parse({"a": {}}, unknownRoutes="deadletters", deadLetters="true").dead_letters == 100
     with pytest.raises(ConfigurationError, match="BAD_OPTION"):
         parse({"a": {}}, unknownRoutes="ignore")
 

@@ -17,10 +17,8 @@ from support.typed_rows import struct_of
 from support.with_rooms import look_once
 
 from pgonce.offsets_store.errors import ConnectError, TargetError
-from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.routes import where_to
 
 COLUMNS = encoded_columns(struct_of({"id": t.LongType(), "name": t.StringType()}))
 TABLE = "CREATE TABLE events (id bigint, name text)"
@@ -83,28 +81,6 @@ def test_what_the_commit_would_refuse_is_refused_before(admin, url):
         define(admin, ddl)
         with pytest.raises(TargetError, match=says):
             look(url, **arguments)
-
-
-def test_a_table_that_cannot_keep_dead_letters_is_refused_before(admin, url):
-    """As a target is, whichever option names it."""
-    migrate(admin)
-    entry = {"events": {"dead_letters": True}}
-    routes = where_to(route="name", tables=entry, unknown_routes="deadLetters", dead_letters="rejected")
-    for ddl, code in (
-        ("SELECT", "DEAD_LETTERS_MISSING"),
-        ("CREATE UNLOGGED TABLE rejected (LIKE pgonce.dead_letters)", "TARGET_NOT_DURABLE"),
-        ("CREATE VIEW rejected AS TABLE pgonce.dead_letters", "TARGET_NOT_A_TABLE"),
-        (
-            "CREATE TABLE rejected (LIKE pgonce.dead_letters); "
-            "CREATE RULE r AS ON INSERT TO rejected DO INSTEAD NOTHING",
-            "TARGET_HAS_RULES",
-        ),
-    ):
-        define(admin, f"{TABLE}; {ddl}")
-        with pytest.raises(TargetError, match=code):
-            look(url, dead_letters="rejected")
-        with pytest.raises(TargetError, match=code):
-            look_once(next(_queries), url, routes, COLUMNS)
 
 
 def test_what_the_commit_will_alter_or_leave_out_passes(admin, url):

@@ -20,7 +20,7 @@ from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
 from pgonce.sink.encoding.encoded_types import encoded_column, encoded_columns
 from pgonce.sink.options.definitions import BY_KEY, Mode
 from pgonce.sink.options.definitions import OPTIONS as OPTIONS_TABLE
-from pgonce.sink.options.destination import Changes, DeadLetters, destination
+from pgonce.sink.options.destination import Changes, destination
 from pgonce.sink.options.option import Way
 from pgonce.sink.options.routes import where_to
 from pgonce.sink.writing.bad_rows.recalled_destination import RECORDED, recalled, recorded_oid
@@ -91,10 +91,10 @@ def test_how_records_are_decoded_is_recalled_too():
     assert recalled(kept)[0].changes.deleted == where.changes.deleted
 
 
-def test_where_dead_letters_go_is_left_out():
+def test_that_rows_may_be_put_aside_is_left_out():
     """A replay puts no row aside: a row that is refused again is an error."""
     where = destination("public.events", dead_letters=True)
-    assert where.dead_letters == DeadLetters()
+    assert where.dead_letters == 100
     assert recalled(recorded(where, [encoded_column("id", t.LongType())]))[0] == replace(where, dead_letters=None)
 
 
@@ -131,7 +131,7 @@ KEPT = recorded(destination("public.events"), encoded_columns(STRUCT))
         with_options(create_table=True, keys=["id"]),
         with_options(schema_evolution="addColumns"),
         with_options(dead_letters=True),
-        with_options(dead_letters="public.payroll"),
+        with_options(dead_letters=100),
         with_options(deletes="hard"),
         with_options(mode="upsert", deletes="hard"),
         with_options(mode="apply"),

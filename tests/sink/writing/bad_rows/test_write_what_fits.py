@@ -185,7 +185,6 @@ REFUSED = {
     "too many for a table that may get columns": (
         "b", (3, 4), {"max_dead_letters": 1, "schema_evolution": "addColumns"}, "TOO_MANY_DEAD_LETTERS"
     ),
-    "no table for them": ("long", (3,), {"dead_letters": "nowhere"}, "DEAD_LETTERS_MISSING"),
 }  # fmt: skip
 
 
@@ -202,19 +201,6 @@ def test_who_swallows_the_error_commits_nothing(url, admin):
                 write_batch_in_tx(connection, where, rows, batch=make_batch())
             connection.commit()
         assert (why, stored(admin), letters(admin)) == (why, [], [])
-
-
-def test_they_go_into_a_table_of_the_users(url, admin):
-    """It has the columns of the ledger's."""
-    admin.execute(TABLE.encode())
-    with pytest.raises(PgonceError, match="DEAD_LETTERS_MISSING"):
-        committed(url, [*GOOD, (9, "long", 1)], dead_letters="rejected")
-    admin.execute(b"CREATE TABLE rejected (LIKE pgonce.dead_letters INCLUDING ALL)")
-    committed(url, [*GOOD, (9, "long", 1)], dead_letters="rejected")
-    assert letters(admin) == []
-    assert admin.execute("SELECT row_data, target, batch_id FROM rejected").fetchall() == [
-        ({"id": 9, "name": "long", "amount": 1}, "public.events", 0)
-    ]
 
 
 @pytest.mark.parametrize("when", ["", "DEFERRABLE INITIALLY DEFERRED"])
