@@ -73,7 +73,6 @@ def _named(job: Job) -> Named:
 def _publish_or_skip(
     settings: CommitSettings, job: Job, work: Work[None], watch: LockWatch, outcome: Outcome
 ) -> CommittedJob:
-    what = _named(job)
     with begun_transaction(settings, str(job.attempt), work.name_sink, outcome, lambda *_: None) as begun:
         connection, sink_name, began = begun.connection, begun.sink.name, begun.state
         table = next(iter(begun.sink.tables), None)
@@ -85,21 +84,21 @@ def _publish_or_skip(
                 work.ready_in_tx(connection)
                 published = outcome.sent = work.publish(connection, None, None)
                 _refuse_exchanged(begun.sink, published)
-                with committing(settings.url, connection, began, what, outcome):
+                with committing(connection, began, outcome):
                     record_job_in_tx(connection, sink_name, job, published)
                     channel = settings.notify_channel
                     notify_in_tx(connection, channel, published, sink=sink_name, batch_key=job.batch_key)
             return _noted(JobVerdict.PUBLISHED, sink_name, outcome)
         if recorded.attempt == job.attempt:
             # Until this commit has returned, a standby may lack what a primary shows that was started again.
-            with committing(settings.url, connection, began, what, outcome):
+            with committing(connection, began, outcome):
                 pass
             return _noted(JobVerdict.LANDED, recorded.sink_name, outcome)
         if table is not None:
             _refuse_elsewhere(table, job, recorded)
         if job.content_hash is not None and job.content_hash != recorded.content_hash:
             raise _refused(job, recorded)
-        with committing(settings.url, connection, began, what, outcome):
+        with committing(connection, began, outcome):
             record_skip_in_tx(connection, recorded.sink_name, job)
     # A warning, because Spark shows nothing less of its Python workers, and save() returns as if rows were written.
     _log.warning("%s", _skipped(table, job, recorded))

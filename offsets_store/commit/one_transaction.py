@@ -25,7 +25,6 @@ from ..postgres.connect import checked_out, driver_connection
 from ..postgres.one_trip import Asked, Statement, ask, keep_prepared, one_trip
 from ..postgres.search_path import LEAVE, leave_in_tx
 from ..postgres.translate import driver_error, leaves_commit_unknown
-from .commit_watch import saying_why_it_waits
 from .settings import CommitSettings
 from .transaction_state import (
     STATE,
@@ -37,7 +36,7 @@ from .transaction_state import (
     refuse_lost_on_crash,
     state_in,
 )
-from .work import Named, NamedSink, NameSink, Outcome, asked_sink
+from .work import NamedSink, NameSink, Outcome, asked_sink
 
 _T = TypeVar("_T")
 
@@ -176,9 +175,7 @@ def session_of_a_try(settings: CommitSettings) -> Iterator[Connection]:
 
 
 @contextmanager
-def committing(
-    url: str, connection: Connection, began: TransactionState, what: Named, outcome: Outcome
-) -> Iterator[None]:
+def committing(connection: Connection, began: TransactionState, outcome: Outcome) -> Iterator[None]:
     """
     Run the block, which records what was written, and COMMIT, in one round trip; Postgres has answered COMMIT then.
 
@@ -196,7 +193,7 @@ def committing(
         leave_in_tx(driver)
     state = left = answer = is_another = None
     try:
-        with saying_why_it_waits(url, began.backend_pid, what.full), outcome.on_ledger(), one_trip(driver):
+        with outcome.on_ledger(), one_trip(driver):
             # This sets our search_path again.
             state = ask(driver, STATE)
             yield

@@ -62,7 +62,7 @@ from .one_transaction import begun_transaction, committing
 from .report import notify_in_tx
 from .settings import CommitSettings
 from .transaction_state import TransactionState, as_it_began_in_tx, has_failed, refuse_when_it_ends
-from .work import Done, NameSink, Outcome, Work, named
+from .work import Done, NameSink, Outcome, Work
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def publish_or_skip(
                 stored = _stored_positions(transaction)
                 published, tables = _publish_in_tx(transaction, work, stored, outcome)
                 outcome.sent = published
-                with committing(settings.url, transaction.connection, transaction.began, named(planned), outcome):
+                with committing(transaction.connection, transaction.began, outcome):
                     _record_in_tx(transaction, published, tables, stored)
             _note_commit(transaction, outcome)
         else:
@@ -224,7 +224,7 @@ def _record_in_tx(transaction: Try, published: Published, tables: WrittenTables,
 
 def _skip(transaction: Try, outcome: Outcome) -> None:
     settings, connection, batch = transaction.settings, transaction.connection, transaction.batch
-    with committing(settings.url, connection, transaction.began, named(batch), outcome):
+    with committing(connection, transaction.began, outcome):
         if transaction.verdict is Verdict.REPLAY:
             record.record_replay_in_tx(connection, transaction.locked, batch)
         elif transaction.verdict is Verdict.ADOPTED:

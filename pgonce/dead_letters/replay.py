@@ -120,7 +120,7 @@ def replay_letters(
                 connection.rollback()
                 return groups
             # That the letters are gone is recorded already.
-            with committing(url, connection, began, _WHAT, outcome):
+            with committing(connection, began, outcome):
                 pass
             return groups
     except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pgonce.offsets_store.commit.commit_watch import WAIT_LOGGED_EVERY_SECONDS
 from pgonce.offsets_store.ledger import failures
 from pgonce.offsets_store.ledger.record import PRUNE_EVERY
 from pgonce.offsets_store.postgres.connect import (
@@ -56,7 +55,6 @@ NUMBERS = [
     ("The pool has 64 connections at most", DEFAULT_MAX_CONNECTIONS == 64),
     ("keeps 4 of them open", KEPT_CONNECTIONS == 4),
     ("says so every 30 seconds (`CONNECTIONS_IN_USE`)", FREE_CONNECTION_SECONDS == 30),
-    ("and every 30 seconds the log says", WAIT_LOGGED_EVERY_SECONDS == 30),
     ("60 seconds after the last sweep", SWEEP_SECONDS == 60),
     ("beyond 64 MiB", IN_MEMORY_BYTES == 64 * MIB),
     ("leaves 1 GiB of it", LEFT_FREE_BYTES == 1024 * MIB),

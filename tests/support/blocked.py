@@ -1,5 +1,5 @@
 """
-Wait until a session waits for another one's lock, or until the log says what a commit waits for.
+Wait until a session waits for another one's lock, for a standby, or until the log says something.
 
 Runs in: pytest. Invariant: it only looks, and gives up after a minute.
 """
@@ -33,6 +33,16 @@ def wait_for_queue(looking: psycopg.Connection) -> None:
         "JOIN pg_stat_activity AS o USING (pid) WHERE cardinality(pg_blocking_pids(o.pid)) > 0"
     )
     assert wait_until(lambda: looking.execute(query).fetchone() != (0,), seconds=60)
+
+
+def wait_for_standby(url: str, *running: Future[Any]) -> None:
+    """Until some session's COMMIT waits for a synchronous standby, while all that waits for it is under way."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    with psycopg.connect(url, autocommit=True) as looking:
+        assert wait_until(
+            lambda: looking.execute(query).fetchone() != (0,) or any(one.done() for one in running), seconds=60
+        )
+    assert [one.exception() for one in running if one.done()] == []
 
 
 def wait_for_line(caplog: pytest.LogCaptureFixture, text: str, *running: Future[Any]) -> None:

@@ -265,7 +265,9 @@ SELECT j.query_id, j.query_name, j.sink_name, j.state,
                WHEN j.code LIKE '%FileNotFoundException'
                THEN 'If its checkpoint was deleted: page recovering of the documentation, A lost checkpoint. If files of its source were: restore them.'
                ELSE 'pgonce errors --query ' || pgonce.in_command(j.query_id) END
-           WHEN 'waiting' THEN 'End that session, or wait for it.'
+           WHEN 'waiting' THEN CASE WHEN j.waits_for = 'synchronous standbys'
+               THEN 'Bring a standby back, and do not end the session: page recovering of the documentation.'
+               ELSE 'End that session, or wait for it.' END
            WHEN 'expiring' THEN CASE WHEN j.ended_at >= coalesce(j.updated_at, '-infinity')
                THEN 'It was stopped: start it again, or set retention.ms of the topic higher at once.'
                ELSE 'Make the query faster, or set retention.ms of the topic higher at once.' END

@@ -1,13 +1,10 @@
 """
 What a commit waits for: a password is being rotated, or a standby is unavailable.
-
-Covers: offsets_store.commit.commit_watch.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,7 +21,6 @@ from support.fixtures.driver import wait_until
 from support.fixtures.proxy import Proxy
 from support.patience import PATIENCE_SECONDS
 
-from pgonce.offsets_store.commit import commit_watch
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -139,23 +135,3 @@ def test_a_line_that_breaks_while_a_standby_is_away(replicated, caplog):
         proxy.stop()
     with psycopg.connect(replicated.uri()) as connection:
         assert ids(connection) == [1, 2]
-
-
-def test_a_commit_needs_no_thread_of_its_own(url, admin, events, monkeypatch):
-    """Where a process may start no more threads, a long COMMIT is not reported, and nothing else is different."""
-
-    def refused(_):
-        raise RuntimeError("can't start new thread")
-
-    def watching():
-        return sum(thread.name == "pgonce-commit-watch" for thread in threading.enumerate())
-
-    before = watching()
-    monkeypatch.setattr(commit_watch, "_is_looking", False)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refused)
-        assert commit_batch(settings(url), make_batch(0), appending(1)) is Verdict.NEW
-    assert watching() == before
-    assert commit_batch(settings(url), make_batch(1), appending(2)) is Verdict.NEW
-    assert watching() == before + 1
-    assert ids(admin) == [1, 2]

@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import types as t
 from replicated_postgres import url_of
 from support.batches import make_batch
-from support.blocked import wait_for_line
+from support.blocked import wait_for_line, wait_for_standby
 from support.committed_rows import TABLE, appending, ids, job, settings, writing
 from support.fixtures.proxy import Proxy
 from support.ledger_history import QUERY
@@ -34,6 +34,7 @@ from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.status.states import read_states
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.sink.data_source.stager import Stager
@@ -188,13 +189,9 @@ def test_a_commit_whose_answer_is_lost_in_a_failover(is_received, verdict):
         assert rows_of(two, "postgres") == [1, 2]
 
 
-def test_remote_apply_waits_until_the_standby_is_back(caplog, monkeypatch):
-    """
-    The log says what COMMIT waits for, again and again; once the standby is back, the batch can be read there when
-    COMMIT returns.
-    """
-    monkeypatch.setattr("pgonce.offsets_store.commit.commit_watch.WAIT_LOGGED_EVERY_SECONDS", 0.2)
-    with changing() as (one, two), caplog.at_level(logging.WARNING, logger="pgonce"):
+def test_remote_apply_waits_until_the_standby_is_back():
+    """The ledger says what COMMIT waits for; once the standby is back, the batch can be read there when it returns."""
+    with changing() as (one, two):
         one.configure(synchronous_standby_names="two", synchronous_commit="remote_apply")
         assert commit_batch(settings(one.uri()), make_batch(0), appending(1)) is Verdict.NEW
         assert rows_of(two, "postgres") == [1]
@@ -204,10 +201,10 @@ def test_remote_apply_waits_until_the_standby_is_back(caplog, monkeypatch):
         with ThreadPoolExecutor(1) as pool:
             committing = pool.submit(commit_batch, settings(one.uri()), make_batch(1), appending(2))
             try:
-                wait_for_line(caplog, "too few synchronous standbys have confirmed it", committing)
-                caplog.clear()
-                wait_for_line(caplog, "IPC/SyncRep; synchronous_standby_names = 'two'", committing)
-                assert "batch 1 of query q1: COMMIT has been waiting for" in caplog.text
+                wait_for_standby(one.uri(), committing)
+                (query,), _ = read_states(one.uri())
+                assert query.because == "its session waits for synchronous standbys"
+                assert "do not end the session" in query.help
                 assert rows_of(one, "postgres") == [1]
                 two.start()
                 assert committing.result() is Verdict.NEW
@@ -217,10 +214,9 @@ def test_remote_apply_waits_until_the_standby_is_back(caplog, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["stream", "job"])
-def test_what_a_restarted_primary_shows_is_not_done_before_the_standby_has_it(kind, caplog, monkeypatch):
+def test_what_a_restarted_primary_shows_is_not_done_before_the_standby_has_it(kind):
     """A crash ends the wait for a synchronous standby. The next try finds its own rows, and waits for it again."""
-    monkeypatch.setattr("pgonce.offsets_store.commit.commit_watch.WAIT_LOGGED_EVERY_SECONDS", 0.2)
-    with changing() as (one, two), caplog.at_level(logging.WARNING, logger="pgonce"):
+    with changing() as (one, two):
         patient = settings(one.uri(), retry_timeout=60)
         ensure_ledger(one.uri())
         two.wait_for(one)
@@ -232,11 +228,10 @@ def test_what_a_restarted_primary_shows_is_not_done_before_the_standby_has_it(ki
             else:
                 committing = pool.submit(commit_batch, patient, make_batch(0), appending(1))
             try:
-                wait_for_line(caplog, "too few synchronous standbys have confirmed it", committing)
+                wait_for_standby(one.uri(), committing)
                 one.halt("sigkill")
-                caplog.clear()
                 one.start()
-                wait_for_line(caplog, "too few synchronous standbys have confirmed it", committing)
+                wait_for_standby(one.uri(), committing)
                 assert rows_of(one, "postgres") == [1]
                 two.start()
                 done = committing.result()

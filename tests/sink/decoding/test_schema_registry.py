@@ -161,7 +161,7 @@ def test_a_new_version_adds_its_column(subject, write, create, stored):
 
 def test_each_record_is_read_by_the_schema_that_it_names(subject, write, create, stored):
     """Whatever stood before it in the batch: the same schema, another one, or a number that the registry lacks."""
-    create("id int", "a int", "b int")
+    create("id int, a int, b int")
     schemas = (("id", "int"), ("a", "int")), (("id", "int"), ("b", "int"))
     order = (0, 0, 1, 0, 1, 1)
     records = [subject.record({"id": n, "ab"[one]: 7}, *schemas[one]) for n, one in enumerate(order)]
