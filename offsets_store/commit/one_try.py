@@ -124,7 +124,6 @@ def _decided_transaction(
 
     :raises RefusedBatch: for a batch that is neither to be published nor to be skipped.
     """
-    replaces = settings.remedies.replaces
 
     def ask_ledger(connection: Connection, sink_name: str | None) -> AskedWriter | None:
         # A watch has to know the session before that waits for the lock.
@@ -135,8 +134,7 @@ def _decided_transaction(
         batch = planned.into(begun.sink.name, begun.sink.tables)
         outcome.sink_name = batch.sink_name
         with outcome.asking_ledger(), watch.looking(began.backend_pid, may_end=True):
-            locked = lock_writer_in_tx(connection, batch, replaces, begun.asked)
-        settings = replace(settings, remedies=replace(settings.remedies, replaces=locked.replaces or replaces))
+            locked = lock_writer_in_tx(connection, batch, settings.remedies.replaces, begun.asked)
         verdict = decide(locked.ledger, batch, settings.remedies)
         if verdict in ACCEPTABLE and locked.has_acceptances:
             with outcome.on_ledger():

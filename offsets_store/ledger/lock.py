@@ -8,7 +8,7 @@ What a person has accepted counts for one batch of one writer, once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -31,7 +31,7 @@ from ..offsets import Offsets
 from ..postgres.connect import driver_connection
 from ..postgres.one_trip import Asked, ask
 from ..postgres.text import QUALIFIED_NAME
-from ..verdict.facts import Batch, Ledger, PlannedBatch, Remedies, rivals_of
+from ..verdict.facts import Batch, Ledger, PlannedBatch, rivals_of
 from .compiled import Compiled, send_once
 from .migrations import refuse_too_new
 from .tables import LEAST_READER, batches, interventions, positions, replays, runs, writers
@@ -40,7 +40,6 @@ from .writers import (
     as_writer,
     joined_record,
     neighbours_in_tx,
-    replaced_query_in_tx,
     take_positions_in_tx,
     with_positions,
 )
@@ -78,8 +77,7 @@ class LockedWriter:
     """
     The writer's key, its generation, and what the ledger says of it and of the batch at hand.
 
-    ``written_as`` is the digest of how the last batch was written, and ``replaces`` the id of the query that a new
-    writer replaces, even if the user gave its name.
+    ``written_as`` is the digest of how the last batch was written.
     """
 
     writer_id: int
@@ -87,7 +85,6 @@ class LockedWriter:
     ledger: Ledger
     has_acceptances: bool = False
     written_as: str | None = None
-    replaces: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,10 +116,9 @@ def lock_writer_in_tx(
 
     A new row has no ``last_batch_id``. It disappears again if the batch is refused and the transaction rolled back.
 
-    :param replaces: the id of a query, the beginning of it, or the query's name, as the user gave it.
+    :param replaces: the id of the query whose place a new one takes.
     :param asked: what was asked for the same batch.
     :raises LedgerError: PGONCE_TOO_OLD.
-    :raises OffsetsError: QUERY_AMBIGUOUS, if several queries can be meant by ``replaces``.
     """
     driver, identity = driver_connection(connection), _identity(batch)
     row = asked.row.row() if asked else None
@@ -138,13 +134,12 @@ def lock_writer_in_tx(
     if row["last_batch_id"] is None:
         one_first_contact_in_tx(connection, batch)
         if replaces is not None:
-            replaces = replaced_query_in_tx(connection, batch, replaces)
             # The old query may still run. It must not publish between the reading of its end and its replacement.
             replaced = ask(driver, _LOCK, {"query": replaces, "sink": batch.sink_name}).row()
             if replaced is not None:
                 take_positions_in_tx(connection, replaced["writer_id"], batch.run_id)
         ledger = of_unknown_in_tx(connection, batch, replaces)
-        return LockedWriter(row["writer_id"], row["generation"], ledger, replaces=replaces)
+        return LockedWriter(row["writer_id"], row["generation"], ledger)
     facts = asked.facts.row() if asked else None
     # While the lock was waited for, the table may have got a name under which the query has another writer.
     if facts is None or facts["of_writer"] != row["writer_id"]:
@@ -156,19 +151,16 @@ def lock_writer_in_tx(
     return LockedWriter(row["writer_id"], row["generation"], ledger, facts["has_acceptances"], row["written_as_digest"])
 
 
-def unknown_writer_in_tx(connection: Connection, batch: Batch, remedies: Remedies) -> tuple[Ledger, Remedies] | None:
+def unknown_writer_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> Ledger | None:
     """
-    What the ledger says of a query that it does not know yet, read without a lock, and the remedies with the id of the
-    query that is replaced; None if it knows the query.
+    What the ledger says of a query that it does not know yet, read without a lock; None if it knows the query.
 
     It proves nothing for the commit, which reads it again under the lock.
     """
     last = select(writers.c.last_batch_id).where(_IS_IT)
     if connection.execute(last, _identity(batch)).scalar_one_or_none() is not None:
         return None
-    if remedies.replaces is not None:
-        remedies = replace(remedies, replaces=replaced_query_in_tx(connection, batch, remedies.replaces))
-    return of_unknown_in_tx(connection, batch, remedies.replaces), remedies
+    return of_unknown_in_tx(connection, batch, replaces)
 
 
 def one_first_contact_in_tx(connection: Connection, batch: Batch) -> None:

@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError, RefusedBatch
+from ..errors import UNCHANGED, LedgerError, RefusedBatch
 from ..offsets import Offsets, furthest
 from ..verdict.facts import Batch, Recorded, Writer
 from ..verdict.reads import recorded_reads
@@ -264,39 +264,3 @@ def meant_by(given: str, query_id: ColumnElement[str], query_name: ColumnElement
     """:func:`is_meant` as a condition in SQL."""
     begins = [func.starts_with(query_id, given)] if len(given) >= LEAST_CHARACTERS else []
     return or_(query_id == given, query_name == given, *begins)
-
-
-def replaced_query_in_tx(connection: Connection, batch: Batch, given: str) -> str:
-    """
-    The id of the query that the option ``replaces`` names: one that has published into this sink.
-
-    A name never moves on from a query that was replaced to the one that took its place. Both count, so a setting that
-    was left in place is ambiguous then, and is refused. A text that names no query is returned as it is; the batch is
-    then refused, because no query has that id.
-
-    :raises OffsetsError: QUERY_AMBIGUOUS.
-    """
-    is_named = meant_by(given, writers.c.query_id, writers.c.query_name)
-    found = writers_in_tx(
-        connection, writers.c.sink_name == batch.sink_name, writers.c.query_id != batch.query_id, is_named
-    )
-    ids = [writer.query_id for writer in found]
-    if given in ids or not ids:
-        return given
-    if len(ids) == 1:
-        return ids[0]
-    candidates = "; ".join(
-        f"{writer.query_id} ({writer.query_name or 'no name'}, "
-        + (
-            f"replaced by {writer.replaced_by})"
-            if writer.replaced_by
-            else f"last batch at {writer.updated_at:%Y-%m-%d %H:%M})"
-        )
-        for writer in sorted(found, key=lambda writer: writer.updated_at, reverse=True)
-    )
-    raise NotFoundError(
-        "QUERY_AMBIGUOUS",
-        f"replaces={given} may mean any of {len(ids)} queries that have written into sink {batch.sink_name!r}.",
-        NOTHING,
-        f"Set replaces to the id of one of them: {candidates}.",
-    )

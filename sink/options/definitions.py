@@ -171,7 +171,7 @@ class QueryOptions(TypedDict, total=False):
         "rows are not in the table yet.", clashes=("replaces", "independent"), least=0,
     )]
     replaces: Annotated[str | None, Option(
-        _STREAMS, "The query whose place this one takes: its id, or its name. Batch 0 must start where that query "
+        _STREAMS, "The id of the query whose place this one takes. Batch 0 must start where that query "
         "ended, for this sink, and at 0 in a partition that was added since. The old query can no longer publish.",
         clashes=("independent",),
     )]

@@ -34,7 +34,7 @@ from pgonce.offsets_store.postgres.connect import connect, driver_connection, lo
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.translate import GRANTS_NEEDED
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, decide, stored_positions
-from pgonce.offsets_store.verdict.facts import Batch, Ledger, PlannedBatch, Remedies
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, PlannedBatch
 from pgonce.offsets_store.verdict.refused_batch import refusal
 
 from ..encoding.encoded_types import EncodedColumn
@@ -247,15 +247,15 @@ def refuse_first_batch(
             first = batch.into(named.name, named.tables)
             has_past = settings.remedies.replaces is not None or concern_in_tx(connection, first)
         # Most queries find nothing of the kind, and then nothing imports SQLAlchemy before the commit does.
-        known = _what_is_known(settings, first) if has_past else (Ledger(), settings.remedies)
+        ledger = _what_is_known(settings, first) if has_past else Ledger()
     except ConnectError as error:
         _log.info("the commit will check the ledger: %s", error)
     except psycopg.Error as error:
         _log.info("the commit will check the ledger: %s", type(error).__name__)
     else:
-        if known is None:
+        if ledger is None:
             return None
-        ledger, remedies = known
+        remedies = settings.remedies
         # The rows may carry positions, which tell which of them the replaced query has stored.
         is_for_rows = first.span is None and stored_positions(ledger, remedies) is not None
         if not is_for_rows and (verdict := decide(ledger, first, remedies)) not in PUBLISH | SKIP:
@@ -281,7 +281,7 @@ def _not_permitted(what: str) -> LedgerError:
     return LedgerError("LEDGER_NOT_PERMITTED", f"The role may not {what}.", NOTHING, GRANTS_NEEDED)
 
 
-def _what_is_known(settings: CommitSettings, batch: Batch) -> tuple[Ledger, Remedies] | None:
+def _what_is_known(settings: CommitSettings, batch: Batch) -> Ledger | None:
     """As :func:`unknown_writer_in_tx`; None also if the ledger cannot be read now."""
     import sqlalchemy.exc
 
@@ -292,7 +292,7 @@ def _what_is_known(settings: CommitSettings, batch: Batch) -> tuple[Ledger, Reme
             driver = driver_connection(connection)
             driver.read_only = True
             enter_in_tx(driver, lock_seconds=1, statement_seconds=5)
-            known = unknown_writer_in_tx(connection, batch, settings.remedies)
+            known = unknown_writer_in_tx(connection, batch, settings.remedies.replaces)
             driver.rollback()
             return known
     except sqlalchemy.exc.SQLAlchemyError as error:

@@ -8,10 +8,8 @@ from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.committed_rows import settings
 from support.routed_rows import routes
-from support.typed_rows import commit_typed, typed_rows
-from support.with_rooms import work_into
+from support.typed_rows import commit_typed
 
-from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import LedgerError, RefusedBatch
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
@@ -70,18 +68,6 @@ def test_what_the_commit_takes_passes(fed):
     refuse_first_batch(settings(fed), make_planned_batch(0), None, EVENTS)
     # The commit waits for a server that is away.
     look("postgresql://nobody@127.0.0.1:1/nowhere")
-
-
-@pytest.mark.parametrize("given", ["orders", "q1-of"])
-def test_a_query_is_replaced_by_its_name_or_the_beginning_of_its_id(given, url, admin):
-    """As in the commit."""
-    admin.execute("CREATE TABLE events (id bigint)")
-    old = make_planned_batch(0, query_id="q1-of-old", query_name="orders")
-    commit_batch(settings(url), old, work_into(None, EVENTS, typed_rows(ID, [(1,)])))
-    goes_on = {"start": {"0": {"t": {"0": 10}}}, "end": {"0": {"t": {"0": 20}}}}
-    look(url, remedies=Remedies(replaces=given), **goes_on)
-    with pytest.raises(RefusedBatch):
-        look(url, remedies=Remedies(replaces="orders of another"), **goes_on)
 
 
 def test_no_lock_is_waited_for(fed):
