@@ -56,7 +56,7 @@ class Snapshot:
     failures: Sequence[SeenFailure] = ()
     rows_by_minute: Mapping[Key, tuple[int, ...]] = field(default_factory=dict)
     lag_by_minute: Mapping[Key, tuple[int | None, ...]] = field(default_factory=dict)
-    counts: Counts = field(default_factory=lambda: Counts({}, {}, {}, {}, {}, {}))
+    counts: Counts = field(default_factory=lambda: Counts({}, {}, {}, {}, {}))
     looks: int = 0
     look_seconds: float = 0.0
     trouble: Trouble | None = None

@@ -17,7 +17,7 @@ from typing import Any
 
 from .look import HISTORY_MINUTES, Key, Look, SeenFailure
 
-# From a small commit on a quick disk to a long batch, in seconds.
+# From a small commit on a quick disk to one of a very large batch, in seconds.
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.$]{0,99}")
 _OTHER = "other"
@@ -38,7 +38,7 @@ class Counts:
     The counters as they were after one look, by query and sink; those of failures by query, sink and code.
 
     ``commit_seconds`` has, for each query and sink, how many commits took at most so many seconds, and the sum of the
-    seconds; ``batch_seconds`` has the same of batches, for each query.
+    seconds.
     """
 
     batches: Mapping[Key, int]
@@ -46,11 +46,10 @@ class Counts:
     replays: Mapping[Key, int]
     failures: Mapping[tuple[str, str | None, str], int]
     commit_seconds: Mapping[Key, Seconds]
-    batch_seconds: Mapping[str, Seconds]
 
 
 class Histogram:
-    """How many commits, or batches, took how long."""
+    """How many commits took how long."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
@@ -79,7 +78,6 @@ class Tally:
         self.replays: Counter[Key] = Counter()
         self.failures: Counter[tuple[str, str | None, str]] = Counter()
         self.commit_seconds: defaultdict[Key, Histogram] = defaultdict(Histogram)
-        self.batch_seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
         self._minutes: dict[Key, dict[int, int]] = {}
         self._lag: dict[Key, dict[int, int]] = {}
         self._recorded_replays: dict[Key, int] = {}
@@ -99,9 +97,6 @@ class Tally:
             self.batches[batch.key] += 1
             self.rows[batch.key] += batch.rows
             self.commit_seconds[batch.key].add(max(batch.commit_seconds, 0.0))
-        for event in look.events:
-            if event.batch_seconds is not None:
-                self.batch_seconds[event.query_id].add(event.batch_seconds)
         self._add_states(look, now)
         for failure in look.failures:
             self._add_failure(look, failure)
@@ -148,8 +143,6 @@ class Tally:
             for minute in [minute for minute in minutes if minute <= now - HISTORY_MINUTES]:
                 del minutes[minute]
         ids = {state.query_id for state in look.states}
-        for query_id in self.batch_seconds.keys() - ids:
-            del self.batch_seconds[query_id]
         for series in [series for series in self.failures if series[0] not in ids]:
             del self.failures[series]
         newest = sorted(self._failures.values(), key=lambda one: one.last_at, reverse=True)[:_KEPT_FAILURES]
@@ -167,7 +160,6 @@ class Tally:
             dict(self.replays),
             dict(self.failures),
             {key: (one.cumulative(), one.sum) for key, one in self.commit_seconds.items()},
-            {query_id: (one.cumulative(), one.sum) for query_id, one in self.batch_seconds.items()},
         )
 
     def newest_failures(self) -> tuple[SeenFailure, ...]:
