@@ -29,7 +29,7 @@ Key = tuple[str, str]
 """A query's id and the name of its sink."""
 
 HISTORY_MINUTES = 60
-# Failures of a day are shown, and the newest of them if there are more.
+# What failed within a day has a counter from the first look on. A look reads the newest failures if there are more.
 _FAILURES_SINCE = timedelta(days=1)
 _MOST_FAILURES = 500
 # A transaction that began earlier may commit later: what is this much older than the newest is read again.

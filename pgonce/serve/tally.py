@@ -12,7 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from .look import HISTORY_MINUTES, Key, Look, SeenFailure
@@ -23,8 +23,6 @@ _CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.$]{0,99}")
 _OTHER = "other"
 # A query that fails in ever new ways must not make ever new series.
 _MOST_CODES = 20
-_KEPT_FAILURES = 500
-_KEPT_FAILURES_FOR = timedelta(days=1)
 _KEPT_ATTEMPTS = 20_000
 
 
@@ -81,7 +79,6 @@ class Tally:
         self._minutes: dict[Key, dict[int, int]] = {}
         self._lag: dict[Key, dict[int, int]] = {}
         self._recorded_replays: dict[Key, int] = {}
-        self._failures: dict[int, SeenFailure] = {}
         self._attempts: dict[int, int] = {}
         self._is_first = True
 
@@ -120,7 +117,6 @@ class Tally:
         # What failed before this process began, and was not seen since, has failed again.
         unseen = failure.attempts - 1 if failure.first_at < look.known.began_at else 0
         known = failure.attempts if self._is_first else self._attempts.get(failure.failure_id, unseen)
-        self._failures[failure.failure_id] = failure
         self._attempts[failure.failure_id] = failure.attempts
         self.failures[failure.query_id, failure.sink_name, self._code_of(failure)] += max(failure.attempts - known, 0)
 
@@ -130,7 +126,7 @@ class Tally:
         return code if code in own or len(own) < _MOST_CODES else _OTHER
 
     def _forget(self, look: Look, now: int) -> None:
-        """Drop what is no longer shown: minutes before the last hour, old failures, queries without a record."""
+        """Drop what is no longer shown: minutes before the last hour, and queries without a record."""
         there: set[Key] = {(state.query_id, state.sink_name) for state in look.states if state.sink_name is not None}
         of_sinks: tuple[MutableMapping[Key, Any], ...] = (
             *(self._minutes, self._lag, self.batches, self.rows),
@@ -145,9 +141,6 @@ class Tally:
         ids = {state.query_id for state in look.states}
         for series in [series for series in self.failures if series[0] not in ids]:
             del self.failures[series]
-        newest = sorted(self._failures.values(), key=lambda one: one.last_at, reverse=True)[:_KEPT_FAILURES]
-        self._failures = {one.failure_id: one for one in newest if one.last_at > look.at - _KEPT_FAILURES_FOR}
-
         # The ledger's ids grow, so those that are least have gone.
         for failure_id in sorted(self._attempts)[:-_KEPT_ATTEMPTS]:
             del self._attempts[failure_id]
@@ -161,10 +154,6 @@ class Tally:
             dict(self.failures),
             {key: (one.cumulative(), one.sum) for key, one in self.commit_seconds.items()},
         )
-
-    def newest_failures(self) -> tuple[SeenFailure, ...]:
-        """The failures of the last day, the newest first."""
-        return tuple(sorted(self._failures.values(), key=lambda one: one.last_at, reverse=True))
 
     def rows_by_minute(self, at: datetime) -> dict[Key, tuple[int, ...]]:
         """The rows of each of the last minutes, the oldest first."""
