@@ -7,7 +7,6 @@ The public names, in one place. ``format("pgonce")`` needs no import at all; ``p
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pgonce.cli.explain import explain
     from pgonce.for_each_batch import PostgresBatchWriter, transactional_batch
     from pgonce.offsets_store.errors import PgonceError
     from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 else:
     # Imported only when they are asked for: the command line works without Spark, and most of these do not.
     _NAMES = {
-        "pgonce.cli.explain": "explain",
         "pgonce.for_each_batch": "PostgresBatchWriter transactional_batch",
         "pgonce.offsets_store.errors": "PgonceError",
         "pgonce.offsets_store.postgres.postgres_url": "Login PostgresUrl",
@@ -77,7 +75,6 @@ __all__ = [
     "StoredJob",
     "StoredLetter",
     "StoredWriter",
-    "explain",
     "recover_and_start",
     "recover_checkpoint",
     "start_real_time",

@@ -1,15 +1,14 @@
 """
-Show numbers and times in few characters or in JSON, and read times as people write them.
+Show numbers and times in few characters or in JSON, and read time spans as people write them.
 
-Pure: runs in the commands of ``pgonce``, among them ``pgonce serve``. Invariants: what is unknown reads ``?``, and
-never 0. A time that is read (``3h``, ``2026-11-26 03:00``) has a zone, that of this machine unless the text says
-another, and is not in the future.
+Pure: runs in the commands of ``pgonce``, among them ``pgonce serve``. Invariant: what is unknown reads ``?``, and
+never 0.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from ..errors import bad_option
 
@@ -56,59 +55,35 @@ _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", re.ASCII)
 _SECONDS = {"s": 1, "m": _MINUTE, "h": _HOUR, "d": _DAY}
 
 
-def seconds_of(text: str) -> float | None:
-    """
-    A time span in seconds; None if it has another form.
-
-    >>> seconds_of("5m"), seconds_of("1.5h"), seconds_of("soon")
-    (300.0, 5400.0, None)
-    """
-    found = _SPAN.fullmatch(text.strip())
-    return float(found[1]) * _SECONDS[found[2]] if found else None
-
-
 def parse_span(text: str) -> float:
     """
     A time span in seconds.
 
+    >>> parse_span("5m"), parse_span(" 1.5h ")
+    (300.0, 5400.0)
+
     :raises ConfigurationError: BAD_OPTION, for another form.
     """
-    seconds = seconds_of(text)
-    if seconds is None:
+    found = _SPAN.fullmatch(text.strip())
+    if found is None:
         raise bad_option("BAD_OPTION", f"{text[:50]!r} is not a time span.", "Write 90s, 5m, 2h or 1d.")
-    return seconds
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def time_ago(span: str) -> datetime:
+    """
+    The time that was so long ago.
+
+    :raises ConfigurationError: BAD_OPTION, if it is no time span, or one that is longer than there are dates.
+    """
+    try:
+        return datetime.now(timezone.utc) - timedelta(seconds=parse_span(span))
+    except OverflowError:
+        raise bad_option("BAD_OPTION", f"{span[:50]!r} is too long.", "Write 90s, 5m, 2h or 1d.") from None
 
 
 # Below this many seconds, tenths are shown.
 _TENTHS_OF_SECONDS = 9.95
-FORMS = "90s, 5m, 3h or 2d (so long ago), 2026-11-26, or 2026-11-26 03:00"
-
-
-def parse_since(text: str, now: datetime | None = None) -> datetime:
-    """
-    The time that ``text`` means.
-
-    :param now: the present, with a zone.
-    :raises ConfigurationError: BAD_OPTION, if it has none of :data:`FORMS`, or is in the future.
-    """
-    text, now = text.strip(), (now or datetime.now().astimezone()).astimezone()
-    try:
-        found = _ago(text, now) or _dated(text)
-    except (ValueError, OverflowError):
-        raise bad_option("BAD_OPTION", f"{text[:50]!r} is not a time.", f"Write {FORMS}.") from None
-    if found > now:
-        raise bad_option("BAD_OPTION", f"{text!r} is in the future.", f"Write {FORMS}.")
-    return found
-
-
-def _ago(text: str, now: datetime) -> datetime | None:
-    seconds = seconds_of(text)
-    return None if seconds is None else now - timedelta(seconds=seconds)
-
-
-def _dated(text: str) -> datetime:
-    # Python 3.10 does not read the Z of UTC.
-    return datetime.fromisoformat(re.sub(r"(?<=\d)[zZ]$", "+00:00", text)).astimezone()
 
 
 def duration_text(seconds: float | None) -> str:

@@ -16,14 +16,14 @@ import typer
 
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.failures import StoredFailure
-from pgonce.offsets_store.status.figures import FORMS, age_text, parse_since
+from pgonce.offsets_store.status.figures import age_text, time_ago
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import output
 from .explain import error_entries
 from .terms import Json, Url
 
-Since = Annotated[str | None, typer.Option("--since", help=f"Only what was seen since then: {FORMS}.")]
+Since = Annotated[str | None, typer.Option("--since", help="Only what was seen within this time: 90s, 5m, 3h or 2d.")]
 
 
 def errors(
@@ -35,7 +35,7 @@ def errors(
     as_json: Json = False,
 ) -> None:
     """Show what went wrong, the newest first: refused batches, failed plans and recoveries, and queries that ended."""
-    found = OffsetsStore(url).failures(None if since is None else parse_since(since), query)
+    found = OffsetsStore(url).failures(None if since is None else time_ago(since), query)
     if as_json:
         output.print_json([dataclasses.asdict(failure) for failure in found])
     elif not found:

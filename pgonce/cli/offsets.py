@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from pgonce.offsets_store.status.figures import FORMS, parse_since
+from pgonce.offsets_store.status.figures import time_ago
 from pgonce.offsets_store.status.store import OffsetsStore
 
 from .answers import tables
@@ -38,11 +38,11 @@ def history(
     url: Url = "",
     sink: Sink = None,
     limit: Annotated[int, typer.Option(min=1, help="How many batches to show.")] = 20,
-    since: Annotated[str | None, typer.Option(help=f"Only batches since then: {FORMS}.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only batches within this time: 90s, 5m, 3h or 2d.")] = None,
     wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Show the newest published batches of a query, one line each: rows, time, run, and what became of the rows."""
-    batches = OffsetsStore(url).history(query, sink, limit, None if since is None else parse_since(since))
+    batches = OffsetsStore(url).history(query, sink, limit, None if since is None else time_ago(since))
     now = datetime.now(timezone.utc)
     print_found(batches, lambda found: tables.history_table(found, now, wide=wide), as_json=as_json)

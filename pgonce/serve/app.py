@@ -203,7 +203,6 @@ class _Site:
             503 if trouble else 200,
             state=state,
             others=[one for one in snapshot.states if one.query_id == state.query_id and one != state],
-            failures=pages.failures_of(snapshot, state),
             found=found,
             trouble=trouble,
             charts=charts_of(found.batches, lag) if found else [],

@@ -2,12 +2,12 @@
 Look at the ledger once: what all queries are doing, and what has happened since the look before.
 
 Runs in ``pgonce serve``. Invariant: a few statements in one snapshot, as many however many queries there are. Only
-what is new is read: each writer's batches by their key, each query's progress events by their index.
+what is new is read: each writer's batches by their key, failures by when they were seen last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -29,7 +29,7 @@ Key = tuple[str, str]
 """A query's id and the name of its sink."""
 
 HISTORY_MINUTES = 60
-# Failures of a day are shown, and the newest of them if there are more.
+# What failed within a day has a counter from the first look on. A look reads the newest failures if there are more.
 _FAILURES_SINCE = timedelta(days=1)
 _MOST_FAILURES = 500
 # A transaction that began earlier may commit later: what is this much older than the newest is read again.
@@ -54,15 +54,6 @@ class NewBatch:
 
 
 @dataclass(frozen=True)
-class NewEvent:
-    """A progress event that was stored since the look before, with how long the batch took."""
-
-    query_id: str
-    progress_at: datetime
-    batch_seconds: float | None
-
-
-@dataclass(frozen=True)
 class Known:
     """
     What was read up to now, so that the next look reads what came after it.
@@ -72,7 +63,6 @@ class Known:
 
     began_at: datetime
     places: Sequence[tuple[int, int, int]]
-    heard: Mapping[str, datetime]
     failed_at: datetime
 
 
@@ -85,7 +75,6 @@ class Look:
     findings: Sequence[Finding]
     batches: Sequence[NewBatch]
     earlier: Sequence[NewBatch]
-    events: Sequence[NewEvent]
     failures: Sequence[SeenFailure]
     known: Known
 
@@ -113,21 +102,6 @@ CROSS JOIN LATERAL (
 ) AS b
 WHERE (w.generation, w.last_batch_id) IS DISTINCT FROM (k.generation, k.batch_id)
 """)
-_EVENTS = text("""
-WITH heard AS (
-    SELECT * FROM unnest(CAST(:query_ids AS text[]), CAST(:heard AS timestamptz[])) AS h (query_id, progress_at)
-)
-SELECT w.query_id, p.progress_at,
-    CASE jsonb_typeof(p.durations_ms -> 'addBatch')
-        WHEN 'number' THEN (p.durations_ms -> 'addBatch')::double precision / 1000 END AS batch_seconds
-FROM (SELECT DISTINCT query_id FROM pgonce.writers) AS w
-LEFT JOIN heard AS h USING (query_id)
-CROSS JOIN LATERAL (
-    SELECT p.progress_at, p.durations_ms FROM pgonce.progress AS p
-    WHERE p.query_id = w.query_id AND p.progress_at > coalesce(h.progress_at, CAST(:began_at AS timestamptz))
-    OFFSET 0
-) AS p
-""")
 
 
 def look(url: str, known: Known | None, measured: Sequence[MeasuredLag] = ()) -> Look:
@@ -143,21 +117,18 @@ def look(url: str, known: Known | None, measured: Sequence[MeasuredLag] = ()) ->
             use_measured(connection, measured)
         at = connection.execute(select(func.statement_timestamp())).scalar_one()
         states = query_states(connection)
-        began = known or Known(at, [], {}, at - _FAILURES_SINCE)
+        began = known or Known(at, [], at - _FAILURES_SINCE)
         failures = _failures(connection, began.failed_at)
-        events = _events(connection, known) if known else []
         return Look(
             at,
             states,
             findings(connection, states),
             _batches(connection, known.places) if known else [],
             [] if known else _batches(connection, [], at - timedelta(minutes=HISTORY_MINUTES)),
-            events,
             failures,
             Known(
                 began.began_at,
                 [(writer_id, generation, number) for writer_id, generation, number in connection.execute(_PLACES)],
-                {**began.heard, **_newest(events)},
                 max((began.failed_at, *(one.last_at - _OVERLAP for one in failures))),
             ),
         )
@@ -172,20 +143,8 @@ def _batches(
     return [NewBatch((query_id, sink), *new) for query_id, sink, *new in found]
 
 
-def _events(connection: Connection, known: Known) -> list[NewEvent]:
-    heard = {"query_ids": list(known.heard), "heard": list(known.heard.values()), "began_at": known.began_at}
-    return [NewEvent(*event) for event in connection.execute(_EVENTS, heard)]
-
-
 def _failures(connection: Connection, since: datetime) -> list[SeenFailure]:
     """In the order in which they were first seen."""
     found = FAILURES.add_columns(stored.c.failure_id).where(stored.c.last_at > since).limit(_MOST_FAILURES)
     seen = (SeenFailure(**row) for row in connection.execute(found).mappings())
     return sorted(seen, key=lambda one: one.failure_id)
-
-
-def _newest(events: Sequence[NewEvent]) -> dict[str, datetime]:
-    newest: dict[str, datetime] = {}
-    for event in events:
-        newest[event.query_id] = max(event.progress_at, newest.get(event.query_id, event.progress_at))
-    return newest

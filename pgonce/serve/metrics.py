@@ -87,15 +87,6 @@ class _Seen(Collector):
             if (query_id, sink) in counts.commit_seconds:
                 commits.add_metric((query_id, self._names[query_id], sink), *counts.commit_seconds[query_id, sink])
         yield commits
-        took = HistogramMetricFamily(
-            "pgonce_batch_seconds",
-            "How long batches took, by Spark's addBatch: reading, computing and committing. Needs a listener.",
-            labels=_SERIES[:2],
-        )
-        for query_id, (buckets, total) in counts.batch_seconds.items():
-            if query_id in self._names:
-                took.add_metric((query_id, self._names[query_id]), buckets, total)
-        yield took
 
     def _gauges(self) -> Iterator[Metric]:
         states = self._states

@@ -21,7 +21,6 @@ from pgonce.offsets_store.status.figures import age_text
 from pgonce.offsets_store.status.states import ENDED, SORTS, STATES, TONES, Finding, QueryState, in_order
 
 from .charts import number, sparkline
-from .look import SeenFailure
 from .reader import Snapshot
 
 ATTENTION = "attention"
@@ -184,16 +183,6 @@ def _group(view: View, severity: str, finding: str, asks: str, found: Sequence[F
         found[0].help if says_same else "pgonce errors" if finding == "refused" else asks.strip(),
         link,
     )
-
-
-def failures_of(snapshot: Snapshot, state: QueryState) -> list[SeenFailure]:
-    """The failures of the last day that concern this query and sink, the newest first."""
-    return [
-        failure
-        for failure in snapshot.failures
-        if failure.query_id == state.query_id
-        if failure.sink_name in (None, state.sink_name) or state.sink_name is None
-    ]
 
 
 def ledger_says(found: QueryDetails, state: QueryState) -> list[str]:

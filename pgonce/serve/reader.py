@@ -24,7 +24,7 @@ from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.status.details import QueryDetails, read_details
 from pgonce.offsets_store.status.states import Finding, MeasuredLag, QueryState
 
-from .look import Key, Known, Look, SeenFailure, look
+from .look import Key, Known, Look, look
 from .tally import Counts, Tally
 
 MOST_BATCHES = 120
@@ -53,10 +53,9 @@ class Snapshot:
     at: datetime | None = None
     states: Sequence[QueryState] = ()
     findings: Sequence[Finding] = ()
-    failures: Sequence[SeenFailure] = ()
     rows_by_minute: Mapping[Key, tuple[int, ...]] = field(default_factory=dict)
     lag_by_minute: Mapping[Key, tuple[int | None, ...]] = field(default_factory=dict)
-    counts: Counts = field(default_factory=lambda: Counts({}, {}, {}, {}, {}, {}))
+    counts: Counts = field(default_factory=lambda: Counts({}, {}, {}, {}, {}))
     looks: int = 0
     look_seconds: float = 0.0
     trouble: Trouble | None = None
@@ -163,7 +162,6 @@ class Reader:
             found.at,
             tuple(found.states),
             tuple(found.findings),
-            self._tally.newest_failures(),
             self._tally.rows_by_minute(found.at),
             self._tally.lag_by_minute(found.at),
             self._tally.counts(),

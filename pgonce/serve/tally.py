@@ -12,19 +12,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from .look import HISTORY_MINUTES, Key, Look, SeenFailure
 
-# From a small commit on a quick disk to a long batch, in seconds.
+# From a small commit on a quick disk to one of a very large batch, in seconds.
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.$]{0,99}")
 _OTHER = "other"
 # A query that fails in ever new ways must not make ever new series.
 _MOST_CODES = 20
-_KEPT_FAILURES = 500
-_KEPT_FAILURES_FOR = timedelta(days=1)
 _KEPT_ATTEMPTS = 20_000
 
 
@@ -38,7 +36,7 @@ class Counts:
     The counters as they were after one look, by query and sink; those of failures by query, sink and code.
 
     ``commit_seconds`` has, for each query and sink, how many commits took at most so many seconds, and the sum of the
-    seconds; ``batch_seconds`` has the same of batches, for each query.
+    seconds.
     """
 
     batches: Mapping[Key, int]
@@ -46,11 +44,10 @@ class Counts:
     replays: Mapping[Key, int]
     failures: Mapping[tuple[str, str | None, str], int]
     commit_seconds: Mapping[Key, Seconds]
-    batch_seconds: Mapping[str, Seconds]
 
 
 class Histogram:
-    """How many commits, or batches, took how long."""
+    """How many commits took how long."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
@@ -79,11 +76,9 @@ class Tally:
         self.replays: Counter[Key] = Counter()
         self.failures: Counter[tuple[str, str | None, str]] = Counter()
         self.commit_seconds: defaultdict[Key, Histogram] = defaultdict(Histogram)
-        self.batch_seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
         self._minutes: dict[Key, dict[int, int]] = {}
         self._lag: dict[Key, dict[int, int]] = {}
         self._recorded_replays: dict[Key, int] = {}
-        self._failures: dict[int, SeenFailure] = {}
         self._attempts: dict[int, int] = {}
         self._is_first = True
 
@@ -99,9 +94,6 @@ class Tally:
             self.batches[batch.key] += 1
             self.rows[batch.key] += batch.rows
             self.commit_seconds[batch.key].add(max(batch.commit_seconds, 0.0))
-        for event in look.events:
-            if event.batch_seconds is not None:
-                self.batch_seconds[event.query_id].add(event.batch_seconds)
         self._add_states(look, now)
         for failure in look.failures:
             self._add_failure(look, failure)
@@ -125,7 +117,6 @@ class Tally:
         # What failed before this process began, and was not seen since, has failed again.
         unseen = failure.attempts - 1 if failure.first_at < look.known.began_at else 0
         known = failure.attempts if self._is_first else self._attempts.get(failure.failure_id, unseen)
-        self._failures[failure.failure_id] = failure
         self._attempts[failure.failure_id] = failure.attempts
         self.failures[failure.query_id, failure.sink_name, self._code_of(failure)] += max(failure.attempts - known, 0)
 
@@ -135,7 +126,7 @@ class Tally:
         return code if code in own or len(own) < _MOST_CODES else _OTHER
 
     def _forget(self, look: Look, now: int) -> None:
-        """Drop what is no longer shown: minutes before the last hour, old failures, queries without a record."""
+        """Drop what is no longer shown: minutes before the last hour, and queries without a record."""
         there: set[Key] = {(state.query_id, state.sink_name) for state in look.states if state.sink_name is not None}
         of_sinks: tuple[MutableMapping[Key, Any], ...] = (
             *(self._minutes, self._lag, self.batches, self.rows),
@@ -148,13 +139,8 @@ class Tally:
             for minute in [minute for minute in minutes if minute <= now - HISTORY_MINUTES]:
                 del minutes[minute]
         ids = {state.query_id for state in look.states}
-        for query_id in self.batch_seconds.keys() - ids:
-            del self.batch_seconds[query_id]
         for series in [series for series in self.failures if series[0] not in ids]:
             del self.failures[series]
-        newest = sorted(self._failures.values(), key=lambda one: one.last_at, reverse=True)[:_KEPT_FAILURES]
-        self._failures = {one.failure_id: one for one in newest if one.last_at > look.at - _KEPT_FAILURES_FOR}
-
         # The ledger's ids grow, so those that are least have gone.
         for failure_id in sorted(self._attempts)[:-_KEPT_ATTEMPTS]:
             del self._attempts[failure_id]
@@ -167,12 +153,7 @@ class Tally:
             dict(self.replays),
             dict(self.failures),
             {key: (one.cumulative(), one.sum) for key, one in self.commit_seconds.items()},
-            {query_id: (one.cumulative(), one.sum) for query_id, one in self.batch_seconds.items()},
         )
-
-    def newest_failures(self) -> tuple[SeenFailure, ...]:
-        """The failures of the last day, the newest first."""
-        return tuple(sorted(self._failures.values(), key=lambda one: one.last_at, reverse=True))
 
     def rows_by_minute(self, at: datetime) -> dict[Key, tuple[int, ...]]:
         """The rows of each of the last minutes, the oldest first."""

@@ -63,9 +63,12 @@ def test_without_any_failure_the_command_says_so(pgonce, url):
     assert "No failure since 3h is in the ledger. " in pgonce("errors", "--since", "3h").output
 
 
-def test_a_time_that_cannot_be_read(pgonce, url):
-    """It is a usage error."""
-    assert pgonce("errors", "--since", "soon").exit_code == ExitCode.USAGE
+@pytest.mark.parametrize("since", ["soon", "2026-11-26", "999999999d"])
+def test_a_time_that_cannot_be_read(pgonce, url, since):
+    """It is a usage error: a word, a date, and a span that is longer than there are dates."""
+    result = pgonce("errors", "--since", since)
+    assert result.exit_code == ExitCode.USAGE
+    assert "BAD_OPTION" in result.stderr
 
 
 def test_an_error_that_is_not_ours(pgonce, url):

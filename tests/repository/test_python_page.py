@@ -21,8 +21,7 @@ PARTS = sections(TEXT, 2)
 RESULTS = sections(PARTS["What it returns"], 3)
 METHODS = {name: method for name, method in vars(OffsetsStore).items() if not name.startswith("_")}
 CALLED = [*METHODS.values(), pgonce.OffsetsStore, pgonce.OffsetsListener, pgonce.OffsetsListener.close,
-          pgonce.watch, pgonce.explain,
-          pgonce.recover_checkpoint, pgonce.recover_and_start, pgonce.start_real_time]  # fmt: skip
+          pgonce.watch, pgonce.recover_checkpoint, pgonce.recover_and_start, pgonce.start_real_time]  # fmt: skip
 
 
 def flat(text: str) -> str:

@@ -6,10 +6,9 @@ Covers: pgonce.serve.tally.
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.ledger_history import KAFKA, OTHER, QUERY, RUN, fail, hear, publish, replay
+from support.ledger_history import KAFKA, OTHER, QUERY, fail, hear, publish, replay
 from support.served import Served, served
 
 from pgonce.offsets_store.status.states import STATES
@@ -41,16 +40,6 @@ def scrape(site: Served) -> dict[str, list]:
     """The metrics after another look."""
     site.look()
     return metrics_of(site)
-
-
-def took(url: str, batch_id: int, milliseconds: float) -> None:
-    """A progress event of now."""
-    with psycopg.connect(url) as connection:
-        connection.execute(
-            "INSERT INTO pgonce.progress (query_id, run_id, batch_id, progress_at, num_input_rows, durations_ms) "
-            "VALUES (%s, %s, %s, clock_timestamp(), 1, jsonb_build_object('addBatch', %s::float))",
-            [QUERY, RUN, batch_id, milliseconds],
-        )
 
 
 class TestCounters:
@@ -130,19 +119,6 @@ class TestCounters:
             assert value(found, "pgonce_commit_seconds_sum", **OURS) == pytest.approx(0.72, abs=0.01)
             admin.execute("DELETE FROM pgonce.batches WHERE batch_id < 5")
             assert value(scrape(site), "pgonce_commit_seconds_count", **OURS) == 2
-
-    def test_how_long_batches_took(self, url, store):
-        """A histogram of what the listener hears, from the process's start on; without a listener there is none."""
-        publish(url, 3, KAFKA)
-        took(url, 3, 99_000)
-        with served(url) as site:
-            assert "pgonce_batch_seconds_count" not in scrape(site)
-            took(url, 4, 40)
-            took(url, 5, 700)
-            found = scrape(site)
-        buckets = {one.labels["le"]: one.value for one in found["pgonce_batch_seconds_bucket"]}
-        assert (buckets["0.05"], buckets["0.5"], buckets["1.0"], buckets["+Inf"]) == (1, 1, 2, 2)
-        assert value(found, "pgonce_batch_seconds_sum") == pytest.approx(0.74)
 
 
 class TestGauges:

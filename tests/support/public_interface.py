@@ -168,8 +168,7 @@ def _metrics() -> Iterator[str]:
     state = QueryState(**{**facts, "query_id": "q", "query_name": "q", "sink_name": "s", "state": "running",
                           "published_at": now, "lag": 1, "lag_seconds": 1.0, "dead_letters": 0})  # fmt: skip
     seen = [("+Inf", 1.0)], 1.0
-    counts = Counts({("q", "s"): 1}, {("q", "s"): 1}, {("q", "s"): 1}, {("q", "s", "CODE"): 1}, {("q", "s"): seen},
-                    {"q": seen})  # fmt: skip
+    counts = Counts({("q", "s"): 1}, {("q", "s"): 1}, {("q", "s"): 1}, {("q", "s", "CODE"): 1}, {("q", "s"): seen})
     scraped = metrics_text(
         Snapshot(at=now, states=[state], counts=counts),
         {("q", "s"): [PartitionLag("q", "s", "0", "t", 0, 1, 2, 1, now, 1.0)]},
