@@ -24,7 +24,6 @@ from pgonce.offsets_store.ledger.tables import dead_letters, writers
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.translate import driver_error
 from pgonce.offsets_store.status.dead_letters import Key, StoredLetter, as_letters, letters_of, one_of
-from pgonce.offsets_store.status.decisions import decisions_on_letters
 from pgonce.offsets_store.status.read_stored import writers_of
 from pgonce.recovery.by_hand import refuse_no_reason
 from pgonce.recovery.fence import note
@@ -77,10 +76,9 @@ def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool, with_ro
         raise NotFoundError.usual(
             "DEAD_LETTER_NOT_FOUND",
             f"There is no dead letter {', '.join(map(str, sorted(missing)))} of this query"
-            + (f" with the code {choice.code}." if choice.code else ".")
-            + _became(connection, missing),
+            + (f" with the code {choice.code}." if choice.code else "."),
             "It may have been replayed or discarded already: `pgonce dead-letters` lists those that are there, and "
-            "pgonce.interventions has what was done with others.",
+            "pgonce.interventions has who did what with others, and why.",
         )
     return letters
 
@@ -115,12 +113,6 @@ def remove_letters_in_tx(
             }
             with _saying_what_to_grant():
                 note(connection, writer_id, kind, details=details, reason=reason)
-
-
-def _became(connection: Connection, missing: Collection[int]) -> str:
-    """What people did to letters that are gone, as sentences."""
-    found = decisions_on_letters(connection, missing, ("replay-dead-letters", "discard-dead-letters"))
-    return "".join(f" Dead letter {shown_ids(sorted(set(missing) & set(one.ids)))} was {one.says}." for one in found)
 
 
 _MOST_IDS_SHOWN = 20

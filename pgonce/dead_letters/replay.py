@@ -38,7 +38,6 @@ from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.search_path import ENTER_COLUMNS, leave_in_tx
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
 from pgonce.offsets_store.status.dead_letters import StoredLetter
-from pgonce.offsets_store.status.decisions import begun_again_in_tx
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.writing.bad_rows.recalled_destination import recalled, recorded_oid
@@ -53,7 +52,7 @@ from .mended_rows import mended_rows_in_tx, only, ranked_in_tx
 from .replay_rules import (
     Kept,
     LetterRows,
-    refuse_begun_again,
+    refuse_begun_again_in_tx,
     refuse_other_table,
     refuse_other_target,
     refuse_unsafe,
@@ -217,7 +216,7 @@ def _read_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> list
     """The letters by table and way of writing, each group with its rows; refused if any may not be replayed."""
     now = connection.execute(select(func.clock_timestamp())).scalar_one()
     driver = driver_connection(connection)
-    refuse_begun_again(letters, begun_again_in_tx(connection, letters))
+    refuse_begun_again_in_tx(connection, letters)
     letters = decoded_in_tx(connection, letters)
     found = []
     for recorded in map(_group, _by_table_and_way(letters)):

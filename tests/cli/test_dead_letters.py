@@ -119,7 +119,6 @@ class TestReplay:
         put_aside(admin, {"id": 2}, None, code="ROUTE_UNKNOWN")
         assert command("--replay").exit_code == ExitCode.NEEDS_PERSON
         assert command("--replay", "--id", 99).exit_code == ExitCode.NOT_FOUND
-        assert command("--table", "nowhere").exit_code == ExitCode.NOT_FOUND
 
     def test_a_refused_row_keeps_no_other_row_out(self, admin, command):
         """Rows that are refused again do not keep the others out; they stay, and are named, as the dry run has said."""

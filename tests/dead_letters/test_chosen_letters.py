@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from support.dead_letters import a_past, put_aside
 from support.recoveries import noted
@@ -61,6 +63,22 @@ def test_an_id_that_is_not_there(url, admin):
         discarded(url, ids=[one, one + 1])
     assert str(one + 1) in str(error.value)
     assert letters(admin) == [one]
+
+
+def test_of_two_people_one_discards_it(url, admin):
+    """Of two who discard a letter at once, one does it, and the other is told that it is gone; it is noted once."""
+    one = put_aside(admin, {"id": 1})
+
+    def told(reason):
+        try:
+            return discarded(url, reason=reason, ids=[one])
+        except OffsetsError as error:
+            return error.code
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(told, ("spam", "spam")))
+    assert sorted(answers, key=str) == ["DEAD_LETTER_NOT_FOUND", [one]]
+    assert len(noted(admin)) == 1
 
 
 def test_a_role_that_may_only_write_letters(url, admin, login):
