@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import NoReturn
 
@@ -126,24 +125,6 @@ def replay_letters(
         _raise_translated(error, outcome, watch)
 
 
-def refused_from_the_start(letters: Sequence[StoredLetter], now: datetime) -> tuple[list[str], bool]:
-    """
-    What is already known of a replay of these letters, however their rows are repaired.
-
-    :return: sentences on those that it would refuse, and whether there are others.
-    """
-    said, has_others = [], False
-    for of_one in _by_table_and_way(letters):
-        try:
-            group = _group(of_one)
-            refuse_unsafe(group.destination, group.letters, now)
-        except PgonceError as error:
-            said.append(f"{error.what} {error.remedy}")
-        else:
-            has_others = True
-    return said, has_others
-
-
 def _replay_in_tx(
     connection: Connection,
     choice: Choice,
@@ -158,6 +139,7 @@ def _replay_in_tx(
         # run locks nothing of the ledger, so that the role needs no more than to write its rows.
         writer_ids = {} if dry_run else lock_writers_in_tx(connection, choice)
         letters = letters_in_tx(connection, choice, lock=not dry_run)
+        refuse_begun_again_in_tx(connection, letters)
     groups = _read_in_tx(connection, letters)
     driver = driver_connection(connection)
     leave_in_tx(driver)
@@ -216,7 +198,6 @@ def _read_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> list
     """The letters by table and way of writing, each group with its rows; refused if any may not be replayed."""
     now = connection.execute(select(func.clock_timestamp())).scalar_one()
     driver = driver_connection(connection)
-    refuse_begun_again_in_tx(connection, letters)
     letters = decoded_in_tx(connection, letters)
     found = []
     for recorded in map(_group, _by_table_and_way(letters)):
