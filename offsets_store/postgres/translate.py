@@ -180,7 +180,7 @@ def _ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
         return LedgerError.usual(
             "LEDGER_NOT_PERMITTED",
             f"While {doing}, the role lacked a permission: {text}.",
-            f"{GRANTS_NEEDED} A role that only reads needs less: page `security` of the documentation has its grants.",
+            f"{GRANTS_NEEDED} Who only reads, or decides by hand, needs others: page `security` of the documentation.",
         )
     if error.sqlstate == "55P03":
         return LedgerError.usual(

@@ -8,8 +8,6 @@ only shows what it would do; only ``--replay`` imports pyspark, because only tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -78,20 +76,12 @@ def dead_letters(
 
 
 def _what_to_do(letters: Sequence[StoredLetter], sink: str | None) -> list[str]:
-    said: list[str] = []
-    may_be_replayed = True
-    # Without pyspark, nothing can be replayed here, and only the ledger is read.
-    with suppress(ImportError):
-        from pgonce.dead_letters.replay import refused_from_the_start
-
-        said, may_be_replayed = refused_from_the_start(letters, datetime.now(timezone.utc))
-    if may_be_replayed:
-        what, choice = "the others" if said else "them", f" --sink {in_command(sink, 'SINK')}" if sink else ""
-        said += [
-            f"To write {what} after all, repair the rows (UPDATE; page `dead-letters` of the documentation), and type:",
-            f"  pgonce dead-letters {in_command(letters[0].query_id, 'QUERY')[:_SHORT_ID]}{choice} --replay",
-        ]
-    return said
+    chosen = f" --sink {in_command(sink, 'SINK')}" if sink else ""
+    return [
+        "A row that its table refuses can be repaired (UPDATE; page `dead-letters` of the documentation). This tries "
+        "to write the rows, and says what is refused, and why; without --yes, nothing is changed:",
+        f"  pgonce dead-letters {in_command(letters[0].query_id, 'QUERY')[:_SHORT_ID]}{chosen} --replay",
+    ]
 
 
 def _done(word: str, letters: Sequence[StoredLetter], *, yes: bool) -> str:

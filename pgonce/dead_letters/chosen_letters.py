@@ -9,22 +9,15 @@ can take them, or change their rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import psycopg
-import sqlalchemy.exc
 from sqlalchemy import Connection, delete, select, tuple_
 
-from pgonce.offsets_store.errors import UNCHANGED, LedgerError, NotFoundError
+from pgonce.offsets_store.errors import NotFoundError
 from pgonce.offsets_store.ledger.session import reading, writing
 from pgonce.offsets_store.ledger.tables import dead_letters, writers
-from pgonce.offsets_store.log_lines import scrub
-from pgonce.offsets_store.postgres.translate import driver_error
 from pgonce.offsets_store.status.dead_letters import Key, StoredLetter, as_letters, letters_of, one_of
-from pgonce.offsets_store.status.decisions import decisions_on_letters
 from pgonce.offsets_store.status.read_stored import writers_of
 from pgonce.recovery.by_hand import refuse_no_reason
 from pgonce.recovery.fence import note
@@ -67,20 +60,17 @@ def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool, with_ro
     The chosen letters, in the order in which they were made; locked until the transaction ends, if that is asked for.
 
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND, for an id that is not one of theirs.
-    :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, if the role may not read, or lock, them.
     """
     wanted = letters_of(choice.writers, ids=choice.ids, code=choice.code, with_rows=with_rows)
-    with _saying_what_to_grant():
-        letters = as_letters(connection, wanted.with_for_update() if lock else wanted)
+    letters = as_letters(connection, wanted.with_for_update() if lock else wanted)
     missing = choice.ids - {letter.dead_letter_id for letter in letters}
     if missing:
         raise NotFoundError.usual(
             "DEAD_LETTER_NOT_FOUND",
             f"There is no dead letter {', '.join(map(str, sorted(missing)))} of this query"
-            + (f" with the code {choice.code}." if choice.code else ".")
-            + _became(connection, missing),
+            + (f" with the code {choice.code}." if choice.code else "."),
             "It may have been replayed or discarded already: `pgonce dead-letters` lists those that are there, and "
-            "pgonce.interventions has what was done with others.",
+            "pgonce.interventions has who did what with others, and why.",
         )
     return letters
 
@@ -89,8 +79,7 @@ def lock_writers_in_tx(connection: Connection, choice: Choice) -> dict[Key, int]
     """Lock the writers' rows as a commit does, so that no batch of theirs is in the middle; their ids, by key."""
     wanted = select(writers.c.query_id, writers.c.sink_name, writers.c.writer_id).order_by(writers.c.writer_id)
     wanted = wanted.where(tuple_(writers.c.query_id, writers.c.sink_name).in_(choice.writers))
-    with _saying_what_to_grant():
-        rows = connection.execute(wanted.with_for_update()).all()
+    rows = connection.execute(wanted.with_for_update()).all()
     return {(query_id, sink_name): writer_id for query_id, sink_name, writer_id in rows}
 
 
@@ -102,9 +91,8 @@ def remove_letters_in_tx(
     reason: str | None,
 ) -> None:
     """Delete letters that are locked, and note for each sink which they were, and why."""
-    with _saying_what_to_grant():
-        ids = [letter.dead_letter_id for letter in letters]
-        connection.execute(delete(dead_letters).where(one_of(dead_letters.c.dead_letter_id, ids)))
+    ids = [letter.dead_letter_id for letter in letters]
+    connection.execute(delete(dead_letters).where(one_of(dead_letters.c.dead_letter_id, ids)))
     for key, writer_id in writer_ids.items():
         own = [letter for letter in letters if (letter.query_id, letter.sink_name) == key]
         if own:
@@ -113,14 +101,7 @@ def remove_letters_in_tx(
                 "ids": [letter.dead_letter_id for letter in own],
                 "targets": dict(Counter(letter.target for letter in own)),
             }
-            with _saying_what_to_grant():
-                note(connection, writer_id, kind, details=details, reason=reason)
-
-
-def _became(connection: Connection, missing: Collection[int]) -> str:
-    """What people did to letters that are gone, as sentences."""
-    found = decisions_on_letters(connection, missing, ("replay-dead-letters", "discard-dead-letters"))
-    return "".join(f" Dead letter {shown_ids(sorted(set(missing) & set(one.ids)))} was {one.says}." for one in found)
+            note(connection, writer_id, kind, details=details, reason=reason)
 
 
 _MOST_IDS_SHOWN = 20
@@ -137,7 +118,7 @@ def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool
 
     :raises ConfigurationError: OPTION_MISSING.
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
-    :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, or where the ledger cannot be written.
+    :raises LedgerError: where the ledger cannot be written.
     """
     if dry_run:
         return found_letters(url, choice)
@@ -149,21 +130,3 @@ def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool
             kind = "discard-dead-letters"
             remove_letters_in_tx(connection, letters, writer_ids, kind, reason.strip())
     return letters
-
-
-@contextmanager
-def _saying_what_to_grant() -> Iterator[None]:
-    try:
-        yield
-    except sqlalchemy.exc.DBAPIError as error:
-        cause: Any = driver_error(error)
-        if not isinstance(cause, psycopg.errors.InsufficientPrivilege):
-            raise
-        raise LedgerError(
-            "DEAD_LETTERS_NOT_PERMITTED",
-            f"The role lacks a permission on a table of the ledger: {scrub(' '.join(str(cause).split()))}.",
-            UNCHANGED,
-            "A streaming role may only add dead letters, and read them. Do it as the ledger's owner, or "
-            "grant this role SELECT, UPDATE and DELETE on pgonce.dead_letters, SELECT and UPDATE on "
-            "pgonce.writers, SELECT and INSERT on pgonce.interventions, and SELECT on pgonce.home.",
-        ) from error

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import NoReturn
 
@@ -38,7 +37,6 @@ from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.search_path import ENTER_COLUMNS, leave_in_tx
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
 from pgonce.offsets_store.status.dead_letters import StoredLetter
-from pgonce.offsets_store.status.decisions import begun_again_in_tx
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.writing.bad_rows.recalled_destination import recalled, recorded_oid
@@ -53,7 +51,7 @@ from .mended_rows import mended_rows_in_tx, only, ranked_in_tx
 from .replay_rules import (
     Kept,
     LetterRows,
-    refuse_begun_again,
+    refuse_begun_again_in_tx,
     refuse_other_table,
     refuse_other_target,
     refuse_unsafe,
@@ -127,24 +125,6 @@ def replay_letters(
         _raise_translated(error, outcome, watch)
 
 
-def refused_from_the_start(letters: Sequence[StoredLetter], now: datetime) -> tuple[list[str], bool]:
-    """
-    What is already known of a replay of these letters, however their rows are repaired.
-
-    :return: sentences on those that it would refuse, and whether there are others.
-    """
-    said, has_others = [], False
-    for of_one in _by_table_and_way(letters):
-        try:
-            group = _group(of_one)
-            refuse_unsafe(group.destination, group.letters, now)
-        except PgonceError as error:
-            said.append(f"{error.what} {error.remedy}")
-        else:
-            has_others = True
-    return said, has_others
-
-
 def _replay_in_tx(
     connection: Connection,
     choice: Choice,
@@ -159,6 +139,7 @@ def _replay_in_tx(
         # run locks nothing of the ledger, so that the role needs no more than to write its rows.
         writer_ids = {} if dry_run else lock_writers_in_tx(connection, choice)
         letters = letters_in_tx(connection, choice, lock=not dry_run)
+        refuse_begun_again_in_tx(connection, letters)
     groups = _read_in_tx(connection, letters)
     driver = driver_connection(connection)
     leave_in_tx(driver)
@@ -217,7 +198,6 @@ def _read_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> list
     """The letters by table and way of writing, each group with its rows; refused if any may not be replayed."""
     now = connection.execute(select(func.clock_timestamp())).scalar_one()
     driver = driver_connection(connection)
-    refuse_begun_again(letters, begun_again_in_tx(connection, letters))
     letters = decoded_in_tx(connection, letters)
     found = []
     for recorded in map(_group, _by_table_and_way(letters)):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import psycopg
+from sqlalchemy import Connection, text
 
 from pgonce.dead_letters.chosen_letters import shown_ids
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError, TargetError
@@ -78,23 +79,39 @@ def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now
         )
 
 
-def refuse_begun_again(letters: Sequence[StoredLetter], begun_again: Mapping[tuple[str, str], str]) -> None:
+def refuse_begun_again_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> None:
     """
     Refuse letters of writers whose rows a new query reads from the beginning, with the one that was put aside.
 
-    :param begun_again: what has happened to such writers, by query id and sink.
+    That is so if the writer was forgotten, or a query that took its place.
+
     :raises RecoveryError: REPLAY_IMPOSSIBLE.
     """
-    for key, what in begun_again.items():
-        own = [letter for letter in letters if (letter.query_id, letter.sink_name) == key]
-        if own:
+    for key in sorted({(letter.query_id, letter.sink_name) for letter in letters}):
+        fate = connection.execute(_FATE, {"query_id": key[0], "sink_name": key[1]}).first()
+        if fate is not None:
             raise _unsafe(
-                own,
-                f"{what}, including this row: the new query has written it or put it aside again, so a replay could "
-                "write it twice",
+                [letter for letter in letters if (letter.query_id, letter.sink_name) == key],
+                f"query {fate.query_id} was forgotten at {fate.made_at:%Y-%m-%d %H:%M:%S %Z} (pgonce forget), so that "
+                "a new query reads all rows again, including this row: the new query has written it or put it aside "
+                "again, so a replay could write it twice",
                 "Look for the row in the table, and in the new query's letters. If it is nowhere, write it with SQL. "
                 "Then take this letter out with `pgonce dead-letters --discard`.",
             )
+
+
+_FATE = text("""
+WITH RECURSIVE line AS (
+    SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by FROM pgonce.writers AS w
+    WHERE w.query_id = :query_id AND w.sink_name = :sink_name
+    UNION
+    SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by
+    FROM line AS l JOIN pgonce.writers AS w ON w.query_id = l.replaced_by
+    WHERE w.sink_name = l.sink_name
+)
+SELECT l.query_id, i.made_at FROM line AS l JOIN pgonce.interventions AS i USING (writer_id)
+WHERE i.kind = 'forget' ORDER BY i.made_at
+""")
 
 
 def refuse_other_table(letters: Sequence[StoredLetter], recorded: int | None, now: int | None) -> None:

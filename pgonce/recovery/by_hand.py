@@ -20,7 +20,6 @@ from pgonce.offsets_store.ledger.lock import is_accepted_in_tx
 from pgonce.offsets_store.ledger.session import reading, writing
 from pgonce.offsets_store.ledger.tables import failures, heartbeats, writers
 from pgonce.offsets_store.ledger.writers import COUNTS_AS_FEEDER, is_meant, writers_in_tx
-from pgonce.offsets_store.status.decisions import decisions_on
 from pgonce.offsets_store.status.states import query_states
 from pgonce.offsets_store.status.stored import the_writer
 from pgonce.offsets_store.verdict.decide import ACCEPTABLE, Verdict
@@ -106,8 +105,7 @@ def accept_batch(
     (chosen,) = (one for one in known_sinks(url, checkpoint) if one.sink_name == chosen.sink_name)
     verdict = _refused_verdict(checkpoint, chosen, batch_id)
     if verdict is Verdict.ACCEPTED:
-        with reading(url) as connection:
-            raise _accepted_already(connection, chosen, batch_id)
+        raise _accepted_already(chosen, batch_id)
     if not dry_run:
         accept(url, chosen, batch_id, reason)
     return Acceptance(query_id, chosen, batch_id, verdict)
@@ -121,19 +119,18 @@ def accept(url: str, sink: SinkFacts, batch_id: int, reason: str) -> None:
         another person was quicker.
     """
     with holding(url, [sink]) as connection:
-        refuse_gone(connection, _as_it_is_in_tx(connection, sink))
+        refuse_gone(_as_it_is_in_tx(connection, sink))
         if is_accepted_in_tx(connection, sink.writer_id, batch_id):
-            raise _accepted_already(connection, sink, batch_id)
+            raise _accepted_already(sink, batch_id)
         note(connection, sink.writer_id, "accept", batch_id=batch_id, reason=reason.strip())
 
 
-def _accepted_already(connection: Connection, sink: SinkFacts, batch_id: int) -> RecoveryError:
-    found = [one for one in decisions_on(connection, sink.writer_id, ["accept"]) if one.batch_id == batch_id]
+def _accepted_already(sink: SinkFacts, batch_id: int) -> RecoveryError:
     return RecoveryError.usual(
         "NOTHING_TO_DO",
-        f"Batch {batch_id} of sink {sink.sink_name!r} has been accepted already, and Spark has not run it yet."
-        + (f" It was {found[-1].says}." if found else ""),
-        "Start the query; or withdraw it: page `recovering` of the documentation, When nothing can be proven.",
+        f"Batch {batch_id} of sink {sink.sink_name!r} has been accepted already, and Spark has not run it yet.",
+        "Start the query; or withdraw it: page `recovering` of the documentation, When nothing can be proven. "
+        "pgonce.interventions has who accepted it, and why.",
     )
 
 
@@ -183,7 +180,7 @@ def put_out_of_the_way_in_tx(connection: Connection, sinks: Sequence[SinkFacts],
     """
     for sink in sinks:
         if kind != "forget" or not counts_as_feeder(connection, sink):
-            refuse_gone(connection, _as_it_is_in_tx(connection, sink))
+            refuse_gone(_as_it_is_in_tx(connection, sink))
         gone = update(writers).where(writers.c.writer_id == sink.writer_id)
         connection.execute(gone.values(retired_at=func.coalesce(writers.c.retired_at, func.clock_timestamp())))
         note(connection, sink.writer_id, kind, batch_id=sink.last_batch_id, **noted)
@@ -212,15 +209,14 @@ def refuse_no_reason(reason: str) -> None:
         )
 
 
-def refuse_gone(connection: Connection, sink: SinkFacts) -> None:
-    """:raises RecoveryError: WRITER_GONE, for a sink that was replaced, retired or forgotten, and by whom."""
+def refuse_gone(sink: SinkFacts) -> None:
+    """:raises RecoveryError: WRITER_GONE, for a sink that was replaced, retired or forgotten."""
     if not sink.is_living:
-        found = [] if sink.replaced_by else decisions_on(connection, sink.writer_id, ["retire", "forget"])
         raise RecoveryError.usual(
             "WRITER_GONE",
-            f"The sink {sink.sink_name!r} of this query was {found[-1].says if found else sink.fate}"
-            f"{'. It' if found else ', and'} publishes no more.",
-            "`pgonce status` shows which queries there are.",
+            f"The sink {sink.sink_name!r} of this query was {sink.fate}, and publishes no more.",
+            "`pgonce status` shows which queries there are. pgonce.interventions has who retired or forgot one, and "
+            "why.",
         )
 
 
@@ -233,7 +229,7 @@ def _chosen_sink(url: str, query: str, sink: str | None) -> tuple[str, str | Non
     with reading(url) as connection:
         found, sinks = named_sinks(connection, query, sink)
         writer = the_writer(found, query)
-        refuse_gone(connection, sinks[0])
+        refuse_gone(sinks[0])
     return writer.query_id, writer.checkpoint_location, sinks[0]
 
 

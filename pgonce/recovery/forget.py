@@ -71,7 +71,7 @@ def forget_query(
         living = tuple(known for known in sinks if known.is_living)
         chosen = living or tuple(known for known in sinks if counts_as_feeder(connection, known))
         if not chosen:
-            refuse_gone(connection, sinks[0])
+            refuse_gone(sinks[0])
         emptied = {table.name for table in _to_empty(connection, chosen)} if truncate else ()
     if not dry_run:
         # What was retired publishes nothing, even if its query runs.

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
+from pgonce.offsets_store.ledger.migrations import grants
 
 
 @pytest.fixture
@@ -73,12 +74,12 @@ class TestList:
         shown = command("--sink", "public.orders").stdout.splitlines()[-1]
         assert shown.endswith(" --sink public.orders --replay")
 
-    def test_nobody_is_told_to_repair_a_row_that_no_replay_writes(self, admin, command):
-        """Without onlyNewer, a newer row may be there; the reason and the ways out are said at once."""
+    def test_a_row_that_no_replay_writes(self, admin, command):
+        """Without onlyNewer, a newer row may be there: the command that is shown says so, and the ways out."""
         put_aside(admin, {"id": 1}, by_key())
-        said = " ".join(command().stdout.split())
-        assert "without onlyNewer" in said
-        assert "--replay" not in said
+        assert command().stdout.endswith(" --replay\n")
+        tried = command("--replay")
+        assert (tried.exit_code, "without onlyNewer" in tried.stderr) == (ExitCode.NEEDS_PERSON, True)
 
     def test_a_record_that_could_not_be_decoded_stands_in_place_of_a_row(self, admin, command):
         """As text, in which bytes that are none are escaped; a program gets it in base64."""
@@ -119,7 +120,6 @@ class TestReplay:
         put_aside(admin, {"id": 2}, None, code="ROUTE_UNKNOWN")
         assert command("--replay").exit_code == ExitCode.NEEDS_PERSON
         assert command("--replay", "--id", 99).exit_code == ExitCode.NOT_FOUND
-        assert command("--table", "nowhere").exit_code == ExitCode.NOT_FOUND
 
     def test_a_refused_row_keeps_no_other_row_out(self, admin, command):
         """Rows that are refused again do not keep the others out; they stay, and are named, as the dry run has said."""
@@ -169,6 +169,18 @@ class TestDiscard:
         assert command("--discard", "--reason", "spam", "--yes").exit_code == ExitCode.OK
         assert noted(admin)[0][:3] == ("discard-dead-letters", None, "spam")
         assert json.loads(command("--json").stdout) == []
+
+    def test_a_role_that_may_not(self, admin, command, login):
+        """A streaming role is told so in a sentence, whether it discards or replays, and nothing is changed."""
+        put_aside(admin, {"id": 1, "name": "n1"})
+        for grant in grants(login.user):
+            admin.execute(grant.encode())
+        admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}".encode())
+        for given in (["--discard", "--reason", "spam"], ["--replay"]):
+            refused = command(*given, "--yes", "--url", login.url)
+            assert (refused.exit_code, "[LEDGER_NOT_PERMITTED]" in refused.stderr) == (ExitCode.FAILED, True)
+            assert "Traceback" not in refused.stderr
+        assert (in_table(admin), noted(admin), len(json.loads(command("--json").stdout))) == ([], [], 1)
 
     def test_letters_are_not_discarded_without_a_reason(self, admin, command):
         """It asks for one."""

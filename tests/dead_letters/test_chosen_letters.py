@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from support.dead_letters import a_past, put_aside
 from support.recoveries import noted
@@ -63,13 +65,29 @@ def test_an_id_that_is_not_there(url, admin):
     assert letters(admin) == [one]
 
 
+def test_of_two_people_one_discards_it(url, admin):
+    """Of two who discard a letter at once, one does it, and the other is told that it is gone; it is noted once."""
+    one = put_aside(admin, {"id": 1})
+
+    def told(reason):
+        try:
+            return discarded(url, reason=reason, ids=[one])
+        except OffsetsError as error:
+            return error.code
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(told, ("spam", "spam")))
+    assert sorted(answers, key=str) == ["DEAD_LETTER_NOT_FOUND", [one]]
+    assert len(noted(admin)) == 1
+
+
 def test_a_role_that_may_only_write_letters(url, admin, login):
     """A streaming role can look, and is told what it would need to delete; nothing is noted."""
     for grant in grants(login.user):
         admin.execute(grant.encode())
     one = put_aside(admin, {"id": 1})
     assert discarded(login.url, dry_run=True) == [one]
-    with pytest.raises(LedgerError, match="DEAD_LETTERS_NOT_PERMITTED"):
+    with pytest.raises(LedgerError, match=r"\[LEDGER_NOT_PERMITTED\].* dead_letters.*decides by hand.*`security`"):
         discarded(login.url)
     assert (letters(admin), noted(admin)) == ([one], [])
     admin.execute(f"GRANT UPDATE, DELETE ON pgonce.dead_letters TO {login.user}".encode())
