@@ -13,6 +13,7 @@ from enum import Enum
 
 import psycopg
 
+from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.search_path import SET_OURS
 from pgonce.offsets_store.postgres.translate import is_lost_connection, is_statement_pooling
@@ -73,7 +74,8 @@ def asked(connection: psycopg.Connection, question: Question) -> Finding:
     The answer to a question; a refusal of the server is an answer too.
 
     :param connection: in autocommit mode, in no transaction.
-    :raises psycopg.Error: if the connection is lost, or a pooler forbids transactions.
+    :raises ConnectError: CONNECT_FAILED, if the session ends.
+    :raises psycopg.Error: only if a pooler forbids transactions.
     """
     try:
         connection.execute(BEGIN)
@@ -84,9 +86,18 @@ def asked(connection: psycopg.Connection, question: Question) -> Finding:
             if not connection.closed:
                 connection.execute("ROLLBACK")
     except psycopg.Error as error:
-        if is_lost_connection(error) or is_statement_pooling(error):
+        if is_statement_pooling(error):
             raise
         said = scrub(" ".join((error.diag.message_primary or str(error)).split()))
+        if is_lost_connection(error):
+            raise ConnectError(
+                "CONNECT_FAILED",
+                f"The session ended when the server was asked for {question.name}: {said.rstrip('.')}.",
+                "Nothing was written.",
+                "Run the check again. If its session ends at the same question each time, the server, or a pooler in "
+                "front of it, does not do what pgonce needs there.",
+                may_pass=True,
+            ) from error
         answer = Answer(Holds.NO, f"the server refuses it (SQLSTATE {error.sqlstate or 'none'}): {said}")
     return Finding(question.name, question.promise, answer.holds, answer.says, answer.remedy)
 

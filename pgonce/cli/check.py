@@ -17,9 +17,12 @@ from psycopg import sql
 
 from pgonce.check.answers import BEGIN, Answer, Finding, Holds, Question, one_row
 from pgonce.check.check import check_server
-from pgonce.offsets_store.errors import LedgerError, TargetError, needing_pyspark
+from pgonce.every_room import EVERY_ROOM
+from pgonce.offsets_store.errors import LedgerError, PgonceError, RecoveryError, TargetError, needing_pyspark
+from pgonce.offsets_store.ledger.published import changed_targets
+from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.search_path import execute_in_tx
-from pgonce.offsets_store.status.read_stored import last_written
+from pgonce.offsets_store.status.read_stored import LastWritten, last_written
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import find_writers
 from pgonce.sink.options.definitions import BY_KEY
@@ -28,7 +31,6 @@ from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
 from pgonce.sink.writing.table.lock import lock_table
 
 from .answers.output import print_json, print_lines
-from .doctor import Looked, look_again
 from .terms import ExitCode, Json, Url
 
 _OWN = "pg_temp.pgonce_target"
@@ -97,22 +99,64 @@ def _of_query(url: str, query: str, table: str | None) -> list[Finding]:
     promise = f"The next batch of query {query} can be written."
     try:
         (writer, *_) = find_writers(OffsetsStore(url).queries(), query)
-        looked = look_again(url, last_written(url, writer.query_id), of_this_role=True)
+        sinks = last_written(url, writer.query_id)
     except LedgerError as error:
         return [Finding("table", promise, Holds.NO, error.what, error.remedy)]
-    return [
-        Finding("table", promise, *_as_finding(each))
-        for each in looked
-        if table is None or table in (each.table, each.table.partition(".")[2])
-    ] or [Finding("table", promise, Holds.UNKNOWN, f"query {query} has recorded no batch into {table}", "")]
+    into = "" if table is None else f" into {table}"
+    answers = list(_look_again(url, sinks, table)) or [
+        Answer(Holds.UNKNOWN, f"query {query} has recorded no batch{into}")
+    ]
+    return [Finding("table", promise, answer.holds, answer.says, answer.remedy) for answer in answers]
 
 
-def _as_finding(each: Looked) -> tuple[Holds, str, str]:
-    if each.refused:
-        return Holds.NO, each.refused.what, each.refused.remedy
-    if each.unknown:
-        return Holds.UNKNOWN, f"{each.table} was not checked: {each.unknown.rstrip('.')}", ""
-    return Holds.YES, f"{each.table}: {each.says}; functions and triggers were not tried", ""
+def _look_again(url: str, sinks: Sequence[LastWritten], only: str | None) -> Iterator[Answer]:
+    """
+    Check each table of these sinks with the columns of its last batch, as the commit does, without a lock.
+
+    Nothing of a record becomes part of a statement before it was checked.
+
+    :param only: as the table of :func:`_of_query`.
+    :raises ConfigurationError: NOT_INSTALLED.
+    :raises ConnectError: if Postgres cannot be reached.
+    """
+    with needing_pyspark("Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."):
+        from pgonce.sink.writing.bad_rows.recalled_destination import recalled_to_look
+        from pgonce.sink.writing.first_look import look_at_table, looking
+
+    def look(connection: psycopg.Connection, sink: LastWritten, name: str) -> Answer:
+        if not sink.tables:
+            return _not_checked(name, "no batch has recorded how its rows were written")
+        try:
+            how, columns = recalled_to_look(sink.tables[name])
+            connection.execute("SET LOCAL statement_timeout = '10s'; SET LOCAL lock_timeout = '2s'")
+            table = look_at_table(connection, how, columns, rooms=EVERY_ROOM)
+        except RecoveryError as error:
+            return _not_checked(name, error.what)
+        except PgonceError as error:
+            return Answer(Holds.NO, f"{name}: {error.code}, {error.what}", error.remedy)
+        except psycopg.Error as error:
+            said = scrub(" ".join((error.diag.message_primary or str(error)).split()))
+            return _not_checked(name, f"Postgres says: {said}")
+        finally:
+            connection.rollback()
+        if table is None:
+            says = "it is not there, and the next batch creates it, without the rows of earlier batches (createTable)"
+        else:
+            says = f"it can take rows with the columns of batch {sink.batch_id}"
+            now = {table.qualified_name: table.oid}
+            if changed := changed_targets(sink.oids, now, is_one_table=False).get(name):
+                says += f". {changed} With pinTable, the next batch is refused"
+        return Answer(Holds.YES, f"{name}: {says}; functions and triggers were not tried")
+
+    with looking(url) as connection:
+        for sink in sinks:
+            for name in sorted(sink.tables) or [sink.sink_name]:
+                if only in (None, name, name.partition(".")[2]):
+                    yield look(connection, sink, name)
+
+
+def _not_checked(name: str, why: str) -> Answer:
+    return Answer(Holds.UNKNOWN, f"{name} was not checked: {why.rstrip('.')}")
 
 
 def _questions(table: str | None, *, of_query: bool) -> Iterator[Question]:

@@ -137,17 +137,11 @@ def _look(
 
 
 def look_at_table(
-    connection: psycopg.Connection,
-    destination: Destination,
-    columns: Sequence[EncodedColumn],
-    *,
-    rooms: Rooms,
-    of_this_role: bool = True,
+    connection: psycopg.Connection, destination: Destination, columns: Sequence[EncodedColumn], *, rooms: Rooms
 ) -> TargetTable | None:
     """
-    Refuse a table that cannot take rows of these columns, under the user's search_path.
+    Refuse a table that cannot take rows of these columns from the session's role, under the user's search_path.
 
-    :param of_this_role: whether the session has the role that will write, so that its privileges count.
     :return: the table as it will be; None if it is to be created.
     :raises TargetError: as the commit would.
     """
@@ -159,8 +153,7 @@ def look_at_table(
         table = rooms.new_columns().look_as_altered(connection, table, columns, destination)
     plan = plan_columns(table, without_extra(table, columns, destination), destination)
     upsert = rooms.by_key().plan_upsert(destination, plan, table, columns) if destination.mode in BY_KEY else None
-    if of_this_role:
-        refuse_missing_privileges(connection, table, plan, upsert, destination)
+    refuse_missing_privileges(connection, table, plan, upsert, destination)
     return table
 
 

@@ -11,9 +11,9 @@ import pytest
 from psycopg import sql
 from support.fixtures.postgres import url_with
 
-from pgonce.check.answers import Answer, Holds, Question
+from pgonce.check.answers import Holds, Question
 from pgonce.check.check import check_server, product
-from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import ConnectError, PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 
 # What a server of the tests may lack: it never loses power, and nobody follows it.
@@ -159,19 +159,14 @@ def test_a_database_that_only_speaks_the_protocol_does_not_hold(url, monkeypatch
     assert "Use Postgres 14 to 19." in found.remedy
 
 
-@pytest.mark.parametrize(("times", "holds"), [(1, Holds.YES), (2, Holds.NO)])
-def test_a_question_that_ends_the_session(times, holds, url):
-    """Once may be an administrator; a server that does it again does not do what is asked. The others go on."""
-    ended = []
+def test_a_session_that_ends_is_an_error(url):
+    """It is said at which question, because a server may end the session each time that it is asked for this."""
 
     def end(connection):
-        if len(ended) < times:
-            ended.append(1)
-            with psycopg.connect(url, autocommit=True) as other:
-                other.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
-            connection.execute("SELECT 1")
-        return Answer(Holds.YES, "it is there")
+        with psycopg.connect(url, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
+        connection.execute("SELECT 1")
 
-    questions = [Question("end", "It stays.", end), Question("after", "", lambda _: Answer(Holds.YES, ""))]
-    found = check_server(url, *questions)[-2:]
-    assert [(one.name, one.holds) for one in found] == [("end", holds), ("after", Holds.YES)]
+    with pytest.raises(ConnectError, match="CONNECT_FAILED.* when the server was asked for keys: ") as failed:
+        check_server(url, Question("keys", "They stay.", end))
+    assert "Run the check again." in str(failed.value)

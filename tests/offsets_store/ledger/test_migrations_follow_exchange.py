@@ -6,6 +6,7 @@ Covers: offsets_store.ledger.migrations.
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -23,14 +24,14 @@ from support.recoveries import noted
 from support.tombstones import put_tombstone
 from support.typed_rows import typed_rows
 from support.with_rooms import work_into
+from typer.testing import CliRunner
 
-from pgonce.cli.doctor import look_again
+from pgonce.cli.main import app
 from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.text import qualified_name
-from pgonce.offsets_store.status.read_stored import last_written
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.recovery.by_hand import retire_sink
@@ -137,11 +138,12 @@ class TestExchanged:
         assert commit(url, "third", 0, 5, remedies=Remedies(replaces="new"), **at_end) is Verdict.NEW
 
     def test_the_next_look_is_at_the_table_that_is_written(self, admin, url):
-        """`doctor` and `check` look at it by the name that it has now, before a batch has used that name."""
+        """`pgonce check` looks at it by the name that it has now, before a batch has used that name."""
         exchange(url)
         admin.execute("ALTER TABLE sales DROP COLUMN name")
-        (looked,) = look_again(url, last_written(url, "new"), of_this_role=False)
-        assert (looked.table, looked.code) == ("public.sales", "COLUMN_UNKNOWN")
+        asked = CliRunner().invoke(app, ["check", "--url", url, "--json", "--query", "new"])
+        (looked,) = (one["says"] for one in json.loads(asked.stdout) if one["name"] == "table")
+        assert looked.startswith("public.sales: COLUMN_UNKNOWN, ")
 
     def test_a_query_that_took_the_place_of_another(self, admin, url):
         """The one that was replaced is known under the new name too, and is refused there."""
