@@ -115,12 +115,13 @@ def _pooler(connection: psycopg.Connection) -> Answer:
 
 
 def _settings(connection: psycopg.Connection) -> Answer:
-    enter_in_tx(connection, 1.0)
-    if one_row(connection, "SELECT current_setting('lock_timeout')")[0] != "1s":
+    # A value that no role has.
+    enter_in_tx(connection, 1.237)
+    if one_row(connection, "SELECT current_setting('lock_timeout')")[0] != "1237ms":
         return Answer(Holds.NO, "SET LOCAL has no effect")
     connection.execute("ROLLBACK")
     # In autocommit mode, this is a transaction of its own.
-    if one_row(connection, "SELECT pg_catalog.current_setting('lock_timeout')")[0] == "1s":
+    if one_row(connection, "SELECT pg_catalog.current_setting('lock_timeout')")[0] == "1237ms":
         return Answer(
             Holds.NO,
             "SET LOCAL outlives its transaction, so behind a pooler it would change the settings of other clients",

@@ -60,6 +60,11 @@ def test_an_ordinary_server_holds_and_is_left_as_it_was(has_ledger, url, admin):
     assert everything(admin) == before
 
 
+def test_a_role_may_have_a_lock_timeout_of_its_own(url):
+    """It is not taken for one that outlives its transaction."""
+    assert not_holding(url_with(url, options="-clock_timeout=1s")) == set()
+
+
 def test_settings_of_the_disk_are_looked_at(url, admin):
     """Fsync and full_page_writes count, as they are."""
     settings = [admin.execute(f"SHOW {name}").fetchone()[0] for name in ("fsync", "full_page_writes")]

@@ -26,7 +26,7 @@ class TestCommands:
         found = json.loads(answer.stdout)
         assert set(found) == {
             "location", "query_id", "finding", "newest_offsets", "newest_commit", "next_batch_id", "runs_again",
-            "begins", "ends", "sinks", "tables", "remarks", "advice",
+            "begins", "ends", "sinks", "remarks", "advice",
         }  # fmt: skip
         assert set(found["sinks"][0]) == {"sink_name", "last_batch_id", "end_offsets", "verdict"}
         recover_at_once(behind, url)
