@@ -115,8 +115,7 @@ def _pooler(connection: psycopg.Connection) -> Answer:
 
 
 def _settings(connection: psycopg.Connection) -> Answer:
-    # A value that no role has.
-    enter_in_tx(connection, 1.237)
+    enter_in_tx(connection, 1.237)  # a value that no role has
     if one_row(connection, "SELECT current_setting('lock_timeout')")[0] != "1237ms":
         return Answer(Holds.NO, "SET LOCAL has no effect")
     connection.execute("ROLLBACK")

@@ -70,6 +70,8 @@ _NOT_FROM_TEXT = frozenset({
 _CLOCK = "[0-9]{2}:[0-5][0-9](:[0-5][0-9]([.][0-9]{1,6}){0,1}){0,1}"
 _TEXT_FORMS = {"time": f"^{_CLOCK}$", "timetz": f"^{_CLOCK}(Z|[+-][0-9]{{2}}(:[0-5][0-9]){{0,2}})$"}
 
+BY_SQL = "in a transactional function, convert it in SQL from a temporary table (page `types` of the documentation)"
+
 Expression = Callable[[sql.Composable], sql.Composable]
 
 
@@ -186,13 +188,12 @@ def _refused(encoded: EncodedColumn, target: str, full_type: str, why: str) -> F
     from ...encoding.encoded_types import IN_SPARK
 
     is_array, way_out = full_type.endswith("[]"), f"make a string of it in Spark, in the text form of {full_type}"
-    by_sql = "in a transactional function, convert it in SQL from a temporary table (page `types` of the documentation)"
     if target in IN_SPARK:
         way_out = f"cast to {f'array<{IN_SPARK[target]}>' if is_array else IN_SPARK[target]} in Spark"
         if encoded.postgres_type == "text" and target in _DATES:
-            way_out += f"; or, to keep texts such as infinity, of which Spark makes null, {by_sql}"
+            way_out += f"; or, to keep texts such as infinity, of which Spark makes null, {BY_SQL}"
     elif target in _NOT_FROM_TEXT or is_array:
-        way_out = by_sql
+        way_out = BY_SQL
     return refused(encoded, full_type, f"{why}: {way_out}")
 
 
@@ -214,13 +215,6 @@ def _digits_of(encoded: EncodedColumn, source: str) -> float:
 def _digits_kept(target: str, full_type: str) -> float:
     """How many of them the target keeps; a type without a modifier keeps all."""
     return 0 if target in _WHOLE else min(_modifiers(full_type)[-1:], default=math.inf)
-
-
-def rounds_its_text(type_name: str, typmod_type: str) -> bool:
-    """Whether the type reads a text that says more than it holds, and rounds or cuts it; as part of a composite."""
-    target = element_of(type_name)
-    is_rounding = target in {*_DATES, "numeric", "interval", "time", "timetz"}
-    return target in ("name", '"char"') or (is_rounding and bool(_modifiers(typmod_type)))
 
 
 def qualified(base_type: str, full_type: str) -> str:
@@ -248,42 +242,18 @@ def _modifiers(type_text: str) -> tuple[int, ...]:
 FIRST_OF_USERS = 16_384
 """Postgres's FirstNormalObjectId: what came with it has smaller numbers."""
 
-# From the given types to the elements of arrays, to what domains are made of, and to the attributes of composites.
+# The given types, and the elements of those that are arrays.
 _DESCRIBE = """
-WITH RECURSIVE reached AS (
-    SELECT oid FROM unnest(ARRAY[{oids}]::oid[]) AS given (oid)
-    UNION
-    SELECT part.oid FROM reached AS r JOIN pg_type AS y ON y.oid = r.oid CROSS JOIN LATERAL (
-        SELECT y.typelem WHERE y.typcategory = 'A'
-        UNION ALL SELECT y.typbasetype
-        UNION ALL SELECT a.atttypid FROM pg_attribute AS a
-            WHERE a.attrelid = y.typrelid AND a.attnum > 0 AND NOT a.attisdropped
-    ) AS part (oid)
-    WHERE part.oid >= {first}
-)
 SELECT y.oid::bigint, y.typtype::text AS kind, n.nspname::text AS schema, y.typname::text AS name,
     (SELECT e.extname::text FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
      WHERE d.classid = 'pg_type'::regclass AND d.objid = y.oid AND d.refclassid = 'pg_extension'::regclass
      AND d.deptype = 'e') AS extension,
-    CASE WHEN y.typcategory = 'A' THEN y.typelem ELSE 0 END::bigint AS element,
-    y.typbasetype::bigint AS base, format_type(y.typbasetype, NULL) AS base_type,
-    format_type(y.typbasetype, y.typtypmod) AS full_type,
-    (SELECT jsonb_agg(jsonb_build_object('name', a.attname::text, 'oid', a.atttypid::bigint, 'base_type',
-         format_type(a.atttypid, NULL), 'full_type', format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum)
-     FROM pg_attribute AS a WHERE a.attrelid = y.typrelid AND a.attnum > 0 AND NOT a.attisdropped) AS attributes
+    CASE WHEN y.typcategory = 'A' THEN y.typelem ELSE 0 END::bigint AS element
 FROM pg_type AS y JOIN pg_namespace AS n ON n.oid = y.typnamespace
-WHERE y.oid IN (SELECT r.oid FROM reached AS r)
+WHERE y.oid = ANY (ARRAY[{oids}]::oid[]) OR y.oid IN (
+    SELECT a.typelem FROM pg_type AS a
+    WHERE a.oid = ANY (ARRAY[{oids}]::oid[]) AND a.typcategory = 'A' AND a.typelem >= {first})
 """
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """An attribute of a composite type; if its type is a domain, these are those of its base type."""
-
-    name: str
-    base_type: str
-    full_type: str
-    user_type: UserType | None
 
 
 @dataclass(frozen=True)
@@ -295,7 +265,6 @@ class UserType:
         ``m`` multirange. A domain is met only as the element of an array.
     :param extension: the extension that it belongs to.
     :param element: for an array of such a type, that type.
-    :param attributes: for a composite type.
     """
 
     kind: str
@@ -303,7 +272,6 @@ class UserType:
     name: str
     extension: str | None = None
     element: UserType | None = None
-    attributes: tuple[Attribute, ...] = ()
 
     def beside(self, name: str) -> str:
         """The qualified name of something in the type's schema: an extension keeps its objects together."""
@@ -329,14 +297,6 @@ def read_user_types(connection: psycopg.Connection, oids: Sequence[int]) -> dict
 
 def _described(oid: int, by_oid: Mapping[int, Mapping[str, Any]]) -> UserType:
     row = by_oid[oid]
-    attributes = tuple(_attribute(given, by_oid) for given in row["attributes"] or ())
     # Not what a domain is made of: a cast to an array of domains would cut, where one to an array of texts does not.
     element = _described(row["element"], by_oid) if row["element"] in by_oid else None
-    return UserType(row["kind"], row["schema"], row["name"], row["extension"], element, attributes)
-
-
-def _attribute(given: Mapping[str, Any], by_oid: Mapping[int, Mapping[str, Any]]) -> Attribute:
-    base_type, full_type, oid = given["base_type"], given["full_type"], given["oid"]
-    while oid in by_oid and by_oid[oid]["kind"] == "d":
-        base_type, full_type, oid = (by_oid[oid][fact] for fact in ("base_type", "full_type", "base"))
-    return Attribute(given["name"], base_type, full_type, _described(oid, by_oid) if oid in by_oid else None)
+    return UserType(row["kind"], row["schema"], row["name"], row["extension"], element)

@@ -60,17 +60,11 @@ class TestNestedKeys:
                 refused(url, destination("counts", "upsert", keys), columns_with(kind))
             refused(url, destination("counts", "apply", ("k",), "n", delete_when="n = 0"), columns_with(kind))
 
-    def test_a_composite_type_and_arrays_of_plain_values_can_be_keys(self, admin, url):
-        """Postgres compares their parts as it compares columns."""
-        admin.execute("CREATE TYPE pair AS (a bigint, b text); CREATE TABLE pairs (k pair PRIMARY KEY, n bigint)")
+    def test_arrays_of_plain_values_can_be_keys(self, admin, url):
+        """Postgres compares their elements as it compares columns."""
         admin.execute("CREATE TABLE lists (k bigint[] PRIMARY KEY, n bigint)")
-        pair = columns_with(struct_of({"a": t.LongType(), "b": t.StringType()}))
-        to = destination("pairs", "upsert", ("k",))
-        looked(url, to, pair)
         for n in (1, 2):
-            commit_typed(url, n - 1, to, pair, [({"a": 1, "b": "x"}, n)])
             commit_typed(
                 url, n - 1, destination("lists", "upsert", ()), columns_with(t.ArrayType(t.LongType())), [([1, 2], n)]
             )
-        assert admin.execute("SELECT (k).a, n FROM pairs").fetchall() == [(1, 2)]
         assert admin.execute("SELECT k, n FROM lists").fetchall() == [([1, 2], 2)]

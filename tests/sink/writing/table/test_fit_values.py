@@ -429,34 +429,6 @@ def test_operators_of_the_user_do_not_decide(admin, url):
     assert [row[0] for row in letters(admin)] == [2, 3]
 
 
-def test_fields_of_a_struct_are_kept_or_refused_too(admin, url):
-    """An attribute with fewer digits, a text for a numeric, and arrays of arrays, as columns would; by no setting."""
-    for setting in ("DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Kolkata'", "extra_float_digits = 0"):
-        (alter,) = admin.execute("SELECT format('ALTER DATABASE %I SET ', current_database())").fetchone()
-        admin.execute(f"{alter} {setting}".encode())
-    admin.execute(
-        "CREATE TYPE part AS (n numeric(10,2), w numeric(78,0), at timestamp(3), m int[], j jsonb, d float8[], "
-        "z timestamptz(3), k numeric(5,1)[])"
-    )
-    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, c part)")
-    fields = {"n": t.DecimalType(12, 4), "w": TEXT, "at": t.TimestampNTZType(), "m": t.ArrayType(t.ArrayType(INT))}
-    fields |= {"j": t.ArrayType(TEXT), "d": t.ArrayType(t.ArrayType(t.DoubleType())), "z": t.TimestampType()}
-    fields |= {"k": t.ArrayType(t.DecimalType(12, 4))}
-    good = {"n": Decimal("1.5"), "w": str(2**256 - 1), "at": GOOD[2], "m": [[1, 2], [3, 4]], "j": ["a", None]}
-    good |= {"d": [[0.1 + 0.2, 1e300]], "z": GOOD[2].replace(tzinfo=timezone.utc), "k": [Decimal("1.5"), None]}
-    others = [{"n": Decimal("1.5001")}, {"w": "1.5"}, {"at": ROUNDED[1][2]}, {"m": [[1], [2, 3]]}, {"m": [[], []]}]
-    others += [{"z": ROUNDED[1][2].replace(tzinfo=timezone.utc)}, {"k": [Decimal("1.25")]}]
-    rows = [(1, good), *((number, {**good, **other}) for number, other in enumerate(others, 2))]
-    committed(url, [*rows, (9, dict.fromkeys(good))], columns={"id": LONG, "c": struct_of(fields)})
-    query = "SELECT id, (c).n, (c).w, (c).at, (c).m, (c).j, (c).d, (c).z, (c).k FROM events ORDER BY id"
-    kept = {**good, "w": Decimal(good["w"])}
-    assert admin.execute(query, binary=True).fetchall() == [(1, *kept.values()), (9, *[None] * len(good))]
-    assert [row[:2] for row in letters(admin)] == [(number, "c") for number in range(2, 9)]
-    floats = struct_of({"d": t.ArrayType(t.ArrayType(t.FloatType()))})
-    with pytest.raises(TargetError, match=r"\[TYPE_MISMATCH\]"):
-        publish(url, "inline", struct_of({"id": LONG, "c": floats}), [(10, None)])
-
-
 def test_json_cannot_be_a_key(url, admin):
     """An array that becomes JSON is not compared as Spark compares it, as a struct is not."""
     admin.execute("CREATE TABLE events (id bigint, c jsonb PRIMARY KEY)")
