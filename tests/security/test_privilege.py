@@ -460,3 +460,17 @@ def test_dead_letters_can_be_counted_without_being_read(looked_at):
         assert connection.execute(count).fetchall() != []
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("SELECT row_data FROM pgonce.dead_letters")
+
+
+def test_a_view_shows_the_dead_letters_of_one_table(looked_at):
+    """As the page about dead letters writes it: to a role that may read nothing else of the ledger."""
+    viewer, _ = looked_at
+    page = (DOCUMENT.parent / "dead-letters.md").read_text()
+    [view, grant] = re.findall(r"^(?:CREATE VIEW|GRANT SELECT ON) app\.bad_events .*;$", page, re.MULTILINE)
+    put_letter_aside(viewer.admin, {"id": 1}, target="sales.wages")
+    viewer.admin.execute(f"CREATE SCHEMA app; {view}".encode())
+    viewer.grant([grant.replace("analysts", "viewer").rstrip(";"), "GRANT USAGE ON SCHEMA app TO viewer"])
+    with psycopg.connect(viewer.url, autocommit=True) as connection:
+        assert connection.execute("SELECT DISTINCT target FROM app.bad_events").fetchall() == [("public.events",)]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("SELECT FROM pgonce.dead_letters")
