@@ -1,8 +1,7 @@
 """
-Draw the figures of the newest runs for the docs, one picture for each table of docs/performance.md: `make picture`.
+Draw the trigger times of the newest runs for docs/performance.md, one picture for each table: `make picture`.
 
-Runs anywhere. Invariant: a bar is the median of all times of one contender, and its whisker reaches from p10 to p90;
-of latencies, the bar is p50 and the whisker reaches to p99.
+Runs anywhere. Invariant: a bar is the median of all times of one contender, and its whisker reaches from p10 to p90.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -26,7 +24,6 @@ PICTURES = {
     "2*": "benchmarks.png",
     "kafka-*": "benchmarks-kafka.png",
     "changes-*": "benchmarks-changes.png",
-    "latency-*": "benchmarks-latency.png",
 }
 OURS, THEIRS = "#336791", "#b8bcc2"
 
@@ -85,10 +82,9 @@ def draw(run: dict[str, Any], picture: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         panel.margins(x=0.12)
     about = run["about"]
-    what = "From producer to commit, p50 to p99" if "latency_ms" in run else "Trigger times, median with p10 and p90"
     figure.suptitle(
-        f"{what}: {about['cores']} cores, PySpark {about['pyspark']}, Postgres {about['postgres'].split()[0]}, commit "
-        f"{about['commit']}",
+        f"Trigger times, median with p10 and p90: {about['cores']} cores, PySpark {about['pyspark']}, Postgres "
+        f"{about['postgres'].split()[0]}, commit {about['commit']}",
         fontsize=9,
     )
     figure.savefig(picture, dpi=110)
@@ -96,15 +92,9 @@ def draw(run: dict[str, Any], picture: Path) -> None:
 
 def panels(run: dict[str, Any]) -> Iterator[tuple[str, list[Bar]]]:
     """Each panel's title and bars."""
-    for load in run.get("loads", ()):
+    for load in run["loads"]:
         found = {name: figures(rounds) for name, rounds in load["trigger_ms"].items()}
         yield f"A batch of {load['name']}", [Bar(name, of.median, of.p10, of.p90) for name, of in found.items()]
-    if "latency_ms" in run:
-        bars = []
-        for name, rounds in run["latency_ms"].items():
-            middle, most = (median(one[part] for one in rounds) for part in ("p50", "p99"))
-            bars.append(Bar(name, middle, middle, most))
-        yield f"{run['rows_a_second']} rows a second", bars
 
 
 def _run(path: Path) -> dict[str, Any]:
