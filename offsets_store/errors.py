@@ -172,7 +172,7 @@ class OffsetsError(PgonceError):
 
 
 class NotFoundError(OffsetsError):
-    """No query, sink, dead letter or table of dead letters has the name or the id that was given, or several have."""
+    """No query, sink or dead letter has the name or the id that was given, or several have."""
 
 
 class BrokersError(OffsetsError):

@@ -75,7 +75,13 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
     rivals = "; ".join(map(_named, ledger.rivals))
     if remedies.replaces:
         replaced = ledger.rival(remedies.replaces)
-        if replaced and (replaced_by := replaced.writer.replaced_by):
+        if replaced is None:
+            return (
+                f"replaces={remedies.replaces} was given for {_writer(batch)}, but no query of this id has written "
+                f"into this sink. Known for it: {rivals or 'no other query'}.",
+                f"Set replaces to the whole id of one that has: `pgonce status --wide` shows them. {_BOTH}",
+            )
+        if replaced_by := replaced.writer.replaced_by:
             return (
                 f"replaces={remedies.replaces} was given for {_writer(batch)}, but query {replaced_by} has replaced "
                 "that query already.",
@@ -89,12 +95,12 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
                 f"but other queries feed the same {_place(ledger)} as well: {'; '.join(map(_named, others))}.",
                 f"{_ways_on(others[0], batch)} {_BOTH}",
             )
-        late = begun_late(replaced.writer.stored_to, batch.start) if replaced else []
+        late = begun_late(replaced.writer.stored_to, batch.start)
         added = f", and leaves out the first rows of {', '.join(late)}, which it has not read" if late else ""
         return (
             f"replaces={remedies.replaces} was given, but batch 0 of {_writer(batch)} does not start where that "
-            f"query ended for this sink{added}. Known for this sink: {rivals or 'no other query'}.",
-            f"{_ways_on(replaced, batch, late) if replaced else 'Check the id: `pgonce status` shows them.'} {_BOTH}",
+            f"query ended for this sink{added}. Known for this sink: {rivals}.",
+            f"{_ways_on(replaced, batch, late)} {_BOTH}",
         )
     if own := ledger.rival(batch.query_id):
         what, way = _under_another_name(own, batch)

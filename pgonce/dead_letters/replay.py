@@ -29,7 +29,7 @@ from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.commit.one_transaction import begin_in_tx, committing, session_of_a_try
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.transaction_state import TransactionState, as_it_began_in_tx, refuse_lost_on_crash
-from pgonce.offsets_store.commit.work import Named, Outcome
+from pgonce.offsets_store.commit.work import Outcome
 from pgonce.offsets_store.errors import UNCHANGED, LedgerError, PgonceError, TargetError, UnknownOutcomeError
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
@@ -60,7 +60,6 @@ from .replay_rules import (
 
 _APPLICATION = "pgonce dead-letters"
 _MOST_NAMED = 20
-_WHAT = Named("the replay", "the replay of dead letters", "give the command again")
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
     What a replay needs to know, as JSON.
 
     ``destination.table`` must have its schema, and the quotes that SQL needs: a replay may find another search_path.
-    Where dead letters go is left out, because a replay puts none aside; so is what would create or alter the table,
-    because the batch has done that. By its ``oid`` the table is known even if its name means another one later on.
+    How many rows may be put aside is left out, because a replay puts none aside; so is what would create or alter the
+    table, because the batch has done that. By its ``oid`` the table is known even if its name means another one later.
 
     :raises ValueError: for a column of a type that cannot be encoded.
     """

@@ -19,6 +19,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import bad_target
 from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.verdict.facts import Batch
 
 from ...encoding.encoded_types import ATTEMPT_COLUMN, EncodedColumn
@@ -108,9 +109,23 @@ class Letters:
     def _write(
         self, connection: psycopg.Connection, rows: sql.Composable, count: int, record: sql.Composable = _NO_RECORD
     ) -> None:
-        """:raises TargetError: if not just ``count`` letters were written."""
-        # JSON has floats and intervals in the form that the session's settings say.
-        done = search_path.execute_in_tx(connection, self._insert(rows, record), makes_texts=True)
+        """:raises TargetError: if not just ``count`` letters were written; LedgerError: LEDGER_NOT_PERMITTED."""
+        batch = self.batch
+        insert = sql.SQL(
+            "INSERT INTO pgonce.dead_letters (query_id, sink_name, batch_id, target, position, row_data, column_name, "
+            "code, message, destination, record_key, record_value, record_headers) "
+            "SELECT {}, {}, {}, {}, s.position, s.row_data, s.column_name, s.code, s.message, {}::jsonb, {} FROM {}"
+        ).format(
+            *map(sql.Literal, (batch.query_id, batch.sink_name, batch.batch_id, self.target)),
+            sql.Literal(json.dumps(self.destination)),
+            record,
+            rows,
+        )
+        try:
+            # JSON has floats and intervals in the form that the session's settings say.
+            done = search_path.execute_in_tx(connection, insert, makes_texts=True)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise ledger_error(error, "putting rows aside") from error
         if done.rowcount != count:
             raise bad_target(
                 "TRIGGER_CHANGED_ROWS",
@@ -118,7 +133,6 @@ class Letters:
                 "others out, and their rows would be lost.",
                 "Drop it, so that the table keeps all dead letters.",
             )
-        batch = self.batch
         # The batch may still be refused, and its letters with it.
         said = (
             "batch %s of query %s: rows for %s that cannot be written, put aside if the batch is committed: %s "
@@ -126,18 +140,6 @@ class Letters:
         )
         word = in_command(batch.query_id, "QUERY")
         _log.warning(said, batch.batch_id, batch.query_id, self.target, count, word)
-
-    def _insert(self, rows: sql.Composable, record: sql.Composable) -> sql.Composed:
-        return sql.SQL(
-            "INSERT INTO pgonce.dead_letters (query_id, sink_name, batch_id, target, position, row_data, column_name, "
-            "code, message, destination, record_key, record_value, record_headers) "
-            "SELECT {}, {}, {}, {}, s.position, s.row_data, s.column_name, s.code, s.message, {}::jsonb, {} FROM {}"
-        ).format(
-            *map(sql.Literal, (self.batch.query_id, self.batch.sink_name, self.batch.batch_id, self.target)),
-            sql.Literal(json.dumps(self.destination)),
-            record,
-            rows,
-        )
 
 
 def _in_parts(rows: Sequence[UnfitRow]) -> Iterator[list[UnfitRow]]:

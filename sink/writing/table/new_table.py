@@ -40,7 +40,7 @@ def nested_key(name: str, column: EncodedColumn) -> TargetError:
         "NESTED_KEY",
         f"Column {column.name!r} is {column.spark_type} in Spark, and one of the keys of {name}; in Postgres it "
         "would be JSON, which compares values differently from Spark.",
-        f"{put_apart} (A struct can be a key if the table's column has a composite type.)",
+        put_apart,
     )
 
 

@@ -20,7 +20,7 @@ from support.with_rooms import work_into, write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.data_source.stager import stage_rows
@@ -141,7 +141,7 @@ LOSING = {
     "trigger": (DROPS.format(""), "TRIGGER_CHANGED_ROWS"),
     "trigger for some": (DROPS.format("WHEN (new.code = '22001')"), "TRIGGER_CHANGED_ROWS"),
     "rule": ("CREATE RULE r AS ON INSERT TO pgonce.dead_letters DO INSTEAD NOTHING", "TRIGGER_CHANGED_ROWS"),
-    "policy": ("ALTER TABLE pgonce.dead_letters ENABLE ROW LEVEL SECURITY", "TARGET_NOT_PERMITTED"),
+    "policy": ("ALTER TABLE pgonce.dead_letters ENABLE ROW LEVEL SECURITY", "LEDGER_NOT_PERMITTED"),
 }
 EVENTS = "CREATE TABLE events (id bigint, name varchar(3) NOT NULL, amount bigint)"
 BAD = [(1, "abc", 1), (2, "long", 1), (3, None, 1)]
@@ -156,7 +156,7 @@ def test_a_batch_whose_letters_would_be_lost_is_refused(kind, url, admin, login)
     admin.execute(EVENTS)
     for grant in (*grants(login.user), f"GRANT INSERT, SELECT ON events TO {login.user}"):
         admin.execute(grant)
-    with pytest.raises(TargetError, match=rf"\[{code}\]") as raised:
+    with pytest.raises(PgonceError, match=rf"\[{code}\]") as raised:
         committed(login.url if kind == "policy" else url, BAD)
     assert "dead_letters" in str(raised.value)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
