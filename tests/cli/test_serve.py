@@ -73,7 +73,7 @@ def test_from_its_start_to_its_end(url, store):
         with socket.create_connection(("127.0.0.1", port)) as line:
             line.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=20)
+            process.wait(timeout=10)
         assert process.stderr.read() == ""
 
 
@@ -90,7 +90,7 @@ def test_a_client_that_takes_no_answer_does_not_keep_it(url, store, sent):
                 while True:
                     line.sendall(b"GET /page/pgonce.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 1000)
             process.send_signal(sent)
-            process.wait(timeout=20)
+            process.wait(timeout=10)
 
 
 def test_through_a_unix_socket(url, store, tmp_path):

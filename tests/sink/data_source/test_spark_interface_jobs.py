@@ -13,12 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from support.batch_job import ROWS, frame, save
 from support.committed_rows import TABLE, ids
-from support.fixtures.driver import wait_until
 from support.meanwhile import meanwhile
-
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.postgres.connect import connect
-from pgonce.sink.staging import sweep_jobs
 
 pytestmark = pytest.mark.spark
 
@@ -123,17 +118,11 @@ def test_a_task_that_fails_leaves_nothing(spark, admin, url):
     assert ids(admin) == []
     save(frame(spark), url, **STAGED)
     assert ids(admin) == list(range(ROWS))
-    # A task that Spark has given up may stage its rows after the others of its run were dropped, and nobody waits for
-    # it. Only once the key is published is it known that nobody needs them.
-    assert wait_until(lambda: is_swept(url, admin))
-
-
-def is_swept(url, admin):
-    """Sweep, and say whether nothing is left."""
-    ensure_ledger(url)
-    with connect(url, autocommit=True) as connection:
-        sweep_jobs(connection, "public.events", "another run")
-    return staged(admin) == 0
+    if staged(admin):
+        # A task that Spark had given up has staged its rows since then, and nobody waits for it: the next job drops
+        # them.
+        save(frame(spark, 1), url, "tuesday", **STAGED)
+    assert staged(admin) == 0
 
 
 def test_a_commit_that_fails_leaves_nothing(spark, admin, url):
