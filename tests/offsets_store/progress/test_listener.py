@@ -141,6 +141,8 @@ class TestDisagreement:
         listener = listen(url)
         run(files(spark, inbox(1)).writeStream.foreachBatch(tampering), checkpoint)
         flush(listener, 1)
+        # The warning comes after the event is counted; the thread that logs it has ended when this returns.
+        assert listener.close(30)
         ((text,),) = progress_of(observer, "disagreement")
         assert "'logOffset': 0" in text
         assert "'logOffset': 9" in text
