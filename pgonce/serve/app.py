@@ -29,11 +29,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from pgonce.offsets_store.errors import ConfigurationError, PgonceError
+from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.writers import is_meant
-from pgonce.offsets_store.log_lines import in_command, one_line
+from pgonce.offsets_store.log_lines import in_command
 from pgonce.offsets_store.status.details import QueryDetails
-from pgonce.offsets_store.status.figures import age_text, duration_text, parse_span, rate_text
+from pgonce.offsets_store.status.figures import age_text, duration_text, rate_text
 from pgonce.offsets_store.status.states import QueryState, name_of, tone_of
 
 from . import health, metrics, pages
@@ -87,7 +87,7 @@ def application(reader: Reader, settings: Settings, lag: PartitionLags) -> ASGIA
             Mount("/page", StaticFiles(directory=_PAGE / "static")),
         ],
         middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)],
-        exception_handlers={404: site.not_found, ConfigurationError: site.refused},  # type: ignore[dict-item]
+        exception_handlers={404: site.not_found},
         lifespan=lifespan,
     )
     # Around all of it, so that an answer to an error of ours has the headers too.
@@ -229,22 +229,15 @@ class _Site:
         return Response(found, headers={"content-type": metrics.CONTENT_TYPE})
 
     async def healthz(self, request: Request) -> Response:
-        """One line, with 200 if all is well and 503 if not."""
-        asked, now, snapshot = request.query_params, datetime.now(timezone.utc), self._reader.snapshot
-        max_age = parse_span(asked["max_age"]) if asked.get("max_age") else None
-        max_lag = health.parse_count(asked["max_lag"]) if asked.get("max_lag") else None
-        found = health.of_process(snapshot, now, self._reader.every)
-        if found.is_well and asked.get("query"):
-            found = health.of_query(snapshot, now, asked["query"], asked.get("sink"), max_age, max_lag)
+        """One line, with 200 if the ledger is being read and 503 if not."""
+        if request.query_params:
+            return PlainTextResponse("This takes no parameters: `pgonce health QUERY` judges a query.\n", 400)
+        found = health.of_process(self._reader.snapshot, datetime.now(timezone.utc), self._reader.every)
         return PlainTextResponse(found.line + "\n", 200 if found.is_well else 503)
 
     def not_found(self, request: Request, _: Exception) -> Response:
         """There is no such path."""
         return self._page(request, "missing.html", 404, what="There is no such page.")
-
-    def refused(self, _: Request, error: ConfigurationError) -> Response:
-        """What was asked cannot be read."""
-        return PlainTextResponse(one_line(f"[{error.code}] {error.what} {error.remedy}") + "\n", 400)
 
 
 def _part_of(request: Request, name: str) -> str:
