@@ -66,11 +66,6 @@ class CheckpointWriter:
             files = self.files
             self._ask(lambda path: files.store.delete_file(path), name)  # noqa: PLW0108 (what connecting raises as well)
 
-    def is_empty(self) -> bool:
-        """Whether there is nothing at all at this location."""
-        # A store that lists late may not list a checkpoint that has just been begun.
-        return not self.files.names("") and not self.files.exists("metadata")
-
     def written_at(self, name: str) -> datetime | None:
         """When a file was written, by its store's clock; None if there is no such file, or the store does not say."""
         if isinstance(self.files, LocalFiles):
@@ -100,9 +95,8 @@ def _not_written(path: str, said: str) -> CheckpointError:
         "CHECKPOINT_NOT_WRITTEN",
         f"The checkpoint's {path} could not be written: {said}.",
         "Files that were written before stay.",
-        "Let the user that runs this write to the checkpoint, and give the same command again (new-checkpoint: for "
-        "another, empty path). Credentials for stores other than disks come from the "
-        "environment, not from Spark's settings.",
+        "Let the user that runs this write to the checkpoint, and give the same command again. Credentials for stores "
+        "other than disks come from the environment, not from Spark's settings.",
     )
 
 

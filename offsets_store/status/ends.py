@@ -194,8 +194,9 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
         raise OffsetsError.usual(
             "NO_STARTING_OFFSETS",
             f"{called} does not read Kafka: its source stands at {json.dumps(offset)}.",
-            "Only Kafka's source takes startingOffsets. For rate-micro-batch and Delta, `pgonce new-checkpoint` writes "
-            "the checkpoint again. For others, bring it back, or load the table again after `pgonce forget`.",
+            "Only Kafka's source takes startingOffsets. For rate-micro-batch and Delta, write the checkpoint again "
+            "(page `recovering` of the documentation, A lost checkpoint). For others, bring it back, or load the table "
+            "again after `pgonce forget`.",
         )
     return {(topic, int(partition)): at for topic, parts in offset.items() for partition, at in parts.items()}
 

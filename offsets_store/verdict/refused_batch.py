@@ -65,7 +65,11 @@ def _from_stored(ledger: Ledger, batch: Batch) -> str:
             "--yes`), though rows of batches that were published before may then be in the table twice; or "
             f"{_emptied(query, batch.sink_name)}, and load the table again on a new checkpoint"
         )
-    return f"write it again with `pgonce new-checkpoint {query} PATH`, if its source allows that, and start there"
+    return f"{_written_again(query)}, if its source allows that, and start there"
+
+
+def _written_again(query: str) -> str:
+    return f"write the checkpoint of query {query} again (page `recovering` of the documentation, A lost checkpoint)"
 
 
 EMPTY_STATE = "a stateful query then begins with empty state, and rows that its state held are lost"
@@ -182,10 +186,7 @@ def _ways_on(rival: Rival, batch: Batch, late: Sequence[str] = ()) -> str:
                 "without replaces."
             )
     elif end and all(map(tells_which_rows, end.values())):
-        way = (
-            "To go on where the old query ended, write its checkpoint again with `pgonce new-checkpoint "
-            f"{query} PATH`, and start it there."
-        )
+        way = f"To go on where the old query ended, {_written_again(query)}, and start it there."
     else:
         way = f"{_brought_back(rival)} its offsets do not say which rows come next."
     return (

@@ -1,7 +1,7 @@
 """
 The commands that change a checkpoint or the ledger by hand.
 
-These are ``pgonce recover``, ``new-checkpoint``, ``accept``, ``retire`` and ``forget``.
+These are ``pgonce recover``, ``accept``, ``retire`` and ``forget``.
 
 Runs in a shell, without Spark, under a role that owns the ledger. Invariant: without ``--yes`` a command only shows
 what it would do.
@@ -18,7 +18,6 @@ from pgonce.offsets_store.checkpoint.files import open_location
 from pgonce.recovery.by_hand import accept_batch, retire_sink
 from pgonce.recovery.fence import QUIET_SECONDS
 from pgonce.recovery.forget import forget_query
-from pgonce.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.recovery.plan import MAY_DOUBLE
 from pgonce.recovery.read_stopped_query import read_checkpoint
 from pgonce.recovery.recover import Recovery, recover_checkpoint
@@ -49,35 +48,20 @@ def recover(
     if as_json:
         print_json({**dataclasses.asdict(done), "is_needed": done.is_needed})
     else:
-        print_lines(_lines(done, f"Done. What was replaced is kept in {done.kept_in}."))
+        print_lines(_lines(done))
 
 
-def _lines(recovery: Recovery, done: str) -> list[str]:
+def _lines(recovery: Recovery) -> list[str]:
     lines = [f"Checkpoint {recovery.location} of query {recovery.query_id}.", f"This {recovery.does}."]
     for what, names in (("write", recovery.written), ("remove", recovery.removed), ("keep aside", recovery.kept)):
         lines += [f"  {what:<10} {name}" for name in names]
     if recovery.may_double:
         lines.append(MAY_DOUBLE)
     if recovery.is_done:
-        lines.append(done)
+        lines.append(f"Done. What was replaced is kept in {recovery.kept_in}.")
     elif recovery.is_needed:
         lines.append("Nothing was changed. Stop the query everywhere, and give --yes to do it.")
     return lines
-
-
-def new_checkpoint(
-    query: Query,
-    path: Annotated[str, typer.Argument(help="Where to write it; the path must be empty.")],
-    *,
-    url: Url = "",
-    quiet_for: QuietFor = QUIET_SECONDS,
-    wait: Wait = 0,
-    yes: Yes = False,
-) -> None:
-    """Write a checkpoint from the ledger for a stateless query that has lost its own: same query id, same batch."""
-    with at_work("Writing the checkpoint" if yes else "Reading the ledger"):
-        done = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
-    print_lines(_lines(done, "Done. Start the query with this checkpointLocation."))
 
 
 def accept(

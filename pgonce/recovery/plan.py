@@ -22,6 +22,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from .next_start import NextStart, goes_on, next_start, verdict_on
 from .stateful_query import entry_to_put_back, lacking_batch, without_whole_state
 from .stopped_query import (
+    NEW_START,
     Change,
     CheckpointFacts,
     SinkFacts,
@@ -73,6 +74,8 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits and checkpoint.damaged <= {"offsets/0"}:
         return _before_the_first_batch(checkpoint)
     living = living_sinks(checkpoint, sinks)
+    if not checkpoint.offsets and not checkpoint.commits and not checkpoint.useless:
+        return _from_the_ledger_alone(checkpoint, living)
     start = next_start(checkpoint)
     if _all_go_on(checkpoint, living, start) and start.lacks is None and not checkpoint.commits_lead:
         if checkpoint.is_continuous:
@@ -93,13 +96,26 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
         return plan
 
 
-def plan_to_the_ledger(checkpoint: CheckpointFacts, living: Sequence[SinkFacts]) -> Plan:
+def _from_the_ledger_alone(checkpoint: CheckpointFacts, living: Sequence[SinkFacts]) -> Plan:
     """
-    The plan to stand at the newest batch that any sink has, whatever the checkpoint has now.
+    The plan for a checkpoint that has nothing but the query's id: to stand at the newest batch that any sink has.
 
     :raises RecoveryError: if nothing proves what to write, or a sink would not go on from there.
     """
-    return _proven(checkpoint, living, _at_the_ledger(checkpoint, living))
+    # First: for a query that is judged by ids, it is not recorded whether it keeps state.
+    refuse_ids_alone(living)
+    if checkpoint.is_stateful or any(sink.stateful is not False for sink in living):
+        raise RecoveryError.usual(
+            "RECOVERY_STATEFUL",
+            f"Query {checkpoint.query_id} keeps state, or its batches (of older versions) did not record that it keeps "
+            "none.",
+            f"State cannot be made from the ledger: {NEW_START}.",
+        )
+    target = _at_the_ledger(checkpoint, living)
+    offsets = parse_offset_log(target.entries[target.newest]).offsets
+    if lacking := [source_id for source_id, offset in offsets.items() if offset is None]:
+        raise unproven(f"Source {lacking[0]} has no offset yet, and would begin again, perhaps elsewhere.")
+    return _proven(checkpoint, living, target)
 
 
 def _as_before_its_commit(checkpoint: CheckpointFacts, living: Sequence[SinkFacts]) -> Plan | None:

@@ -8,7 +8,7 @@ import pyarrow.fs
 import pytest
 from support.ledger_history import QUERY
 from support.recoveries import recover_at_once
-from support.stopped_query import entry, files_of
+from support.stopped_query import entry, files_of, write_checkpoint
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.checkpoint.files import ArrowFiles
@@ -56,7 +56,8 @@ class TestCommands:
         """The answer shows where the checkpoint is, and not how one logs in there. (A folder stands for the store.)"""
         folder = pyarrow.fs.LocalFileSystem(), str(tmp_path / "store")
         monkeypatch.setattr(ArrowFiles, "_store_and_base", property(lambda files: folder))
-        shown = pgonce("new-checkpoint", QUERY, "s3a://key:zq7s3cret@bucket/checkpoint")
+        write_checkpoint(tmp_path / "store", {})
+        shown = pgonce("recover", "s3a://key:zq7s3cret@bucket/checkpoint")
         assert "s3a://bucket/checkpoint" in shown.stdout
         assert "zq7s3cret" not in shown.stdout + shown.stderr
 

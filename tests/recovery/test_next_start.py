@@ -144,7 +144,7 @@ class TestVerdicts:
         ("offset", "way"),
         [
             (kafka(10), "`pgonce offsets OLD` prints, and set replaces=OLD"),
-            (RATE, "`pgonce new-checkpoint OLD PATH`"),
+            (RATE, "write the checkpoint of query OLD again"),
             (FILES, "bring its checkpoint back to PLACE"),
         ],
         ids=["kafka", "rate", "files"],

@@ -151,8 +151,35 @@ class TestForward:
     def test_a_checkpoint_without_logs_is_written_from_the_ledger(self):
         """A checkpoint that has lost its logs is written from the ledger; there is no commit to copy."""
         plan = plan_recovery(checkpoint({}), [published_to(3)])
-        assert plan.changes[-1] == Change("commits/3", FIRST_COMMIT)
-        assert [name for name, _ in plan.changes] == ["offsets/2", "offsets/3", "commits/3"]
+        assert plan.changes == (
+            Change("offsets/2", entry(2)),
+            Change("offsets/3", entry(3)),
+            Change("commits/3", FIRST_COMMIT),
+        )
+
+    def test_without_logs_two_sinks_may_be_one_batch_apart_and_no_further(self):
+        """One batch apart, the batch is left to be run again; further apart it is refused."""
+        audit = published_to(4, writer_id=2, sink_name="audit")
+        plan = plan_recovery(checkpoint({}), [published_to(5), audit])
+        assert [name for name, _ in plan.changes] == ["offsets/4", "offsets/5"]
+        third = published_to(2, writer_id=3, sink_name="third")
+        refused("RECOVERY_APART", checkpoint({}), [published_to(5), audit, third])
+
+    @pytest.mark.parametrize(
+        ("code", "known"),
+        [
+            ("RECOVERY_STATEFUL", published_to(2, stateful=True)),
+            ("RECOVERY_STATEFUL", published_to(2, stateful=None)),
+            ("RECOVERY_UNPROVEN", published_to(2, guarantee="ids", stateful=None)),
+            ("RECOVERY_UNPROVEN", published_to(2, {n: entry(n, {"logOffset": n}) for n in range(3)})),
+            ("RECOVERY_UNPROVEN", published_to(2, {2: entry(2) + "\n-"})),
+            ("RECOVERY_UNPROVEN", sink([record(2, None, positions={"0": kafka(30)}, end={"0": kafka(30)})])),
+        ],
+        ids=["state", "perhaps state", "ids alone", "files", "a source that has not begun", "no recorded entry"],
+    )
+    def test_what_the_ledger_alone_cannot_prove_is_refused(self, code, known):
+        """Without logs, everything must be recorded: no entry is made up."""
+        refused(code, checkpoint({}), [known])
 
     def test_the_commit_keeps_its_version(self):
         """Spark compares the version of its commit log with the one that it would write."""

@@ -353,7 +353,6 @@ SHOWS = (
     "accept orders --batch 10 --reason test --checkpoint {}",
     "retire orders",
     "forget orders --reason test",
-    "new-checkpoint orders {}-2",
 )
 LETTERS = ("dead-letters orders", "dead-letters orders --replay", "dead-letters orders --discard --reason test")
 

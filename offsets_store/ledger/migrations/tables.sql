@@ -181,15 +181,14 @@ CREATE TABLE pgonce.interventions (
     made_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     used_at         timestamptz,
     CONSTRAINT interventions_kind_check CHECK (kind IN (
-        'accept', 'retire', 'recover', 'new-checkpoint', 'forget', 'swap',
-        'replay-dead-letters', 'discard-dead-letters'
+        'accept', 'retire', 'recover', 'forget', 'swap', 'replay-dead-letters', 'discard-dead-letters'
     ))
 );
 CREATE INDEX interventions_writer ON pgonce.interventions (writer_id, kind, batch_id);
 COMMENT ON TABLE pgonce.interventions IS 'What people did by hand to a writer or its checkpoint, and why.';
 COMMENT ON COLUMN pgonce.interventions.intervention_id IS 'Number of the intervention.';
 COMMENT ON COLUMN pgonce.interventions.writer_id IS 'The writer.';
-COMMENT ON COLUMN pgonce.interventions.kind IS 'accept, retire, forget, recover, new-checkpoint, replay-dead-letters, discard-dead-letters; swap: its table has taken the place of another.';
+COMMENT ON COLUMN pgonce.interventions.kind IS 'accept, retire, forget, recover, replay-dead-letters, discard-dead-letters; swap: its table has taken the place of another.';
 COMMENT ON COLUMN pgonce.interventions.batch_id IS 'The batch that is accepted, or at which the checkpoint stands now.';
 COMMENT ON COLUMN pgonce.interventions.reason IS 'In the person''s words.';
 COMMENT ON COLUMN pgonce.interventions.details IS 'What was written, and where what it replaced is kept.';

@@ -53,7 +53,6 @@ def test_a_store_gives_what_was_written_and_not_what_was_removed(checkpoint, fol
     assert writer.written_at("offsets/2") is not None
     writer.remove("offsets/2")
     assert checkpoint.batch_ids() == ([0, 1], [0, 1])
-    assert not writer.is_empty()
 
 
 def test_a_slow_store_is_waited_for(checkpoint, weak_store):
@@ -101,7 +100,6 @@ def test_a_folder_that_is_listed_late(checkpoint, folder_in_store, weak_store, f
     assert writer.files.names("state") == writer.files.names("sources") == writer.files.names("") == []
     assert checkpoint.is_stateful()
     assert checkpoint.initial_offsets(checkpoint.offset_log(0)) == {"0": {"t": {"0": 3, "1": 0}}}
-    assert not writer.is_empty()
 
 
 def test_an_entry_that_is_listed_after_it_was_removed(checkpoint, folder_in_store, weak_store):
