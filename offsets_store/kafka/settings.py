@@ -49,9 +49,8 @@ _TO_PEM = (
 _SECRETS = ("sasl.password", "ssl.key.password", "ssl.keystore.password", "ssl.key.pem")
 
 
-_ADDRESS = re.compile(r"(?:[A-Za-z_]+://)?((?:[\w-]+\.)*[\w-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?", re.ASCII)
 PATIENCE_SECONDS = 15.0
-"""How long brokers have to answer; a command that measures many of them gives them less."""
+"""How long brokers have to answer."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +69,6 @@ class Brokers:
     def client(self) -> dict[str, str]:
         """What a client of librdkafka is made from."""
         return {"bootstrap.servers": self.servers, **dict(self.settings)}
-
-    @property
-    def addresses(self) -> str:
-        """
-        Hosts and ports, and nothing else.
-
-        >>> Brokers("SASL_SSL://broker:9093, user:secret@elsewhere:1, [::1]:9092").addresses
-        'broker:9093,[::1]:9092'
-        """
-        found = (_ADDRESS.fullmatch(part.strip()) for part in self.servers.split(","))
-        return ",".join(f"{each[1]}{each[2] or ''}" for each in found if each)
 
     def scrub(self, text: str) -> str:
         """``text`` without the passwords and keys among the settings."""

@@ -38,7 +38,7 @@ from ..verdict.reads import Reads, reads_of, together
 from .compiled import Compiled, given, of_columns, send_once
 from .lock import LockedWriter
 from .published import Published, WrittenAs, WrittenTables
-from .tables import batches, brokers, replays, runs, target_changes, writers
+from .tables import batches, replays, runs, target_changes, writers
 
 # All but the times, which Postgres fills in.
 _RECORDED = tuple(column.name for column in batches.columns if column.name not in ("committed_at", "begun_at"))
@@ -113,7 +113,6 @@ def record_batch_in_tx(
             _note_once_in_tx(connection, {**row, "table_name": name, "change": note})
     if known is None or known.run_id != batch.run_id:
         _own_in_tx(connection, locked, batch)
-        _note_brokers_in_tx(connection, batch)
     _note_how_in_tx(connection, locked, published.written_as)
     _note_reads_in_tx(connection, locked, reads_of(batch.end))
     if is_pruned_at(batch.batch_id):
@@ -169,20 +168,6 @@ def _own_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> No
         )
         .on_conflict_do_nothing(),
     )
-
-
-def _note_brokers_in_tx(connection: Connection, batch: Batch) -> None:
-    """Record whom the run asks for its topics, so that people who do not know can have the lag measured."""
-    if not batch.bootstrap_servers:
-        return
-    new = postgresql.insert(brokers).values(query_id=batch.query_id, bootstrap_servers=batch.bootstrap_servers)
-    servers = new.excluded.bootstrap_servers
-    noted = new.on_conflict_do_update(
-        index_elements=["query_id"],
-        set_={"bootstrap_servers": servers, "noted_at": func.clock_timestamp()},
-        where=brokers.c.bootstrap_servers != servers,
-    )
-    send_once(connection, noted)
 
 
 def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Batch, replaces: str) -> None:

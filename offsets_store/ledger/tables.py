@@ -136,7 +136,6 @@ measured_lag = _table(
     timestamptz="measured_at",
 )
 
-brokers = _table("brokers", text="query_id bootstrap_servers", timestamptz="noted_at")
 
 positions = _table(
     "positions",

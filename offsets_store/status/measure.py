@@ -8,19 +8,12 @@ topics that these brokers do not have is left out, and what is unknown is None.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from sqlalchemy import exists, select
-
-from ..errors import BrokersError
 from ..kafka.partitions import ends_of, retention_seconds, times_of
-from ..kafka.settings import Brokers, brokers
+from ..kafka.settings import Brokers
 from ..ledger.session import reading
-from ..ledger.tables import brokers as brokers_named
-from ..ledger.tables import writers
-from ..ledger.writers import IS_LIVING
 from ..offsets import Offsets, TopicPartition, kafka_topics
 from .ends import Newest, Status, lag_of, total_lag
 from .read_stored import stored_writers
@@ -42,61 +35,6 @@ class Measured:
     partitions: Sequence[PartitionLag]
 
 
-@dataclass(frozen=True)
-class Unmeasured:
-    """Queries whose own brokers told nothing, and why, in one line."""
-
-    query_ids: Sequence[str]
-    why: str
-
-
-def measure_own(url: str, settings: Mapping[str, str] | None = None) -> tuple[list[Measured], list[Unmeasured]]:
-    """
-    Measure all living queries that have named their brokers (``bootstrapServers``), by asking these.
-
-    Brokers that do not answer cost :data:`_OWN_SECONDS`.
-
-    :param settings: how to log in, as Spark has it.
-    :raises ConfigurationError: NOT_INSTALLED, or for settings that librdkafka cannot follow.
-    :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
-    """
-    with reading(url) as connection:
-        asked: dict[str, list[str]] = {}
-        for query_id, servers in connection.execute(_OWN):
-            asked.setdefault(servers, []).append(query_id)
-    found: list[Measured] = []
-    left: list[Unmeasured] = []
-    with ThreadPoolExecutor(max_workers=max(min(len(asked), _MOST_AT_ONCE), 1)) as pool:
-        for measured, unmeasured in pool.map(lambda servers: _ask_own(url, servers, asked[servers], settings), asked):
-            found += measured
-            left += unmeasured
-    return found, left
-
-
-# Without a login that they want, brokers close the connection, and the client tries again until its time is over.
-_OWN_SECONDS = 2.0
-_MOST_AT_ONCE = 8
-_OWN = (
-    select(brokers_named.c.query_id, brokers_named.c.bootstrap_servers)
-    .where(exists().where(writers.c.query_id == brokers_named.c.query_id, IS_LIVING))
-    .order_by(brokers_named.c.query_id)
-)
-
-
-def _ask_own(
-    url: str, servers: str, query_ids: Sequence[str], settings: Mapping[str, str] | None
-) -> tuple[list[Measured], list[Unmeasured]]:
-    asked = brokers(servers, settings)
-    if asked is None:
-        return [], []
-    try:
-        return measure_partitions(url, replace(asked, patience_seconds=_OWN_SECONDS), query_ids), []
-    except BrokersError as error:
-        login = "" if settings else " If they want a login, give it: --kafka-config."
-        others = " Ask from a host that can reach them, or name others: --bootstrap-servers."
-        return [], [Unmeasured(query_ids, f"{error.what}{others}{login}")]
-
-
 def lag_at_brokers(
     writers: Sequence[StoredWriter], kafka: Brokers, other: Offsets | None = None
 ) -> tuple[list[Status], Ends, datetime]:
@@ -116,17 +54,15 @@ def lag_at_brokers(
     return found, ends, now
 
 
-def measure_partitions(url: str, kafka: Brokers, query_ids: Sequence[str] | None = None) -> list[Measured]:
+def measure_partitions(url: str, kafka: Brokers) -> list[Measured]:
     """
     One entry for each living query and sink that reads topics of these brokers, and nothing else.
 
-    :param query_ids: only of these queries.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     :raises ConnectError: if Postgres cannot be reached; LedgerError, if the ledger cannot be read.
     """
     with reading(url) as connection:
         known = [writer for writer in stored_writers(connection) if writer.is_living]
-    known = [writer for writer in known if query_ids is None or writer.query_id in query_ids]
     compared, ends, now = lag_at_brokers(known, kafka)
     behind = {(writer.query_id, writer.sink_name): rows for writer, rows in compared if total_lag(rows) is not None}
     # Several queries may stand at other offsets of one partition: the broker is asked for one of them at a time.

@@ -32,9 +32,8 @@ class PlannedBatch:
     of the rows, if they carry them. ``offsets_read_by`` says how the checkpoint was read; it is shown to people, and
     decides nothing.
 
-    ``span`` and ``topic_ids`` may be learned after the rest, from the rows and from the brokers (``bootstrap_servers``,
-    hosts and ports alone); they are None until then, as everything that is unknown. All else is given when the batch is
-    made.
+    ``span`` and ``topic_ids`` may be learned after the rest, from the rows and from the brokers; they are None until
+    then, as everything that is unknown. All else is given when the batch is made.
     """
 
     query_id: str
@@ -51,7 +50,6 @@ class PlannedBatch:
     guarantee: Guarantee = "offsets"
     span: Span | None = None
     topic_ids: dict[str, str] | None = None
-    bootstrap_servers: str = ""
     offsets_read_by: ReadBy | None = None
 
     def into(self, sink_name: str, tables: Mapping[str, int | None] | None = None) -> Batch:

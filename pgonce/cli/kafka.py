@@ -1,5 +1,5 @@
 """
-The options that name Kafka brokers, and what the queries' own brokers tell.
+The options that name Kafka brokers.
 
 Runs in a shell, without Spark. Invariant: passwords stand in a file, never on the command line, where all users of a
 machine see them.
@@ -17,9 +17,7 @@ import typer
 from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, bad_option
 from pgonce.offsets_store.kafka.settings import PREFIX
 from pgonce.offsets_store.status.ends import Status
-from pgonce.offsets_store.status.measure import Measured, measure_own
-
-from .answers.output import print_error
+from pgonce.offsets_store.status.measure import Measured
 
 Servers = Annotated[
     str | None,
@@ -34,12 +32,6 @@ KafkaConfig = Annotated[
     ),
 ]
 
-Measure = Annotated[
-    bool,
-    typer.Option("--measure", help="Ask the brokers that the queries themselves name (their option bootstrapServers)."),
-]
-
-_QUERIES_NAMED = 5
 # All of Kafka's settings that can be used here have such a name.
 _NAME = re.compile(r"[A-Za-z]+(\.[A-Za-z]+)+")
 
@@ -61,14 +53,6 @@ def kafka_options(path: Path | None) -> dict[str, str]:
             "Name a Java properties file with Kafka's settings, in ASCII or UTF-8.",
         ) from None
     return {PREFIX + name.removeprefix(PREFIX): value for name, value in found.items()}
-
-
-def own_lag(url: str, config: Path | None) -> list[Measured]:
-    """What the queries' own brokers tell; on stderr, in a line each, which of them tell nothing."""
-    found, left = measure_own(url, kafka_options(config))
-    for one in left:
-        print_error(f"The lag of {', '.join(one.query_ids[:_QUERIES_NAMED])} was not measured. {one.why}")
-    return found
 
 
 def with_measured(found: Sequence[Status], measured: Sequence[Measured]) -> list[Status]:

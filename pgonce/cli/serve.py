@@ -20,7 +20,7 @@ from pgonce.offsets_store.kafka.settings import brokers
 from pgonce.offsets_store.postgres.connect import parse_url
 
 from .explain import error_entries
-from .kafka import KafkaConfig, Measure, Servers, kafka_options
+from .kafka import KafkaConfig, Servers, kafka_options
 from .terms import Url
 
 _PARTS = ("starlette", "uvicorn", "jinja2", "prometheus_client", "markupsafe")
@@ -47,7 +47,6 @@ def serve(
     ] = False,
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
-    measure: Measure = False,
 ) -> None:
     """Show all queries in a browser, and to Prometheus and probes, until it is stopped."""
     socket = listen.removeprefix("unix:") if listen.startswith("unix:") else None
@@ -58,7 +57,7 @@ def serve(
     from pgonce.serve.lag import PartitionLags
     from pgonce.serve.reader import Reader
 
-    lag = PartitionLags(url, kafka, kafka_options(kafka_config) if measure and kafka is None else None)
+    lag = PartitionLags(url, kafka)
     reader = Reader(url, every, lag.measured)
     known = {code: (entry.meaning, entry.remedy) for code, entry in error_entries().items()}
     settings = Settings(

@@ -43,7 +43,7 @@ from pgonce.offsets_store.status.stored import PartitionLag
 
 from .answers import tables
 from .answers.output import print_json, print_lines, print_table, text_of
-from .kafka import KafkaConfig, Measure, Servers, kafka_options, own_lag, with_measured
+from .kafka import KafkaConfig, Servers, kafka_options, with_measured
 from .terms import ExitCode, Json, Sink, Url, Wide
 
 _FEW = 5
@@ -62,7 +62,6 @@ def status(
     sink: Sink = None,
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
-    measure: Measure = False,
     sort: Annotated[Sort, typer.Option(help="The order of the lines.")] = "state",
     wide: Wide = False,
     everything: Annotated[bool, typer.Option("--all", help="Show queries that were retired or replaced too.")] = False,
@@ -74,7 +73,7 @@ def status(
 
     def show() -> None:
         store = OffsetsStore(url)
-        measured = _measured(url, bootstrap_servers, kafka_config, own=measure)
+        measured = _measured(url, bootstrap_servers, kafka_config)
         states, findings = read_states(url, [one.total for one in measured])
         if query is None:
             shown = states if everything else [one for one in states if one.state not in ENDED]
@@ -87,11 +86,10 @@ def status(
     _again_and_again(show, every if watch else None)
 
 
-def _measured(url: str, servers: str | None, config: Path | None, *, own: bool) -> list[Measured]:
-    """What these brokers tell, or else what the queries' own ones do."""
-    if kafka := brokers(servers, kafka_options(config) if servers else None):
-        return measure_partitions(url, kafka)
-    return own_lag(url, config) if own else []
+def _measured(url: str, servers: str | None, config: Path | None) -> list[Measured]:
+    """What these brokers tell; nothing if none are named."""
+    kafka = brokers(servers, kafka_options(config) if servers else None)
+    return measure_partitions(url, kafka) if kafka else []
 
 
 def _again_and_again(show: Callable[[], None], every: float | None) -> None:
@@ -215,13 +213,12 @@ def health(
     max_lag: Annotated[int | None, typer.Option("--max-lag", min=0, help="It may be this many records behind.")] = None,
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
-    measure: Measure = False,
     as_json: Json = False,
 ) -> None:
     """Say what needs attention, with an exit code for probes: all queries, or one, which may be given bounds."""
     oldest = None if max_age is None else parse_span(max_age)
     store = OffsetsStore(url)
-    measured = [one.total for one in _measured(url, bootstrap_servers, kafka_config, own=measure)]
+    measured = [one.total for one in _measured(url, bootstrap_servers, kafka_config)]
     (states, found), now = read_states(url, measured), datetime.now(timezone.utc)
     if query is None:
         meant = [one for one in states if one.state not in ENDED]

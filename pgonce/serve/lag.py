@@ -20,7 +20,7 @@ from pgonce.offsets_store.errors import LedgerError, PgonceError, without_its_wo
 from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.tables import measured_lag
-from pgonce.offsets_store.status.measure import Measured, measure_own, measure_partitions
+from pgonce.offsets_store.status.measure import measure_partitions
 from pgonce.offsets_store.status.states import MeasuredLag
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import PartitionLag
@@ -40,14 +40,11 @@ class PartitionLags:
     Reads the lag from :meth:`start` to :meth:`stop`.
 
     :param brokers: whom to ask; None to read what progress events told.
-    :param own_settings: how to log in to the brokers that the queries themselves name; None to leave these alone.
     """
 
-    def __init__(self, url: str, brokers: Brokers | None, own_settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, url: str, brokers: Brokers | None) -> None:
         self._url = url
         self._brokers = brokers
-        self._own_settings = own_settings
-        self._asks = brokers is not None or own_settings is not None
         self._measured: Sequence[MeasuredLag] = ()
         self._rows: Mapping[Key, Sequence[PartitionLag]] = {}
         self._wanted_at: float | None = None
@@ -67,7 +64,7 @@ class PartitionLags:
 
     def rows_of(self, query_id: str, sink_name: str | None) -> Sequence[PartitionLag]:
         """What the brokers told of each partition of a query and sink; empty if they were not asked."""
-        return self._rows.get((query_id, sink_name or ""), ()) if self._asks else ()
+        return self._rows.get((query_id, sink_name or ""), ()) if self._brokers else ()
 
     def start(self) -> None:
         """Begin to read."""
@@ -93,8 +90,9 @@ class PartitionLags:
 
         :raises PgonceError: if the brokers or the ledger cannot be asked.
         """
-        if self._asks:
-            found = self._measure()
+        if self._brokers is not None:
+            found = measure_partitions(self._url, self._brokers)
+            self._say(_NOT_MEASURED, "")
             self._measured = [one.total for one in found]
             self._rows = {(one.total.query_id, one.total.sink_name): one.partitions for one in found}
             self._store()
@@ -102,15 +100,6 @@ class PartitionLags:
             self._rows = {
                 (writer.query_id, writer.sink_name): rows for writer, rows in OffsetsStore(self._url).status()
             }
-
-    def _measure(self) -> list[Measured]:
-        if self._brokers is not None:
-            told = measure_partitions(self._url, self._brokers)
-            self._say(_NOT_MEASURED, "")
-            return told
-        found, left = measure_own(self._url, self._own_settings)
-        self._say(_NOT_MEASURED, " ".join(one.why for one in left))
-        return found
 
     def _store(self) -> None:
         if not self._stores or not self._measured:

@@ -70,7 +70,7 @@ def planned_entry(options: SinkOptions) -> OffsetLogEntry | None:
 
 def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None) -> PlannedBatch:
     """
-    The batch, with Kafka's ids of the topics that it reads, and the brokers that were asked.
+    The batch, with Kafka's ids of the topics that it reads.
 
     :raises ConfigurationError: NOT_INSTALLED.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
@@ -82,8 +82,7 @@ def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None) -> PlannedBatch
     # The planner knows no run. It asks for a first batch only, and a query that it served before may have had others.
     if not batch.run_id:
         return replace(batch, topic_ids=topic_ids(topics, brokers))
-    found = _asked_once(batch.run_id, topics, brokers)
-    return replace(batch, topic_ids=dict(found), bootstrap_servers=brokers.addresses)
+    return replace(batch, topic_ids=dict(_asked_once(batch.run_id, topics, brokers)))
 
 
 @lru_cache(maxsize=64)

@@ -146,8 +146,7 @@ class QueryOptions(TypedDict, total=False):
     bootstrap_servers: Annotated[str | None, Option(
         _QUERIES, "Kafka brokers (`host:port,...`) that are asked at each start for the ids of the topics. Nothing "
         "else notices a topic that was created again and has grown past the old end (`RECREATED`). After a run that "
-        "asked, one without this option is refused. [`--measure`](watching.md#lag) asks them too. Needs `pip install "
-        "'pgonce[kafka]'`, and Kafka 2.8 or newer.",
+        "asked, one without this option is refused. Needs `pip install 'pgonce[kafka]'`, and Kafka 2.8 or newer.",
         clashes=("offsets_from=listener",),
     )]
     kafka_options: Annotated[Mapping[str, str] | None, Option(

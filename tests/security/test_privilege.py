@@ -125,7 +125,7 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
         [(APPEND, False), (APPEND, True), (UPSERT, False), (UPSERT, True), (COMPLETE, False), (COMPLETE, True)]
     ):
         # Another query each time: batch 0 is the one that prunes, and that a new run owns.
-        batch = {"query_id": f"{query_id} {number}", "end": None, "start": None, "bootstrap_servers": "broker:9092"}
+        batch = {"query_id": f"{query_id} {number}", "end": None, "start": None}
         assert commit(url, make_planned_batch(**batch), where, staged=staged, independent=True) is Verdict.NEW
         assert commit(url, make_planned_batch(**batch, run_id="run 2"), where) is Verdict.REPLAY
         if staged:

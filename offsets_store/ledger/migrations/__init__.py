@@ -265,7 +265,6 @@ PRIVILEGES = {
         "home",
         "measured_lag",
         "positions",
-        "brokers",
     ),
     "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress", "tombstones", "tombstone_sets", "failures", "heartbeats"),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),

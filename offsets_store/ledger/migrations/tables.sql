@@ -312,16 +312,6 @@ COMMENT ON COLUMN pgonce.measured_lag.lag_seconds IS 'The age of the oldest of t
 COMMENT ON COLUMN pgonce.measured_lag.retention_used_percent IS 'How much of its topic''s retention that record has used.';
 COMMENT ON COLUMN pgonce.measured_lag.measured_at IS 'When it was measured.';
 
-CREATE TABLE pgonce.brokers (
-    query_id          text PRIMARY KEY,
-    bootstrap_servers text NOT NULL,
-    noted_at          timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-COMMENT ON TABLE pgonce.brokers IS 'The Kafka brokers of the option bootstrapServers.';
-COMMENT ON COLUMN pgonce.brokers.query_id IS 'The query.';
-COMMENT ON COLUMN pgonce.brokers.bootstrap_servers IS 'Host names and ports, and never a login.';
-COMMENT ON COLUMN pgonce.brokers.noted_at IS 'When a run named these brokers first.';
-
 -- Staging tables ------------------------------------------------------------------------------------------------------
 
 CREATE TABLE pgonce.staged_tables (

@@ -7,13 +7,12 @@ Covers: offsets_store.status.measure, offsets_store.kafka.partitions.
 from __future__ import annotations
 
 import json
-import socket
 import time
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
-from support.ledger_history import KAFKA, OTHER, QUERY, publish, take_over
+from support.ledger_history import OTHER, QUERY, publish, take_over
 
 from pgonce.cli.main import ExitCode
 
@@ -137,47 +136,3 @@ def test_status_shows_lag_its_age_and_retention_that_runs_out(url, pgonce, kafka
     late = pgonce("health", "orders", "--max-lag", 3, "--json", *asked)
     assert late.exit_code == ExitCode.UNHEALTHY
     assert json.loads(late.stdout)["beyond_bounds"][0]["what"] == "its lag is 4 records"
-
-
-class TestTheirOwnBrokers:
-    """What ``--measure`` asks: the brokers that the queries have named themselves."""
-
-    def test_status_and_health(self, url, store, kafka, topic, pgonce):
-        """Without the flag no broker is asked; with it, the query is measured where it says."""
-        name = topic(partitions=1)
-        produce(kafka, name, count=3, seconds_ago=200)
-        publish(url, 0, {"0": {name: {"0": 1}}}, bootstrap_servers=kafka.bootstrap_servers)
-        assert json.loads(pgonce("status", "--json").stdout)[0]["lag"] is None
-        (measured,) = json.loads(pgonce("status", "--measure", "--json").stdout)
-        assert measured["lag"] == 2
-        assert measured["lag_seconds"] == pytest.approx(200, abs=15)
-        (one,) = json.loads(pgonce("status", "orders", "--measure", "--json").stdout)
-        assert one["lag"] == 2
-        assert [(at["latest_offset"], at["lag"]) for at in one["positions"]] == [(3, 2)]
-        assert pgonce("health", "orders", "--max-lag", 1, "--measure").exit_code == ExitCode.UNHEALTHY
-        assert pgonce("health", "orders", "--max-lag", 2, "--measure").exit_code == ExitCode.OK
-
-    def test_brokers_that_cannot_be_reached(self, url, store, kafka, topic, pgonce):
-        """They cost about two seconds, are said in one line, and keep no other query from being measured."""
-        name = topic(partitions=1)
-        publish(url, 0, {"0": {name: {"0": 0}}}, bootstrap_servers=kafka.bootstrap_servers)
-        # An address of documentation, where nobody answers.
-        other = {"query_id": OTHER, "query_name": "clicks", "sink_name": "public.clicks"}
-        publish(url, 0, {"0": {name: {"0": 0}}}, **other, bootstrap_servers="192.0.2.1:9092,192.0.2.2:9092")
-        began = time.monotonic()
-        shown = pgonce("status", "--measure", "--json")
-        assert time.monotonic() - began < 8
-        assert {one["query_id"]: one["lag"] for one in json.loads(shown.stdout)} == {QUERY: 0, OTHER: None}
-        (line,) = shown.stderr.splitlines()
-        assert line.startswith(f"The lag of {OTHER} was not measured. The brokers 192.0.2.1:9092,192.0.2.2:9092 did")
-
-    def test_brokers_that_do_not_answer(self, url, store, pgonce):
-        """A port that takes a connection and says nothing costs as much; a login is thought of in words."""
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            publish(url, 0, KAFKA, bootstrap_servers=f"127.0.0.1:{silent.getsockname()[1]}")
-            began = time.monotonic()
-            shown = pgonce("status", "--measure")
-            assert time.monotonic() - began < 10
-        (line,) = shown.stderr.splitlines()
-        assert "did not answer" in line
-        assert line.endswith("If they want a login, give it: --kafka-config.")
