@@ -78,16 +78,6 @@ def test_extension_types_pgvector(start_reader, bare_url):
     assert [line for line in shown_by("how-to/extension-types.md#pgvector") if line not in as_words(printed)] == []
 
 
-def test_extension_types_postgis(start_reader, bare_url):
-    """Points are found by distance, and one that is nowhere on Earth is a dead letter."""
-    url = bare_url("postgis")
-    printed = start_reader(PGONCE_URL=url).follow("how-to/extension-types.md#PostGIS")
-    assert "POINT(9.99 53.55)" in printed
-    assert "POINT(8.58 53.54)" not in printed
-    assert rows(url, "SELECT ship FROM positions ORDER BY 1") == [(1,), (2,)]
-    assert rows(url, "SELECT row_data->>'ship' FROM pgonce.dead_letters") == [("3",)]
-
-
 def test_rows_of_a_dropped_partition_do_not_come_back(start_reader, url):
     """Rows are in the partitions of their months, and those of a dropped one do not come back."""
     start_reader(PGONCE_URL=url).follow("how-to/partitions-and-retention.md#Partitions")
@@ -115,14 +105,6 @@ def test_the_tests_of_a_readers_job_pass_with_pytest(start_reader):
     """Both tests of a reader's job pass, on the embedded Postgres of the page."""
     printed = start_reader().follow("how-to/testing-with-pytest.md")
     assert printed.splitlines()[-1].startswith(" ".join(*shown_by("how-to/testing-with-pytest.md")))
-
-
-def test_two_environments_write_with_one_program(start_reader, url):
-    """Two environments write with one program, and each has its line."""
-    printed = start_reader(PGONCE_URL=url).follow("running.md#Several environments in one database")
-    assert rows(url, "SELECT * FROM dev.orders") == rows(url, "SELECT * FROM test.orders") != []
-    lines = [line[:2] for line in as_words(printed)]
-    assert [line for line in shown_by("running.md#Several environments in one database") if line not in lines] == []
 
 
 @pytest.mark.kafka
