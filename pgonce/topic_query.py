@@ -21,6 +21,7 @@ from typing_extensions import Unpack
 from pgonce.for_each_batch import PostgresBatchWriter
 from pgonce.offsets_store.errors import ConnectError, bad_option, bad_target
 from pgonce.offsets_store.kafka.settings import PREFIX, of_the_login
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 from pgonce.recovery.recover_and_start import recover_and_start
 from pgonce.sink.decoding.proposed_table import create_statement
 from pgonce.sink.options.definitions import OPTIONS, WriterOptions
@@ -70,13 +71,14 @@ def topic_to_table(
         topics = source.get("subscribe", "").split(",")
         asked = {"schema_subjects": [f"{topic.strip()}-value" for topic in topics if topic], **asked}
     given = read({"url": url, **asked}, Way.WRITER)
+    ledger = PostgresUrl(url, given["password_from"])
     location = given["checkpoint_location"]
     if not given["decode"] or not location:
         name = "checkpoint_location" if given["decode"] else "decode"
         raise bad_option("OPTION_MISSING", f"{name} is not set.", f"It means: {OPTIONS[name].summary}")
     # A table that has only what comes from now on would look whole.
     source = {"startingoffsets": "earliest", **source, "includeheaders": "true"}
-    _refuse_missing_table(spark, source, url, given)
+    _refuse_missing_table(spark, source, ledger, given)
     writer: DataStreamWriter = spark.readStream.format("kafka").options(**source).load().writeStream
     if on_executors:
         writer = writer.format("pgonce").options(url=url, **_as_sparks(given))
@@ -86,7 +88,7 @@ def topic_to_table(
         writer = writer.queryName(query_name)
     if trigger:
         writer = writer.trigger(**trigger)
-    return recover_and_start(writer, location, url)
+    return recover_and_start(writer, location, ledger)
 
 
 def _as_sparks(given: Given) -> dict[str, str]:

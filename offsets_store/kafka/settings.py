@@ -92,7 +92,8 @@ def brokers(servers: str | None, options: Mapping[str, str] | None = None) -> Br
     The brokers that a person names; None if none are named.
 
     :param options: Kafka's settings by their names in Spark, which begin with ``kafka.``.
-    :raises ConfigurationError: for settings without brokers, or that librdkafka cannot follow.
+    :raises ConfigurationError: for settings without brokers, or that librdkafka cannot follow; for a login among the
+        addresses, which errors would show.
     """
     given = {name.lower(): str(value) for name, value in (options or {}).items()}
     if servers is None:
@@ -103,6 +104,12 @@ def brokers(servers: str | None, options: Mapping[str, str] | None = None) -> Br
                 "Set bootstrapServers (bootstrap_servers) as well, or leave it out.",
             )
         return None
+    if "@" in servers:
+        raise bad_option(
+            "BAD_OPTION",
+            "The addresses of Kafka's brokers have an @, as if a login stood in front of one.",
+            "Write host:port, several with commas; kafka.security.protocol and kafka.sasl.* say how to log in.",
+        )
     for name in given:
         if not name.startswith(PREFIX):
             raise bad_option(

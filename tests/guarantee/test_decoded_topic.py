@@ -11,6 +11,7 @@ from decimal import Decimal
 
 import psycopg
 import pytest
+from support import rotating_password
 from support.fixtures.thorough import by_way
 from support.query_runs import finish, rewind
 from support.ways_in import TABLE_WAYS, Sink
@@ -19,6 +20,7 @@ from pgonce import topic_to_table
 from pgonce.dead_letters.chosen_letters import chosen_letters
 from pgonce.dead_letters.replay import replay_letters
 from pgonce.offsets_store.errors import RecoveryError, TargetError
+from pgonce.offsets_store.postgres.postgres_url import source_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -202,3 +204,26 @@ def test_one_call_brings_a_topic_into_a_table(spark, on_executors, records, crea
     rows = observer.execute("SELECT id, amount, tags FROM orders ORDER BY id").fetchall()
     assert rows == [(1, Decimal("1.5"), ["a"]), (2, 2, None)]
     assert observer.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (2,)
+
+
+def test_a_password_from_a_function_is_asked_for_before_the_start_too(
+    spark, records, create, url, checkpoint, monkeypatch, tmp_path
+):
+    """The look at the table, and the recovery that a restart needs, log in as the query does."""
+    create("id bigint PRIMARY KEY")
+    found = []
+    password = tmp_path / "password"
+    password.write_text("any")
+    monkeypatch.setenv(rotating_password.FILE, str(password))
+    monkeypatch.setattr("pgonce.topic_query.recover_and_start", lambda _, __, ledger: found.append(ledger))
+    topic_to_table(
+        spark,
+        kafka={"kafka.bootstrap.servers": records.servers, "subscribe": records.name},
+        url=url,
+        table="orders",
+        decode="json",
+        checkpoint_location=checkpoint,
+        password_from="support.rotating_password:asked",
+    )
+    assert password.with_suffix(".asked").exists()
+    assert [source_of(ledger) for ledger in found] == ["support.rotating_password:asked"]

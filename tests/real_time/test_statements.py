@@ -390,6 +390,14 @@ class TestTakeover:
         task.connection.commit()
         assert orders() == [0, 1, 2]
 
+    def test_a_role_whose_triggers_rest_takes_over_too(self, url, orders, task):
+        """With session_replication_role=replica the triggers of tables do not fire, but this one of the ledger does."""
+        task.flushes(0)
+        resting = url_with(url, options="-csession_replication_role=replica")
+        assert stored_for_a_micro_batch(resting, QUERY) == start(p0=1)
+        assert not task.flushes(1)
+        assert orders() == [0]
+
     def test_a_batch_sees_a_partition_that_was_claimed_while_it_waited(self, url, admin, run):
         """It takes that over, too: the task would write on, and the batch would write the same rows."""
         known, new = Task(url, run), Task(url, run, partition=1)

@@ -482,6 +482,8 @@ CREATE TRIGGER end_claims AFTER UPDATE OF run_id, retired_at, replaced_by ON pgo
     WHEN (OLD.run_id IS DISTINCT FROM NEW.run_id OR OLD.retired_at IS DISTINCT FROM NEW.retired_at
         OR OLD.replaced_by IS DISTINCT FROM NEW.replaced_by)
     EXECUTE FUNCTION pgonce.end_claims();
+-- Also for a role whose session_replication_role is replica, so that the triggers of its tables rest.
+ALTER TABLE pgonce.writers ENABLE ALWAYS TRIGGER end_claims;
 
 -- As the owner too, because commands of roles that only read ask it.
 CREATE FUNCTION pgonce.real_time_positions(writer bigint) RETURNS jsonb

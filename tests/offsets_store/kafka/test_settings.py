@@ -123,6 +123,13 @@ def test_names_without_the_prefix(options):
         brokers("a:1", options)
 
 
+def test_a_login_among_the_addresses_is_refused_and_not_shown():
+    """Errors name the brokers that do not answer, and librdkafka's own text repeats the addresses."""
+    with pytest.raises(ConfigurationError, match=r"BAD_OPTION.*kafka\.sasl") as refused:
+        brokers("broker:9092,SASL_SSL://user:s3cret@elsewhere:9093")
+    assert "s3cret" not in str(refused.value)
+
+
 def test_a_login_without_named_brokers_is_refused():
     """A login to brokers that nobody has named is refused."""
     with pytest.raises(ConfigurationError, match="bootstrap_servers") as refused:
