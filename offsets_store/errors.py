@@ -240,22 +240,20 @@ def without_its_words(error: BaseException) -> str:
 
 
 @contextmanager
-def needing_pyspark(what_for: str, data: str) -> Iterator[None]:
+def needing(extra: str, what_for: str) -> Iterator[None]:
     """
-    Imports of what needs pyspark.
+    Imports of what ``pgonce[extra]`` brings.
 
-    :param what_for: why pyspark is needed; the sentence goes on with "and pyspark is not installed here".
-    :param data: what the error means for the data.
+    :param what_for: the sentence goes on with "needs the package ..., which is not installed here".
     :raises ConfigurationError: NOT_INSTALLED.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "pyspark":
+        package = (error.name or "").partition(".")[0]
+        if package == "pgonce":
             raise
+        what = f"{what_for} needs the package {package.replace('_', '-')}, which is not installed here."
         raise NotInstalledError(
-            "NOT_INSTALLED",
-            f"{what_for}, and pyspark is not installed here.",
-            data,
-            "Do it where the query's driver runs, or install it: pip install 'pgonce[spark]'. No Spark is started.",
+            "NOT_INSTALLED", what, UNCHANGED, f"Install it: pip install 'pgonce[{extra}]'."
         ) from error

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import UNCHANGED, BrokersError, NotInstalledError, UnreachableBrokersError
+from ..errors import BrokersError, UnreachableBrokersError, needing
 from .settings import Brokers
 
 
@@ -46,15 +46,8 @@ def asking(brokers: Brokers) -> Iterator[dict[str, Any]]:
 
     A client has to be polled before it is given up, because only then librdkafka tells why there was no answer.
     """
-    try:
+    with needing("kafka", "Asking a Kafka broker"):
         from confluent_kafka import KafkaException
-    except ImportError as error:
-        raise NotInstalledError(
-            "NOT_INSTALLED",
-            "Asking a Kafka broker needs the package confluent-kafka, which is not installed here.",
-            UNCHANGED,
-            "Install it (pip install 'pgonce[kafka]'), or leave out the bootstrap servers.",
-        ) from error
     heard: list[Any] = []
     try:
         # Otherwise every failed connection would be a line on stderr; our error says it once.

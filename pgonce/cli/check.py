@@ -18,7 +18,7 @@ from psycopg import sql
 from pgonce.check.answers import BEGIN, Answer, Finding, Holds, Question, one_row
 from pgonce.check.check import check_server
 from pgonce.every_room import EVERY_ROOM
-from pgonce.offsets_store.errors import LedgerError, PgonceError, RecoveryError, TargetError, needing_pyspark
+from pgonce.offsets_store.errors import LedgerError, PgonceError, RecoveryError, TargetError, needing
 from pgonce.offsets_store.ledger.published import changed_targets
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.search_path import execute_in_tx
@@ -119,7 +119,7 @@ def _look_again(url: str, sinks: Sequence[LastWritten], only: str | None) -> Ite
     :raises ConfigurationError: NOT_INSTALLED.
     :raises ConnectError: if Postgres cannot be reached.
     """
-    with needing_pyspark("Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."):
+    with needing("spark", "A check of tables"):
         from pgonce.sink.writing.bad_rows.recalled_destination import recalled_to_look
         from pgonce.sink.writing.first_look import look_at_table, looking
 
@@ -174,7 +174,7 @@ def _catalogue(connection: psycopg.Connection) -> Answer:
 
 
 def _table(connection: psycopg.Connection, table: str) -> Answer:
-    with needing_pyspark("Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."):
+    with needing("spark", "A check of tables"):
         from pgonce.sink.writing.checked_table import check_table
     # Names are found along the user's own search_path.
     connection.execute("ROLLBACK")

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgonce.dead_letters.chosen_letters import Choice, chosen_letters, discard_letters, shown_ids
-from pgonce.offsets_store.errors import UNCHANGED, needing_pyspark
+from pgonce.offsets_store.errors import needing
 from pgonce.offsets_store.log_lines import in_command, one_line
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -91,7 +91,7 @@ def _done(word: str, letters: Sequence[StoredLetter], *, yes: bool) -> str:
 
 
 def _replay(choice: Choice, url: str, reason: str | None, *, yes: bool) -> list[Group]:
-    with needing_pyspark("A replay needs pyspark, to know the types of the rows", UNCHANGED):
+    with needing("spark", "A replay"):
         from pgonce.dead_letters.replay import replay_letters
     return replay_letters(choice, url, reason=reason, dry_run=not yes)
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, bad_option
+from pgonce.offsets_store.errors import bad_option, needing
 from pgonce.offsets_store.kafka.settings import PREFIX
 from pgonce.offsets_store.status.ends import Status
 from pgonce.offsets_store.status.measure import Measured
@@ -69,15 +69,8 @@ def parse_properties(text: str) -> dict[str, str]:
         NOT_INSTALLED.
     :raises ValueError: for a malformed Unicode escape; its text repeats a piece of the input.
     """
-    try:
+    with needing("kafka", "Reading a file of Kafka's settings"):
         import javaproperties
-    except ImportError as error:
-        raise NotInstalledError(
-            "NOT_INSTALLED",
-            "Reading a file of Kafka's settings needs the package javaproperties, which is not installed here.",
-            UNCHANGED,
-            "Install it (pip install 'pgonce[kafka]'), or leave out the file.",
-        ) from error
     found: dict[str, str] = {}
     number = 1
     for part in javaproperties.parse(text):

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, bad_option
+from pgonce.offsets_store.errors import bad_option, needing
 from pgonce.offsets_store.kafka.settings import brokers
 from pgonce.offsets_store.postgres.connect import parse_url
 
@@ -23,7 +23,6 @@ from .explain import error_entries
 from .kafka import KafkaConfig, Servers, kafka_options
 from .terms import Url
 
-_PARTS = ("starlette", "uvicorn", "jinja2", "prometheus_client", "markupsafe")
 _LISTEN = re.compile(r"(?:(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]*):)?(\d{1,5})")
 _HIGHEST_PORT = 65535
 
@@ -52,10 +51,10 @@ def serve(
     socket = listen.removeprefix("unix:") if listen.startswith("unix:") else None
     host, port = listening(listen) if socket is None else ("", 0)
     kafka = brokers(bootstrap_servers, kafka_options(kafka_config) if bootstrap_servers else None)
-    needed_parts()
-    from pgonce.serve.app import Settings, application, server
-    from pgonce.serve.lag import PartitionLags
-    from pgonce.serve.reader import Reader
+    with needing("serve", "pgonce serve"):
+        from pgonce.serve.app import Settings, application, server
+        from pgonce.serve.lag import PartitionLags
+        from pgonce.serve.reader import Reader
 
     lag = PartitionLags(url, kafka)
     reader = Reader(url, every, lag.measured)
@@ -112,26 +111,6 @@ def is_of_this_host(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def needed_parts() -> None:
-    """
-    Import what the extra ``pgonce[serve]`` brings.
-
-    :raises ConfigurationError: NOT_INSTALLED.
-    """
-    import importlib
-
-    for name in _PARTS:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise NotInstalledError(
-                "NOT_INSTALLED",
-                f"pgonce serve needs the package {name}, which is not installed here.",
-                UNCHANGED,
-                "Install what it needs: pip install 'pgonce[serve]'.",
-            ) from error
 
 
 def database_of(url: str) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -123,16 +122,7 @@ def _run(frame: DataFrame, query_id: str, job_group: str | None) -> RunningQuery
         if not _is_active(other):
             _runs.pop(other.run_id, None)
     _runs[run.run_id] = run
-    _say_where_it_is_shown(frame, run)
     return run
-
-
-def _say_where_it_is_shown(frame: DataFrame, run: RunningQuery) -> None:
-    # For people only, and no page is no reason to refuse a batch.
-    with suppress(Py4JError):
-        if page := frame.sparkSession.sparkContext.uiWebUrl:
-            shown = f"{page}/StreamingQuery/statistics/?id={run.run_id}"
-            _log.info("Spark shows query %s at %s", run.name or run.query_id, shown)
 
 
 def _is_active(run: RunningQuery) -> bool:

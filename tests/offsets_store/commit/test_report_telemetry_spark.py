@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from opentelemetry.instrumentation import auto_instrumentation
@@ -62,11 +61,6 @@ def test_batches_are_seen_by_every_way_in(start_driver, admin, url, tmp_path):
         ("by_format", sinks[2], 2),
         (None, sinks[3], 2),
     ]
-
-    links = [line["message"].partition(" at ") for line in lines if "Spark shows query" in line["message"]]
-    assert [shown for shown, *_ in links] == ["Spark shows query in_a_span", "Spark shows query by_function"]
-    with urlopen(links[0][2]) as answer:
-        assert "in_a_span" in answer.read().decode()
 
     (said,) = [line for line in driver.output().splitlines() if line.startswith("JOBS ")]
     described = json.loads(said.removeprefix("JOBS "))
