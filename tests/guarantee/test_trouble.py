@@ -246,32 +246,49 @@ def start_function(frame, function, checkpoint):
     return writer.trigger(availableNow=True).start()
 
 
+OF_ANOTHER_QUERY = '{"id":"11111111-1111-1111-1111-111111111111"}'
+
+
+def of_another_planning(text):
+    """The entry, as if it had been planned later."""
+    return text.replace('"batchTimestampMs":', '"batchTimestampMs":9')
+
+
+def of_another_range(text):
+    """The entry, dated as it was: renames need not be atomic."""
+    return "\n".join([*text.split("\n")[:2], '{"logOffset":7}'])
+
+
 @pytest.mark.parametrize(
-    ("code", "name", "text"),
+    ("name", "rewritten", "before", "code"),
     [
-        (
-            "CHECKPOINT_IN_USE",
-            "offsets/0",
-            'v1\n{"batchWatermarkMs":0,"batchTimestampMs":9,"conf":{}}\n{"logOffset":0}',
-        ),
-        ("OTHER_CHECKPOINT", "metadata", '{"id":"11111111-1111-1111-1111-111111111111"}'),
+        ("offsets/0", of_another_planning, 0, "CHECKPOINT_IN_USE"),
+        ("offsets/0", of_another_range, 0, "CHECKPOINT_IN_USE"),
+        # A frozen driver may rename its file over that of a batch from whose end this driver has gone on.
+        ("offsets/0", of_another_range, 1, "CHECKPOINT_IN_USE"),
+        ("metadata", lambda _: OF_ANOTHER_QUERY, 0, "OTHER_CHECKPOINT"),
     ],
+    ids=["planned again", "another range", "the entry before", "another query"],
 )
 def test_a_checkpoint_that_another_driver_took_over_stops_the_function(
-    code, name, text, spark, admin, url, events, checkpoint
+    name, rewritten, before, code, spark, admin, url, events, checkpoint
 ):
     """Where two drivers both believe that an entry is theirs, the one whose entry was overwritten publishes nothing."""
     admin.execute(TABLE)
-    write = PostgresBatchWriter(url, table="events")
+    if before:
+        assert run("foreachBatch", stream(spark, events), url, checkpoint) == ""
+        (events / "2.json").write_text(json.dumps(ROWS[0]))
+    write = PostgresBatchWriter(url, table="events", retry_timeout=0)
 
     def late(frame, batch_id):
         # As the other driver would, between Spark's own write and ours.
-        (Path(checkpoint) / name).write_text(text)
+        file = Path(checkpoint) / name
+        file.write_text(rewritten(file.read_text()))
         write(frame, batch_id)
 
     with pytest.raises(PySparkException, match=rf"\[{code}\]"):
         start_function(stream(spark, events), late, checkpoint).awaitTermination(PATIENCE_SECONDS)
-    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (before * len(ROWS),)
 
 
 def controlling(*statements):
@@ -353,7 +370,7 @@ DAMAGES = [
     ("CHECKPOINT_MALFORMED", rewrite("metadata", "{")),
     ("CHECKPOINT_MALFORMED", rewrite("offsets/0", "v1")),
     ("PGONCE_TOO_OLD", rewrite("offsets/0", "v9\n{}\n3")),
-    ("OTHER_CHECKPOINT", rewrite("metadata", '{"id":"11111111-1111-1111-1111-111111111111"}')),
+    ("OTHER_CHECKPOINT", rewrite("metadata", OF_ANOTHER_QUERY)),
     ("CHECKPOINT_IN_USE", rewrite("offsets/0", 'v1\n{"batchTimestampMs":9}\n{"logOffset":0}')),
     ("OFFSETS_NOT_FOUND", lambda checkpoint: (checkpoint / "offsets" / "0").unlink()),
 ]
@@ -379,42 +396,6 @@ def test_a_checkpoint_that_does_not_say_which_batch_this_is_stops_the_commit(
         damage(damaged)
         with pytest.raises(PgonceError, match=f"\\[{code}\\].*Help: "):
             batch_from_checkpoint(options_for(str(damaged)), origin, None)
-
-
-def test_an_entry_of_the_same_millisecond_is_another_drivers(spark, admin, url, events, checkpoint):
-    """Renames that are not atomic: the entry is dated as this batch, and has another range."""
-    admin.execute(TABLE)
-    writer = PostgresBatchWriter(url, table="events", retry_timeout=0)
-
-    def after_another(frame, batch_id):
-        entry = Path(checkpoint, "offsets", str(batch_id))
-        entry.write_text("\n".join([*entry.read_text().split("\n")[:2], '{"logOffset":7}']))
-        writer(frame, batch_id)
-
-    query = stream(spark, events).writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
-    with pytest.raises(PySparkException, match="CHECKPOINT_IN_USE"):
-        query.foreachBatch(after_another).start().awaitTermination(PATIENCE_SECONDS)
-    assert admin.execute("TABLE events").fetchall() == []
-
-
-def test_an_entry_before_this_one_that_another_driver_wrote_later_stops_the_batch(
-    spark, admin, url, events, checkpoint
-):
-    """A frozen driver may rename its file over that of a batch from whose end this driver has gone on."""
-    admin.execute(TABLE)
-    assert run("foreachBatch", stream(spark, events), url, checkpoint) == ""
-    (events / "2.json").write_text(json.dumps(ROWS[0]))
-    writer = PostgresBatchWriter(url, table="events", retry_timeout=0)
-
-    def after_another(frame, batch_id):
-        entry = Path(checkpoint, "offsets", "0")
-        entry.write_text("\n".join([*entry.read_text().split("\n")[:2], '{"logOffset":7}']))
-        writer(frame, batch_id)
-
-    query = stream(spark, events).writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
-    with pytest.raises(PySparkException, match="offsets/0 is not the entry.*another driver"):
-        query.foreachBatch(after_another).start().awaitTermination(PATIENCE_SECONDS)
-    assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (1,)
 
 
 def test_a_transactional_function_needs_a_name():
