@@ -469,8 +469,8 @@ class Restoring(RuleBasedStateMachine):
         assert len({*found}) == len(found)
 
 
-def run(url: str, folder: Path, examples: int) -> None:
-    """Live through histories in this database."""
+def test_the_tables_are_the_source_after_every_restore(url, tmp_path):
+    """Whatever is restored and killed, every change is in its tables once."""
     with psycopg.connect(url, autocommit=True) as admin:
         for table in TABLES:
             key = "PRIMARY KEY" if table.startswith(NEWEST) else ""
@@ -479,16 +479,6 @@ def run(url: str, folder: Path, examples: int) -> None:
     ensure_ledger(url)
     database = Database(url)
     database.keep("kept_blank")
-    folders = (folder / str(n) for n in itertools.count())
+    folders = (tmp_path / str(n) for n in itertools.count())
     with database.admin, patch.object(record, "PRUNE_EVERY", 3):
-        live_through(Restoring, examples, 12, database=database, folders=folders)
-
-
-def test_the_tables_are_the_source_after_every_restore(url, tmp_path):
-    """A few histories, for every run of the tests."""
-    run(url, tmp_path, 4)
-
-
-def test_restored_databases_hold_in_many_more_histories(url, tmp_path):
-    """Many more of them."""
-    run(url, tmp_path, EXAMPLES)
+        live_through(Restoring, EXAMPLES, 12, database=database, folders=folders)
