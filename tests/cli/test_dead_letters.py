@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
-from pgonce.offsets_store.ledger.migrations import grants
 
 
 @pytest.fixture
@@ -169,18 +168,6 @@ class TestDiscard:
         assert command("--discard", "--reason", "spam", "--yes").exit_code == ExitCode.OK
         assert noted(admin)[0][:3] == ("discard-dead-letters", None, "spam")
         assert json.loads(command("--json").stdout) == []
-
-    def test_a_role_that_may_not(self, admin, command, login):
-        """A streaming role is told so in a sentence, whether it discards or replays, and nothing is changed."""
-        put_aside(admin, {"id": 1, "name": "n1"})
-        for grant in grants(login.user):
-            admin.execute(grant.encode())
-        admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}".encode())
-        for given in (["--discard", "--reason", "spam"], ["--replay"]):
-            refused = command(*given, "--yes", "--url", login.url)
-            assert (refused.exit_code, "[LEDGER_NOT_PERMITTED]" in refused.stderr) == (ExitCode.FAILED, True)
-            assert "Traceback" not in refused.stderr
-        assert (in_table(admin), noted(admin), len(json.loads(command("--json").stdout))) == ([], [], 1)
 
     def test_letters_are_not_discarded_without_a_reason(self, admin, command):
         """It asks for one."""
