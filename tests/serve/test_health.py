@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 
 import pytest
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, OTHER, QUERY, fail, hear, publish
 from support.served import served
-
-from pgonce.serve import health
 
 
 @pytest.fixture
@@ -88,8 +85,3 @@ def test_a_name_with_line_breaks_is_one_line(url, store):
     with served(url) as site:
         assert site.get("/healthz?query=a%0Aok:%20b").text.count("\n") == 1
         assert site.get("/healthz?query=c%0Ad").text.count("\n") == 1
-
-
-def test_the_examples_in_its_docstrings_hold():
-    """What the docstrings show is so."""
-    assert doctest.testmod(health).failed == 0
