@@ -578,7 +578,7 @@ class LedgerMachine(RuleBasedStateMachine):
         staged = StagedRows(driver.staging_table, driver.promised_rows) if driver.promised_rows else None
         bodies = [] if staged else [encoded(folder.source, plan)]
         rows = given_rows(encoded_columns(STRUCT), len(plan.positions), lambda: bodies, staged)
-        work = work_into(None, destination("events", "append", (), None), rows)
+        work = work_into(None, destination("events"), rows)
         commit = CommitSettings(
             url or self.site.url,
             Remedies(**folder.remedies),

@@ -123,7 +123,7 @@ class Sink:
             return work_into("routed", routes, rows)
         if self.kind == NEWEST:
             return work_into(None, destination("newest", **by_key, **how), rows)
-        return work_into(None, destination("every", "append", (), None, **how), rows)
+        return work_into(None, destination("every", **how), rows)
 
     def take(self, changes: list[Change], *, wide: bool) -> None:
         """Let the tables have what the changes leave one by one."""
@@ -298,7 +298,7 @@ class Restoring(RuleBasedStateMachine):
         rows = given_rows(encoded_columns(JOB), 2, lambda: [body])
 
         def publish(connection: Connection, *_: None) -> Published:
-            write_batch_in_tx(driver_connection(connection), destination("jobs", "append", (), None), rows)
+            write_batch_in_tx(driver_connection(connection), destination("jobs"), rows)
             if dies:
                 raise Killed
             return Published(2, "inline")
