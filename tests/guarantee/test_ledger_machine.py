@@ -54,23 +54,8 @@ LOSER = 99
 DRIVERS = st.integers(0, 2)
 ROWS = st.sampled_from([1, 2, 3, 0, 1, 2, 3, 0, -1])
 TASKS = st.sampled_from([0, 0, 1, 2])
-DEEDS_OF_PEOPLE = st.sampled_from(
-    [
-        "copy",
-        "elsewhere",
-        "replace",
-        "forget",
-        "recreate",
-        "move",
-        "another",
-        "another by name",
-        "judge by ids",
-        "load again",
-        "copy",
-        "elsewhere",
-        "replace",
-    ]
-)
+SELDOM = ("forget", "recreate", "move", "another", "another by name", "judge by ids", "load again")
+DEEDS_OF_PEOPLE = st.sampled_from([*["copy", "elsewhere", "replace"] * 2, *SELDOM])
 
 
 @dataclass

@@ -106,7 +106,10 @@ def run(way, frame, url, checkpoint, retry_timeout=0):
     """Run the query over what there is; the text of its failure, or an empty one."""
     writer = frame.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
     try:
-        if way == "data source":
+        if way == "function":
+            write = transactional_batch(url, name="events", retry_timeout=retry_timeout)
+            query = writer.foreachBatch(write(lambda batch, tx: tx.append(batch, "events"))).start()
+        elif way == "data source":
             query = writer.format("pgonce").options(url=url, table="events", retryTimeout=str(retry_timeout)).start()
         else:
             query = writer.foreachBatch(PostgresBatchWriter(url, table="events", retry_timeout=retry_timeout)).start()
@@ -148,55 +151,51 @@ def test_trouble_is_named_and_once_repaired_the_query_finishes(
     assert admin.execute("SELECT batch_id, rows FROM pgonce.batches").fetchall() == [(0, len(ROWS))]
 
 
-@pytest.mark.parametrize(
-    ("name", "way"), [(FOUND_FIRST[0], WAYS[0]), pytest.param(FOUND_FIRST[1], WAYS[1], marks=pytest.mark.thorough)]
-)
-def test_what_needs_no_row_is_found_before_one_is_computed(name, way, spark, admin, url, events, checkpoint, tmp_path):
-    """However long the first batch would take, a table that is missing or does not fit is said at once."""
-    trouble, computed = TROUBLES[name], tmp_path / "computed"
-    for statement in trouble.setup:
-        admin.execute(statement)
+@pytest.fixture
+def computed(tmp_path):
+    """A sign that is there once a row was computed."""
+    return tmp_path / "computed"
+
+
+@pytest.fixture
+def computing(spark, events, computed):
+    """The events, which give that sign when they are computed."""
 
     def compute(batches):
         computed.touch()
         yield from batches
 
-    frame = stream(spark, events).mapInArrow(compute, COLUMNS)
-    failure = run(way, frame, url, checkpoint)
+    return stream(spark, events).mapInArrow(compute, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [(FOUND_FIRST[0], WAYS[0]), pytest.param(FOUND_FIRST[1], WAYS[1], marks=pytest.mark.thorough)]
+)
+def test_what_needs_no_row_is_found_before_one_is_computed(name, way, admin, url, checkpoint, computing, computed):
+    """However long the first batch would take, a table that is missing or does not fit is said at once."""
+    trouble = TROUBLES[name]
+    for statement in trouble.setup:
+        admin.execute(statement)
+    failure = run(way, computing, url, checkpoint)
     assert f"[{trouble.code}]" in failure
     assert trouble.says in failure
     assert not computed.exists()
     for statement in trouble.repair:
         admin.execute(statement)
     # The rows do come by there, when they are computed.
-    assert run(way, frame, url, checkpoint) == ""
+    assert run(way, computing, url, checkpoint) == ""
     assert computed.exists()
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (len(ROWS),)
 
 
 @pytest.mark.parametrize("way", [WAYS[0], pytest.param("function", marks=pytest.mark.thorough)])
-def test_a_rival_is_found_before_a_row_is_computed(way, spark, admin, url, events, checkpoint, tmp_path):
+def test_a_rival_is_found_before_a_row_is_computed(
+    way, spark, admin, url, events, checkpoint, tmp_path, computing, computed
+):
     """A second query of the table, on a new checkpoint, is FOREIGN at once; a backfill does not pay hours for that."""
     admin.execute(TABLE)
-    computed = tmp_path / "computed"
-
-    def compute(batches):
-        computed.touch()
-        yield from batches
-
-    def start(frame, place):
-        if way != "function":
-            return run(way, frame, url, place)
-        write = transactional_batch(url, name="events")(lambda batch, tx: tx.append(batch, "events"))
-        try:
-            start_function(frame, write, place).awaitTermination(PATIENCE_SECONDS)
-        except PySparkException as error:
-            return str(error)
-        return ""
-
-    assert start(stream(spark, events), checkpoint) == ""
-    frame = stream(spark, events).mapInArrow(compute, COLUMNS)
-    assert "[FOREIGN]" in start(frame, str(tmp_path / "another"))
+    assert run(way, stream(spark, events), url, checkpoint) == ""
+    assert "[FOREIGN]" in run(way, computing, url, str(tmp_path / "another"))
     assert not computed.exists()
 
 
