@@ -211,17 +211,13 @@ def test_a_wrong_password_is_refused_and_never_shown(way, spark, login, events, 
     assert "wr0ngp4ss" not in failure + caplog.text
 
 
-def test_a_checkpoint_that_only_the_session_names_is_refused(spark, url, events, checkpoint):
+def test_a_checkpoint_that_only_the_session_names_is_refused(spark, conf, url, events, checkpoint):
     """A checkpoint location of the session's configuration is not shown to a Python sink."""
-    spark.conf.set("spark.sql.streaming.checkpointLocation", checkpoint)
-    try:
-        query = (
-            stream(spark, events).writeStream.format("pgonce").options(url=url, table="events").queryName("only_conf")
-        ).start()
-        with pytest.raises(PySparkException, match="OPTION_MISSING"):
-            query.awaitTermination(PATIENCE_SECONDS)
-    finally:
-        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    conf("spark.sql.streaming.checkpointLocation", checkpoint)
+    writer = stream(spark, events).writeStream.format("pgonce").options(url=url, table="events")
+    query = writer.queryName("only_conf").start()
+    with pytest.raises(PySparkException, match="OPTION_MISSING"):
+        query.awaitTermination(PATIENCE_SECONDS)
 
 
 def test_foreach_batch_without_a_checkpoint_location_is_refused(spark, admin, url, events):

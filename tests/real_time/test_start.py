@@ -116,7 +116,7 @@ def ids(observer):
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
-def test_a_start_that_fails_ends_no_query(trigger, begin, spark, topic, produce, ids, tcp_url):
+def test_a_start_that_fails_ends_no_query(trigger, begin, conf, topic, produce, ids, tcp_url):
     """The query that runs goes on: neither the user's function nor Spark refuses the new run when it has taken over."""
     name = topic(1)
     produce(name, range(10))
@@ -128,12 +128,9 @@ def test_a_start_that_fails_ends_no_query(trigger, begin, spark, topic, produce,
 
     with pytest.raises(LookupError):
         begin(name, trigger, rows=fails)
-    spark.conf.set("spark.sql.streaming.stopActiveRunOnRestart", "false")
-    try:
-        with pytest.raises(PgonceError, match="QUERY_RUNNING"):
-            begin(name, trigger)
-    finally:
-        spark.conf.unset("spark.sql.streaming.stopActiveRunOnRestart")
+    conf("spark.sql.streaming.stopActiveRunOnRestart", "false")
+    with pytest.raises(PgonceError, match="QUERY_RUNNING"):
+        begin(name, trigger)
     produce(name, range(10, 20))
     assert ids(20, query) == list(range(20)), query.exception()
     assert query.isActive
