@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from pyspark.sql import types as t
-from support.dead_letters import STRUCT, a_past, by_key, put_aside, replayed
+from support.dead_letters import STRUCT, a_past, by_key, letters, put_aside, replayed
 from support.fixtures.postgres import url_with
 from support.ledger_history import OTHER
 from support.recoveries import noted
@@ -38,11 +38,6 @@ def admin(url, admin):
 def in_table(admin, columns="id, name"):
     """The rows of the table."""
     return admin.execute(f"SELECT {columns} FROM events ORDER BY id".encode()).fetchall()
-
-
-def letters(admin):
-    """The ids of the letters that are there."""
-    return [row[0] for row in admin.execute("SELECT dead_letter_id FROM pgonce.dead_letters ORDER BY 1").fetchall()]
 
 
 def test_deferred_triggers_run_under_the_users_settings(url, admin):
