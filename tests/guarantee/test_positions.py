@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 
-import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import functions as f
@@ -25,10 +24,9 @@ BY_POSITION = {"position_columns": ",".join(POSITIONS)}
 
 
 @pytest.fixture
-def target(url, tmp_path):
+def target(url, admin, tmp_path):
     """Where a way in writes: ``target(checkpoint)``; the table takes the positions too."""
-    with psycopg.connect(url) as connection:
-        connection.execute('CREATE TABLE messages (id bigint, text text, topic text, partition int, "offset" bigint)')
+    admin.execute('CREATE TABLE messages (id bigint, text text, topic text, partition int, "offset" bigint)')
 
     return lambda checkpoint: Sink(url, "messages", str(tmp_path / checkpoint), BY_POSITION)
 
@@ -54,11 +52,10 @@ def newest(observer, checkpoint):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_an_older_copy_of_the_checkpoint_goes_on(spark, messages, way, target, url, observer, tmp_path):
+def test_an_older_copy_of_the_checkpoint_goes_on(spark, messages, way, target, url, admin, observer, tmp_path):
     """A batch id that comes again over a wider range publishes what is new in it, and counts what is not."""
     if way.upserts:
-        with psycopg.connect(url) as connection:
-            connection.execute("ALTER TABLE messages ADD PRIMARY KEY (id)")
+        admin.execute("ALTER TABLE messages ADD PRIMARY KEY (id)")
 
     def run():
         finish(way.append(messages.frame(spark, "earliest", positions=True), target("checkpoint")))

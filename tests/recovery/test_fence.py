@@ -94,19 +94,17 @@ class TestRunning:
         assert "the ledger heard of it" in said
         assert "offsets/" not in said
 
-    def test_a_file_written_a_moment_ago_shows_that_the_query_runs(self, url, behind):
-        with psycopg.connect(url) as connection:
-            connection.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 day'")
+    def test_a_file_written_a_moment_ago_shows_that_the_query_runs(self, url, admin, behind):
+        admin.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 day'")
         said = self.refused(behind, url, quiet_seconds=3600, wait_seconds=0)
         assert "offsets/6 was written" in said
         assert "ledger" not in said
 
-    def test_a_batch_skipped_a_moment_ago_shows_that_the_query_runs(self, url, behind):
+    def test_a_batch_skipped_a_moment_ago_shows_that_the_query_runs(self, url, admin, behind):
         """A run that only skips publishes nothing, and yet it runs."""
         batch = publish(url, 10, {"0": kafka(110)}, offset_log=entry(10))
         replay(url, batch)
-        with psycopg.connect(url) as connection:
-            connection.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 day'")
+        admin.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 day'")
         for path in behind.rglob("*"):
             os.utime(path, (1, 1))
         assert "the ledger heard of it" in self.refused(behind, url, quiet_seconds=3600, wait_seconds=0)
