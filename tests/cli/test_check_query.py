@@ -130,8 +130,7 @@ def test_a_query_without_a_living_sink(url, admin, check):
 def test_privileges_of_the_role(url, admin, check, login):
     """The command runs under the query's role, so what the role lacks is found."""
     publish(url, destination("events", "complete"))
-    for grant in grants(login.user):
-        admin.execute(grant)
+    admin.execute("; ".join(grants(login.user)).encode())
     admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}")
     shown = CliRunner().invoke(app, ["check", "--url", login.url, "--json", "--query", "orders"])
     (table,) = (one for one in json.loads(shown.stdout) if one["name"] == "table")

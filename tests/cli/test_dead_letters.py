@@ -13,13 +13,13 @@ from base64 import b64decode
 
 import psycopg
 import pytest
+from support.committed_rows import ids
 from support.dead_letters import a_past, by_key, put_aside
 from support.recoveries import noted
 from typer.testing import CliRunner
 
 from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
-from pgonce.offsets_store.ledger.migrations import grants
 
 
 @pytest.fixture
@@ -36,11 +36,6 @@ def command(url, monkeypatch):
     """Give the command, for the query of the test."""
     monkeypatch.setenv("PGONCE_URL", url)
     return lambda *more: CliRunner().invoke(app, ["dead-letters", "orders", *map(str, more)])
-
-
-def in_table(admin):
-    """The ids in the table."""
-    return [row[0] for row in admin.execute("SELECT id FROM events ORDER BY id").fetchall()]
 
 
 class TestList:
@@ -103,11 +98,11 @@ class TestReplay:
         """Without --yes it only tells; with it the rows are in the table, and the ledger has the reason."""
         one = put_aside(admin, {"id": 1, "name": "n1"})
         shown = command("--replay")
-        assert (shown.exit_code, in_table(admin), noted(admin)) == (ExitCode.OK, [], [])
+        assert (shown.exit_code, ids(admin), noted(admin)) == (ExitCode.OK, [], [])
         assert f"1 into public.events (mode append): id {one}." in shown.stdout
         assert "--yes" in shown.stdout
         done = command("--replay", "--reason", "mended", "--yes")
-        assert (done.exit_code, done.stderr, in_table(admin)) == (ExitCode.OK, "", [1])
+        assert (done.exit_code, done.stderr, ids(admin)) == (ExitCode.OK, "", [1])
         assert noted(admin)[0][:3] == ("replay-dead-letters", None, "mended")
         assert "nothing was changed" in command("--replay", "--yes").stdout
 
@@ -127,9 +122,9 @@ class TestReplay:
         bad = [put_aside(admin, {"id": 2, "name": "too long"}), put_aside(admin, {"id": 1, "name": "again"})]
         good.append(put_aside(admin, {"id": 4, "name": "n4"}))
         shown = command("--replay")
-        assert (shown.exit_code, in_table(admin)) == (ExitCode.FAILED, [])
+        assert (shown.exit_code, ids(admin)) == (ExitCode.FAILED, [])
         done = command("--replay", "--yes")
-        assert (done.exit_code, in_table(admin)) == (ExitCode.FAILED, [1, 4])
+        assert (done.exit_code, ids(admin)) == (ExitCode.FAILED, [1, 4])
         *said, last = done.stdout.splitlines()
         assert (said, last) == (shown.stdout.splitlines()[:-1], "Replayed 2 of 4.")
         assert [f"id {letter}: the row is refused, so its letter stays: " in done.stdout for letter in bad] == [
@@ -140,12 +135,12 @@ class TestReplay:
 
     def test_a_replay_whose_note_fails_changes_nothing(self, admin, command):
         """No row is written whose letter stays, and no letter goes without its row."""
-        ids = [put_aside(admin, {"id": number, "name": "n"}) for number in (1, 2, 3)]
+        letters = [put_aside(admin, {"id": number, "name": "n"}) for number in (1, 2, 3)]
         # As on a ledger that takes no writes any more.
         admin.execute("ALTER TABLE pgonce.interventions ADD CHECK (kind <> 'replay-dead-letters')")
         assert command("--replay", "--yes").exit_code == ExitCode.FAILED
-        assert in_table(admin) == []
-        assert [one["dead_letter_id"] for one in json.loads(command("--json").stdout)] == ids[::-1]
+        assert ids(admin) == []
+        assert [one["dead_letter_id"] for one in json.loads(command("--json").stdout)] == letters[::-1]
 
     def test_where_there_is_no_pyspark(self, url, admin, command):
         """The list works; a replay says what it lacks."""
@@ -169,18 +164,6 @@ class TestDiscard:
         assert command("--discard", "--reason", "spam", "--yes").exit_code == ExitCode.OK
         assert noted(admin)[0][:3] == ("discard-dead-letters", None, "spam")
         assert json.loads(command("--json").stdout) == []
-
-    def test_a_role_that_may_not(self, admin, command, login):
-        """A streaming role is told so in a sentence, whether it discards or replays, and nothing is changed."""
-        put_aside(admin, {"id": 1, "name": "n1"})
-        for grant in grants(login.user):
-            admin.execute(grant.encode())
-        admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}".encode())
-        for given in (["--discard", "--reason", "spam"], ["--replay"]):
-            refused = command(*given, "--yes", "--url", login.url)
-            assert (refused.exit_code, "[LEDGER_NOT_PERMITTED]" in refused.stderr) == (ExitCode.FAILED, True)
-            assert "Traceback" not in refused.stderr
-        assert (in_table(admin), noted(admin), len(json.loads(command("--json").stdout))) == ([], [], 1)
 
     def test_letters_are_not_discarded_without_a_reason(self, admin, command):
         """It asks for one."""

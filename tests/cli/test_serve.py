@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import http.client
 import os
 import signal
@@ -16,7 +15,6 @@ from free_ports import free_port
 from support.fixtures.driver import wait_until
 from support.ledger_history import KAFKA, publish
 
-from pgonce.cli import serve
 from pgonce.cli.main import ExitCode
 from pgonce.cli.serve import database_of, listening
 from pgonce.offsets_store.errors import ConfigurationError
@@ -157,8 +155,3 @@ def test_the_database_that_the_page_names(url, shown, monkeypatch):
     for name in ("PGDATABASE", "PGHOST"):
         monkeypatch.delenv(name, raising=False)
     assert database_of(url) == shown
-
-
-def test_the_examples_in_its_docstrings_hold():
-    """What the docstrings show is so."""
-    assert doctest.testmod(serve).failed == 0

@@ -223,12 +223,8 @@ class TestOffsets:
     def test_for_people_and_for_programs(self, url, pgonce):
         """One row a topic and partition; the JSON names the writer, and `offsets` prints what Spark takes."""
         publish(url, 3, KAFKA)
-        shown = pgonce("status", "orders").stdout
-        rows = [line.split() for line in shown.splitlines()]
-        assert ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"] in rows
-        assert ["t", "0", "10", "?", "?"] in rows
-        assert ["t", "1", "20", "?", "?"] in rows
-
+        rows = [line.split() for line in pgonce("status", "orders").stdout.splitlines()]
+        assert [row for row in rows if row[:1] == ["t"]] == [["t", "0", "10", "?", "?"], ["t", "1", "20", "?", "?"]]
         (writer,) = json.loads(pgonce("status", QUERY, "--json").stdout)
         assert writer["end_offsets"] == KAFKA
         assert [(at["topic"], at["partition"], at["end_offset"]) for at in writer["positions"]] == [

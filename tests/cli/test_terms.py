@@ -19,8 +19,7 @@ def where(login, url, admin, tmp_path, monkeypatch):
     """The url of a role whose password a function knows."""
     monkeypatch.setenv(FILE, str(tmp_path / "password"))
     migrate(admin)
-    for statement in grants(login.user):
-        admin.execute(statement.encode())
+    admin.execute("; ".join(grants(login.user)).encode())
     rotation = Rotation(url, login.user, tmp_path / "password")
     rotation.change()
     yield make_conninfo(**{name: value for name, value in conninfo_to_dict(login.url).items() if name != "password"})

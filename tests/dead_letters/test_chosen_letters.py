@@ -5,30 +5,20 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.dead_letters import a_past, put_aside
+from support.dead_letters import letters, put_aside
 from support.recoveries import noted
 
 from pgonce.dead_letters.chosen_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.errors import LedgerError, OffsetsError
 from pgonce.offsets_store.ledger.migrations import grants
 
-
-@pytest.fixture
-def admin(url, admin):
-    """A connection that may do anything; a query has published a batch."""
-    a_past(url)
-    return admin
+pytestmark = pytest.mark.usefixtures("past")
 
 
 def discarded(url, *, reason="spam", dry_run=False, **choice):
     """Discard letters of the query; their ids."""
     found = discard_letters(chosen_letters(url, "orders", **choice), url, reason=reason, dry_run=dry_run)
     return [letter.dead_letter_id for letter in found]
-
-
-def letters(admin):
-    """The ids of the letters that are there."""
-    return [row[0] for row in admin.execute("SELECT dead_letter_id FROM pgonce.dead_letters ORDER BY 1").fetchall()]
 
 
 def test_discarded_letters_are_deleted_and_noted_with_the_reason(url, admin):
@@ -83,8 +73,7 @@ def test_of_two_people_one_discards_it(url, admin):
 
 def test_a_role_that_may_only_write_letters(url, admin, login):
     """A streaming role can look, and is told what it would need to delete; nothing is noted."""
-    for grant in grants(login.user):
-        admin.execute(grant.encode())
+    admin.execute("; ".join(grants(login.user)).encode())
     one = put_aside(admin, {"id": 1})
     assert discarded(login.url, dry_run=True) == [one]
     with pytest.raises(LedgerError, match=r"\[LEDGER_NOT_PERMITTED\].* dead_letters.*decides by hand.*`security`"):

@@ -11,7 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 from pyspark.sql import types as t
 from support.blocked import wait_for_blocked
-from support.dead_letters import a_past, put_aside, replayed
+from support.dead_letters import put_aside, replayed
 from support.pages import DOCS, sections, sql_blocks
 from support.recoveries import noted
 from typer.testing import CliRunner
@@ -20,6 +20,8 @@ from pgonce.cli.main import app
 from pgonce.offsets_store.errors import RecoveryError
 from pgonce.sink.encoding.encoded_types import encoded_column
 from pgonce.sink.options.destination import destination
+
+pytestmark = pytest.mark.usefixtures("past")
 
 # Spark's type, and texts of values of the Postgres type in which it is encoded.
 VALUES = {
@@ -45,13 +47,6 @@ VALUES = {
     t.MapType(t.StringType(), t.StringType()): ['{"base64": "x", "b": null}'],
     t.ArrayType(t.StructType([t.StructField("a", t.LongType())])): ['[{"a": 1}, null]', "[]"],
 }
-
-
-@pytest.fixture
-def admin(url, admin):
-    """A connection that may do anything; a query has published a batch."""
-    a_past(url)
-    return admin
 
 
 def test_a_value_comes_back_from_json_with_its_type(url, admin):

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from pyspark.sql import types as t
-from support.dead_letters import STRUCT, a_past, by_key, put_aside, replayed
+from support.dead_letters import STRUCT, a_past, by_key, letters, put_aside, replayed
 from support.fixtures.postgres import url_with
 from support.ledger_history import OTHER
 from support.recoveries import noted
@@ -38,11 +38,6 @@ def admin(url, admin):
 def in_table(admin, columns="id, name"):
     """The rows of the table."""
     return admin.execute(f"SELECT {columns} FROM events ORDER BY id".encode()).fetchall()
-
-
-def letters(admin):
-    """The ids of the letters that are there."""
-    return [row[0] for row in admin.execute("SELECT dead_letter_id FROM pgonce.dead_letters ORDER BY 1").fetchall()]
 
 
 def test_deferred_triggers_run_under_the_users_settings(url, admin):
@@ -100,15 +95,6 @@ class TestReplayed:
         assert replayed(url) == []
         assert len(noted(admin)) == 1
 
-    def test_a_dry_run_changes_nothing(self, url, admin):
-        """It tries the rows, and finds a value that is not mended, but nothing of it stays."""
-        put_aside(admin, {"id": 1, "name": "n1"})
-        (group,) = replayed(url, dry_run=True)
-        assert len(group.letters) == 1
-        assert (in_table(admin), len(letters(admin)), noted(admin)) == ([], 1, [])
-        put_aside(admin, {"id": "x", "name": "n1"})
-        refused("DEAD_LETTER_UNMENDED", url, dry_run=True)
-
     def test_only_those_that_are_named(self, url, admin):
         """By id or by code; an id that is not there, or of another query, is refused."""
         a_past(url, query_id=OTHER, query_name="others", sink_name="public.others")
@@ -138,23 +124,6 @@ class TestReplayed:
 
 
 class TestRefusedAgain:
-    def test_a_row_that_is_refused_again_keeps_its_letter(self, url, admin):
-        """The other row is written and its letter gone; the reason names what is wrong, and the note the one letter."""
-        for row, code, says in (
-            ({"id": 2, "name": "too long"}, "VALUE_NOT_STORABLE", "id = 2"),
-            ({"id": 2, "name": "bad"}, "CHECK_VIOLATION", "id = 2"),
-            ({"id": 1, "name": "again"}, "UNIQUE_VIOLATION", ")=(1)"),
-        ):
-            good, bad = put_aside(admin, {"id": 1, "name": "n1"}), put_aside(admin, row)
-            (group,) = replayed(url)
-            (one,) = group.kept
-            assert (one.letter.dead_letter_id, one.is_refused) == (bad, True)
-            assert one.why.startswith(f"[{code}] ")
-            assert says in one.why
-            assert (in_table(admin), letters(admin)) == ([(1, "n1")], [bad])
-            assert noted(admin)[-1][3]["ids"] == [good]
-            admin.execute("DELETE FROM pgonce.dead_letters; DELETE FROM events")
-
     def test_what_a_deferred_constraint_refuses_has_the_same_code(self, url, admin):
         """It is checked before the letters go, and refused in the same words."""
         admin.execute("ALTER TABLE events ADD UNIQUE (name) DEFERRABLE INITIALLY DEFERRED")
@@ -287,8 +256,7 @@ class TestBesideOthers:
     def test_a_role_that_may_not(self, url, admin, login):
         """A streaming role is told where it stands what it would need, and with that it may."""
         put_aside(admin, {"id": 1, "name": "n1"})
-        for grant in grants(login.user):
-            admin.execute(grant.encode())
+        admin.execute("; ".join(grants(login.user)).encode())
         admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}".encode())
         assert "`security`" in refused("LEDGER_NOT_PERMITTED", login.url)
         assert (in_table(admin), len(letters(admin))) == ([], 1)
@@ -309,16 +277,20 @@ class TestTried:
     """A dry run shows of each letter whether its row will be written."""
 
     def test_each_letter_has_its_reason(self, url, admin):
-        """Several are refused, and the others are written together with what fits."""
+        """Several are refused, and the others are written together; a dry run changes nothing, and finds the same."""
         rows = [(1, "n1"), (2, "too long"), (3, "n3"), (4, "bad"), (1, "again"), (5, "n5")]
         ids = [put_aside(admin, {"id": key, "name": name}) for key, name in rows]
         (group,) = replayed(url, dry_run=True)
         assert (in_table(admin), letters(admin), noted(admin)) == ([], ids, [])
         (group,) = tried_and_done(url)
         assert kept(group) == [(ids[1], "22001", True), (ids[3], "23514", True), (ids[4], "23505", True)]
+        codes = ("VALUE_NOT_STORABLE", "CHECK_VIOLATION", "UNIQUE_VIOLATION")
+        for one, code, says in zip(group.kept, codes, ("id = 2", "id = 4", ")=(1)"), strict=True):
+            assert (one.why.startswith(f"[{code}] "), says in one.why) == (True, True), one.why
         assert [letter.dead_letter_id for letter in group.replayed] == [ids[0], ids[2], ids[5]]
         assert in_table(admin) == [(1, "n1"), (3, "n3"), (5, "n5")]
         assert letters(admin) == [ids[1], ids[3], ids[4]]
+        assert noted(admin)[-1][3]["ids"] == [ids[0], ids[2], ids[5]]
 
     def test_what_changes_nothing_and_what_is_refused(self, url, admin):
         """Both are told apart."""
@@ -370,8 +342,7 @@ class TestTried:
         """A role that may write the rows and read the letters may try."""
         one = put_aside(admin, {"id": 1, "name": "too long"})
         admin.execute(f"GRANT SELECT ON pgonce.dead_letters, pgonce.writers TO {login.user}")
-        for grant in grants(login.user):
-            admin.execute(grant.encode())
+        admin.execute("; ".join(grants(login.user)).encode())
         (group,) = replayed(login.url, dry_run=True)
         assert "TARGET_NOT_PERMITTED" in group.kept[0].why
         admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import types as t
 from support.batches import make_planned_batch
-from support.committed_rows import settings
+from support.committed_rows import ids, settings
 from support.dead_letters import replayed
 from support.typed_rows import typed_rows
 from support.with_rooms import work_into
@@ -53,11 +53,6 @@ def forget(url, query):
     return forget_query(query, url, reason="a full refresh", quiet_seconds=0)
 
 
-def in_table(admin):
-    """The ids in the table."""
-    return [number for (number,) in admin.execute("SELECT id FROM events ORDER BY id").fetchall()]
-
-
 def refused(url, query="first", **how):
     """What the replay says."""
     with pytest.raises(PgonceError, match=r"\[REPLAY_IMPOSSIBLE\]") as error:
@@ -73,7 +68,7 @@ class TestReadAgain:
         commit(url, "second")
         assert "query first was forgotten" in refused(url, dry_run=True)
         assert "--discard" in refused(url)
-        assert in_table(admin) == [1, 2]
+        assert ids(admin) == [1, 2]
         assert len(discard_letters(chosen_letters(url, "first"), url, reason="read again")) == 1
 
     def test_after_a_query_that_had_gone_on_in_its_place(self, url, admin):
@@ -90,7 +85,7 @@ class TestReadAgain:
             admin.execute("ALTER TABLE events RENAME TO events_old; ALTER TABLE events_new RENAME TO events")
             admin.execute("SELECT pgonce.follow_exchange('events', 'events_old', 'r')")
         assert "query first was forgotten" in refused(url)
-        assert in_table(admin) == [1, 2]
+        assert ids(admin) == [1, 2]
 
 
 class TestNotReadAgain:
@@ -98,13 +93,13 @@ class TestNotReadAgain:
         """Nobody has read the row since."""
         go_on(url, "second", "first")
         replayed(url, "first")
-        assert in_table(admin) == [1, 2, 3]
+        assert ids(admin) == [1, 2, 3]
 
     def test_after_it_was_retired(self, url, admin):
         """It publishes no more, and its rows stay."""
         retire_sink("first", url)
         replayed(url, "first")
-        assert in_table(admin) == [1, 2]
+        assert ids(admin) == [1, 2]
 
     def test_the_new_querys_own(self, url, admin):
         """What it has put aside when it read everything again is nowhere else."""
@@ -112,5 +107,5 @@ class TestNotReadAgain:
         commit(url, "second", [(1, "abc"), (2, "x" * 21)])
         admin.execute("""UPDATE pgonce.dead_letters SET row_data = jsonb_set(row_data, '{name}', '"ok"')""")
         replayed(url, "second")
-        assert in_table(admin) == [1, 2]
+        assert ids(admin) == [1, 2]
         refused(url)

@@ -13,7 +13,6 @@ from support.fixtures.driver import wait_until
 from support.query_runs import finish, rewind
 from support.ways_in import TABLE_WAYS, Sink
 
-from pgonce import topic_to_table
 from pgonce.dead_letters.chosen_letters import chosen_letters
 from pgonce.dead_letters.replay import replay_letters
 from pgonce.offsets_store.errors import RecoveryError
@@ -36,31 +35,18 @@ def test_a_new_version_gets_its_column_while_the_query_runs(
     spark, on_executors, records, subject, url, checkpoint, observer
 ):
     """The table is created by the subject, and grows with it; records that come again add nothing."""
-
-    def start(**trigger):
-        return topic_to_table(
-            spark,
-            kafka={"kafka.bootstrap.servers": records.servers, "subscribe": records.name},
-            url=url,
-            table="people",
-            decode="avro",
-            mode="apply",
-            keys=["id"],
-            decode_key="avro",
-            create_table=True,
-            schema_evolution="addColumns",
-            schema_registry_url=subject.url,
-            checkpoint_location=checkpoint,
-            trigger=trigger,
-            on_executors=on_executors,
-        )
+    people = {
+        "table": "people", "decode": "avro", "decode_key": "avro", "mode": "apply", "keys": ["id"],
+        "create_table": True, "schema_evolution": "addColumns", "schema_registry_url": subject.url,
+        "on_executors": on_executors,
+    }  # fmt: skip
 
     def stored():
         return observer.execute("SELECT * FROM people ORDER BY id", prepare=False).fetchall()
 
     key = Subject(subject.registry, f"{records.name}-key").record(1, kind="long")
     records.send(subject.record({"id": 1, "name": "a"}, ID, NAME), key=key)
-    query = start(processingTime="0 seconds")
+    query = records.into_table(spark, url, checkpoint, trigger={"processingTime": "0 seconds"}, **people)
     try:
         is_there = "SELECT to_regclass('people') IS NOT NULL"
         assert wait_until(lambda: observer.execute(is_there).fetchone() == (True,) and stored() == [(1, "a")], 60)
@@ -71,7 +57,8 @@ def test_a_new_version_gets_its_column_while_the_query_runs(
     finally:
         query.stop()
     rewind(checkpoint)
-    assert start(availableNow=True).awaitTermination(60)
+    again = records.into_table(spark, url, checkpoint, trigger={"availableNow": True}, **people)
+    assert again.awaitTermination(60)
     assert stored() == [(2, "b", "Ulm"), (3, "c", None)]
 
 

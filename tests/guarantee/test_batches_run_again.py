@@ -53,13 +53,6 @@ def messages(kafka, topic):
     return sent
 
 
-@pytest.fixture
-def keep_state_in(spark):
-    """Choose where Spark keeps a query's state: ``keep_state_in(provider)``."""
-    yield lambda provider: spark.conf.set(PROVIDER, STATE + provider)
-    spark.conf.unset(PROVIDER)
-
-
 def forget_two_batches(checkpoint):
     """Let Spark run the last batch but one again, and plan the last one again."""
     newest = rewind(checkpoint)
@@ -105,9 +98,9 @@ class TestStateful:
         return done
 
     @pytest.mark.parametrize(("way", "provider", "more"), IN_STATE, ids=lambda value: getattr(value, "name", value))
-    def test_a_second_batch_needs_a_recovery(self, spark, messages, way, sink, observer, keep_state_in, provider, more):
+    def test_a_second_batch_needs_a_recovery(self, spark, messages, way, sink, observer, conf, provider, more):
         """The second is refused whatever its range; once its recorded entry is put back, it is a replay."""
-        keep_state_in(provider)
+        conf(PROVIDER, STATE + provider)
 
         stream = partial(deduplicated, spark, messages, way, sink)
         finish(stream(**IN_FOUR_BATCHES))
@@ -135,51 +128,45 @@ class TestStateful:
         assert replays(observer, sink.checkpoint) == [2, 3]
         assert what_is_wrong(observer, "messages", sink.checkpoint, keys(messages.rows)) == []
 
-    def test_a_snapshot_of_the_refused_planning(self, spark, messages, sink, observer, keep_state_in):
+    def test_a_snapshot_of_the_refused_planning(self, spark, messages, sink, observer, conf):
         """State that the refused planning has written whole is taken aside: a later start would read it."""
-        keep_state_in("RocksDBStateStoreProvider")
-        spark.conf.set(CHANGELOG, "true")
+        conf(PROVIDER, STATE + "RocksDBStateStoreProvider")
+        conf(CHANGELOG, "true")
 
         stream = partial(deduplicated, spark, messages, INLINE, sink)
-        try:
-            finish(stream(**IN_FOUR_BATCHES))
-            forget_two_batches(sink.checkpoint)
-            messages.send(31)
-            # Without a changelog each version is written whole, as maintenance does now and then with one.
-            spark.conf.set(CHANGELOG, "false")
-            assert_refused(stream(), "CHANGED")
-            spark.conf.set(CHANGELOG, "true")
-            of_refused = [name for name in state_of(sink.checkpoint, 4) if name.endswith(".zip")]
-            assert of_refused
-            assert set(of_refused) <= set(self.recovered(sink, 3).removed)
-            # Batch 3 alone, so that the start after it reads the state that it made.
-            again = stream().trigger(once=True).start()
-            assert again.awaitTermination(PATIENCE_SECONDS)
-            assert replays(observer, sink.checkpoint) == [2, 3]
-            finish(stream())
-            assert what_is_wrong(observer, "messages", sink.checkpoint, keys(messages.rows)) == []
-        finally:
-            spark.conf.unset(CHANGELOG)
+        finish(stream(**IN_FOUR_BATCHES))
+        forget_two_batches(sink.checkpoint)
+        messages.send(31)
+        # Without a changelog each version is written whole, as maintenance does now and then with one.
+        conf(CHANGELOG, "false")
+        assert_refused(stream(), "CHANGED")
+        conf(CHANGELOG, "true")
+        of_refused = [name for name in state_of(sink.checkpoint, 4) if name.endswith(".zip")]
+        assert of_refused
+        assert set(of_refused) <= set(self.recovered(sink, 3).removed)
+        # Batch 3 alone, so that the start after it reads the state that it made.
+        again = stream().trigger(once=True).start()
+        assert again.awaitTermination(PATIENCE_SECONDS)
+        assert replays(observer, sink.checkpoint) == [2, 3]
+        finish(stream())
+        assert what_is_wrong(observer, "messages", sink.checkpoint, keys(messages.rows)) == []
 
-    def test_state_named_in_commits(self, spark, messages, sink, observer, keep_state_in):
+    def test_state_named_in_commits(self, spark, messages, sink, observer, conf):
         """With checkpointFormatVersion 2 the batch before must be run again first, says doctor; then all is usual."""
-        keep_state_in("RocksDBStateStoreProvider")
-        spark.conf.set(FORMAT, "2")
+        conf(PROVIDER, STATE + "RocksDBStateStoreProvider")
+        conf(FORMAT, "2")
 
         stream = partial(deduplicated, spark, messages, INLINE, sink)
-        try:
-            finish(stream(**IN_FOUR_BATCHES))
-            forget_two_batches(sink.checkpoint)
-            found = examine(sink.checkpoint, sink.url)
-            assert found.finding is Finding.NEEDS_PERSON
-            assert "Start the query once more" in found.advice
-            with pytest.raises(RecoveryError, match=r"\[RECOVERY_STATEFUL\]"):
-                recover_checkpoint(sink.checkpoint, sink.url, quiet_seconds=0)
-            messages.send(31)
-            assert_refused(stream(), "CHANGED")
-            self.recovered(sink, 3)
-            finish(stream())
-            assert replays(observer, sink.checkpoint) == [2, 3]
-            assert what_is_wrong(observer, "messages", sink.checkpoint, keys(messages.rows)) == []
-        finally:
-            spark.conf.unset(FORMAT)
+        finish(stream(**IN_FOUR_BATCHES))
+        forget_two_batches(sink.checkpoint)
+        found = examine(sink.checkpoint, sink.url)
+        assert found.finding is Finding.NEEDS_PERSON
+        assert "Start the query once more" in found.advice
+        with pytest.raises(RecoveryError, match=r"\[RECOVERY_STATEFUL\]"):
+            recover_checkpoint(sink.checkpoint, sink.url, quiet_seconds=0)
+        messages.send(31)
+        assert_refused(stream(), "CHANGED")
+        self.recovered(sink, 3)
+        finish(stream())
+        assert replays(observer, sink.checkpoint) == [2, 3]
+        assert what_is_wrong(observer, "messages", sink.checkpoint, keys(messages.rows)) == []

@@ -116,10 +116,9 @@ class TestRestarts:
 
 @pytest.mark.parametrize("way", by_way(EVERY_WAY, STATEFUL_IN_SHORT), indirect=True)
 class TestStatefulQueries:
-    def test_an_aggregate_replaces_or_updates_its_table_once(self, spark, way, url, checkpoint, inbox, observer):
+    def test_an_aggregate_replaces_or_updates_its_table_once(self, spark, way, url, admin, checkpoint, inbox, observer):
         """An aggregate replaces the table, or updates it by key, also after a replay, which must run its frame."""
-        with psycopg.connect(url) as connection:
-            connection.execute("CREATE TABLE totals (tag text PRIMARY KEY, events bigint)")
+        admin.execute("CREATE TABLE totals (tag text PRIMARY KEY, events bigint)")
         sink = Sink(url, "totals", checkpoint)
         totals = events(spark, inbox.folder).groupBy(f.get("tags", 0).alias("tag")).agg(f.count("*").alias("events"))
         finish(way.totals(totals, sink, "tag"))
@@ -131,10 +130,9 @@ class TestStatefulQueries:
         assert wrong_ledger(observer, checkpoint) == []
         assert replays(observer, checkpoint) == [0]
 
-    def test_batch_without_data_that_has_rows(self, spark, way, url, checkpoint, inbox, observer):
+    def test_batch_without_data_that_has_rows(self, spark, way, url, admin, checkpoint, inbox, observer):
         """A window that closes in a batch of no new data is written once, though that batch starts where it ends."""
-        with psycopg.connect(url) as connection:
-            connection.execute("CREATE TABLE windows (id bigint PRIMARY KEY, events bigint)")
+        admin.execute("CREATE TABLE windows (id bigint PRIMARY KEY, events bigint)")
         sink = Sink(url, "windows", checkpoint)
         windows = (
             events(spark, inbox.folder)
@@ -156,11 +154,10 @@ class TestStatefulQueries:
 
 
 @pytest.mark.kafka
-def test_a_query_over_kafka(spark, kafka, topic, url, checkpoint, observer):
+def test_a_query_over_kafka(spark, kafka, topic, url, admin, checkpoint, observer):
     """Batches of records that Spark runs again are skipped, and the ledger ends where the topic does."""
     messages, sink = Messages(kafka.bootstrap_servers, topic(partitions=2)), Sink(url, "messages", checkpoint)
-    with psycopg.connect(url) as connection:
-        connection.execute("CREATE TABLE messages (id bigint, text text)")
+    admin.execute("CREATE TABLE messages (id bigint, text text)")
     for number in range(2):
         messages.send(11)
         finish(WAYS[0].append(messages.frame(spark, "earliest"), sink))

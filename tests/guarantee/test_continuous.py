@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import psycopg
 import pytest
 from support.audit import wrong_rows
 from support.fixtures.driver import wait_until
@@ -28,10 +27,9 @@ INLINE = next(way for way in WAYS if isinstance(way, DataSource))
 
 
 @pytest.fixture
-def messages(kafka, topic, url):
+def messages(kafka, topic, url, admin):
     """A topic of two partitions with eleven messages, and a table for them."""
-    with psycopg.connect(url) as connection:
-        connection.execute("CREATE TABLE messages (id bigint, text text)")
+    admin.execute("CREATE TABLE messages (id bigint, text text)")
     sent = Messages(kafka.bootstrap_servers, topic(partitions=2))
     sent.send(11)
     return sent

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import functions as f
 from support.audit import what_is_wrong
 from support.fixtures.thorough import by_way
-from support.inbox import Inbox, create_events, events
+from support.inbox import create_events, events
 from support.query_runs import finish, rewind
 from support.ways_in import TABLE_WAYS, Sink
 
@@ -23,13 +23,11 @@ def with_bad_copies(frame):
 
 
 @pytest.mark.parametrize("way", by_way(TABLE_WAYS, ("inline", "writer_upsert")))
-def test_each_bad_row_is_put_aside_once(spark, way, url, checkpoint, tmp_path, observer):
+def test_each_bad_row_is_put_aside_once(spark, way, url, checkpoint, inbox, observer):
     """A batch that comes again puts none aside, and the ledger counts them with the batch."""
-    inbox = Inbox(tmp_path / "inbox")
     create_events(url, "events", keyed=True)
     sink = Sink(url, "events", checkpoint, {"dead_letters": True})
     rows = with_bad_copies(events(spark, inbox.folder))
-    inbox.add(10)
     finish(way.append(rows, sink))
     inbox.add(20)
     finish(way.append(rows, sink))

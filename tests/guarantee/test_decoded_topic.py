@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from functools import partial
 
 import psycopg
 import pytest
@@ -16,7 +17,6 @@ from support.fixtures.thorough import by_way
 from support.query_runs import finish, rewind
 from support.ways_in import TABLE_WAYS, Sink
 
-from pgonce import topic_to_table
 from pgonce.dead_letters.chosen_letters import chosen_letters
 from pgonce.dead_letters.replay import replay_letters
 from pgonce.offsets_store.errors import RecoveryError, TargetError
@@ -178,20 +178,8 @@ def test_one_call_brings_a_topic_into_a_table(spark, on_executors, records, crea
     """It reads from the beginning, proposes a table that is missing, and knows the topic's id."""
     records.send({"id": 1, "at": "2026-01-31T12:00:00Z", "amount": 1.5, "tags": ["a"]})
 
-    def start():
-        return topic_to_table(
-            spark,
-            kafka={"kafka.bootstrap.servers": records.servers, "subscribe": records.name},
-            url=url,
-            table="orders",
-            decode="json",
-            mode="upsert",
-            keys=["id"],
-            checkpoint_location=checkpoint,
-            trigger={"availableNow": True},
-            on_executors=on_executors,
-        )
-
+    orders = {"table": "orders", "decode": "json", "mode": "upsert", "keys": ["id"], "on_executors": on_executors}
+    start = partial(records.into_table, spark, url, checkpoint, trigger={"availableNow": True}, **orders)
     with pytest.raises(TargetError, match="CREATE TABLE") as missing:
         start()
     assert missing.value.code == "TARGET_MISSING"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as f
 from support.audit import what_is_wrong
-from support.inbox import Inbox, create_events, events
+from support.inbox import create_events, events
 from support.query_runs import finish
 from support.ways_in import TABLE_WAYS, Sink
 
@@ -14,10 +14,8 @@ pytestmark = pytest.mark.spark
 
 @pytest.mark.parametrize("evolution", ["addColumns", "ignoreExtra"])
 @pytest.mark.parametrize("way", TABLE_WAYS, ids=lambda way: way.name)
-def test_a_query_comes_back_with_new_columns(spark, way, url, checkpoint, tmp_path, observer, evolution):
+def test_a_query_comes_back_with_new_columns(spark, way, url, checkpoint, inbox, observer, evolution):
     """They are added with the first batch that brings them, or left out; every row is there once."""
-    inbox = Inbox(tmp_path / "inbox")
-    inbox.add(10)
     create_events(url, "events", keyed=way.upserts)
     sink = Sink(url, "events", checkpoint, {"schema_evolution": evolution})
     rows = events(spark, inbox.folder)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import shutil
 
-import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import functions as f
-from support.audit import query_id, wrong_rows
+from support.audit import query_id
 from support.fixtures.driver import wait_until
 from support.messages import POSITIONS, Messages
-from support.query_runs import assert_refused, finish, run_elsewhere
+from support.query_runs import assert_refused, finish
 from support.ways_in import WAYS, Sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -25,15 +24,11 @@ BY_POSITION = {"position_columns": ",".join(POSITIONS)}
 
 
 @pytest.fixture
-def target(url, tmp_path):
-    """Where a way in writes: ``target(way, checkpoint, **settings)``; the table takes the positions too."""
-    with psycopg.connect(url) as connection:
-        connection.execute('CREATE TABLE messages (id bigint, text text, topic text, partition int, "offset" bigint)')
+def target(url, admin, tmp_path):
+    """Where a way in writes: ``target(checkpoint)``; the table takes the positions too."""
+    admin.execute('CREATE TABLE messages (id bigint, text text, topic text, partition int, "offset" bigint)')
 
-    def make(checkpoint, **settings):
-        return Sink(url, "messages", str(tmp_path / checkpoint), BY_POSITION | settings)
-
-    return make
+    return lambda checkpoint: Sink(url, "messages", str(tmp_path / checkpoint), BY_POSITION)
 
 
 def stored(observer):
@@ -57,11 +52,10 @@ def newest(observer, checkpoint):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_an_older_copy_of_the_checkpoint_goes_on(spark, messages, way, target, url, observer, tmp_path):
+def test_an_older_copy_of_the_checkpoint_goes_on(spark, messages, way, target, url, admin, observer, tmp_path):
     """A batch id that comes again over a wider range publishes what is new in it, and counts what is not."""
     if way.upserts:
-        with psycopg.connect(url) as connection:
-            connection.execute("ALTER TABLE messages ADD PRIMARY KEY (id)")
+        admin.execute("ALTER TABLE messages ADD PRIMARY KEY (id)")
 
     def run():
         finish(way.append(messages.frame(spark, "earliest", positions=True), target("checkpoint")))
@@ -82,30 +76,6 @@ def test_an_older_copy_of_the_checkpoint_goes_on(spark, messages, way, target, u
 
 
 @pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
-def test_a_start_past_the_stored_end_is_refused(spark, messages, way, target, observer, tmp_path):
-    """Rows that were read elsewhere are nowhere in the table: the checkpoint's next batch would leave them out."""
-    frame = messages.frame(spark, "earliest", positions=True)
-    finish(way.append(frame, target("checkpoint")))
-    published = sorted(messages.rows)
-    messages.send(6)
-    run_elsewhere(frame, str(tmp_path / "checkpoint"))
-    messages.send(2)
-    assert_refused(way.append(frame, target("checkpoint")), "GAP")
-    assert stored(observer) == published
-
-
-@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
-def test_a_new_checkpoint_may_start_before_the_old_end(spark, messages, way, target, observer, tmp_path):
-    """With `replaces`, a new checkpoint reads from the beginning and publishes what the old one had not."""
-    frame = messages.frame(spark, "earliest", positions=True)
-    finish(way.append(frame, target("lost")))
-    messages.send(6)
-    finish(way.append(frame, target("new", replaces=query_id(tmp_path / "lost"))))
-    assert stored(observer) == sorted(messages.rows)
-    assert newest(observer, tmp_path / "new") == (0, 6, 11)
-
-
-@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
 def test_many_rows_of_a_message_and_many_tasks_of_a_partition(spark, messages, way, target, observer, tmp_path):
     """A message that becomes three rows, and one that becomes none, are kept or dropped whole, in whichever task."""
 
@@ -121,26 +91,6 @@ def test_many_rows_of_a_message_and_many_tasks_of_a_partition(spark, messages, w
     put_back_the_older_copy(tmp_path)
     run()
     assert stored(observer) == sorted(row for row in messages.rows if row[0] % 1000 % 3 != 1 for _ in range(3))
-
-
-@pytest.mark.parametrize("way", [way for way in APPENDING if way.name != "function"], ids=lambda way: way.name)
-def test_positions_that_are_not_written(spark, messages, way, url, observer, tmp_path):
-    """The table need not have the columns that tell where a row comes from."""
-    with psycopg.connect(url) as connection:
-        connection.execute("CREATE TABLE messages (id bigint, text text)")
-    sink = Sink(url, "messages", str(tmp_path / "checkpoint"), BY_POSITION | {"write_positions": False})
-
-    def run():
-        finish(way.append(messages.frame(spark, "earliest", positions=True), sink))
-
-    run()
-    shutil.copytree(tmp_path / "checkpoint", tmp_path / "older")
-    messages.send(6)
-    run()
-    put_back_the_older_copy(tmp_path)
-    messages.send(3)
-    run()
-    assert wrong_rows(observer, "messages", messages.rows) == []
 
 
 @pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)

@@ -57,15 +57,20 @@ class Query:
         return recover_checkpoint(self.checkpoint, self.url, quiet_seconds=0)
 
     def restore(self, last):
-        """Set the table and its records back to batch ``last``, as a restored database would be."""
-        with psycopg.connect(self.url) as connection:
-            connection.execute("DELETE FROM events WHERE value >= %s", [10 * (last + 1)])
-            connection.execute(
-                "UPDATE pgonce.writers AS w SET last_batch_id = b.batch_id, end_offsets = b.end_offsets, "
-                "run_id = b.run_id FROM pgonce.batches AS b WHERE b.writer_id = w.writer_id AND b.batch_id = %s",
-                [last],
-            )
-            connection.execute("DELETE FROM pgonce.batches WHERE batch_id > %s", [last])
+        """Set its table and its records back to batch ``last``."""
+        set_back(self.url, last, f"value >= {10 * (last + 1)}")
+
+
+def set_back(url, last, lost):
+    """Set the table and its records back to batch ``last``, as a restore does, which loses these rows."""
+    with psycopg.connect(url) as connection:
+        connection.execute(f"DELETE FROM events WHERE {lost}")
+        connection.execute(
+            "UPDATE pgonce.writers AS w SET last_batch_id = b.batch_id, end_offsets = b.end_offsets, "
+            "run_id = b.run_id FROM pgonce.batches AS b WHERE b.writer_id = w.writer_id AND b.batch_id = %s",
+            [last],
+        )
+        connection.execute("DELETE FROM pgonce.batches WHERE batch_id > %s", [last])
 
 
 def values(observer):
@@ -111,21 +116,18 @@ def test_back_to_a_restored_database(query, observer):
 
 
 @pytest.mark.parametrize("provider", ["HDFSBacked", "RocksDB"])
-def test_a_stateful_query_whose_last_batch_a_failover_lost(provider, query, spark, observer):
+def test_a_stateful_query_whose_last_batch_a_failover_lost(provider, query, conf, observer):
     """State cannot be moved, and need not: Spark runs that batch again, from the state before it."""
     name = f"org.apache.spark.sql.execution.streaming.state.{provider}StateStoreProvider"
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", name)
-    try:
-        for _ in range(4):
-            finish(query.stream(distinct=True))
-        query.restore(2)
-        assert_refused(query.stream(distinct=True), "GAP")
-        recovered = query.recover()
-        assert (recovered.stands_at, recovered.may_double) == (3, True)
-        for _ in range(2):
-            finish(query.stream(distinct=True))
-    finally:
-        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    conf("spark.sql.streaming.stateStore.providerClass", name)
+    for _ in range(4):
+        finish(query.stream(distinct=True))
+    query.restore(2)
+    assert_refused(query.stream(distinct=True), "GAP")
+    recovered = query.recover()
+    assert (recovered.stands_at, recovered.may_double) == (3, True)
+    for _ in range(2):
+        finish(query.stream(distinct=True))
     assert len(values(observer)) >= 50
     assert values(observer) == list(range(len(values(observer))))
     assert wrong_ledger(observer, query.checkpoint) == []
@@ -141,13 +143,7 @@ def test_files_whose_last_batch_a_failover_lost(is_refused_first, spark, url, ch
     for _ in range(4):
         inbox.add(5)
         finish(stream)
-    with psycopg.connect(url) as connection:
-        connection.execute("DELETE FROM events WHERE id >= 15")
-        connection.execute(
-            "UPDATE pgonce.writers AS w SET last_batch_id = 2, end_offsets = b.end_offsets, run_id = b.run_id "
-            "FROM pgonce.batches AS b WHERE b.batch_id = 2"
-        )
-        connection.execute("DELETE FROM pgonce.batches WHERE batch_id > 2")
+    set_back(url, 2, "id >= 15")
     if is_refused_first:
         inbox.add(5)
         assert_refused(stream, "GAP")

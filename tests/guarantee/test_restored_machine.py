@@ -123,7 +123,7 @@ class Sink:
             return work_into("routed", routes, rows)
         if self.kind == NEWEST:
             return work_into(None, destination("newest", **by_key, **how), rows)
-        return work_into(None, destination("every", "append", (), None, **how), rows)
+        return work_into(None, destination("every", **how), rows)
 
     def take(self, changes: list[Change], *, wide: bool) -> None:
         """Let the tables have what the changes leave one by one."""
@@ -298,7 +298,7 @@ class Restoring(RuleBasedStateMachine):
         rows = given_rows(encoded_columns(JOB), 2, lambda: [body])
 
         def publish(connection: Connection, *_: None) -> Published:
-            write_batch_in_tx(driver_connection(connection), destination("jobs", "append", (), None), rows)
+            write_batch_in_tx(driver_connection(connection), destination("jobs"), rows)
             if dies:
                 raise Killed
             return Published(2, "inline")
@@ -469,8 +469,8 @@ class Restoring(RuleBasedStateMachine):
         assert len({*found}) == len(found)
 
 
-def run(url: str, folder: Path, examples: int) -> None:
-    """Live through histories in this database."""
+def test_the_tables_are_the_source_after_every_restore(url, tmp_path):
+    """Whatever is restored and killed, every change is in its tables once."""
     with psycopg.connect(url, autocommit=True) as admin:
         for table in TABLES:
             key = "PRIMARY KEY" if table.startswith(NEWEST) else ""
@@ -479,16 +479,6 @@ def run(url: str, folder: Path, examples: int) -> None:
     ensure_ledger(url)
     database = Database(url)
     database.keep("kept_blank")
-    folders = (folder / str(n) for n in itertools.count())
+    folders = (tmp_path / str(n) for n in itertools.count())
     with database.admin, patch.object(record, "PRUNE_EVERY", 3):
-        live_through(Restoring, examples, 12, database=database, folders=folders)
-
-
-def test_the_tables_are_the_source_after_every_restore(url, tmp_path):
-    """A few histories, for every run of the tests."""
-    run(url, tmp_path, 4)
-
-
-def test_restored_databases_hold_in_many_more_histories(url, tmp_path):
-    """Many more of them."""
-    run(url, tmp_path, EXAMPLES)
+        live_through(Restoring, EXAMPLES, 12, database=database, folders=folders)

@@ -106,7 +106,10 @@ def run(way, frame, url, checkpoint, retry_timeout=0):
     """Run the query over what there is; the text of its failure, or an empty one."""
     writer = frame.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
     try:
-        if way == "data source":
+        if way == "function":
+            write = transactional_batch(url, name="events", retry_timeout=retry_timeout)
+            query = writer.foreachBatch(write(lambda batch, tx: tx.append(batch, "events"))).start()
+        elif way == "data source":
             query = writer.format("pgonce").options(url=url, table="events", retryTimeout=str(retry_timeout)).start()
         else:
             query = writer.foreachBatch(PostgresBatchWriter(url, table="events", retry_timeout=retry_timeout)).start()
@@ -148,55 +151,51 @@ def test_trouble_is_named_and_once_repaired_the_query_finishes(
     assert admin.execute("SELECT batch_id, rows FROM pgonce.batches").fetchall() == [(0, len(ROWS))]
 
 
-@pytest.mark.parametrize(
-    ("name", "way"), [(FOUND_FIRST[0], WAYS[0]), pytest.param(FOUND_FIRST[1], WAYS[1], marks=pytest.mark.thorough)]
-)
-def test_what_needs_no_row_is_found_before_one_is_computed(name, way, spark, admin, url, events, checkpoint, tmp_path):
-    """However long the first batch would take, a table that is missing or does not fit is said at once."""
-    trouble, computed = TROUBLES[name], tmp_path / "computed"
-    for statement in trouble.setup:
-        admin.execute(statement)
+@pytest.fixture
+def computed(tmp_path):
+    """A sign that is there once a row was computed."""
+    return tmp_path / "computed"
+
+
+@pytest.fixture
+def computing(spark, events, computed):
+    """The events, which give that sign when they are computed."""
 
     def compute(batches):
         computed.touch()
         yield from batches
 
-    frame = stream(spark, events).mapInArrow(compute, COLUMNS)
-    failure = run(way, frame, url, checkpoint)
+    return stream(spark, events).mapInArrow(compute, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [(FOUND_FIRST[0], WAYS[0]), pytest.param(FOUND_FIRST[1], WAYS[1], marks=pytest.mark.thorough)]
+)
+def test_what_needs_no_row_is_found_before_one_is_computed(name, way, admin, url, checkpoint, computing, computed):
+    """However long the first batch would take, a table that is missing or does not fit is said at once."""
+    trouble = TROUBLES[name]
+    for statement in trouble.setup:
+        admin.execute(statement)
+    failure = run(way, computing, url, checkpoint)
     assert f"[{trouble.code}]" in failure
     assert trouble.says in failure
     assert not computed.exists()
     for statement in trouble.repair:
         admin.execute(statement)
     # The rows do come by there, when they are computed.
-    assert run(way, frame, url, checkpoint) == ""
+    assert run(way, computing, url, checkpoint) == ""
     assert computed.exists()
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (len(ROWS),)
 
 
 @pytest.mark.parametrize("way", [WAYS[0], pytest.param("function", marks=pytest.mark.thorough)])
-def test_a_rival_is_found_before_a_row_is_computed(way, spark, admin, url, events, checkpoint, tmp_path):
+def test_a_rival_is_found_before_a_row_is_computed(
+    way, spark, admin, url, events, checkpoint, tmp_path, computing, computed
+):
     """A second query of the table, on a new checkpoint, is FOREIGN at once; a backfill does not pay hours for that."""
     admin.execute(TABLE)
-    computed = tmp_path / "computed"
-
-    def compute(batches):
-        computed.touch()
-        yield from batches
-
-    def start(frame, place):
-        if way != "function":
-            return run(way, frame, url, place)
-        write = transactional_batch(url, name="events")(lambda batch, tx: tx.append(batch, "events"))
-        try:
-            start_function(frame, write, place).awaitTermination(PATIENCE_SECONDS)
-        except PySparkException as error:
-            return str(error)
-        return ""
-
-    assert start(stream(spark, events), checkpoint) == ""
-    frame = stream(spark, events).mapInArrow(compute, COLUMNS)
-    assert "[FOREIGN]" in start(frame, str(tmp_path / "another"))
+    assert run(way, stream(spark, events), url, checkpoint) == ""
+    assert "[FOREIGN]" in run(way, computing, url, str(tmp_path / "another"))
     assert not computed.exists()
 
 
@@ -212,17 +211,13 @@ def test_a_wrong_password_is_refused_and_never_shown(way, spark, login, events, 
     assert "wr0ngp4ss" not in failure + caplog.text
 
 
-def test_a_checkpoint_that_only_the_session_names_is_refused(spark, url, events, checkpoint):
+def test_a_checkpoint_that_only_the_session_names_is_refused(spark, conf, url, events, checkpoint):
     """A checkpoint location of the session's configuration is not shown to a Python sink."""
-    spark.conf.set("spark.sql.streaming.checkpointLocation", checkpoint)
-    try:
-        query = (
-            stream(spark, events).writeStream.format("pgonce").options(url=url, table="events").queryName("only_conf")
-        ).start()
-        with pytest.raises(PySparkException, match="OPTION_MISSING"):
-            query.awaitTermination(PATIENCE_SECONDS)
-    finally:
-        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    conf("spark.sql.streaming.checkpointLocation", checkpoint)
+    writer = stream(spark, events).writeStream.format("pgonce").options(url=url, table="events")
+    query = writer.queryName("only_conf").start()
+    with pytest.raises(PySparkException, match="OPTION_MISSING"):
+        query.awaitTermination(PATIENCE_SECONDS)
 
 
 def test_foreach_batch_without_a_checkpoint_location_is_refused(spark, admin, url, events):
@@ -246,32 +241,49 @@ def start_function(frame, function, checkpoint):
     return writer.trigger(availableNow=True).start()
 
 
+OF_ANOTHER_QUERY = '{"id":"11111111-1111-1111-1111-111111111111"}'
+
+
+def of_another_planning(text):
+    """The entry, as if it had been planned later."""
+    return text.replace('"batchTimestampMs":', '"batchTimestampMs":9')
+
+
+def of_another_range(text):
+    """The entry, dated as it was: renames need not be atomic."""
+    return "\n".join([*text.split("\n")[:2], '{"logOffset":7}'])
+
+
 @pytest.mark.parametrize(
-    ("code", "name", "text"),
+    ("name", "rewritten", "before", "code"),
     [
-        (
-            "CHECKPOINT_IN_USE",
-            "offsets/0",
-            'v1\n{"batchWatermarkMs":0,"batchTimestampMs":9,"conf":{}}\n{"logOffset":0}',
-        ),
-        ("OTHER_CHECKPOINT", "metadata", '{"id":"11111111-1111-1111-1111-111111111111"}'),
+        ("offsets/0", of_another_planning, 0, "CHECKPOINT_IN_USE"),
+        ("offsets/0", of_another_range, 0, "CHECKPOINT_IN_USE"),
+        # A frozen driver may rename its file over that of a batch from whose end this driver has gone on.
+        ("offsets/0", of_another_range, 1, "CHECKPOINT_IN_USE"),
+        ("metadata", lambda _: OF_ANOTHER_QUERY, 0, "OTHER_CHECKPOINT"),
     ],
+    ids=["planned again", "another range", "the entry before", "another query"],
 )
 def test_a_checkpoint_that_another_driver_took_over_stops_the_function(
-    code, name, text, spark, admin, url, events, checkpoint
+    name, rewritten, before, code, spark, admin, url, events, checkpoint
 ):
     """Where two drivers both believe that an entry is theirs, the one whose entry was overwritten publishes nothing."""
     admin.execute(TABLE)
-    write = PostgresBatchWriter(url, table="events")
+    if before:
+        assert run("foreachBatch", stream(spark, events), url, checkpoint) == ""
+        (events / "2.json").write_text(json.dumps(ROWS[0]))
+    write = PostgresBatchWriter(url, table="events", retry_timeout=0)
 
     def late(frame, batch_id):
         # As the other driver would, between Spark's own write and ours.
-        (Path(checkpoint) / name).write_text(text)
+        file = Path(checkpoint) / name
+        file.write_text(rewritten(file.read_text()))
         write(frame, batch_id)
 
     with pytest.raises(PySparkException, match=rf"\[{code}\]"):
         start_function(stream(spark, events), late, checkpoint).awaitTermination(PATIENCE_SECONDS)
-    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (before * len(ROWS),)
 
 
 def controlling(*statements):
@@ -353,7 +365,7 @@ DAMAGES = [
     ("CHECKPOINT_MALFORMED", rewrite("metadata", "{")),
     ("CHECKPOINT_MALFORMED", rewrite("offsets/0", "v1")),
     ("PGONCE_TOO_OLD", rewrite("offsets/0", "v9\n{}\n3")),
-    ("OTHER_CHECKPOINT", rewrite("metadata", '{"id":"11111111-1111-1111-1111-111111111111"}')),
+    ("OTHER_CHECKPOINT", rewrite("metadata", OF_ANOTHER_QUERY)),
     ("CHECKPOINT_IN_USE", rewrite("offsets/0", 'v1\n{"batchTimestampMs":9}\n{"logOffset":0}')),
     ("OFFSETS_NOT_FOUND", lambda checkpoint: (checkpoint / "offsets" / "0").unlink()),
 ]
@@ -379,42 +391,6 @@ def test_a_checkpoint_that_does_not_say_which_batch_this_is_stops_the_commit(
         damage(damaged)
         with pytest.raises(PgonceError, match=f"\\[{code}\\].*Help: "):
             batch_from_checkpoint(options_for(str(damaged)), origin, None)
-
-
-def test_an_entry_of_the_same_millisecond_is_another_drivers(spark, admin, url, events, checkpoint):
-    """Renames that are not atomic: the entry is dated as this batch, and has another range."""
-    admin.execute(TABLE)
-    writer = PostgresBatchWriter(url, table="events", retry_timeout=0)
-
-    def after_another(frame, batch_id):
-        entry = Path(checkpoint, "offsets", str(batch_id))
-        entry.write_text("\n".join([*entry.read_text().split("\n")[:2], '{"logOffset":7}']))
-        writer(frame, batch_id)
-
-    query = stream(spark, events).writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
-    with pytest.raises(PySparkException, match="CHECKPOINT_IN_USE"):
-        query.foreachBatch(after_another).start().awaitTermination(PATIENCE_SECONDS)
-    assert admin.execute("TABLE events").fetchall() == []
-
-
-def test_an_entry_before_this_one_that_another_driver_wrote_later_stops_the_batch(
-    spark, admin, url, events, checkpoint
-):
-    """A frozen driver may rename its file over that of a batch from whose end this driver has gone on."""
-    admin.execute(TABLE)
-    assert run("foreachBatch", stream(spark, events), url, checkpoint) == ""
-    (events / "2.json").write_text(json.dumps(ROWS[0]))
-    writer = PostgresBatchWriter(url, table="events", retry_timeout=0)
-
-    def after_another(frame, batch_id):
-        entry = Path(checkpoint, "offsets", "0")
-        entry.write_text("\n".join([*entry.read_text().split("\n")[:2], '{"logOffset":7}']))
-        writer(frame, batch_id)
-
-    query = stream(spark, events).writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
-    with pytest.raises(PySparkException, match="offsets/0 is not the entry.*another driver"):
-        query.foreachBatch(after_another).start().awaitTermination(PATIENCE_SECONDS)
-    assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (1,)
 
 
 def test_a_transactional_function_needs_a_name():

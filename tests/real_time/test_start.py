@@ -116,7 +116,7 @@ def ids(observer):
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
-def test_a_start_that_fails_ends_no_query(trigger, begin, spark, topic, produce, ids, tcp_url):
+def test_a_start_that_fails_ends_no_query(trigger, begin, conf, topic, produce, ids, tcp_url):
     """The query that runs goes on: neither the user's function nor Spark refuses the new run when it has taken over."""
     name = topic(1)
     produce(name, range(10))
@@ -128,12 +128,9 @@ def test_a_start_that_fails_ends_no_query(trigger, begin, spark, topic, produce,
 
     with pytest.raises(LookupError):
         begin(name, trigger, rows=fails)
-    spark.conf.set("spark.sql.streaming.stopActiveRunOnRestart", "false")
-    try:
-        with pytest.raises(PgonceError, match="QUERY_RUNNING"):
-            begin(name, trigger)
-    finally:
-        spark.conf.unset("spark.sql.streaming.stopActiveRunOnRestart")
+    conf("spark.sql.streaming.stopActiveRunOnRestart", "false")
+    with pytest.raises(PgonceError, match="QUERY_RUNNING"):
+        begin(name, trigger)
     produce(name, range(10, 20))
     assert ids(20, query) == list(range(20)), query.exception()
     assert query.isActive
@@ -328,11 +325,8 @@ def test_a_row_that_the_table_refuses_ends_the_query(begin, topic, produce, admi
     produce(name, [100])
     with pytest.raises(Exception, match=r"\[CHECK_VIOLATION\].*below_100"):
         query.awaitTermination(60)
-    deadline = time.monotonic() + 20
-    while not (kept := OffsetsStore(tcp_url).failures()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert kept[0].code == "CHECK_VIOLATION"
+    store = OffsetsStore(tcp_url)
+    assert wait_until(lambda: [failure.code for failure in store.failures()] == ["CHECK_VIOLATION"], 20)
     admin.execute("ALTER TABLE orders DROP CONSTRAINT below_100")
     query = begin(name)
     assert ids(3, query) == [1, 2, 100], query.exception()
@@ -361,10 +355,7 @@ def test_a_database_that_went_back_ends_the_query_with_that_error(begin, topic, 
     with admin.transaction():
         admin.execute("DELETE FROM orders")
         admin.execute("UPDATE pgonce.positions SET next_offset = 0, rows = 0")
-    deadline = time.monotonic() + 60
-    while not OffsetsStore(tcp_url).failures():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert wait_until(OffsetsStore(tcp_url).failures, 60)
     produce(name, range(10, 20))
     with pytest.raises(StreamingQueryException, match="POSITION_WENT_BACK"):
         query.awaitTermination(60)
@@ -384,9 +375,8 @@ def test_a_database_that_goes_back_is_noticed_without_a_record(begin, topic, pro
     with admin.transaction():
         admin.execute("DELETE FROM orders")
         admin.execute("UPDATE pgonce.positions SET next_offset = 0, rows = 0")
-    assert wait_until(OffsetsStore(tcp_url).failures, 30)
-    (failure,) = OffsetsStore(tcp_url).failures()
-    assert failure.code == "POSITION_WENT_BACK"
+    store = OffsetsStore(tcp_url)
+    assert wait_until(lambda: [failure.code for failure in store.failures()] == ["POSITION_WENT_BACK"], 30)
     query.stop()
 
 
@@ -432,61 +422,43 @@ def test_micro_batches_go_on_from_real_time_and_back(
         begin(name)
 
 
+# What a start is given, and why it is refused.
+REFUSED = {
+    # It could lose or double rows.
+    "repartition": ({"rows": lambda r: as_rows(r).repartition(2)}, "Repartition"),
+    "deduplication": ({"rows": lambda r: as_rows(r).dropDuplicates(["id"])}, "Deduplicate"),
+    "another offset": (
+        {"rows": lambda r: as_rows(r).withColumn("offset", f.col("offset") - 1)}, "is not the Kafka source's offset",
+    ),
+    "union": ({"rows": lambda r: as_rows(r).union(as_rows(r))}, "Union"),
+    "no offset": ({"rows": lambda r: as_rows(r).select("topic", "partition", "id")}, "offset"),
+    "another stream": ({"rows": lambda r: as_rows(other_stream(r))}, "do not come from the frame"),
+    "a subquery": ({"rows": lambda r: as_rows(r).where("id IN (SELECT 1)")}, "subquery"),
+    "an array": (
+        {"rows": lambda r: as_rows(r).withColumn("list", f.array("id"))}, "which is not written in real-time",
+    ),
+    # Spark says so when it starts the query, and by then an older run would no longer write.
+    "a watermark": (
+        {"trigger": "continuous", "rows": lambda r: as_rows(r.withWatermark("timestamp", "1 minute"))},
+        "REAL_TIME_PLAN.*EventTimeWatermark",
+    ),
+    "the time": (
+        {"trigger": "continuous", "rows": lambda r: as_rows(r).withColumn("at", f.current_timestamp())},
+        "REAL_TIME_PLAN.*current time",
+    ),
+    "a Python UDF": (
+        {"rows": lambda r: as_rows(r).withColumn("id", plus_one("id"))}, "REAL_TIME_PLAN.*Python UDF",
+    ),
+    "a short batch": ({"real_time": "1 second"}, "BAD_OPTION.*shorter than 5000 ms"),
+    "an option of Kafka": ({"source": {"maxOffsetsPerTrigger": 5}}, "BAD_OPTION.*maxOffsetsPerTrigger"),
+    "two triggers": ({"continuous": "1 second"}, "Exactly one"),
+}  # fmt: skip
+
+
 class TestRefused:
-    @pytest.mark.parametrize(
-        ("rows", "why"),
-        [
-            (lambda r: as_rows(r).repartition(2), "Repartition"),
-            (lambda r: as_rows(r).dropDuplicates(["id"]), "Deduplicate"),
-            (lambda r: as_rows(r).withColumn("offset", f.col("offset") - 1), "is not the Kafka source's offset"),
-            (lambda r: as_rows(r).union(as_rows(r)), "Union"),
-            (lambda r: as_rows(r).select("topic", "partition", "id"), "offset"),
-            (lambda r: as_rows(other_stream(r)), "do not come from the frame"),
-            (lambda r: as_rows(r).where("id IN (SELECT 1)"), "subquery"),
-            (lambda r: as_rows(r).withColumn("list", f.array("id")), "which is not written in real-time"),
-        ],
-        ids=[
-            "repartition",
-            "deduplication",
-            "another offset",
-            "union",
-            "no offset",
-            "another stream",
-            "a subquery",
-            "an array",
-        ],
-    )
-    def test_a_frame_that_could_lose_or_double_rows_is_refused(self, begin, topic, rows, why, observer):
-        """What could lose or double a row is refused before anything is written."""
-        with pytest.raises(PgonceError, match=why):
-            begin(topic(1), rows=rows)
-        assert observer.execute("SELECT to_regclass('orders')").fetchone() == (None,)
-
-    @pytest.mark.parametrize(
-        ("rows", "why"),
-        [
-            (lambda r: as_rows(r.withWatermark("timestamp", "1 minute")), "EventTimeWatermark"),
-            (lambda r: as_rows(r).withColumn("body", f.current_timestamp().cast("string")), "current time"),
-        ],
-        ids=["a watermark", "the time"],
-    )
-    def test_what_spark_refuses_in_continuous_mode(self, begin, topic, rows, why, observer):
-        """Spark says so when it starts the query, and by then an older run would no longer write."""
-        with pytest.raises(PgonceError, match=f"REAL_TIME_PLAN.*{why}"):
-            begin(topic(1), "continuous", rows=rows)
-        assert observer.execute("SELECT to_regclass('orders')").fetchone() == (None,)
-
-    @pytest.mark.parametrize(
-        ("given", "why"),
-        [
-            ({"rows": lambda r: as_rows(r).withColumn("id", plus_one("id"))}, "REAL_TIME_PLAN.*Python UDF"),
-            ({"real_time": "1 second"}, "BAD_OPTION.*shorter than 5000 ms"),
-            ({"source": {"maxOffsetsPerTrigger": 5}}, "BAD_OPTION.*maxOffsetsPerTrigger"),
-        ],
-        ids=["a Python UDF", "a short batch", "an option of Kafka"],
-    )
-    def test_what_spark_refuses_in_real_time(self, begin, topic, given, why, observer):
-        """As in continuous mode."""
+    @pytest.mark.parametrize(("given", "why"), REFUSED.values(), ids=REFUSED)
+    def test_what_cannot_run_as_promised_is_refused_before_a_table_is_made(self, begin, topic, given, why, observer):
+        """Its plan, its settings and its source are looked at before anything is written."""
         with pytest.raises(PgonceError, match=why):
             begin(topic(1), **given)
         assert observer.execute("SELECT to_regclass('orders')").fetchone() == (None,)
@@ -512,11 +484,6 @@ class TestRefused:
         produce(name, [3])
         assert ids(2, query) == [1, 3], query.exception()
         query.stop()
-
-    def test_neither_trigger_or_both(self, begin, topic):
-        """One trigger has to be chosen."""
-        with pytest.raises(PgonceError, match="Exactly one"):
-            begin(topic(1), continuous="1 second")
 
 
 def test_ends_of_a_batch_are_read_from_events_in_either_form():

@@ -7,11 +7,9 @@ Covers: pgonce.real_time.java_writer.
 from __future__ import annotations
 
 import re
-import threading
 import time
 
 import pytest
-from confluent_kafka import Producer
 from support.fixtures.postgres import url_with
 from support.real_time_job import rows, source_of
 
@@ -24,51 +22,29 @@ _FLUSH = re.compile(rb"moved AS")
 
 
 @pytest.fixture
-def running(spark, kafka, topic, admin, proxy, tmp_path):
-    """A query whose tasks reach Postgres through the proxy, and to whose topic numbers come all the time."""
+def start(spark, kafka, admin, proxy, tmp_path):
+    """Start a query over a topic, whose tasks reach Postgres through the proxy."""
     admin.execute('CREATE TABLE numbers (id bigint, topic text, partition int, "offset" bigint)')
     proxy.also_commits = _FLUSH
-    name, ended, counts = topic(1), threading.Event(), [0]
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 1})
-
-    def produce():
-        while not ended.is_set():
-            producer.produce(name, str(counts[0]))
-            counts[0] += 1
-            producer.poll(0)
-            time.sleep(0.005)
-        producer.flush(30)
-
-    thread = threading.Thread(target=produce)
-
-    def start(trigger):
-        thread.start()
-        return pgonce.start_real_time(
-            spark,
-            kafka=source_of(kafka.bootstrap_servers, name),
-            rows=rows,
-            url=url_with(proxy.url, tcp_user_timeout=2000),
-            table="numbers",
-            checkpoint_location=str(tmp_path / "query"),
-            lock_timeout=2,
-            retry_timeout=60,
-            **TRIGGERS[trigger],
-        )
-
-    def end():
-        ended.set()
-        thread.join()
-        return counts[0]
-
-    yield start, end
-    ended.set()
+    return lambda topic, trigger: pgonce.start_real_time(
+        spark,
+        kafka=source_of(kafka.bootstrap_servers, topic),
+        rows=rows,
+        url=url_with(proxy.url, tcp_user_timeout=2000),
+        table="numbers",
+        checkpoint_location=str(tmp_path / "query"),
+        lock_timeout=2,
+        retry_timeout=60,
+        **TRIGGERS[trigger],
+    )
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
-def test_flushes_whose_answers_are_lost(trigger, running, proxy, observer):
+def test_flushes_whose_answers_are_lost(trigger, start, topic, producing, proxy, observer):
     """Before, while and after the server has written a flush the line is cut, and everything is refused for a while."""
-    start, end = running
-    query = start(trigger)
+    name = topic(1)
+    end = producing(name)
+    query = start(name, trigger)
 
     def count():
         return observer.execute("SELECT count(*) FROM numbers").fetchone()[0]

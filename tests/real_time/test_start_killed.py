@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import random
 import signal
-import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Producer
 from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import spark_settings
 from support.signals import strike
@@ -25,37 +23,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 JOB = Path(__file__).parents[1] / "support" / "real_time_job.py"
 TRIGGERS = {"real-time": {"real_time": "5 seconds"}, "continuous": {"continuous": "1 second"}}
 _PARTITIONS = 2
-
-
-@pytest.fixture
-def producing(kafka):
-    """Numbers go to a topic until told otherwise, some hundreds a second; how many there are."""
-    stop, counts = threading.Event(), [0]
-
-    def start(topic):
-        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 1})
-
-        def run():
-            while not stop.is_set():
-                for _ in range(5):
-                    producer.produce(topic, str(counts[0]), partition=counts[0] % _PARTITIONS)
-                    counts[0] += 1
-                producer.poll(0)
-                time.sleep(0.01)
-            producer.flush(30)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-
-        def end():
-            stop.set()
-            thread.join()
-            return counts[0]
-
-        return end
-
-    yield start
-    stop.set()
 
 
 @pytest.fixture
@@ -105,7 +72,7 @@ def rows_in(observer):
 def test_killed_again_and_again(trigger, start, topic, producing, numbers, observer):
     """Three drivers are killed at any moment under load, and the fourth brings all that is left."""
     name = topic(_PARTITIONS)
-    end = producing(name)
+    end = producing(name, _PARTITIONS)
     moments = random.Random(trigger)
     for _ in range(3):
         driver = start(name, trigger)
@@ -122,7 +89,7 @@ def test_killed_again_and_again(trigger, start, topic, producing, numbers, obser
 def test_a_frozen_driver_wakes_up(start, topic, producing, numbers, observer):
     """A driver that was frozen wakes up after another has taken over: it writes nothing more, and ends."""
     name = topic(_PARTITIONS)
-    end = producing(name)
+    end = producing(name, _PARTITIONS)
     frozen = start(name, "real-time")
     frozen.wait_for(lambda: rows_in(observer) > 100, "rows came")
     processes = [psutil.Process(process.pid) for process in frozen.processes()]

@@ -6,7 +6,6 @@ Covers: pgonce.recovery.doctor.
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 from support.ledger_history import OTHER
 from support.recoveries import history, recover_at_once
@@ -59,11 +58,10 @@ class TestDoctor:
         assert found.finding is Finding.NEEDS_PERSON
         assert says in " ".join([*found.remarks, found.advice])
 
-    def test_sinks_that_are_gone(self, url, behind):
+    def test_sinks_that_are_gone(self, url, admin, behind):
         """A retired sink is shown as such, and would be refused."""
         history(url, 3, sink_name="audit")
-        with psycopg.connect(url) as connection:
-            connection.execute("UPDATE pgonce.writers SET retired_at = now() WHERE sink_name = 'audit'")
+        admin.execute("UPDATE pgonce.writers SET retired_at = now() WHERE sink_name = 'audit'")
         audit, orders = examine(str(behind), url).sinks
         assert (audit.sink_name, audit.verdict) == ("audit", Verdict.FENCED)
         assert "retired" in audit.says

@@ -78,7 +78,7 @@ class TestRunning:
             assert slow.broken
 
     def test_a_strangers_session_is_named_and_left_alone(self, url, behind, monkeypatch):
-        """Somebody who looks at the row by hand is named."""
+        """A row that stays locked stops the recovery; somebody who looks at it by hand is named."""
         monkeypatch.setattr(fence, "_LOCK_SECONDS", 3.0)
         with psycopg.connect(url, application_name="psql") as person:
             person.execute("SELECT FROM pgonce.writers FOR UPDATE")
@@ -94,19 +94,17 @@ class TestRunning:
         assert "the ledger heard of it" in said
         assert "offsets/" not in said
 
-    def test_a_file_written_a_moment_ago_shows_that_the_query_runs(self, url, behind):
-        with psycopg.connect(url) as connection:
-            connection.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 day'")
+    def test_a_file_written_a_moment_ago_shows_that_the_query_runs(self, url, admin, behind):
+        admin.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 day'")
         said = self.refused(behind, url, quiet_seconds=3600, wait_seconds=0)
         assert "offsets/6 was written" in said
         assert "ledger" not in said
 
-    def test_a_batch_skipped_a_moment_ago_shows_that_the_query_runs(self, url, behind):
+    def test_a_batch_skipped_a_moment_ago_shows_that_the_query_runs(self, url, admin, behind):
         """A run that only skips publishes nothing, and yet it runs."""
         batch = publish(url, 10, {"0": kafka(110)}, offset_log=entry(10))
         replay(url, batch)
-        with psycopg.connect(url) as connection:
-            connection.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 day'")
+        admin.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 day'")
         for path in behind.rglob("*"):
             os.utime(path, (1, 1))
         assert "the ledger heard of it" in self.refused(behind, url, quiet_seconds=3600, wait_seconds=0)
@@ -119,13 +117,6 @@ class TestRunning:
             lambda *_, **__: publish(url, 10, {"0": kafka(110)}, run_id="another", offset_log=entry(10)),
         )
         assert "public.orders has moved" in self.refused(behind, url, quiet_seconds=0)
-
-    def test_a_commit_that_holds_its_row(self, url, behind, monkeypatch):
-        """A row that stays locked is that of a commit."""
-        monkeypatch.setattr(fence, "_LOCK_SECONDS", 0.1)
-        with psycopg.connect(url) as holder:
-            holder.execute("SELECT FROM pgonce.writers FOR UPDATE")
-            assert "locked" in self.refused(behind, url, quiet_seconds=0)
 
     def test_a_file_that_comes_meanwhile(self, url, behind, monkeypatch):
         """A batch that was planned while the fence was set stops the recovery; the second one repairs that too."""

@@ -93,7 +93,7 @@ def commit(url, folder, query_id, *ids, table="events", name=None, number=0, **r
     checkpoint = Checkpoint(str(folder))
     planned = checkpoint.newest_offset_entry()
     batch = describe_batch(checkpoint, Origin(query_id, str(uuid.uuid4()), number, planned), name)
-    work = work_into(None, destination(f"public.{table}", "append", (), None), rows(*ids))
+    work = work_into(None, destination(f"public.{table}"), rows(*ids))
     return commit_batch(CommitSettings(url, Remedies(**remedies), retry_timeout=5), batch, work).name
 
 
@@ -176,7 +176,7 @@ class TestVerdicts:
         begun(tmp_path / "one", {"a": {"0": 0}})
         checkpoint = Checkpoint(str(tmp_path / "one"))
         batch = describe_batch(checkpoint, Origin("one", "a run", 0, checkpoint.newest_offset_entry()), None)
-        work = work_into(None, destination("public.events", "complete", (), None), rows(1))
+        work = work_into(None, destination("public.events", "complete"), rows(1))
         assert commit_batch(CommitSettings(url), batch, work) is Verdict.NEW
         again = begun(tmp_path / "two", {"b": {"0": 0}})
         assert publish(url, tmp_path / "two", again, 3) == "FOREIGN"

@@ -233,6 +233,18 @@ def keeps_state(offsets, commits, **facts):
 
 
 PLANNED_AGAIN = {4: entry(4), 5: entry(5, kafka(87), planned=1)}
+# Besides the last batch, which is 5.
+MORE_IS_WRONG = {
+    "the commit before is gone": (entries(3, 4), (3,)),
+    "the commit before is gone, and it was planned again": ({3: entry(3), **PLANNED_AGAIN}, (3,)),
+    "it is committed": (PLANNED_AGAIN, (4, 5)),
+    "the entry before is another": ({4: entry(4, planned=1)}, (4,)),
+    "both are others": ({4: entry(4, planned=1), 5: entry(5, planned=1)}, (4,)),
+    "the entry before is gone": ({3: entry(3), 5: entry(5, planned=1)}, (4,)),
+    "an entry after it": ({**PLANNED_AGAIN, 6: entry(6)}, (4,)),
+    "no entry": ({}, (4,)),
+    "no commit": (PLANNED_AGAIN, ()),
+}
 
 
 class TestLastBatchOfAStatefulQuery:
@@ -261,31 +273,7 @@ class TestLastBatchOfAStatefulQuery:
         )
         assert facts.after(plan.changes).state_since == set(kept)
 
-    @pytest.mark.parametrize(
-        ("offsets", "commits"),
-        [
-            (entries(3, 4), (3,)),
-            ({3: entry(3), **PLANNED_AGAIN}, (3,)),
-            (PLANNED_AGAIN, (4, 5)),
-            ({4: entry(4, planned=1)}, (4,)),
-            ({4: entry(4, planned=1), 5: entry(5, planned=1)}, (4,)),
-            ({3: entry(3), 5: entry(5, planned=1)}, (4,)),
-            ({**PLANNED_AGAIN, 6: entry(6)}, (4,)),
-            ({}, (4,)),
-            (PLANNED_AGAIN, ()),
-        ],
-        ids=[
-            "the commit before is gone",
-            "the commit before is gone, and it was planned again",
-            "it is committed",
-            "the entry before is another",
-            "both are others",
-            "the entry before is gone",
-            "an entry after it",
-            "no entry",
-            "no commit",
-        ],
-    )
+    @pytest.mark.parametrize(("offsets", "commits"), MORE_IS_WRONG.values(), ids=MORE_IS_WRONG)
     def test_nothing_else_may_be_wrong(self, offsets, commits):
         """Any other file that is missing, or of another text, may mean another state."""
         facts = keeps_state(offsets, commits)
@@ -633,10 +621,7 @@ CUT_SHORT = {
     ),
     "stateful": (
         keeps_state(
-            {4: entry(4), 5: entry(5, kafka(87), planned=1)},
-            (4,),
-            checksums=CHECKSUMS,
-            state_since=frozenset({state(6), state(6, "0/1/{}.snapshot")}),
+            PLANNED_AGAIN, (4,), checksums=CHECKSUMS, state_since=frozenset({state(6), state(6, "0/1/{}.snapshot")})
         ),
         [published_to(5)],
     ),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
+import pytest
 from support.named_tests import is_there
 from support.public_interface import error_codes
 
@@ -200,6 +203,18 @@ def test_python_in_documents_is_python_and_imports_what_there_is():
         for alias in node.names
     }
     assert {"PostgresBatchWriter", "transactional_batch", "OffsetsStore"} <= imported <= set(pgonce.__all__)
+
+
+# One has a call, and not what it gives.
+WITH_EXAMPLES = [path for path in SOURCES if ">>>" in path.read_text() and path.name != "search_path.py"]
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=name_of)
+def test_the_examples_in_docstrings_hold(path, admin):
+    """What they show is so; ``connection`` is one to Postgres there."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    module = import_module(f"pgonce.{name.removeprefix('pgonce.')}")
+    assert doctest.testmod(module, extraglobs={"connection": admin}).failed == 0
 
 
 def test_examples_name_the_connector_with_which_they_are_tested():

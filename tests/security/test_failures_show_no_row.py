@@ -15,8 +15,8 @@ from support.patience import PATIENCE_SECONDS
 from support.routed_rows import TABLES, commit, routed, routes
 from support.sent_rows import arrow_rows
 from support.typed_rows import commit_typed
+from support.ways_in import WAYS, Sink
 
-from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.failures import kept_words
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -133,35 +133,19 @@ class TestEveryRefusal:
         refuse_canary(raised.value)
 
 
+@pytest.mark.spark
 class TestEveryWayIn:
-    @pytest.fixture(params=["sink", "staged", "received", "writer", "function"])
-    def start(self, request, spark, url, checkpoint):
-        """Start a query by one way in, over a frame."""
-
-        def start(frame):
-            writer = frame.writeStream.option("checkpointLocation", checkpoint).queryName("orders")
-            if request.param == "writer":
-                return writer.foreachBatch(PostgresBatchWriter(url, table="events")).start()
-            if request.param == "function":
-                name = transactional_batch(url, name="events")
-                return writer.foreachBatch(name(lambda batch, tx: tx.append(batch, "events"))).start()
-            if request.param == "staged":
-                writer = writer.option("inlineBytes", "0").option("receiver", "off")
-            if request.param == "received":
-                writer = writer.option("inlineBytes", "0")
-            return writer.format("pgonce").option("url", url).option("table", "events").start()
-
-        return start
-
-    @pytest.mark.spark
+    @pytest.mark.parametrize("way", [way for way in WAYS if not way.upserts], ids=lambda way: way.name)
     @pytest.mark.parametrize("refusal", ["unique", "not a uuid", "what a trigger raises"])
-    def test_a_kept_failure_has_its_code_and_no_value_of_a_row(self, spark, url, admin, observer, start, refusal):
+    def test_a_kept_failure_has_its_code_and_no_value_of_a_row(
+        self, spark, url, checkpoint, admin, observer, way, refusal
+    ):
         """One row, by the commit, with the code and the sink, and without the value."""
         ensure_ledger(url)
         admin.execute(REFUSALS[refusal][0].encode())
         source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
         frame = source.select(f.lit(NUMBER).alias("id"), f.lit(CANARY).alias("name"), f.lit(NUMBER).alias("amount"))
-        query = start(frame)
+        query = way.append(frame, Sink(url, "events", checkpoint)).queryName("orders").start()
         with pytest.raises(Exception, match=r"\[[A-Z_]+\] Postgres refused"):
             query.awaitTermination(PATIENCE_SECONDS)
         ((text,),) = observer.execute("SELECT f::text FROM pgonce.failures AS f")

@@ -6,6 +6,7 @@ Covers: offsets_store.postgres.text.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
 
@@ -15,25 +16,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 from support.batches import make_planned_batch
-from support.committed_batch import commit, inline, nothing_else_happens, quoted, rows_in
+from support.committed_batch import commit, commit_function, inline, nothing_else_happens, quoted, rows_in
 from support.fixtures.postgres import made_database
+from support.with_rooms import work_into
 from typer.testing import CliRunner
 
 from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.cli.main import app
-from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
 from pgonce.offsets_store.ledger.migrations import grants, init_sql
-from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction, Steps
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.sink_options import parse_options
 
@@ -93,34 +91,42 @@ def connected(shared_url: str) -> Iterator[psycopg.Connection]:
 
 
 def write_in_every_way(url: str, admin: psycopg.Connection, name: str) -> None:
-    """Write into a table of this name, with columns, keys, sink, query, run, checkpoint and offsets of this name."""
+    """Write into a table of this name, with columns, keys, sink, query, run, checkpoint and topics of this name."""
     query_id = secrets.token_hex(8)
     table, names = quoted(name), (name, "order by" if name != "order by" else "by order")
     same = {"query_id": query_id, "run_id": name, "query_name": name, "checkpoint_location": name}
     where = {"sink_name": name, "names": names}
 
+    def entry(number: int) -> str:
+        topics = json.dumps({name: {"0": number + 1}}, ensure_ascii=False)
+        return f'v1\n{{"batchTimestampMs":{number}}}\n{topics}'
+
     def batch(number: int):
-        ends = {"start": {name: {name: {"0": number}}}, "end": {name: {name: {"0": number + 1}}}}
-        text = {"offset_log": f"{name} {number}", "previous_offset_log": f"{name} {number - 1}" if number else None}
+        ends = {"start": {name: {name: {"0": number}}}, "end": {name: parse_offset_log(entry(number)).offsets["0"]}}
+        text = {"offset_log": entry(number), "previous_offset_log": entry(number - 1) if number else None}
         return make_planned_batch(number, **same, **ends, **text)
 
     upsert = destination(table, "upsert", (name,), names[1], create_table=True)
     assert commit(url, batch(0), upsert, [(1, "old"), (1, "older"), (2, name)], **where) is Verdict.NEW
     assert rows_in(admin, f"public.{table}") == [(1, "older"), (2, name)]
-    upsert = destination(f"public.{table}", "upsert", (name,), None)
+    upsert = destination(f"public.{table}", "upsert", (name,))
     commit(url, batch(1), upsert, [(1, "new")], **where, staged=True)
     assert rows_in(admin, f"public.{table}") == [(1, "new"), (2, name)]
-    commit(url, batch(2), destination(table, "append", (), None), [(3, name)], **where, staged=True)
-    commit(url, batch(3), destination(table, "append", (), None), [(4, name)], **where)
+    commit(url, batch(2), destination(table), [(3, name)], **where, staged=True)
+    commit(url, batch(3), destination(table), [(4, name)], **where)
     assert rows_in(admin, f"public.{table}") == [(1, "new"), (2, name), (3, name), (4, name)]
-    commit(url, batch(4), destination(table, "complete", (), None), [(5, name)], **where)
-    call_function(url, batch(5), name)
+    commit(url, batch(4), destination(table, "complete"), [(5, name)], **where)
+    # Names in its SQL are its own, values are parameters.
+    insert = f"INSERT INTO {table.replace('%', '%%')} VALUES (%s, %s)"
+    commit_function(url, batch(5), name, lambda tx, _: tx.execute(insert, [6, name]))
     assert rows_in(admin, f"public.{table}") == [(5, name), (6, name)]
 
     store = OffsetsStore(url)
     writer = store.latest(query_id)
     assert (writer.sink_name, writer.query_name, writer.run_id, writer.checkpoint_location) == (name,) * 4
     assert (writer.batch_id, writer.end_offsets) == (5, {name: {name: {"0": 6}}})
+    kept = "SELECT offset_log FROM pgonce.batches JOIN pgonce.writers USING (writer_id) WHERE query_id = %s ORDER BY 1"
+    assert [text for (text,) in admin.execute(kept, [query_id])] == [entry(number) for number in range(6)]
     assert store.latest(name, sink=name) == writer
     assert [recorded.rows for recorded in store.history(name, sink=name)] == [1, 1, 1, 1, 1, 3]
     admin.execute(f"DROP TABLE public.{table}".encode())
@@ -135,21 +141,9 @@ def refused_by(attempt):
         return error.code
 
 
-def call_function(url, batch, name):
-    """A transactional function that inserts a row: names in its SQL are its own, values are parameters."""
-
-    def publish(connection, of, _):
-        tx = BatchTransaction(connection, of, Steps(connection), EVERY_ROOM)
-        insert = f"INSERT INTO {quoted(name)} VALUES (%s, %s)".replace("%", "%%").replace("%%s, %%s)", "%s, %s)")
-        tx.execute(insert, [6, name])
-        return Published(1, "function")
-
-    commit_batch(CommitSettings(url=url, retry_timeout=0), batch, Work(lambda _: name, publish, sealed=True))
-
-
 @pytest.mark.parametrize("name", LEGAL, ids=ascii)
 def test_odd_names_and_texts_work_everywhere_and_do_nothing_else(name, connected, shared_url):
-    """Every mode, transport and text of the ledger takes the name as it is, and no other table notices."""
+    """Every mode, transport and text of the ledger takes it as it is, byte for byte, and no other table notices."""
     with nothing_else_happens(connected):
         write_in_every_way(shared_url, connected, name)
 
@@ -168,9 +162,7 @@ def test_an_odd_name_without_quotes_is_a_name_or_refused(name, connected, shared
     """The option table is read as Postgres reads names: what is none is refused, and never runs."""
     with nothing_else_happens(connected):
         refusal = refused_by(
-            lambda: commit(
-                shared_url, make_planned_batch(query_id=name), destination(name, "append", (), None, create_table=True)
-            )
+            lambda: commit(shared_url, make_planned_batch(query_id=name), destination(name, create_table=True))
         )
         assert refusal in (None, "BAD_TABLE_NAME", "TARGET_MISSING", "COLUMN_UNKNOWN")
         if refusal is None:
@@ -185,7 +177,7 @@ def test_an_odd_name_without_quotes_is_a_name_or_refused(name, connected, shared
 @pytest.mark.parametrize("name", LEGAL, ids=ascii)
 def test_the_command_line_shows_odd_names_and_obeys_none(name, connected, shared_url):
     """Neither a terminal nor a table's markup takes a name for a command; --json has it unchanged."""
-    plain = destination("shown", "append", (), None, create_table=True)
+    plain = destination("shown", create_table=True)
     batch = make_planned_batch(
         query_id="shown", query_name=name, checkpoint_location=name, start=None, end={name: {name: {"0": 1}}}
     )
@@ -202,40 +194,12 @@ def test_the_command_line_shows_odd_names_and_obeys_none(name, connected, shared
 
 
 @pytest.mark.parametrize("name", LEGAL, ids=ascii)
-def test_an_offset_log_with_odd_topics_is_read_and_kept_as_it_is(name, connected, shared_url):
-    """The text of offsets/N reaches the ledger byte for byte, and its topics as they are."""
-    import json
-
-    text = f'v1\n{{"batchTimestampMs":1}}\n{json.dumps({name: {"0": 23}})}'
-    read = parse_offset_log(text)
-    batch = make_planned_batch(query_id=f"topics {name}", offset_log=text, start=None, end=read.offsets)
-    with nothing_else_happens(connected, "topics"):
-        commit(shared_url, batch, destination("topics", "append", (), None, create_table=True))
-        commit(
-            shared_url,
-            make_planned_batch(
-                1, query_id=f"topics {name}", previous_offset_log=text, start=read.offsets, end=read.offsets
-            ),
-            destination("topics", "append", (), None),
-        )
-        kept = connected.execute(
-            "SELECT offset_log, batches.end_offsets FROM pgonce.batches JOIN pgonce.writers USING (writer_id) "
-            "WHERE query_id = %s AND batch_id = 0",
-            [f"topics {name}"],
-        ).fetchone()
-    assert kept == (text, {"0": {name: {"0": 23}}})
-    connected.execute("DROP TABLE topics")
-
-
-@pytest.mark.parametrize("name", LEGAL, ids=ascii)
 def test_the_words_about_a_querys_past_are_only_texts(name, connected, shared_url):
     """An odd id in replaces finds the query of that id, and nothing else."""
-    plain = destination("heir", "append", (), None, create_table=True)
+    plain = destination("heir", create_table=True)
     commit(shared_url, make_planned_batch(query_id=name), plain)
     heir = make_planned_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
     heirs = CommitSettings(url=shared_url, remedies=Remedies(replaces=name), retry_timeout=0)
-    from support.with_rooms import work_into
-
     with nothing_else_happens(connected):
         assert commit_batch(heirs, heir, work_into(None, plain, inline([(3, name)]))) is Verdict.NEW
     assert connected.execute("SELECT replaced_by FROM pgonce.writers WHERE query_id = %s", [name]).fetchone() == (
@@ -267,11 +231,11 @@ def test_a_name_that_postgres_would_cut_is_refused(connected, shared_url):
     new = {"create_table": True}
     for table in (f"{LONG}1", f"{LONG}2", quoted(f"{LONG}é")):
         with nothing_else_happens(connected), pytest.raises(PgonceError, match="BAD_TABLE_NAME"):
-            commit(shared_url, make_planned_batch(query_id="cut"), destination(table, "append", (), None, **new))
+            commit(shared_url, make_planned_batch(query_id="cut"), destination(table, **new))
     connected.execute(f"CREATE TABLE {LONG} (id bigint, name text)".encode())
     for table in (f"{LONG}1", f"public.{LONG}2", f"{'p' * 64}.{LONG}"):
         with pytest.raises(PgonceError, match="BAD_TABLE_NAME|TARGET_MISSING|TARGET_MISSING"):
-            commit(shared_url, make_planned_batch(query_id="cut"), destination(table, "append", (), None))
+            commit(shared_url, make_planned_batch(query_id="cut"), destination(table))
     assert rows_in(connected, LONG) == []
     connected.execute(f"DROP TABLE {LONG}".encode())
 
@@ -280,7 +244,7 @@ def test_a_name_that_postgres_would_cut_is_refused(connected, shared_url):
 @pytest.mark.parametrize("name", [LONG + "x", "é" * 32, "", *UNSTORABLE], ids=ascii)
 def test_a_column_that_postgres_cannot_have_is_refused(name, staged, connected, shared_url):
     """Empty names, names past 63 bytes and names with a NUL are refused before a table is made for them."""
-    where = destination("columns", "append", (), None, create_table=True)
+    where = destination("columns", create_table=True)
     with nothing_else_happens(connected), pytest.raises(PgonceError, match="COLUMN_UNKNOWN"):
         commit(shared_url, make_planned_batch(query_id="columns"), where, names=("id", name), staged=staged)
 
@@ -308,7 +272,7 @@ def test_an_argument_that_postgres_cannot_hold_is_refused(text):
 
 def test_what_cannot_be_sent_is_not_called_a_lost_connection(connected, shared_url):
     """A NUL in a query's name, which Spark lets pass, stops the batch with an error of ours that says so."""
-    where = destination("named", "append", (), None, create_table=True)
+    where = destination("named", create_table=True)
     with nothing_else_happens(connected), pytest.raises(PgonceError, match="LEDGER_FAILED.*NUL"):
         commit(shared_url, make_planned_batch(query_id="named", query_name="a\0b"), where)
 
@@ -318,12 +282,12 @@ def test_values_reach_a_database_of_another_encoding_as_they_are(postgres_server
     how = "TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'"
     with made_database(postgres_server.url("postgres"), how) as name:
         url, names = postgres_server.url(name), ("id", "Größe")
-        new = destination('"Größe"', "append", (), None, create_table=True)
+        new = destination('"Größe"', create_table=True)
         for batch_id, staged in enumerate((False, True)):
             commit(url, make_planned_batch(batch_id), new, [(batch_id, "é")], names=names, staged=staged)
         with psycopg.connect(url, autocommit=True, client_encoding="UTF8") as admin:
             assert rows_in(admin, '"Größe"') == [(0, "é"), (1, "é")]
-        there = destination('"Größe"', "append", (), None)
+        there = destination('"Größe"')
         with pytest.raises(PgonceError, match="VALUE_NOT_STORABLE"):
             commit(url, make_planned_batch(2), there, [(2, "漢")], names=names)
         engine_for(url).dispose()

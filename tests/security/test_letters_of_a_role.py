@@ -36,8 +36,7 @@ def role(admin):
     name = f"streamer_{os.getpid()}"
     quoted = sql.Identifier(name)
     admin.execute(sql.SQL("CREATE ROLE {}").format(quoted))
-    for statement in grants(name):
-        admin.execute(statement.encode())
+    admin.execute("; ".join(grants(name)).encode())
     yield name
     admin.execute(sql.SQL("DROP OWNED BY {0} CASCADE; DROP ROLE {0}").format(quoted))
 

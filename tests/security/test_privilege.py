@@ -55,9 +55,9 @@ CREATE TABLE sales.report (id bigint, name text);
 CREATE TABLE sales.copy (id bigint PRIMARY KEY, seq bigint);
 CREATE TABLE sales.wages (id bigint, name text);
 """
-APPEND = destination("sales.orders", "append", (), None)
-UPSERT = destination("sales.totals", "upsert", ("id",), None)
-COMPLETE = destination("sales.report", "complete", (), None)
+APPEND = destination("sales.orders")
+UPSERT = destination("sales.totals", "upsert", ("id",))
+COMPLETE = destination("sales.report", "complete")
 
 
 def granted_in_the_document(role: str) -> list[str]:

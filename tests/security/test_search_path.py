@@ -14,32 +14,29 @@ import pytest
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
 from support.batches import make_planned_batch
-from support.committed_batch import commit, inline, rows_in
+from support.committed_batch import commit, commit_function, inline, rows_in
 from support.dead_letters import STRUCT, put_aside, replayed
 from support.evil_schema import make_evil
 from support.fixtures.postgres import PostgresServer, made_database, url_with
 from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
 from support.with_rooms import work_into, write_batch_in_tx
+from typer.testing import CliRunner
 
 from pgonce.cli.main import app
 from pgonce.dead_letters.chosen_letters import chosen_letters, discard_letters
-from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql, ledgers_seen
-from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.ledger.session import is_recorded
-from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
+from pgonce.offsets_store.postgres.connect import connect, engine_for
 from pgonce.offsets_store.progress.heard import Heard
 from pgonce.offsets_store.progress.stored_progress import store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction, Steps
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import sweep
 from pgonce.sink.writing import routes as by_route
@@ -80,9 +77,8 @@ def evil_database(postgres_server: PostgresServer) -> Iterator[str]:
 def admin(postgres_server, evil_database) -> Iterator[psycopg.Connection]:
     """A connection with an ordinary search_path; there is no ledger, and the tables are empty."""
     with psycopg.connect(postgres_server.url(evil_database), autocommit=True) as connection:
-        connection.execute(
-            "DROP SCHEMA IF EXISTS pgonce, pgonce_staging CASCADE; TRUNCATE events, cast_events, kinds, sums"
-        )
+        connection.execute("DROP SCHEMA IF EXISTS pgonce, pgonce_staging CASCADE")
+        connection.execute("TRUNCATE events, cast_events, kinds, sums")
         connection.execute("DROP TABLE IF EXISTS public.made, public.made_with_key")
         ledgers_seen.clear()
         yield connection
@@ -154,12 +150,12 @@ def test_bad_rows_are_halved_and_evil_is_never_called(evil_url, admin):
 def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, admin):
     """Ledger, staging, casts, keys, new tables, replays and takeovers need nothing but pg_catalog."""
     ways = [
-        destination("public.events", "append", (), None),
-        destination("public.cast_events", "append", (), None),
-        destination("public.sums", "upsert", ("id",), None),
+        destination("public.events"),
+        destination("public.cast_events"),
+        destination("public.sums", "upsert", ("id",)),
         destination("public.sums", "upsert", ("id",), "name"),
-        destination("public.events", "complete", (), None),
-        destination("public.made", "append", (), None, create_table=True),
+        destination("public.events", "complete"),
+        destination("public.made", create_table=True),
         destination("public.made_with_key", "upsert", ("id",), "name", create_table=True),
     ]
     for number, where in enumerate(ways):
@@ -172,12 +168,7 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
             assert is_recorded(evil_url, first.query_id, 0, again.attempt)
             with connect(evil_url, autocommit=True) as connection:
                 sweep(connection, batch["query_id"], where.table, "run 1", 0)
-    commit(
-        evil_url,
-        make_planned_batch(query_id="uuid", end=None),
-        destination("public.kinds", "append", (), None),
-        [(1, UUID)],
-    )
+    commit(evil_url, make_planned_batch(query_id="uuid", end=None), destination("public.kinds"), [(1, UUID)])
     rows = [(1, "one"), (2, "two")]
     assert rows_in(admin, "public.sums") == rows_in(admin, "public.made_with_key") == rows_in(admin, "events") == rows
     assert [row[:2] for row in rows_in(admin, "public.cast_events")] == sorted(rows * 2)
@@ -231,7 +222,7 @@ def test_an_administrators_ledger_means_what_it_says(evil_url, admin):
         administrator.execute(init_sql("postgres").encode())
     ledgers_seen.clear()
     ensure_ledger(evil_url)
-    commit(evil_url, make_planned_batch(), destination("public.events", "append", (), None))
+    commit(evil_url, make_planned_batch(), destination("public.events"))
     with psycopg.connect(evil_url) as reader:
         assert reader.execute("SELECT topic, partition, end_offset FROM pgonce.current_offsets").fetchall() == [
             ("t", 0, 10)
@@ -246,9 +237,7 @@ def test_an_administrators_ledger_means_what_it_says(evil_url, admin):
 
 def test_readers_and_the_listener_call_nothing_of_evil(evil_url, admin):
     """OffsetsStore, `pgonce` and the listener's statements, each over a connection that is new."""
-    from typer.testing import CliRunner
-
-    commit(evil_url, make_planned_batch(), destination("public.events", "append", (), None))
+    commit(evil_url, make_planned_batch(), destination("public.events"))
     engine_for(evil_url).dispose()
     store = OffsetsStore(evil_url)
     assert store.latest("q1").batch_id == 0
@@ -263,7 +252,7 @@ def test_readers_and_the_listener_call_nothing_of_evil(evil_url, admin):
 
 def test_those_who_wait_call_nothing_of_evil(evil_url, admin):
     """The body of pgonce.wait_for runs in the session of its caller, and means pg_catalog's names."""
-    commit(evil_url, make_planned_batch(), destination("public.events", "append", (), None))
+    commit(evil_url, make_planned_batch(), destination("public.events"))
     with psycopg.connect(evil_url, autocommit=True) as connection:
         for offset, expected in ((9, True), (10, False)):
             # pg_catalog's types: a caller's own statement is the caller's to qualify.
@@ -275,7 +264,7 @@ def test_those_who_wait_call_nothing_of_evil(evil_url, admin):
 
 def test_dead_letters_are_listed_replayed_and_discarded_and_evil_is_never_called(evil_url, admin):
     """Reading values from JSON, and writing, deleting and noting need nothing but pg_catalog."""
-    commit(evil_url, make_planned_batch(), destination("public.events", "append", (), None))
+    commit(evil_url, make_planned_batch(), destination("public.events"))
     struct = t.StructType([*STRUCT.fields, t.StructField("made", t.TimestampType())])
     kinds = [t.StructField("bytes", t.BinaryType()), t.StructField("texts", t.ArrayType(t.StringType()))]
     row = {"id": 7, "name": "seven", "made": "2026-01-01T00:00:00Z"}
@@ -295,7 +284,7 @@ def test_dead_letters_are_listed_replayed_and_discarded_and_evil_is_never_called
 
 def test_the_look_for_a_locks_holder_calls_nothing_of_evil(evil_url, admin, caplog):
     """Who holds a lock is asked, and a frozen session ended, by pg_catalog's functions."""
-    where = destination("public.events", "append", (), None)
+    where = destination("public.events")
     commit(evil_url, make_planned_batch(), where)
     settings = CommitSettings(url=evil_url, lock_timeout=0.3, retry_timeout=20)
     with psycopg.connect(evil_url, application_name=application_name("run 0")) as frozen:
@@ -323,19 +312,16 @@ CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON app.events DEFERRABLE INITIA
 def test_names_in_the_users_sql_and_triggers_are_looked_up_along_the_users_path(mode, url):
     """An unqualified table, the SQL of a function, and triggers, also deferred ones, see the session's search_path."""
     url = url_with(url, options="-csearch_path=app")
-    where = destination("events", "append", (), None)
+    where = destination("events")
 
-    def publish(connection, batch, _):
-        tx = BatchTransaction(connection, batch, Steps(connection), EVERY_ROOM)
-        write_batch_in_tx(driver_connection(connection), where, inline([(1, "one")]))
+    def work(tx, connection):
+        write_batch_in_tx(connection, where, inline([(1, "one")]))
         tx.execute("INSERT INTO audit SELECT 'tx', current_setting('search_path')")
-        return Published(1, "function")
 
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(USERS_OWN)
         if mode == "function":
-            work = Work(lambda _: "app.events", publish, sealed=True)
-            commit_batch(CommitSettings(url=url, retry_timeout=0), make_planned_batch(), work)
+            commit_function(url, make_planned_batch(), "app.events", work)
         else:
             commit(url, make_planned_batch(), where, [(1, "one")], staged=mode == "staged")
         assert rows_in(admin, "app.events") == [(1, "one")]
@@ -348,18 +334,13 @@ def test_names_in_the_users_sql_and_triggers_are_looked_up_along_the_users_path(
 def test_a_path_that_the_users_sql_sets_lasts_until_commit(url):
     """SET LOCAL search_path in a function holds for what follows it, deferred triggers too, and ends with the batch."""
 
-    def publish(connection, batch, _):
-        tx = BatchTransaction(connection, batch, Steps(connection), EVERY_ROOM)
+    def work(tx, connection):
         tx.execute("SET LOCAL search_path = app")
-        write_batch_in_tx(
-            driver_connection(connection), destination("events", "append", (), None), inline([(1, "one")])
-        )
-        return Published(1, "function")
+        write_batch_in_tx(connection, destination("events"), inline([(1, "one")]))
 
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(USERS_OWN)
-        work = Work(lambda _: "app.events", publish, sealed=True)
-        commit_batch(CommitSettings(url=url, retry_timeout=0), make_planned_batch(), work)
+        commit_function(url, make_planned_batch(), "app.events", work)
         assert rows_in(admin, "app.audit") == [("at_commit", "app"), ("at_once", "app")]
         with engine_for(url).connect() as connection:
             assert connection.exec_driver_sql("SHOW search_path").scalar() == '"$user", public'
@@ -369,29 +350,18 @@ def test_a_path_that_the_users_sql_sets_lasts_until_commit(url):
 def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url, monkeypatch):
     """Tables in pg_temp come first for Postgres: the ledger's are named by schema, and a target there is refused."""
 
-    def publish(connection, batch, _):
-        tx = BatchTransaction(connection, batch, Steps(connection), EVERY_ROOM)
+    def work(tx, _):
         for name in ("writers", "batches", "replays", "runs", "staged_tables", "schema_version", "pg_class", "events"):
             tx.execute(f"CREATE TEMPORARY TABLE {name} (id bigint, name text)")
-        return Published(0, "function")
 
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute("CREATE TABLE public.events (id bigint, name text)")
-        work = Work(lambda _: "odd", publish, sealed=True)
         # A pooler hands out the same session, with these tables in it.
         monkeypatch.setattr("pgonce.offsets_store.commit.one_transaction._FORGET", ())
-        commit_batch(CommitSettings(url=url, retry_timeout=0), make_planned_batch(), work)
-        assert (
-            commit(url, make_planned_batch(query_id="q2"), destination("public.events", "append", (), None))
-            is Verdict.NEW
-        )
+        commit_function(url, make_planned_batch(), "odd", work)
+        assert commit(url, make_planned_batch(query_id="q2"), destination("public.events")) is Verdict.NEW
         with pytest.raises(PgonceError, match="TARGET_NOT_DURABLE"):
-            commit(
-                url,
-                make_planned_batch(1, query_id="q2"),
-                destination("events", "append", (), None),
-                sink_name="public.events",
-            )
+            commit(url, make_planned_batch(1, query_id="q2"), destination("events"), sink_name="public.events")
         assert rows_in(admin, "public.events") == [(1, "one"), (2, "two")]
         assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (2,)
     engine_for(url).dispose()

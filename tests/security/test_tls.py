@@ -26,7 +26,7 @@ from pgonce.sink.options.destination import destination
 
 # The embedded wheel's Postgres 18 is built without TLS.
 _MAJORS = (18, 17, 16, 15, 14)
-EVENTS = destination("events", "append", (), None)
+EVENTS = destination("events")
 
 
 @dataclass(frozen=True)

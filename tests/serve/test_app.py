@@ -6,7 +6,6 @@ Covers: pgonce.serve.charts.
 
 from __future__ import annotations
 
-import doctest
 import re
 from html.parser import HTMLParser
 
@@ -15,8 +14,6 @@ from psycopg.types.json import Jsonb
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, OTHER, QUERY, fail, hear, publish, replay
 from support.served import served
-
-from pgonce.serve import charts
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 AHEAD = {"0": {"t": {"0": 15, "1": 25}}}
@@ -228,8 +225,3 @@ def test_the_live_part_is_answered_alone(url, store, admin):
         assert '<span id="seen" hidden data-critical="1" data-trouble></span>' in site.get("/").text
     with served(url, every=60) as site:
         assert '<body data-every="5"' in site.get("/").text
-
-
-def test_the_examples_in_its_docstrings_hold():
-    """What the docstrings of the pictures show is so."""
-    assert doctest.testmod(charts).failed == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-import psycopg
 import pytest
 from confluent_kafka import Producer
 from support.ledger_history import KAFKA, OTHER, QUERY, hear, publish
@@ -106,9 +105,9 @@ class TestBrokers:
 
     def test_a_role_that_may_not_write(self, url, behind, admin, login):
         """It has the lag for itself, and says once that it is not stored."""
-        role = psycopg.sql.Identifier(login.user)
-        admin.execute(psycopg.sql.SQL("GRANT USAGE ON SCHEMA pgonce TO {0}").format(role))
-        admin.execute(psycopg.sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA pgonce TO {0}").format(role))
+        admin.execute(
+            f"GRANT USAGE ON SCHEMA pgonce TO {login.user}; GRANT SELECT ON ALL TABLES IN SCHEMA pgonce TO {login.user}"
+        )
         lag = PartitionLags(login.url, behind)
         lag.refresh()
         lag.refresh()

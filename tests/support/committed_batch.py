@@ -6,20 +6,26 @@ Runs in: pytest. Invariant: a batch goes through the commit that every way in us
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from psycopg import sql
 from pyspark.sql import types as t
+from sqlalchemy import Connection
 from support.typed_rows import Columns, staged_rows, typed_rows
 from support.with_rooms import work_into
 
+from pgonce.every_room import EVERY_ROOM
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
+from pgonce.sink.foreach_batch.batch_transaction import BatchTransaction, Steps
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.staging import StagingTable
 from pgonce.sink.writing.rows import Rows
@@ -50,6 +56,16 @@ def commit(
     return commit_batch(settings, batch, work_into(sink_name, destination, sent))
 
 
+def commit_function(url: str, batch: PlannedBatch, name: str, work: Callable[..., None]) -> None:
+    """Commit what a transactional function of this name does, with its transaction and with psycopg's connection."""
+
+    def publish(connection: Connection, of: PlannedBatch, _: Any) -> Published:
+        work(BatchTransaction(connection, of, Steps(connection), EVERY_ROOM), driver_connection(connection))
+        return Published(1, "function")
+
+    commit_batch(CommitSettings(url, retry_timeout=0), batch, Work(lambda _: name, publish, sealed=True))
+
+
 def inline(rows: Values, names: Sequence[str] = ("id", "name")) -> Rows:
     """Rows of a long and a text that travelled in commit messages."""
     return typed_rows(_columns(names), rows)
@@ -65,13 +81,11 @@ def rows_in(connection: psycopg.Connection, table: str) -> list[tuple[Any, ...]]
 
 
 @contextmanager
-def nothing_else_happens(admin: psycopg.Connection, *new_tables: str) -> Iterator[None]:
-    """What this block writes changes no other table, setting or role; ``new_tables`` may appear."""
+def nothing_else_happens(admin: psycopg.Connection) -> Iterator[None]:
+    """What this block writes changes no other table, setting or role."""
     before = _world(admin)
     yield
-    after = _world(admin)
-    after["tables"] -= {("public", name) for name in new_tables} - before["tables"]
-    assert after == before
+    assert _world(admin) == before
 
 
 def _world(admin: psycopg.Connection) -> dict[str, Any]:

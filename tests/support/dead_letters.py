@@ -49,6 +49,11 @@ def put_aside(
     return admin.execute(insert.encode(), {**known, "days": days_ago}).fetchone()[0]
 
 
+def letters(admin: Any) -> list[int]:
+    """The ids of the letters that are there, in order."""
+    return [row[0] for row in admin.execute("SELECT dead_letter_id FROM pgonce.dead_letters ORDER BY 1").fetchall()]
+
+
 def a_past(url: str, **identity: Any) -> None:
     """The query ``orders`` has published batch 3."""
     publish(url, 3, KAFKA, **identity)
