@@ -204,14 +204,7 @@ def test_a_password_from_a_function_is_asked_for_before_the_start_too(
     password.write_text("any")
     monkeypatch.setenv(rotating_password.FILE, str(password))
     monkeypatch.setattr("pgonce.topic_query.recover_and_start", lambda _, __, ledger: found.append(ledger))
-    topic_to_table(
-        spark,
-        kafka={"kafka.bootstrap.servers": records.servers, "subscribe": records.name},
-        url=url,
-        table="orders",
-        decode="json",
-        checkpoint_location=checkpoint,
-        password_from="support.rotating_password:asked",
-    )
+    asked = "support.rotating_password:asked"
+    records.into_table(spark, url, checkpoint, table="orders", decode="json", password_from=asked)
     assert password.with_suffix(".asked").exists()
-    assert [source_of(ledger) for ledger in found] == ["support.rotating_password:asked"]
+    assert [source_of(ledger) for ledger in found] == [asked]
