@@ -34,7 +34,7 @@ class RowReader(Protocol):
         """
         The rows that are to be written or deleted.
 
-        :raises EncodingError: CHANGE_UNKNOWN, CHANGE_WITHOUT_ROW, KEY_CHANGED.
+        :raises EncodingError: CHANGE_UNKNOWN, KEY_CHANGED.
         """
 
 

@@ -99,9 +99,8 @@ def take_over(stopped: StoppedQuery, kind: str, stands_at: int | None, details: 
 
 
 def note(connection: Connection, writer_id: int, kind: str, **values: Any) -> None:
-    """Record what was done to a writer, and who did it. What is None is left out: older ledgers know no ``person``."""
-    known = {name: value for name, value in values.items() if value is not None}
-    connection.execute(insert(interventions).values(writer_id=writer_id, kind=kind, **known))
+    """Record what was done to a writer, by whom, and why."""
+    connection.execute(insert(interventions).values(writer_id=writer_id, kind=kind, **values))
 
 
 @contextmanager

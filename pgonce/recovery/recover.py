@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TypeVar
 
 from pgonce.offsets_store.checkpoint.files import without_credentials
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
@@ -35,8 +34,6 @@ from .read_stopped_query import known_sinks, read_checkpoint, with_state
 from .stopped_query import Change, query_id_of
 
 _log = logging.getLogger("pgonce")
-
-_T = TypeVar("_T")
 
 WAIT_SECONDS = 15.0
 
@@ -144,8 +141,12 @@ def recover_checkpoint(
             writer.put(name, None if text is None else text.encode())
         return replace(recovery, kept_in=folder, is_done=True)
 
+    trying = f"recovery of {without_credentials(checkpoint_location)}: trying again"
+    tries = Tries(retry_timeout, log=_log, trying=trying, failed=_failed)
     try:
-        return recovered(once, without_credentials(checkpoint_location), retry_timeout)
+        while True:
+            with tries:
+                return once()
     except (RunningQueryError, UnknownQueryError):
         # Nothing is wrong with a query that runs, and an unknown one has nothing to recover.
         raise
@@ -170,20 +171,6 @@ def _keep_aside(writer: CheckpointWriter, folder: str, recovery: str, changes: S
             writer.write(f"{folder}/{name}", before)
         files.append({"name": name, "before": None if before is None else hashlib.sha256(before).hexdigest()})
     writer.write(f"{folder}/manifest.json", json.dumps({"recovery": recovery, "files": files}, indent=2).encode())
-
-
-def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:
-    """
-    What ``work`` returns. It is tried again for ``seconds`` while Postgres is unavailable, or gives an error that
-    passes.
-
-    :param what: the checkpoint or the query, for the log.
-    :raises PgonceError: what ``work`` raised in the last try.
-    """
-    tries = Tries(seconds, log=_log, trying=f"recovery of {what}: trying again", failed=_failed)
-    while True:
-        with tries:
-            return work()
 
 
 def _failed(error: Exception) -> Exception:

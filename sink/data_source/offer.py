@@ -120,7 +120,7 @@ class Offer:
         """
         Unpack it.
 
-        :raises SparkError: OTHER_VERSION, if another version was installed meanwhile.
+        :raises SparkError: NOT_ON_EXECUTORS, if another version was installed meanwhile.
         """
         with imported_late(self.module):
             receiver: Receiver = pickle.loads(self.packed)  # noqa: S301 (Spark itself unpickles what this came in)
