@@ -6,7 +6,6 @@ Covers: sink.writing.table.fit.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from datetime import date
@@ -16,9 +15,7 @@ import psycopg
 import pytest
 from pyspark.sql import types as t
 from support import typed_rows
-from support.query_runs import finish
 from support.sent_rows import publish
-from support.ways_in import WAYS, Sink
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -305,29 +302,6 @@ class TestTexts:
             retype(url, column)
             for kind in (TEXT, struct_of(n=INT, s=TEXT)):
                 assert "alter it to jsonb" in refusal(url, t.ArrayType(kind) if array else kind)
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("way", [way for way in WAYS if not way.upserts], ids=lambda way: way.name)
-def test_they_travel_by_every_way_in(spark, way, url_with, tmp_path):
-    """Vectors and hstores of a stream arrive inline, staged, received, and by foreachBatch."""
-    (tmp_path / "in").mkdir()
-    rows = [
-        {"id": 1, "c": [0.5, 1e-10], "d": {"k": "v", "n": None}},
-        {"id": 2, "c": None, "d": {}},
-    ]
-    (tmp_path / "in/rows.json").write_text("\n".join(map(json.dumps, rows)))
-    schema = "id bigint, c array<float>, d map<string,string>"
-    events = spark.readStream.schema(schema).json(str(tmp_path / "in"))
-    for extension, spark_name, column, query, expected in (
-        ("vector", "c", "ext.vector(2)", "c::text", ["[0.5,1e-10]", None]),
-        ("hstore", "d", "ext.hstore", "d::text", ['"k"=>"v", "n"=>NULL', ""]),
-    ):
-        url = url_with(extension)
-        prepare(url, f"CREATE TABLE events (id bigint, {spark_name} {column})")
-        sink = Sink(url, "events", str(tmp_path / f"checkpoint_{extension}"))
-        finish(way.append(events.select("id", spark_name), sink))
-        assert read(url, f"SELECT {query} FROM events ORDER BY id") == [(one,) for one in expected]
 
 
 class TestChanges:
