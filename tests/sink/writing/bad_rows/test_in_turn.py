@@ -15,7 +15,6 @@ from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
 from support.batches import make_planned_batch
 from support.sent_rows import publish, sent
-from support.typed_rows import commit_typed
 from support.with_rooms import look_once, work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -103,12 +102,6 @@ class TestMovedValues:
         assert stored(admin) == [(1, 5, 1), (2, 2, 0)]
         assert letters(admin) == [(3, "23505")]
 
-    def test_without_dead_letters_such_a_row_stops_the_batch(self, url, admin, events):
-        """With the constraint's own error."""
-        with pytest.raises(UniqueViolation, match="one_u"):
-            apply(url, (1, 2, 2, WRITE), (2, 3, 1, WRITE), (5, 2, 3, WRITE), struct=UNIQUE)
-        assert stored(admin) == [(1, 1, 0), (2, 2, 0)]
-
     @pytest.mark.parametrize("dead_letters", [None, True])
     @pytest.mark.parametrize("order_by", [None, "seq"])
     def test_an_order_is_not_needed(self, order_by, dead_letters, url, admin, events):
@@ -167,16 +160,6 @@ class TestMovedValues:
         publish(url, "inline", UPSERT, rows, "upsert", order_by=order_by, dead_letters=dead_letters)
         assert stored(admin) == [(1, 2, 1), (2, 3, 1)]
         assert letters(admin) == []
-
-    def test_a_deferred_constraint_and_a_bad_row(self, url, admin, events):
-        """If a value moves in the same batch, no row is called bad that only came too early."""
-        admin.execute("ALTER TABLE events DROP CONSTRAINT one_u, ADD UNIQUE (u) DEFERRABLE INITIALLY DEFERRED")
-        admin.execute("INSERT INTO events VALUES (7, 7, 0)")
-        columns = {field.name: field.dataType for field in UPSERT.fields}
-        where = destination("events", "upsert", dead_letters=True)
-        commit_typed(url, 0, where, columns, [(1, 2, 1), (2, 3, 1), (5, 7, 1)])
-        assert stored(admin) == [(1, 2, 1), (2, 3, 1), (7, 7, 0)]
-        assert letters(admin) == [(5, "23505")]
 
     def test_a_period_of_an_exclusion_constraint_moves_between_rows(self, url, admin):
         """An exclusion constraint is one of several rows too."""
