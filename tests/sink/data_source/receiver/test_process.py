@@ -130,22 +130,6 @@ def test_a_receiver_of_another_version_takes_no_rows(target, receiver_options, s
     assert send(receiver, 1, 2) is None
 
 
-def test_rows_that_tasks_send_are_committed_in_the_transaction_that_was_open(target, receiver_options):
-    """Two tasks' rows go into one COPY while the batch runs; the commit's word makes them seen."""
-    receiver = receiver_for(receiver_options(), STRUCT)
-    assert send(receiver, 1, 2) == 2
-    began = in_copy(target)
-    assert send(receiver, 3, partition_id=1, attempt_id=2) == 1
-    assert ids(target) == []
-    inline, _ = body(4)
-    promised = Promise("inline+received", {0: (1, 2), 1: (2, 1)}, inline=(inline,))
-    assert receiver.finish(origin(), promised) is Verdict.NEW
-    assert ids(target) == [1, 2, 3, 4]
-    assert target.execute("SELECT DISTINCT xmin::text FROM events").fetchall() == began
-    record = target.execute("SELECT rows, transport, attempt FROM pgonce.batches WHERE batch_id = 1").fetchone()
-    assert record == (4, "inline+received", receiver.token)
-
-
 def test_an_attempt_whose_rows_fail_on_the_way_is_not_waited_for(target, receiver_options):
     """The task's own error passes as it is; the receiver takes the next attempt's rows instead."""
 

@@ -336,20 +336,6 @@ def test_an_offset_log_that_another_driver_rewrote_ends_the_batch(early, target,
     assert rolled_back(target)
 
 
-def test_a_batch_that_is_begun_again_is_read_from_its_file(target, receive, tmp_path):
-    """What has arrived is in the file, of every attempt; it is gone once nobody needs it."""
-    reception = receive()
-    send(reception, 0, 1, 1, 2)
-    copying(target, 1, 2)
-    send(reception, 0, 2, 10, 20)
-    kept = (tmp_path / "kept 0").read_bytes()
-    assert all(encoded(one).body in kept for one in (1, 2, 10, 20))
-    assert reception.finish(origin(), promise({0: (2, 2)})) is Verdict.NEW
-    assert ids(target) == [10, 20]
-    reception.arrived.forget()
-    assert not (tmp_path / "kept 0").exists()
-
-
 def test_rows_for_which_there_is_no_room_are_not_taken(target, url, receive):
     """The task hears it, and stages them; what was kept before is written, and each row is there once."""
     reception = receive()
