@@ -29,3 +29,8 @@ def apply(url, *rows, struct=PLAIN, transport="inline", order_by="seq", **option
     # A row that moved is counted, and so is its old row.
     assert sum(counts.values()) - counts.get(UNREAD, 0) - 2 * counts.get(MOVED, 0) == len(rows)
     return {stage: count for stage, count in counts.items() if count}
+
+
+def stored(admin, table="events"):
+    """The rows of a table, in the order of its first column."""
+    return admin.execute(f"SELECT * FROM {table} ORDER BY 1".encode()).fetchall()

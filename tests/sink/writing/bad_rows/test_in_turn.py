@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from psycopg.errors import ExclusionViolation, ForeignKeyViolation, UniqueViolation
 from pyspark.sql import types as t
-from support.applied_changes import DELETE, WRITE, apply, changes
+from support.applied_changes import DELETE, WRITE, apply, changes, stored
 from support.batches import make_planned_batch
 from support.sent_rows import publish, sent
 from support.with_rooms import look_once, work_into
@@ -32,11 +32,6 @@ NODES = changes(id=t.LongType(), parent=t.LongType(), name=t.StringType(), seq=t
 
 
 pytestmark = pytest.mark.usefixtures("ledger")
-
-
-def stored(admin, table="events"):
-    """The table's rows."""
-    return admin.execute(f"SELECT * FROM {table} ORDER BY 1".encode()).fetchall()
 
 
 def letters(admin):

@@ -14,18 +14,13 @@ import string
 import psycopg
 import pytest
 from pyspark.sql import types as t
-from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes
+from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes, stored
 from support.sent_rows import publish
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
-
-
-def stored(admin):
-    """The table's rows."""
-    return admin.execute("SELECT * FROM events ORDER BY id").fetchall()
 
 
 @pytest.fixture
@@ -79,12 +74,6 @@ def test_a_stored_row_that_is_newer_stays(mode, url, admin, events):
     for row in [(1, "newer", 5, WRITE), (1, "older", 4, WRITE)]:
         publish(url, "inline", struct, [row[: len(struct)]], mode=mode, **how)
     assert stored(admin) == [(1, "newer", 5)]
-
-
-def test_a_null_order_is_refused_where_only_the_newer_wins(url, events):
-    """Nothing says whether such a row is newer."""
-    with pytest.raises(TargetError, match="NULL_ORDER"):
-        apply(url, (1, "a", None, WRITE), only_newer=True)
 
 
 def test_deletes_may_be_ignored(url, admin, events):

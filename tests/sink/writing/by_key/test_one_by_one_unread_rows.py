@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
-from support.applied_changes import DELETE, PLAIN, WRITE, apply
+from support.applied_changes import DELETE, PLAIN, WRITE, apply, stored
 from support.sent_rows import publish
 from support.with_rooms import reader_of
 
@@ -26,11 +26,6 @@ def events(url, admin):
     """A table with a primary key, and a ledger."""
     ensure_ledger(url)
     admin.execute(TABLE.encode())
-
-
-def stored(admin):
-    """The table's rows."""
-    return admin.execute("TABLE events ORDER BY id").fetchall()
 
 
 def letters(admin):
