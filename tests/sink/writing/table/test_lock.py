@@ -5,33 +5,26 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 from support.batches import make_batch
 from support.blocked import wait_for_blocked
-from support.committed_rows import settings
+from support.committed_rows import settings, verdict_or_code
 from support.fixtures.driver import wait_until
-from support.rows import given_rows
-from support.sent_rows import arrow_rows
-from support.typed_rows import struct_of
+from support.typed_rows import staged_rows, typed_rows
 from support.with_rooms import work_into, write_batch_in_tx
 
-from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.sink.data_source.stager import stage_rows
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging import StagedRows, StagingTable, drop_staging_table
+from pgonce.sink.staging import StagingTable, drop_staging_table
+from pgonce.sink.writing.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -78,22 +71,15 @@ STAGING = StagingTable("q1", "events", "run 1", 0)
 TRANSPORTS = ("copied", "staged", "upserted", "replaced", "by a function")
 
 
-def rows_of(pair: Pair) -> tuple[t.StructType, pa.RecordBatch]:
-    """Spark's columns, and the rows as a task would get them."""
-    struct = struct_of({"id": t.LongType(), "k": pair.spark})
-    return struct, arrow_rows(struct, list(enumerate(pair.values)))
+def sent_by(transport: str, pair: Pair, url: str) -> Rows:
+    """The rows as the commit gets them."""
+    columns, rows = {"id": t.LongType(), "k": pair.spark}, list(enumerate(pair.values))
+    return staged_rows(url, STAGING, columns, rows) if transport == "staged" else typed_rows(columns, rows)
 
 
 def work_of(transport: str, pair: Pair, url: str) -> Work:
     """What a commit does whose rows come this way."""
-    struct, rows = rows_of(pair)
-    columns = encoded_columns(struct)
-    if transport == "staged":
-        encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
-        stage_rows(url, STAGING, columns, [encoder.encode(rows)])
-        sent = given_rows(columns, len(rows), list, StagedRows(STAGING, ((3, len(rows)),)))
-    else:
-        sent = given_rows(columns, len(rows), lambda: [CopyEncoder(struct).encode(rows)])
+    sent = sent_by(transport, pair, url)
     mode, keys = {"upserted": ("upsert", ("id",)), "replaced": ("complete", ())}.get(transport, ("append", ()))
     where = destination("events", mode, keys, None)
     if transport != "by a function":
@@ -101,7 +87,7 @@ def work_of(transport: str, pair: Pair, url: str) -> Work:
 
     def publish(connection, *_):
         published = write_batch_in_tx(driver_connection(connection), where, sent)
-        return Published(len(rows), "function", targets=published.targets)
+        return Published(len(pair.values), "function", targets=published.targets)
 
     return Work(lambda _: "events", publish, sealed=True)
 
@@ -131,12 +117,9 @@ def wrong_values(admin) -> int:
     ).fetchone()[0]
 
 
-def outcome(settings, work) -> str:
-    """The verdict's name, or the error's code."""
-    try:
-        return commit_batch(settings, make_batch(0), work).name
-    except PgonceError as error:
-        return error.code
+def outcome(url: str, work: Work) -> str:
+    """What becomes of a commit that waits for locks."""
+    return verdict_or_code(settings(url, lock_timeout=30), make_batch(0), work)
 
 
 def outcome_behind(ddl, admin, url, own_url, work) -> str:
@@ -144,7 +127,7 @@ def outcome_behind(ddl, admin, url, own_url, work) -> str:
     outcomes = []
     with psycopg.connect(url) as other:
         other.execute(ddl)
-        committing = threading.Thread(target=lambda: outcomes.append(outcome(settings(own_url, lock_timeout=30), work)))
+        committing = threading.Thread(target=lambda: outcomes.append(outcome(own_url, work)))
         committing.start()
         wait_for_blocked(admin, other)
         other.commit()
@@ -211,7 +194,7 @@ def test_an_alter_may_come_at_every_step_of_the_commit(transport, url, admin, pr
                     )
 
             proxy.before_message = strike
-            said = outcome(settings(proxy.url, lock_timeout=30), work)
+            said = outcome(proxy.url, work)
             proxy.before_message = None
             if next(messages) <= step:
                 break
@@ -250,16 +233,14 @@ def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
     admin.execute(b"CREATE TABLE events (id bigint, k integer) PARTITION BY RANGE (id)")
     admin.execute(b"CREATE TABLE first PARTITION OF events FOR VALUES FROM (0) TO (1)")
     admin.execute(b"CREATE UNLOGGED TABLE second (id bigint, k integer)")
-    struct, rows = rows_of(PAIRS[1])
+    sent = sent_by("copied", PAIRS[1], url)
 
     def bodies():
         # After the look at the table, and before any row.
         with psycopg.connect(url, autocommit=True) as other:
             other.execute(b"ALTER TABLE events ATTACH PARTITION second FOR VALUES FROM (1) TO (9)")
-        yield CopyEncoder(struct).encode(rows)
+        return sent.bodies()
 
-    sent = given_rows(encoded_columns(struct), len(rows), bodies)
-    assert outcome(settings(url), work_into(None, destination("events", "append", (), None), sent)) == (
-        "TARGET_NOT_DURABLE"
-    )
+    work = work_into(None, destination("events", "append", (), None), replace(sent, bodies=bodies))
+    assert outcome(url, work) == "TARGET_NOT_DURABLE"
     assert admin.execute(b"SELECT count(*) FROM events").fetchone() == (0,)
