@@ -101,9 +101,6 @@ def test_it_says_what_the_error_would_have_said():
     (row,) = unfit.rows
     assert row.code == caught.value.code == "NUL_IN_TEXT"
     assert (row.column_name, row.place) == ("name", None)
-    assert (
-        row.message == "Column 'name' (Spark's string) has a string with a NUL character, which Postgres cannot store."
-    )
     assert row.message.removeprefix("C") in caught.value.what
 
 

@@ -6,25 +6,19 @@ import random
 import threading
 
 import psycopg
-import pyarrow as pa
 import pytest
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 from pyspark.sql import types as t
 from support.blocked import wait_until_blocked
-from support.rows import given_rows
+from support.sent_rows import publish
 from support.typed_rows import struct_of
-from support.with_rooms import write_batch_in_tx
 
 import pgonce.sink.writing.by_key.upsert
 from pgonce.offsets_store.postgres.refused_rows import target_error
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.by_key.upsert import merged
 
 STRUCT = struct_of({"id": t.LongType(), "region": t.StringType(), "amount": t.IntegerType()})
-TYPES = (pa.int64(), pa.string(), pa.int32())
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, region text, amount int)"
 ROWS = [(1, "north", 10), (2, "south", 20), (3, "east", 30)]
 
@@ -46,12 +40,7 @@ def merges(monkeypatch):
 
 def upsert(connection, rows, keys=("id",), order_by=None, table="events", **how):
     """Upsert rows in the transaction of ``connection``."""
-    batch = pa.record_batch(
-        [pa.array(column, ty) for column, ty in zip(zip(*rows, strict=True), TYPES, strict=True)], names=STRUCT.names
-    )
-    bodies = [CopyEncoder(STRUCT).encode(batch)]
-    rows = given_rows(encoded_columns(STRUCT), batch.num_rows, lambda: bodies)
-    write_batch_in_tx(connection, destination(table, "upsert", keys, order_by, **how), rows)
+    publish(connection, "inline", STRUCT, rows, "upsert", keys, order_by, table=table, **how)
 
 
 def stored(admin, table="events"):
