@@ -20,7 +20,6 @@ from support.typed_rows import commit_typed, struct_of, typed_rows
 from support.with_rooms import look_at_table, write_batch_in_tx
 
 from pgonce.offsets_store.errors import CommitError, PgonceError, TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
@@ -118,7 +117,6 @@ def test_a_batch_that_is_rolled_back_takes_its_column_with_it(admin, url):
 def test_two_queries_that_add_the_same_column_at_once(admin, url):
     """One adds it, the other finds it, and all rows of both are there."""
     admin.execute(TABLE)
-    ensure_ledger(url)
     failed = []
     gate = threading.Barrier(4)
 
@@ -144,7 +142,6 @@ def test_two_queries_that_add_the_same_column_at_once(admin, url):
 def test_a_column_that_somebody_else_is_adding_is_waited_for(admin, url):
     """It is not added twice."""
     admin.execute(TABLE)
-    ensure_ledger(url)
     with psycopg.connect(url) as other:
         other.execute("ALTER TABLE events ADD COLUMN name text, ADD COLUMN seen timestamp")
         thread = threading.Thread(
@@ -161,7 +158,6 @@ def test_a_column_that_somebody_else_is_adding_is_waited_for(admin, url):
 def test_a_long_reader_is_named_and_others_read_meanwhile(admin, url):
     """The batch fails as for any lock that is held; the column is not there, and nobody waited for long."""
     admin.execute(TABLE)
-    ensure_ledger(url)
     longest = 0.0
     with psycopg.connect(url, application_name="a long report") as reader:
         reader.execute("SELECT *, 'zq7hunter' FROM events").fetchall()

@@ -23,7 +23,6 @@ from support.typed_rows import typed_rows
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError, TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.writing import routes as by_route
 
@@ -217,7 +216,6 @@ def test_tables_are_locked_in_the_order_of_their_oids(admin, url, observer):
 )
 def test_turns_are_taken_in_the_order_of_oids(admin, url, observer, options, others_list):
     """Who waits for its turn with one table has not yet taken that of a table with a greater oid, however listed."""
-    ensure_ledger(url)
     admin.execute("ALTER TABLE clicks ADD PRIMARY KEY (id)")
     waits = (
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "

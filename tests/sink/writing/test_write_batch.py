@@ -20,7 +20,7 @@ from support.typed_rows import staged_rows, struct_of
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import PgonceError, TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants, migrate
+from pgonce.offsets_store.ledger.migrations import grants, migrate
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
@@ -230,7 +230,6 @@ def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):
 
 def test_a_table_that_a_task_of_an_older_run_makes_afterwards_is_swept(admin, url):
     """A task may outlive its run. When its batch was planned tells it from a successor's, which is left alone."""
-    ensure_ledger(url)
     admin.execute(PUBLISHED)
     now = int(time.time() * 1000)
     late = StagingTable("query", "events", "older run", 7, now - 60_000)

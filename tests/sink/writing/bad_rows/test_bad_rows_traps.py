@@ -20,8 +20,6 @@ from pgonce.offsets_store.errors import NOTHING, PgonceError
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.bad_rows import about_a_row
 
-pytestmark = pytest.mark.usefixtures("ledger")
-
 COLUMNS = {
     "id": t.LongType(), "u": t.StringType(), "parent": t.LongType(), "seq": t.LongType(), "gone": t.BooleanType(),
 }  # fmt: skip

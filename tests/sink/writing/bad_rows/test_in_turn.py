@@ -14,24 +14,19 @@ from psycopg.errors import ExclusionViolation, ForeignKeyViolation, UniqueViolat
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes, stored
 from support.batches import make_planned_batch
-from support.sent_rows import publish, sent
-from support.with_rooms import look_once, work_into
+from support.routed_rows import commit, routes
+from support.sent_rows import publish
+from support.typed_rows import typed_rows
+from support.with_rooms import look_once
 
-from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.routes import where_to
 
 UNIQUE = changes(id=t.LongType(), u=t.LongType(), seq=t.LongType())
 UPSERT = t.StructType(UNIQUE.fields[:3])
 NODES = changes(id=t.LongType(), parent=t.LongType(), name=t.StringType(), seq=t.LongType())
-
-
-pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def letters(admin):
@@ -279,35 +274,25 @@ class TestActions:
         )
         if partitioned:
             admin.execute("CREATE TABLE orders_0 PARTITION OF orders FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
-        columns = t.StructType([
-            t.StructField("kind", t.StringType()),
-            t.StructField("id", t.LongType()),
-            t.StructField("order_id", t.LongType()),
-            t.StructField("seq", t.LongType()),
-            t.StructField("gone", t.BooleanType()),
-        ])  # fmt: skip
-        tables = {
-            "orders": {"mode": "apply", "deleteWhen": "gone", "orderBy": "seq"},
-            "lines": {"mode": "apply", "deleteWhen": "gone", "orderBy": "seq"},
-        }
-        where = where_to(route="kind", tables=tables)
+        columns = {"kind": t.StringType(), "id": t.LongType(), "order_id": t.LongType(), "seq": t.LongType()}
+        columns["gone"] = t.BooleanType()
+        applied = {"mode": "apply", "deleteWhen": "gone", "orderBy": "seq"}
+        where = routes({"orders": applied, "lines": applied})
         admin.execute("ALTER TABLE orders ADD order_id bigint")
-        rows = [("orders", 1, None, 1, WRITE), ("lines", 2, 1, 2, WRITE)]
+        rows = typed_rows(columns, [("orders", 1, None, 1, WRITE), ("lines", 2, 1, 2, WRITE)])
 
-        def commit(number: int) -> str:
-            settings = CommitSettings(url, Remedies(independent=True), retry_timeout=0)
-            work = work_into(None, where, sent(url, "inline", columns, rows))
-            return commit_batch(settings, make_planned_batch(number), work).name
+        def commit_rows(number: int) -> str:
+            return commit(url, make_planned_batch(number), where, rows).name
 
-        assert commit(0) == "NEW"
+        assert commit_rows(0) == "NEW"
         admin.execute("ALTER TABLE lines ADD FOREIGN KEY (order_id) REFERENCES orders ON DELETE CASCADE")
         with pytest.raises(TargetError, match=r"DELETE_ACTION.*orders .* public\.lines"):
-            look_once("query", url, where, encoded_columns(columns))
+            look_once("query", url, where, rows.columns)
         with pytest.raises(TargetError, match="DELETE_ACTION"):
-            commit(1)
+            commit_rows(1)
         admin.execute("ALTER TABLE lines DROP CONSTRAINT lines_order_id_fkey")
         admin.execute("ALTER TABLE lines ADD FOREIGN KEY (order_id) REFERENCES orders DEFERRABLE INITIALLY DEFERRED")
-        assert commit(1) == "NEW"
+        assert commit_rows(1) == "NEW"
 
 
 class TestReferences:

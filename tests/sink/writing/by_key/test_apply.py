@@ -29,9 +29,6 @@ def events(admin):
     admin.execute(TABLE.encode())
 
 
-pytestmark = pytest.mark.usefixtures("ledger")
-
-
 def test_of_several_changes_of_a_key_the_last_counts(url, admin, events):
     """A key that was written and then deleted is gone; one that was deleted and then written is there."""
     apply(url, (1, "old", 0, WRITE), (2, "old", 0, WRITE))

@@ -14,7 +14,6 @@ from support.sent_rows import publish
 from support.with_rooms import reader_of
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.destination import destination
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
@@ -22,9 +21,8 @@ UNREAD = {"keep_where": "?"}
 
 
 @pytest.fixture(autouse=True)
-def events(url, admin):
-    """A table with a primary key, and a ledger."""
-    ensure_ledger(url)
+def events(admin):
+    """A table with a primary key."""
     admin.execute(TABLE.encode())
 
 

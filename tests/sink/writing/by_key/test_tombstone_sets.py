@@ -20,9 +20,6 @@ PARTED = (
 )
 
 
-pytestmark = pytest.mark.usefixtures("ledger")
-
-
 def newer(url, *rows, **how):
     """Apply only what is newer."""
     return apply(url, *rows, only_newer=True, **how)

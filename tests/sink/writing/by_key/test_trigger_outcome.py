@@ -6,7 +6,6 @@ import pytest
 from support.applied_changes import DELETE, WRITE, apply
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 
 FUNCTIONS = """
 CREATE FUNCTION leaves_out() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
@@ -16,9 +15,8 @@ CREATE FUNCTION stamps() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN new.stamped 
 
 
 @pytest.fixture(autouse=True)
-def events(url, admin):
+def events(admin):
     """A table with a row, and functions for its triggers."""
-    ensure_ledger(url)
     admin.execute(FUNCTIONS)
     admin.execute(
         "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone_at boolean DEFAULT false, "

@@ -152,7 +152,6 @@ def test_a_batch_that_waits_for_an_alter_sees_what_it_altered(pair, transport, a
     """The ALTER is under way when the batch comes; the batch is refused for the new type, or its values are right."""
     create(admin, pair)
     fill_reference(admin, pair)
-    ensure_ledger(url)
     said = outcome_behind(alter(pair), admin, url, url, work_of(transport, pair, url))
     admin.execute(alter(pair, "reference"))
     assert wrong_values(admin) == 0
@@ -224,7 +223,6 @@ def test_all_that_is_checked_of_a_table_is_checked_once_it_cannot_change(change,
     pair = PAIRS[1]
     ddl, code = CHANGES[change]
     create(admin, pair)
-    ensure_ledger(url)
     assert outcome_behind(ddl, admin, url, url, work_of("by a function", pair, url)) == code
 
 
