@@ -179,10 +179,8 @@ def test_tombstones_are_there_for_as_many_days_as_the_option_says(url, admin, ev
     assert admin.execute("SELECT key FROM pgonce.tombstones").fetchall() == [([2],)]
 
 
-SNAPSHOT = t.StructType([
-    t.StructField("id", t.LongType()), t.StructField("name", t.StringType()), t.StructField("seq", t.LongType()),
-    t.StructField("pgonce_operation", t.StringType()), t.StructField("pgonce_deleted", t.BooleanType()),
-])  # fmt: skip
+TEXT, LONG = t.StringType(), t.LongType()
+SNAPSHOT = changes("pgonce_deleted", id=LONG, name=TEXT, seq=LONG, pgonce_operation=TEXT)
 FEED = {"struct": SNAPSHOT, "delete_when": None, "change_feed": "debezium", "only_newer": True}
 
 
