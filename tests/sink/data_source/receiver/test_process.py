@@ -28,7 +28,7 @@ from support.data_source_with_rooms import commit_parcels, planned_reception, re
 from support.fixtures.driver import wait_until
 from support.ledger_history import QUERY, RUN
 from support.patience import PATIENCE_SECONDS
-from support.received_batch import SENT, body, name_of, origin, parcels, send
+from support.received_batch import SENT, body, copies, in_copy, name_of, origin, parcels, send
 from support.signals import strike
 
 from pgonce.offsets_store.commit.one_transaction import application_name
@@ -49,21 +49,6 @@ from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.positions import EncodedRows
 
 HOST = "127.0.0.1"
-
-
-def transactions(target):
-    """The ids of the run's transactions that are in a COPY."""
-    return target.execute(
-        "SELECT backend_xid::text FROM pg_stat_activity AS a JOIN pg_stat_progress_copy USING (pid) "
-        "WHERE a.datname = current_database() AND application_name = %s",
-        [application_name(RUN)],
-    ).fetchall()
-
-
-def in_copy(target):
-    """Wait for a COPY of the run that is open; the transaction's id."""
-    assert wait_until(lambda: transactions(target))
-    return transactions(target)
 
 
 def recorded(target):
@@ -262,7 +247,7 @@ def test_what_is_kept_goes_with_its_batch(way, target, receiver_options, started
             kill(started_receivers[0])
         receiver.give_up()
     assert wait_until(lambda: kept_files(receiver) == [])
-    assert wait_until(lambda: not transactions(target))
+    assert wait_until(lambda: not copies(target))
     assert ids(target) == ([1, 2] if way == "committed" else [])
 
 

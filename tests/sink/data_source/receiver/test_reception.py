@@ -18,7 +18,7 @@ from support.committed_rows import STRUCT, TABLE, ids
 from support.data_source_with_rooms import planned_reception
 from support.fixtures.driver import wait_until
 from support.ledger_history import RUN
-from support.received_batch import OPTIONS, origin
+from support.received_batch import OPTIONS, in_copy, origin
 from support.stopped_query import entries, entry, write_checkpoint
 
 import pgonce.sink.data_source.receiver.arrived
@@ -128,17 +128,7 @@ def transactions(target):
 
 def copying(target, *ids):
     """Wait until the last of these rows has come to Postgres, in an open COPY of the run; the transaction's id."""
-    before = len(HEADER) + len(b"".join(encoded(one).body for one in ids[:-1]))
-
-    def transaction():
-        return target.execute(
-            "SELECT backend_xid::text FROM pg_stat_activity AS a JOIN pg_stat_progress_copy USING (pid) "
-            "WHERE a.datname = current_database() AND application_name = %s AND bytes_processed > %s",
-            [application_name(RUN), before],
-        ).fetchall()
-
-    assert wait_until(transaction)
-    return transaction()
+    return in_copy(target, len(HEADER) + len(b"".join(encoded(one).body for one in ids[:-1])))
 
 
 def writers_of(target):
