@@ -34,3 +34,8 @@ def apply(url, *rows, struct=PLAIN, transport="inline", order_by="seq", **option
 def stored(admin, table="events"):
     """The rows of a table, in the order of its first column."""
     return admin.execute(f"SELECT * FROM {table} ORDER BY 1".encode()).fetchall()
+
+
+def letters(admin):
+    """The keys of the rows that were put aside, and why."""
+    return admin.execute("SELECT (row_data ->> 'id')::int, code FROM pgonce.dead_letters ORDER BY 1").fetchall()

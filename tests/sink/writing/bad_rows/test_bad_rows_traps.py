@@ -12,6 +12,7 @@ import random
 import psycopg
 import pytest
 from pyspark.sql import types as t
+from support.applied_changes import letters
 from support.batches import make_batch
 from support.typed_rows import commit_typed, typed_rows
 from support.with_rooms import write_batch_in_tx
@@ -63,11 +64,6 @@ def refused(url, admin, mode, rows, *args, **how):
     assert stored(admin, "*") == before
     assert letters(admin) == []
     return raised.value
-
-
-def letters(admin):
-    """The keys of the rows that were put aside, and why."""
-    return admin.execute("SELECT (row_data ->> 'id')::int, code FROM pgonce.dead_letters ORDER BY 1").fetchall()
 
 
 class TestDeferredConstraints:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from psycopg.errors import ExclusionViolation, ForeignKeyViolation, UniqueViolation
 from pyspark.sql import types as t
-from support.applied_changes import DELETE, WRITE, apply, changes, stored
+from support.applied_changes import DELETE, WRITE, apply, changes, letters, stored
 from support.batches import make_planned_batch
 from support.routed_rows import commit, routes
 from support.sent_rows import publish
@@ -27,11 +27,6 @@ from pgonce.sink.options.destination import destination
 UNIQUE = changes(id=t.LongType(), u=t.LongType(), seq=t.LongType())
 UPSERT = t.StructType(UNIQUE.fields[:3])
 NODES = changes(id=t.LongType(), parent=t.LongType(), name=t.StringType(), seq=t.LongType())
-
-
-def letters(admin):
-    """The keys of the rows that were put aside, and why."""
-    return admin.execute("SELECT (row_data ->> 'id')::int, code FROM pgonce.dead_letters ORDER BY 1").fetchall()
 
 
 @pytest.fixture
