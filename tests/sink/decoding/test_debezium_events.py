@@ -13,12 +13,10 @@ from decimal import Decimal
 
 import pytest
 from support.avro_records import Subject, named
-from support.decoded_rows import where_records_go, write_records
+from support.decoded_rows import write_records
 
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
 from pgonce.sink.decoding.json_records import DOUBLED
-from pgonce.sink.writing.bad_rows.recalled_destination import recalled
-from pgonce.sink.writing.recorded_destination import recorded
 
 DAY = dt.date(2026, 1, 31)
 NOON = dt.datetime(2026, 1, 31, 12, 0, 0, 123456)  # noqa: DTZ001 (it has no zone)
@@ -263,13 +261,6 @@ def test_events_may_be_of_avro(schema_registry, url, apply, create, stored, requ
     assert stored("*") == [(1, NOON, Decimal("1.5"), {"a": 1})]
     assert apply(None, record_keys=[keys.record({"id": 1}, ("id", "long"))], **avro) == []
     assert stored("*") == []
-
-
-def test_a_letter_remembers_that_its_record_is_an_event():
-    """So a replay reads it as one."""
-    where = where_records_go(table="t", mode="apply", change_feed="debezium")
-    found, _ = recalled(json.loads(json.dumps(recorded(where, []))) | {"columns": [{"name": "id", "type": "long"}]})
-    assert (found.changes, found.decoding) == (where.changes, where.decoding)
 
 
 ODD_SCHEMAS = {

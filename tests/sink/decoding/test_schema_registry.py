@@ -354,15 +354,6 @@ def test_a_column_of_a_subject_may_not_have_a_name_of_ours(subject, write):
         write(create_table=True, schema_subjects=[subject.name])
 
 
-@pytest.mark.parametrize(
-    "options", [{"decode_key": "avro", "mode": "upsert"}, {"mode": "apply", "change_feed": "debezium"}]
-)
-def test_json_and_what_a_registry_knows_are_not_mixed(options):
-    """Each would be read as the other."""
-    with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
-        where_records_go(table="t", schema_registry_url="http://registry", **options)
-
-
 def test_a_letter_has_no_login():
     """It says that a registry knows the schema, and a replay is told which."""
     where = where_records_go(table="t", decode="avro", schema_registry_url="http://ann:secret@registry")

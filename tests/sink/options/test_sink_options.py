@@ -149,6 +149,15 @@ def test_sparks_own_option_keys_pass(key):
         ({"decodeKey": "text"}, "CLASHING_OPTIONS"),
         ({"decode": "avro"}, "CLASHING_OPTIONS"),
         ({"decode": "protobuf", "schemaRegistryUrl": ""}, "CLASHING_OPTIONS"),
+        # JSON, and what a registry knows, would be read as each other.
+        (
+            {"decode": "json", "schemaRegistryUrl": "http://r", "decodeKey": "avro", "mode": "upsert"},
+            "CLASHING_OPTIONS",
+        ),
+        (
+            {"decode": "json", "schemaRegistryUrl": "http://r", "mode": "apply", "changeFeed": "debezium"},
+            "CLASHING_OPTIONS",
+        ),
         ({"nullValues": "ignore"}, "CLASHING_OPTIONS"),
     ],
 )

@@ -81,14 +81,21 @@ def test_what_is_recorded_is_recalled(options, columns, aside, all_delete):
     assert recalled(kept) == (alters_nothing, tuple(columns))
 
 
-def test_how_records_are_decoded_is_recalled_too():
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"decode_key": "json", "columns": {"name": "a.b"}, "kafka_columns": {"at": "timestamp"}},
+        {"change_feed": "debezium"},
+    ],
+)
+def test_how_records_are_decoded_is_recalled_too(more):
     """A replay decodes the record of a letter as its batch would have."""
-    more = {"decode_key": "json", "columns": {"name": "a.b"}, "kafka_columns": {"at": "timestamp"}}
     where = where_to(table="public.t", mode="apply", decode="json", **more)
     kept = json.loads(json.dumps(recorded(where, [encoded_column("id", t.LongType())])))
     assert recalled(kept)[0].decoding == where.decoding
     # The column that says which rows delete is one of those that were decoded.
     assert recalled(kept)[0].changes.deleted == where.changes.deleted
+    assert recalled(kept)[0].changes.feed == where.changes.feed
 
 
 def test_that_rows_may_be_put_aside_is_left_out():
