@@ -130,13 +130,6 @@ def test_more_bad_rows_than_may_be_put_aside_stop_the_batch(in_batches):
     assert "raise maxDeadLetters" in caught.value.remedy
 
 
-def test_a_batch_of_bad_rows_only_has_an_empty_body():
-    """It is a part of a COPY like any other; as many rows as may be put aside are."""
-    unfit = UnfitRows(2)
-    body, fit = unfit.encode_others(CopyEncoder(STRUCT), names_only("x\0", "z\0"))
-    assert (body, len(fit), len(unfit.rows)) == (b"", 0, 2)
-
-
 def test_numbers_in_lists_beside_a_bad_row_are_not_taken_for_its_own():
     """Of lists that Arrow has to cast, those of other rows are cast without it."""
     struct = t.StructType([t.StructField("c", t.ArrayType(t.LongType()))])
