@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,17 +109,14 @@ def outcome(url: str, work: Work) -> str:
     return verdict_or_code(settings(url, lock_timeout=30), make_batch(0), work)
 
 
-def outcome_behind(ddl, admin, url, own_url, work) -> str:
+def outcome_behind(ddl, admin, url, work) -> str:
     """What becomes of a commit that waits for somebody who alters a table, once that is done."""
-    outcomes = []
-    with psycopg.connect(url) as other:
+    with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
         other.execute(ddl)
-        committing = threading.Thread(target=lambda: outcomes.append(outcome(own_url, work)))
-        committing.start()
+        committing = pool.submit(outcome, url, work)
         wait_for_blocked(admin, other)
         other.commit()
-        committing.join()
-    return outcomes[0]
+        return committing.result()
 
 
 # Rows that are copied straight are the ones that could arrive as others; for the rest see the next test.
@@ -131,7 +129,7 @@ def test_a_batch_that_waits_for_an_alter_sees_what_it_altered(pair, transport, a
     """The ALTER is under way when the batch comes; the batch is refused for the new type, or its values are right."""
     create(admin, pair)
     fill_reference(admin, pair)
-    said = outcome_behind(alter(pair), admin, url, url, work_of(transport, pair, url))
+    said = outcome_behind(alter(pair), admin, url, work_of(transport, pair, url))
     admin.execute(alter(pair, "reference"))
     assert wrong_values(admin) == 0
     stored = admin.execute("SELECT count(*) FROM events").fetchone()[0]
@@ -202,7 +200,7 @@ def test_all_that_is_checked_of_a_table_is_checked_once_it_cannot_change(change,
     pair = NUMBER
     ddl, code = CHANGES[change]
     create(admin, pair)
-    assert outcome_behind(ddl, admin, url, url, work_of("by a function", pair, url)) == code
+    assert outcome_behind(ddl, admin, url, work_of("by a function", pair, url)) == code
 
 
 def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
