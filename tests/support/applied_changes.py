@@ -29,3 +29,13 @@ def apply(url, *rows, struct=PLAIN, transport="inline", order_by="seq", **option
     # A row that moved is counted, and so is its old row.
     assert sum(counts.values()) - counts.get(UNREAD, 0) - 2 * counts.get(MOVED, 0) == len(rows)
     return {stage: count for stage, count in counts.items() if count}
+
+
+def stored(admin, table="events"):
+    """The rows of a table, in the order of its first column."""
+    return admin.execute(f"SELECT * FROM {table} ORDER BY 1".encode()).fetchall()
+
+
+def letters(admin):
+    """The keys of the rows that were put aside, and why."""
+    return admin.execute("SELECT (row_data ->> 'id')::int, code FROM pgonce.dead_letters ORDER BY 1").fetchall()

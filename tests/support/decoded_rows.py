@@ -9,9 +9,10 @@ from __future__ import annotations
 import datetime as dt
 
 import psycopg
-import pyarrow as pa
 from pyspark.sql import types as t
 from support.batches import make_planned_batch
+from support.sent_rows import arrow_rows
+from support.typed_rows import struct_of
 from support.with_rooms import reader_of, work_into, write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -25,27 +26,16 @@ from pgonce.sink.options.reading import read
 from pgonce.sink.options.routes import where_of
 from pgonce.sink.writing.rows import Rows
 
-KAFKA = t.StructType(
-    [
-        t.StructField("key", t.BinaryType()),
-        t.StructField("value", t.BinaryType()),
-        t.StructField("topic", t.StringType()),
-        t.StructField("partition", t.IntegerType()),
-        t.StructField("offset", t.LongType()),
-        t.StructField("timestamp", t.TimestampType()),
-        t.StructField("timestampType", t.IntegerType()),
-    ]
-)
-_ARROW = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("timestampType", pa.int32()),
-    ]
+KAFKA = struct_of(
+    {
+        "key": t.BinaryType(),
+        "value": t.BinaryType(),
+        "topic": t.StringType(),
+        "partition": t.IntegerType(),
+        "offset": t.LongType(),
+        "timestamp": t.TimestampType(),
+        "timestampType": t.IntegerType(),
+    }
 )
 SENT_AT = dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone.utc)
 
@@ -53,11 +43,8 @@ SENT_AT = dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone.utc)
 def kafka_batch(values, *, keys=None, partitions=None):
     """The records with these values, and with these keys and partitions if any are given; offsets count from 0."""
     keys, partitions = keys or [None] * len(values), partitions or [0] * len(values)
-    columns = [keys, values, ["t"] * len(values), partitions, range(len(values))]
-    columns += [[SENT_AT] * len(values), [0] * len(values)]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(list(column), field.type) for column, field in zip(columns, _ARROW, strict=True)], schema=_ARROW
-    )
+    records = zip(keys, values, partitions, range(len(values)), strict=True)
+    return arrow_rows(KAFKA, [(key, value, "t", *place, SENT_AT, 0) for key, value, *place in records])
 
 
 def where_records_go(**options):

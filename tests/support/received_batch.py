@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 
+import psycopg
 import pyarrow as pa
 from support.committed_rows import STRUCT
+from support.fixtures.driver import wait_until
 from support.ledger_history import QUERY, RUN
 from support.stopped_query import entry
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
+from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.sink.data_source.offer import offered
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.promise import Promise
@@ -53,3 +56,18 @@ def send(receiver: Receiver, *ids: int, partition_id: int = 0, attempt_id: int =
 def parcels(receiver: Receiver) -> list[Parcel]:
     """What the task of :data:`SENT` tells the commit."""
     return [Parcel(origin(), 0, 2, received=(1, 2), offer=offered(receiver))]
+
+
+def copies(target: psycopg.Connection, past: int = -1) -> list[tuple[str]]:
+    """The ids of the run's transactions that are in a COPY which has got more bytes than these."""
+    return target.execute(
+        "SELECT backend_xid::text FROM pg_stat_activity AS a JOIN pg_stat_progress_copy USING (pid) "
+        "WHERE a.datname = current_database() AND application_name = %s AND bytes_processed > %s",
+        [application_name(RUN), past],
+    ).fetchall()
+
+
+def in_copy(target: psycopg.Connection, past: int = -1) -> list[tuple[str]]:
+    """Wait for such a transaction; its id."""
+    assert wait_until(lambda: copies(target, past))
+    return copies(target, past)

@@ -8,31 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import types as t
 from support.committed_rows import settings
-from support.sent_rows import arrow_rows
-from support.typed_rows import struct_of, typed_rows
+from support.typed_rows import typed_rows
 from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.routes import Routes, where_to
 from pgonce.sink.writing.rows import Rows
 
 TYPES = {"kind": t.StringType(), "id": t.LongType(), "name": t.StringType()}
-STRUCT = struct_of(TYPES)
-COLUMNS = encoded_columns(STRUCT)
 TABLES = """
 CREATE TABLE orders (id bigint PRIMARY KEY, name text);
 CREATE TABLE clicks (id bigint, name text, kind text)
 """
-
-
-def arrow(rows: list[tuple[str | None, int, str | None]]) -> pa.RecordBatch:
-    """Rows as the Arrow batch that a task would get."""
-    return arrow_rows(STRUCT, rows)
 
 
 def routed(*rows: tuple[str | None, int, str | None]) -> Rows:

@@ -43,16 +43,18 @@ def typed_rows(columns: Columns, rows: Sequence[Sequence[Any]]) -> Rows:
     )
 
 
-def staged_rows(url: str, table: StagingTable, columns: Columns, rows: Sequence[Sequence[Any]]) -> Rows:
-    """Rows that a task's third attempt has staged."""
+def staged_rows(
+    url: str, table: StagingTable, columns: Columns, rows: Sequence[Sequence[Any]], attempt: int = 3
+) -> Rows:
+    """Rows that an attempt of a task has staged."""
     # PySpark 3.5, on which `make matrix` runs, has no data sources written in Python.
     from pgonce.sink.data_source.stager import stage_rows
 
     struct = struct_of(columns)
     encoded = encoded_columns(struct)
-    body = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3}).encode(arrow_rows(struct, rows))
+    body = CopyEncoder(struct, extra={ATTEMPT_COLUMN: attempt}).encode(arrow_rows(struct, rows))
     stage_rows(url, table, encoded, [body])
-    return given_rows(encoded, len(rows), list, StagedRows(table, ((3, len(rows)),)))
+    return given_rows(encoded, len(rows), list, StagedRows(table, ((attempt, len(rows)),)))
 
 
 def commit_typed(

@@ -36,9 +36,9 @@ def commit(options, number):
     commit_parcels(options, encoded_columns(STRUCT), [parcel], number)
 
 
-def stage_late(options, number):
+def stage_late(options, number, run="the run before"):
     """A task of a run that was stopped a minute ago stages a row; the driver had planned its batch before that."""
-    before = replace(origin(number, "the run before"), planned_by_ms=int(time.time() * 1000) - 60_000)
+    before = replace(origin(number, run), planned_by_ms=int(time.time() * 1000) - 60_000)
     row = pa.record_batch({"id": pa.array([99], pa.int64()), "name": pa.array(["late"])})
     Stager(options.staging_url, staging_table(options, before), STRUCT, 9, 10).stage(iter([row]))
 
@@ -63,9 +63,7 @@ def test_what_a_run_has_staged_that_called_the_table_otherwise_is_swept(target, 
         "SELECT writer_id, 'run A', 0, started_at - interval '1 hour' FROM pgonce.runs"
     )
     for run in ("run A", "another sink's run"):
-        staged = replace(origin(2, run), planned_by_ms=int(time.time() * 1000) - 60_000)
-        rows = pa.record_batch({"id": pa.array([99], pa.int64()), "name": pa.array(["late"])})
-        Stager(before.staging_url, staging_table(before, staged), STRUCT, 9, 10).stage(iter([rows]))
+        stage_late(before, 2, run)
     commit(now, 2)
     assert target.execute("SELECT run_id FROM pgonce.staged_tables").fetchall() == [("another sink's run",)]
 

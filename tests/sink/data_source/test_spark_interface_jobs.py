@@ -13,7 +13,6 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from support.batch_job import ROWS, frame, save
 from support.committed_rows import TABLE, ids
-from support.meanwhile import meanwhile
 
 pytestmark = pytest.mark.spark
 
@@ -53,15 +52,6 @@ def test_a_job_is_published_once(options, transport, spark, admin, url):
     assert admin.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
 
 
-def test_overwrite_replaces_all_rows_at_once(spark, admin, observer, url):
-    """A reader sees the old rows or the new ones meanwhile, and never an empty table."""
-    save(frame(spark), url)
-    with meanwhile(lambda: observer.execute("SELECT count(*) FROM events").fetchone()[0]) as seen:
-        save(frame(spark, 3), url, "tuesday", "overwrite", **STAGED)
-    assert ids(admin) == [0, 1, 2]
-    assert set(seen) <= {ROWS, 3}
-
-
 def test_a_thread_of_the_users_own_needs_an_active_session(spark, admin, url):
     """Without one, Spark does not look for Python data sources; the line that the documents show is enough."""
 
@@ -74,17 +64,6 @@ def test_a_thread_of_the_users_own_needs_an_active_session(spark, admin, url):
             pool.submit(lambda: save(frame(spark), url)).result()
         pool.submit(write_with_session).result()
     assert ids(admin) == list(range(ROWS))
-
-
-def test_a_job_upserts_by_its_options(spark, admin, url):
-    """The option mode chooses how rows are written, as for streams."""
-    admin.execute("ALTER TABLE events ADD PRIMARY KEY (id)")
-    save(frame(spark, 3), url, mode="append")
-    newer = spark.range(1, 5).selectExpr("id", "'newer' AS name")
-    # Spark does not mind the case of an option's name.
-    save(newer, url, "tuesday", "append", MODE="upsert", keys="id")
-    found = admin.execute("SELECT id, name FROM events ORDER BY id").fetchall()
-    assert found == [(0, "n0"), *((n, "newer") for n in range(1, 5))]
 
 
 def test_a_job_without_rows_is_recorded(spark, admin, url):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from support.data_source_with_rooms import commit_parcels, receiver_for
+from support.data_source_with_rooms import receiver_for
 from support.ledger_history import QUERY, RUN
 from support.received_batch import origin
 
@@ -37,16 +37,8 @@ WAYS = {"inline": {"inlineBytes": "1000000", "receiver": "off"}, "staged": {"rec
 
 
 @pytest.fixture
-def small_batches(spark):
-    """Tasks get their rows in Arrow batches of 100."""
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 100)
-    yield
-    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-
-
-@pytest.fixture
-def parcels_of(spark, small_batches):
-    """What two tasks of batch 1 hand to the commit, with these options and columns."""
+def parcels_of(spark):
+    """What two tasks of batch 1 hand to the commit, with these options and columns; they get 100 rows at a time."""
 
     def run(options, columns):
         frame = spark.range(0, ROWS, 1, 2).selectExpr(*columns)
@@ -68,30 +60,9 @@ def parcels_of(spark, small_batches):
                 spark.sparkContext.setLocalProperty(name, None)
         return written, [pickle.loads(row.parcel) for row in collected]
 
-    return run
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_they_come_to_the_commit_by_every_way(way, target, receiver_options, parcels_of):
-    """Each bad row arrives once, with its task's other rows, and the batch has all rows but these."""
-    options = receiver_options(deadLetters="true", **WAYS[way])
-    written, parcels = parcels_of(options, COLUMNS)
-    columns = encoded_columns(written)
-    assert {parcel.ways for parcel in parcels} == {(way,)}
-    promised = promise(parcels)
-    assert promised.rows == ROWS - len(BAD)
-    found = sorted((json.loads(row.row_data)["id"], row.column_name, row.code, row.place) for row in promised.unfit)
-    assert found == [
-        (BAD[0], "name", "NUL_IN_TEXT", None),
-        (BAD[1], "name", "NUL_IN_TEXT", None),
-        (BAD[2], "name", "TEXT_NOT_UTF8", None),
-    ]
-    commit_parcels(options, columns, parcels, 1)
-    assert target.execute("SELECT id, name FROM events ORDER BY id").fetchall() == [
-        (n, f"name {n}") for n in range(ROWS) if n not in BAD
-    ]
-    recorded = target.execute("SELECT rows, transport FROM pgonce.batches WHERE batch_id = 1").fetchall()
-    assert recorded == [(ROWS - len(BAD), way)]
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 100)
+    yield run
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
 @pytest.mark.parametrize("written", ["true", "false"])
@@ -129,9 +100,3 @@ def test_a_table_that_alone_has_dead_letters_is_enough(target, receiver_options,
     where = where_to(route="id", tables={"7": {}, "501": {"deadLetters": True}})
     _, parcels = parcels_of(replace(receiver_options(**WAYS["inline"]), destination=where), COLUMNS)
     assert sum(len(parcel.unfit) for parcel in parcels) == len(BAD)
-
-
-def test_without_dead_letters_the_first_one_fails_its_task(target, receiver_options, parcels_of):
-    """As ever: an error that has column and row."""
-    with pytest.raises(PySparkException, match=r"(NUL_IN_TEXT|TEXT_NOT_UTF8).*column 'name'"):
-        parcels_of(receiver_options(**WAYS["staged"]), COLUMNS)

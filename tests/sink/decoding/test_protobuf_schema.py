@@ -11,7 +11,6 @@ import math
 import struct
 from decimal import Decimal
 
-import psycopg
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
@@ -87,18 +86,6 @@ def write(url, schema_registry):
     return run
 
 
-@pytest.fixture
-def stored(url):
-    """What a query says of the test's database."""
-
-    def ask(query="SELECT * FROM t ORDER BY 1"):
-        with psycopg.connect(url) as connection:
-            found = connection.execute(query)
-            return found.fetchall() if found.description else []
-
-    return ask
-
-
 def full(order):
     """An order with every field."""
     made = order(id=2**63 - 1, i=-7, u=2**64 - 1, ok=True, r=0.5, d=0.1, s="ä", b=b"\0\xff", color="RED")
@@ -112,11 +99,11 @@ def full(order):
     return made.SerializeToString()
 
 
-def test_fields_arrive_as_they_were_written(classes, head, write, stored):
+def test_fields_arrive_as_they_were_written(classes, head, write, create, stored):
     """Those that are not set are null, or have Protobuf's default where it cannot tell."""
-    stored("""CREATE TABLE t (id bigint, i integer, u numeric, ok boolean, r real, d double precision, s text, b bytea,
-        color text, at timestamptz, wrapped bigint, took interval, more jsonb, line jsonb, numbers int[], lines jsonb,
-        counts jsonb, "set" int, "left" text, "right" text)""")
+    create("""id bigint, i integer, u numeric, ok boolean, r real, d double precision, s text, b bytea, color text,
+        at timestamptz, wrapped bigint, took interval, more jsonb, line jsonb, numbers int[], lines jsonb, counts jsonb,
+        "set" int, "left" text, "right" text""")
     assert write(head + ORDER + full(classes["Order"]), head + ORDER) == []
     empty, row = stored()
     assert row == (
@@ -126,18 +113,18 @@ def test_fields_arrive_as_they_were_written(classes, head, write, stored):
     assert empty == (0, 0, 0, False, 0.0, 0.0, "", b"", "NONE", *[None] * 5, [], [], {}, None, None, None)
 
 
-def test_a_record_says_which_message_it_is(classes, head, write, stored):
+def test_a_record_says_which_message_it_is(classes, head, write, create, stored):
     """By its place in the schema, also within another message."""
-    stored("CREATE TABLE t (id bigint, what text)")
+    create("id bigint, what text")
     assert write(head + OTHER + classes["Other"](id=5).SerializeToString()) == []
     assert write(head + b"\x02\0" + classes["Other"](id=6).SerializeToString()) == []
     assert write(head + LINE + classes["Order.Line"](what="x").SerializeToString()) == []
     assert stored() == [(5, None), (6, None), (None, "x")]
 
 
-def test_records_that_cannot_be_read_are_refused_one_by_one(classes, head, write, stored):
+def test_records_that_cannot_be_read_are_refused_one_by_one(classes, head, write, create, stored):
     """Each with its reason; the others are written."""
-    stored("CREATE TABLE t (id bigint)")
+    create("id bigint")
     order = classes["Order"]
     fine = order(id=1)
     fine.at.nanos = 1
@@ -157,9 +144,9 @@ def test_records_that_cannot_be_read_are_refused_one_by_one(classes, head, write
     assert stored() == [(5,)]
 
 
-def test_bytes_are_no_text(classes, head, write, stored):
+def test_bytes_are_no_text(classes, head, write, create):
     """What JSON could carry, and the column would take for something else."""
-    stored("CREATE TABLE t (id bigint, b text, u bigint)")
+    create("id bigint, b text, u bigint")
     (letter,) = write(head + ORDER + full(classes["Order"]), schema_evolution="ignoreExtra")
     assert (letter.column_name, "binary" in letter.message) == ("b", True)
 
@@ -169,7 +156,7 @@ def test_a_table_is_created_by_the_first_message(head, write, stored):
     options = {"create_table": True, "schema_subjects": ["shop-value"]}
     assert write(head + OTHER + b"\x08\x05", **options) == []
     assert stored() == [(5,)]
-    assert stored("SELECT pg_typeof(id)::text FROM t") == [("bigint",)]
+    assert stored("pg_typeof(id)::text") == [("bigint",)]
 
 
 @pytest.mark.parametrize("name", ["../outside.proto", "/outside.proto"])
@@ -188,25 +175,25 @@ extend M { optional int32 extra = 100; }
 """
 
 
-def test_extensions_are_not_lost(schema_registry, write, stored):
+def test_extensions_are_not_lost(schema_registry, write, create):
     """A message that may have them is refused."""
-    stored("CREATE TABLE t (id bigint)")
+    create("id bigint")
     number = schema_registry.register("extended", EXTENDED, "PROTOBUF")
     (letter,) = write(b"\0" + number.to_bytes(4, "big") + b"\0\x08\1\xa0\x06\7")
     assert "extensions" in letter.message
 
 
 @pytest.mark.parametrize("index", [b"\2\xfe" + b"\xff" * 11 + b"\2", b"\xff" * 100_000], ids=["large", "endless"])
-def test_a_place_that_no_message_has_is_refused(index, head, write, stored):
+def test_a_place_that_no_message_has_is_refused(index, head, write, create):
     """At once."""
-    stored("CREATE TABLE t (id bigint)")
+    create("id bigint")
     (letter,) = write(head + index + b"\x08\1")
     assert "does not begin with" in letter.message or "has no message" in letter.message
 
 
-def test_what_is_within_a_type_of_googles_is_read_whole(classes, head, write, stored):
+def test_what_is_within_a_type_of_googles_is_read_whole(classes, head, write, create):
     """An unknown field of a wrapper, and the nanoseconds of a duration, are refused."""
-    stored("CREATE TABLE t (id bigint)")
+    create("id bigint")
     fine = classes["Order"](id=1)
     fine.took.nanos = 1
     (unknown, nanos) = write(
@@ -234,10 +221,10 @@ IN_MAPS = {
 
 
 @pytest.mark.parametrize("case", IN_MAPS)
-def test_a_path_into_a_map_is_checked_by_the_type_of_its_values(case, schema_registry, write, stored):
+def test_a_path_into_a_map_is_checked_by_the_type_of_its_values(case, schema_registry, write, create, stored):
     """As any other field is; what suits its column is written."""
     record, path, column, kind = IN_MAPS[case]
-    stored(f"CREATE TABLE t (id bigint, f {column})")
+    create(f"id bigint, f {column}")
     head = b"\0" + schema_registry.register("maps", MAPS, "PROTOBUF").to_bytes(4, "big") + b"\0"
     letters = write(head + record, columns={"f": path}, schema_evolution="ignoreExtra")
     assert all(f"Field {path!r} is {kind} in its schema" in letter.message for letter in letters)

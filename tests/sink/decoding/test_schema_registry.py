@@ -131,18 +131,10 @@ def test_records_that_cannot_be_read_are_refused_one_by_one(subject, write, crea
     bad = [b'{"id":1}', b"", good[:4], unknown, good[:6], good + b"\0", nan, infinite]
     letters = write(good, *bad, none)
     assert stored("id") == [(1,), (2,)]
-    assert [(letter.place[2], letter.message) for letter in letters] == [
-        (1, "Its value does not begin with the number of a schema."),
-        (2, "Its value does not begin with the number of a schema."),
-        (3, "Its value does not begin with the number of a schema."),
-        (4, "Its schema 9999 is not in the registry."),
-        (5, letters[4].message),
-        (6, "Its value does not fit its schema: 1 bytes follow its end."),
-        (7, letters[6].message),
-        (8, letters[7].message),
-    ]
-    assert "Its value does not fit its schema" in letters[4].message
-    assert "not a number or infinite" in letters[6].message == letters[7].message
+    whys = ["does not begin with"] * 3 + ["9999 is not in the registry", "does not fit", "1 bytes follow"]
+    whys += ["not a number or infinite"] * 2
+    assert [letter.place[2] for letter in letters] == list(range(1, 9))
+    assert [why in letter.message for why, letter in zip(whys, letters, strict=True)] == [True] * 8
 
 
 def test_a_new_version_adds_its_column(subject, write, create, stored):
@@ -360,15 +352,6 @@ def test_a_column_of_a_subject_may_not_have_a_name_of_ours(subject, write):
     subject.record({"pgonce_refused": 1}, ("pgonce_refused", "int"))
     with pytest.raises(TargetError, match="COLUMN_TWICE"):
         write(create_table=True, schema_subjects=[subject.name])
-
-
-@pytest.mark.parametrize(
-    "options", [{"decode_key": "avro", "mode": "upsert"}, {"mode": "apply", "change_feed": "debezium"}]
-)
-def test_json_and_what_a_registry_knows_are_not_mixed(options):
-    """Each would be read as the other."""
-    with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
-        where_records_go(table="t", schema_registry_url="http://registry", **options)
 
 
 def test_a_letter_has_no_login():

@@ -6,14 +6,11 @@ import itertools
 import json
 
 import pytest
-from support.patience import PATIENCE_SECONDS
 from support.with_rooms import arriving_rows
 
-from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.encoding.copy_encoder import body_rows
 from pgonce.sink.errors import EncodingError
-from pgonce.sink.foreach_batch import batch_writer
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import PositionColumns
 
@@ -104,39 +101,3 @@ def test_too_many_stop_the_batch(most, frame):
     with arriving_rows(frame, where) as rows, pytest.raises(EncodingError, match="NUL_IN_TEXT") as caught:
         encoded(rows)
     assert ("maxDeadLetters" in str(caught.value)) is (most is not None)
-
-
-def test_they_come_to_the_commit_of_a_batch_writer(spark, url, observer, tmp_path, checkpoint, monkeypatch):
-    """Rows that cannot be encoded are known to the commit of their batch, and are not among its rows."""
-    commits = []
-    work_into = batch_writer.work_into
-
-    def noted(sink_name, to, rows, **rooms):
-        work = work_into(sink_name, to, rows, **rooms)
-
-        def publish(*arguments):
-            published = work.publish(*arguments)
-            commits.append((put_aside(rows), rows.count()))
-            return published
-
-        return type(work)(work.name_sink, publish)
-
-    monkeypatch.setattr(batch_writer, "work_into", noted)
-    folder = str(tmp_path / "source")
-    spark.range(0, ROWS, 1, 3).write.parquet(folder)
-    query = (
-        spark.readStream.schema("id long")
-        .option("maxFilesPerTrigger", 1)
-        .parquet(folder)
-        .selectExpr(*COLUMNS)
-        .writeStream.foreachBatch(PostgresBatchWriter(url, table="events", create_table=True, dead_letters=True))
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination(PATIENCE_SECONDS)
-    assert len(commits) == 3
-    assert sorted(one for found, _ in commits for one in found) == BAD
-    assert sum(count for _, count in commits) == ROWS - len(BAD)
-    ids = [row[0] for row in observer.execute("SELECT id FROM events ORDER BY id").fetchall()]
-    assert ids == [n for n in range(ROWS) if n not in BAD]

@@ -96,24 +96,38 @@ def test_rows_go_through_a_table_of_the_functions_own(bench, way, then, observer
     assert observer.execute("SELECT targets FROM pgonce.writers").fetchone() == (None,)
 
 
-def test_a_table_for_one_batch_may_be_created_from_the_frame(bench, observer):
+def creates_a_table_from_the_frame(batch, tx):
     """In pg_temp, so that it needs no CREATE TABLE of the user's; the permanent table of that name is another one."""
-
-    def function(batch, tx):
-        tx.append(batch, "pg_temp.events", create_table=True)
-        tx.execute("INSERT INTO public.events SELECT * FROM pg_temp.events")
-
-    finish(bench.stream(function))
-    assert bench.what_is_wrong(observer) == []
+    tx.append(batch, "pg_temp.events", create_table=True)
+    tx.execute("INSERT INTO public.events SELECT * FROM pg_temp.events")
 
 
-def test_what_an_earlier_batch_left_does_not_take_the_rows_of_the_next(bench, observer):
-    """A temporary table comes before a permanent one of the same name, and would take its rows with it."""
+def leaves_a_table_of_the_same_name(batch, tx):
+    """A temporary table comes before a permanent one, and would take the rows of the next batch with it."""
+    tx.append(batch, "events")
+    tx.execute("CREATE TEMPORARY TABLE events (id bigint)")
 
-    def function(batch, tx):
-        tx.append(batch, "events")
-        tx.execute("CREATE TEMPORARY TABLE events (id bigint)")
 
+def takes_a_role_back(batch, tx):
+    """It has it for some of the SQL."""
+    tx.execute("SET LOCAL ROLE pg_monitor")
+    tx.execute("SELECT 1")
+    tx.execute("RESET ROLE")
+    tx.append(batch, "events")
+
+
+def prepares_a_statement(batch, tx):
+    """The next batch may prepare it again."""
+    tx.execute("PREPARE mine AS SELECT 1")
+    tx.append(batch, "events")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [creates_a_table_from_the_frame, leaves_a_table_of_the_same_name, takes_a_role_back, prepares_a_statement],
+)
+def test_what_a_function_does_to_its_session_is_not_in_the_next_batchs_way(bench, function, observer):
+    """Each batch is published, and no row is lost."""
     finish(bench.stream(function))
     assert bench.what_is_wrong(observer) == []
 
@@ -295,30 +309,6 @@ def test_settings_that_a_batch_needs_are_to_be_taken_back(bench, observer, chang
 
     assert_refused(bench.stream(function), "SETTINGS_CHANGED")
     assert observer.execute("SELECT count(*) FROM events").fetchone() == (0,)
-
-
-def test_a_role_for_some_of_the_sql(bench, observer):
-    """A function that takes it back is recorded."""
-
-    def function(batch, tx):
-        tx.execute("SET LOCAL ROLE pg_monitor")
-        tx.execute("SELECT 1")
-        tx.execute("RESET ROLE")
-        tx.append(batch, "events")
-
-    finish(bench.stream(function))
-    assert bench.what_is_wrong(observer) == []
-
-
-def test_statements_that_a_function_prepares_end_with_its_batch(bench, observer):
-    """The next batch may prepare them again."""
-
-    def function(batch, tx):
-        tx.execute("PREPARE mine AS SELECT 1")
-        tx.append(batch, "events")
-
-    finish(bench.stream(function))
-    assert bench.what_is_wrong(observer) == []
 
 
 def opened(tx):

@@ -23,12 +23,6 @@ pytestmark = pytest.mark.kafka
 EVENTS = destination("events", "append", (), None)
 
 
-@pytest.fixture
-def events(admin):
-    """The target table."""
-    admin.execute("CREATE TABLE events (id bigint, name text)")
-
-
 def recreate(kafka, name):
     """Delete a topic and create another of its name."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})

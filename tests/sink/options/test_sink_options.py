@@ -14,6 +14,7 @@ from pgonce.sink.options.position_columns import RECORD_POSITIONS
 from pgonce.sink.options.sink_options import parse_job_options, parse_options
 
 LEAST = {"url": "host=db", "table": "events", "checkpointLocation": "/ckpt"}
+REGISTRY = {"decode": "json", "schemaRegistryUrl": "http://registry", "mode": "upsert"}
 
 
 def parse(overwrite=False, **options):
@@ -149,6 +150,9 @@ def test_sparks_own_option_keys_pass(key):
         ({"decodeKey": "text"}, "CLASHING_OPTIONS"),
         ({"decode": "avro"}, "CLASHING_OPTIONS"),
         ({"decode": "protobuf", "schemaRegistryUrl": ""}, "CLASHING_OPTIONS"),
+        # JSON, and what a registry knows, would be read as each other.
+        ({**REGISTRY, "decodeKey": "avro"}, "CLASHING_OPTIONS"),
+        ({**REGISTRY, "mode": "apply", "changeFeed": "debezium"}, "CLASHING_OPTIONS"),
         ({"nullValues": "ignore"}, "CLASHING_OPTIONS"),
     ],
 )

@@ -6,11 +6,13 @@ Covers: sink.writing.empty_table.
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 from pyspark.sql import types as t
+from support.applied_changes import stored
+from support.blocked import wait_for_blocked
 from support.sent_rows import publish
 
 from pgonce.offsets_store.errors import TargetError
@@ -27,11 +29,6 @@ KEEPS = (
 def replace_all(url, *rows):
     """Replace the table's rows, as mode=complete does."""
     publish(url, "inline", STRUCT, rows, mode="complete")
-
-
-def stored(admin):
-    """The table's rows."""
-    return admin.execute("SELECT * FROM events ORDER BY id").fetchall()
 
 
 @pytest.mark.parametrize("table", ["events", "of_it"])
@@ -76,13 +73,12 @@ def test_a_trigger_that_keeps_rows_of_a_role_that_has_its_own(url, admin, login)
 def test_what_others_commit_meanwhile_goes_as_a_whole_or_stays_as_a_whole(url, admin):
     """An upsert in its COMMIT has changed one old row and added a row: none of the two is left without the other."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text); INSERT INTO events VALUES (2, 'old')")
-    with psycopg.connect(url) as upserting:
+    with psycopg.connect(url) as upserting, ThreadPoolExecutor(1) as pool:
         publish(upserting, "inline", STRUCT, [(2, "b"), (7, "b")], mode="upsert")
-        replacing = threading.Thread(target=replace_all, args=(url, (100, "c")))
-        replacing.start()
-        replacing.join(1)
-        assert replacing.is_alive()
-    replacing.join(20)
+        replacing = pool.submit(replace_all, url, (100, "c"))
+        wait_for_blocked(admin, upserting)
+        upserting.commit()
+        replacing.result()
     assert stored(admin) == [(100, "c")]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psycopg
@@ -19,8 +20,7 @@ from support.committed_batch import rows_in
 from support.typed_rows import commit_typed, struct_of, typed_rows
 from support.with_rooms import look_at_table, write_batch_in_tx
 
-from pgonce.offsets_store.errors import CommitError, PgonceError, TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.errors import CommitError, TargetError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
@@ -118,24 +118,15 @@ def test_a_batch_that_is_rolled_back_takes_its_column_with_it(admin, url):
 def test_two_queries_that_add_the_same_column_at_once(admin, url):
     """One adds it, the other finds it, and all rows of both are there."""
     admin.execute(TABLE)
-    ensure_ledger(url)
-    failed = []
     gate = threading.Barrier(4)
 
     def write(number: int) -> None:
         gate.wait()
-        try:
-            rows = [(number * 10 + i, "x", None) for i in range(3)]
-            commit_typed(url, 0, UPSERT, COLUMNS, rows, query=f"q{number}", lock_timeout=20, retry_timeout=30)
-        except PgonceError as error:
-            failed.append(error)
+        rows = [(number * 10 + i, "x", None) for i in range(3)]
+        commit_typed(url, 0, UPSERT, COLUMNS, rows, query=f"q{number}", lock_timeout=20, retry_timeout=30)
 
-    threads = [threading.Thread(target=write, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
     assert columns_of(admin) == ["id", "name", "seen"]
     assert [row[0] for row in rows_in(admin, "events")] == [n * 10 + i for n in range(4) for i in range(3)]
     assert admin.execute("SELECT count(*) FROM pgonce.target_changes").fetchone() == (1,)
@@ -144,16 +135,12 @@ def test_two_queries_that_add_the_same_column_at_once(admin, url):
 def test_a_column_that_somebody_else_is_adding_is_waited_for(admin, url):
     """It is not added twice."""
     admin.execute(TABLE)
-    ensure_ledger(url)
-    with psycopg.connect(url) as other:
+    with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
         other.execute("ALTER TABLE events ADD COLUMN name text, ADD COLUMN seen timestamp")
-        thread = threading.Thread(
-            target=commit_typed, args=[url, 0, ADD, COLUMNS, ROWS], kwargs={"lock_timeout": 30, "retry_timeout": 60}
-        )
-        thread.start()
+        writing = pool.submit(commit_typed, url, 0, ADD, COLUMNS, ROWS, lock_timeout=30, retry_timeout=60)
         wait_for_blocked(admin, other)
         other.commit()
-        thread.join()
+        writing.result()
     assert rows_in(admin, "events") == ROWS
     assert admin.execute("SELECT count(*) FROM pgonce.target_changes").fetchone() == (0,)
 
@@ -161,27 +148,16 @@ def test_a_column_that_somebody_else_is_adding_is_waited_for(admin, url):
 def test_a_long_reader_is_named_and_others_read_meanwhile(admin, url):
     """The batch fails as for any lock that is held; the column is not there, and nobody waited for long."""
     admin.execute(TABLE)
-    ensure_ledger(url)
     longest = 0.0
-    with psycopg.connect(url, application_name="a long report") as reader:
+    with psycopg.connect(url, application_name="a long report") as reader, ThreadPoolExecutor(1) as pool:
         reader.execute("SELECT *, 'zq7hunter' FROM events").fetchall()
-        errors = []
-
-        def write() -> None:
-            try:
-                commit_typed(url, 0, ADD, COLUMNS, ROWS, lock_timeout=6, retry_timeout=0)
-            except PgonceError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=write)
-        thread.start()
-        while thread.is_alive():
+        writing = pool.submit(commit_typed, url, 0, ADD, COLUMNS, ROWS, lock_timeout=6, retry_timeout=0)
+        while not writing.done():
             began = time.monotonic()
             admin.execute("SELECT * FROM events").fetchall()
             longest = max(longest, time.monotonic() - began)
             time.sleep(0.02)
-        thread.join()
-    (error,) = errors
+        error = writing.exception()
     assert isinstance(error, CommitError)
     assert error.code == "LOCKED"
     assert "application 'a long report'" in error.what

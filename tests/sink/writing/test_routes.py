@@ -23,7 +23,6 @@ from support.typed_rows import typed_rows
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError, TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.writing import routes as by_route
 
@@ -110,10 +109,10 @@ def test_many_rows_for_many_tables(admin, url, monkeypatch, is_indexed):
 def test_parents_come_before_children(admin, url):
     """Tables are written in the user's order, and locked in another one, so that rows may refer to earlier tables'."""
     admin.execute("CREATE TABLE children (id bigint REFERENCES orders, name text)")
-    rows = routed(("children", 1, "child"), ("orders", 1, "parent"))
+    rows = ("children", 1, "child"), ("orders", 1, "parent")
     with pytest.raises(TargetError):
-        commit(url, make_planned_batch(0), routes({"children": {}, "orders": {}}), rows)
-    commit(url, make_planned_batch(0), routes({"orders": {}, "children": {}}), rows)
+        write(url, routes({"children": {}, "orders": {}}), *rows)
+    write(url, routes({"orders": {}, "children": {}}), *rows)
     assert admin.execute("SELECT id, name FROM children").fetchall() == [(1, "child")]
 
 
@@ -217,7 +216,6 @@ def test_tables_are_locked_in_the_order_of_their_oids(admin, url, observer):
 )
 def test_turns_are_taken_in_the_order_of_oids(admin, url, observer, options, others_list):
     """Who waits for its turn with one table has not yet taken that of a table with a greater oid, however listed."""
-    ensure_ledger(url)
     admin.execute("ALTER TABLE clicks ADD PRIMARY KEY (id)")
     waits = (
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
@@ -247,8 +245,7 @@ def test_tables_are_created_and_altered(admin, url):
     """CreateTable leaves the choosing column out; addColumns alters the tables that need it, and both are noted."""
     where = routes({"fresh": {"create_table": True}, "orders": {}, "clicks": {}}, schema_evolution="addColumns")
     admin.execute("ALTER TABLE orders DROP COLUMN name; ALTER TABLE clicks DROP COLUMN name")
-    rows = routed(("fresh", 1, "a"), ("orders", 2, "b"), ("clicks", 3, "c"))
-    commit(url, make_planned_batch(0), where, rows)
+    write(url, where, ("fresh", 1, "a"), ("orders", 2, "b"), ("clicks", 3, "c"))
     assert admin.execute("SELECT * FROM fresh").fetchall() == [(1, "a")]
     assert contents(admin) == ([(2, "b")], [(3, "c", "clicks")])
     changes = admin.execute("SELECT table_name FROM pgonce.target_changes ORDER BY 1").fetchall()
@@ -295,8 +292,7 @@ def test_nobody_sees_one_table_without_the_other(admin, url):
     query = "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM clicks)"
     with psycopg.connect(url, autocommit=True) as reader, meanwhile(lambda: reader.execute(query).fetchone()) as seen:
         for number in range(30):
-            rows = routed(("orders", number, "a"), ("clicks", number, "b"))
-            commit(url, make_planned_batch(number), routes(BOTH), rows)
+            write(url, routes(BOTH), ("orders", number, "a"), ("clicks", number, "b"), number=number)
     assert len(set(seen)) > 1
     assert all(orders == clicks for orders, clicks in seen)
 
@@ -316,18 +312,17 @@ def test_bad_rows_of_a_quiet_table_do_not_stop_the_good_ones_of_another(admin, u
 def test_a_batch_of_which_no_row_of_any_table_fits_is_refused(admin, url):
     """It says why one of them does not."""
     admin.execute("ALTER TABLE clicks ALTER name TYPE varchar(3); ALTER TABLE orders ALTER name TYPE varchar(3)")
-    rows = routed(("orders", 1, "long"), ("clicks", 1, "long"))
+    where = routes({"orders": {}, "clicks": {}}, dead_letters=True)
     with pytest.raises(TargetError, match=r"ALL_ROWS_REFUSED.*route:kind.*22001"):
-        commit(url, make_planned_batch(0), routes({"orders": {}, "clicks": {}}, dead_letters=True), rows)
+        write(url, where, ("orders", 1, "long"), ("clicks", 1, "long"))
     assert contents(admin) == ([], [])
 
 
 def test_rows_that_are_dropped_say_that_the_tables_are_sound(admin, url):
     """Two bad rows with them are put aside, as they are with rows that are written."""
     admin.execute("ALTER TABLE clicks ALTER name TYPE varchar(3); ALTER TABLE orders ALTER name TYPE varchar(3)")
-    rows = routed(("other", 1, "abc"), ("orders", 2, "long"), ("clicks", 3, "long"))
     where = routes({"orders": {}, "clicks": {}}, unknown_routes="drop", dead_letters=True)
-    commit(url, make_planned_batch(0), where, rows)
+    write(url, where, ("other", 1, "abc"), ("orders", 2, "long"), ("clicks", 3, "long"))
     assert contents(admin) == ([], [])
     assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (2,)
 

@@ -16,27 +16,21 @@ from pyspark.sql import types as t
 from support.fixtures.postgres import url_with
 from support.rows import given_rows
 from support.sent_rows import arrow_rows, publish
-from support.typed_rows import struct_of
+from support.typed_rows import staged_rows, struct_of
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import PgonceError, TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants, migrate
-from pgonce.sink.data_source.stager import stage_rows
+from pgonce.offsets_store.ledger.migrations import grants, migrate
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagedRows, StagingTable, drop_staging_table, sweep
 
-STRUCT = struct_of({"id": t.LongType(), "name": t.StringType(), "at": t.IntegerType()})
+TYPES = {"id": t.LongType(), "name": t.StringType(), "at": t.IntegerType()}
+STRUCT = struct_of(TYPES)
 COLUMNS = encoded_columns(STRUCT)
 STAGING = StagingTable("query", "events", "run", 7)
 TRANSPORTS = ("inline", "staged", "both")
-
-
-def stage(url, rows, attempt, table=STAGING):
-    """Stage rows as a task would, under this mark."""
-    encoder = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: attempt})
-    stage_rows(url, table, COLUMNS, [encoder.encode(arrow_rows(STRUCT, rows))])
 
 
 def promised(number):
@@ -172,7 +166,7 @@ def test_what_fails_in_making_rows_is_no_business_of_the_server(admin, url, monk
 def test_staged_rows_that_are_not_those_promised_are_refused(admin, url):
     """Fewer rows than promised, or more, mean that the staging table is not to be trusted; or it may be gone."""
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")
-    stage(url, ROWS, attempt=3)
+    staged_rows(url, STAGING, TYPES, ROWS)
     for number in (5, 7):
         with pytest.raises(PgonceError, match="STAGED_ROWS_LOST.*mark 3"):
             write(url, promised(number))
@@ -201,7 +195,7 @@ def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres
     if postgres_server.embedded is None:
         pytest.skip("only an embedded server can be crashed")
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")
-    stage(url, ROWS, attempt=3)
+    staged_rows(url, STAGING, TYPES, ROWS)
     postgres_server.embedded.crash()
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
         write(url, promised(6))
@@ -221,9 +215,9 @@ def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):
     other_sink = StagingTable("query", "other", "a run of another sink", 7)
     successors = StagingTable("query", "events", "next run", 6)
     for table in (STAGING, later, zombies, other_sink):
-        stage(url, ROWS, 1, table)
+        staged_rows(url, table, TYPES, ROWS)
     admin.execute(PUBLISHED)
-    stage(url, ROWS, 1, successors)
+    staged_rows(url, successors, TYPES, ROWS)
     sweep(admin, "query", "events", "run", 7)
     left = {row[0] for row in admin.execute("SELECT table_name FROM pgonce.staged_tables").fetchall()}
     there = {
@@ -236,13 +230,12 @@ def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):
 
 def test_a_table_that_a_task_of_an_older_run_makes_afterwards_is_swept(admin, url):
     """A task may outlive its run. When its batch was planned tells it from a successor's, which is left alone."""
-    ensure_ledger(url)
     admin.execute(PUBLISHED)
     now = int(time.time() * 1000)
     late = StagingTable("query", "events", "older run", 7, now - 60_000)
     successors = StagingTable("query", "events", "next run", 7, now + 60_000)
     for table in (late, successors):
-        stage(url, ROWS, 1, table)
+        staged_rows(url, table, TYPES, ROWS)
     sweep(admin, "query", "events", "run", 7)
     assert admin.execute("SELECT table_name, created_at <= now() FROM pgonce.staged_tables").fetchall() == [
         (successors.name, True)
@@ -251,7 +244,7 @@ def test_a_table_that_a_task_of_an_older_run_makes_afterwards_is_swept(admin, ur
 
 def test_the_sweep_does_not_wait_for_a_task_that_still_writes(admin, url):
     """A zombie's task keeps its table until the next sweep."""
-    stage(url, ROWS, 1)
+    staged_rows(url, STAGING, TYPES, ROWS)
     with psycopg.connect(url) as zombie:
         zombie.execute(f"INSERT INTO {STAGING.qualified_name} (id) VALUES (1)".encode())
         sweep(admin, "query", "events", "run", 7)
@@ -263,7 +256,7 @@ def test_the_sweep_does_not_wait_for_a_task_that_still_writes(admin, url):
 def test_tasks_that_start_together_share_one_staging_table(admin, url):
     """Only one of them creates it; all rows are there."""
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda attempt: stage(url, [(attempt, "x", 0)], attempt), range(16)))
+        list(pool.map(lambda attempt: staged_rows(url, STAGING, TYPES, [(attempt, "x", 0)], attempt), range(16)))
     assert admin.execute(f"SELECT count(*) FROM {STAGING.qualified_name}".encode()).fetchone() == (16,)
     assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (1,)
 

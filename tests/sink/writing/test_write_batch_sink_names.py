@@ -16,11 +16,7 @@ from pgonce.recovery.by_hand import retire_sink
 from pgonce.sink.options.destination import destination
 
 ROWS = [(1, "one"), (2, "two")]
-
-
-@pytest.fixture(autouse=True)
-def _events(admin):
-    admin.execute("CREATE TABLE events (id bigint, name text)")
+pytestmark = pytest.mark.usefixtures("events")
 
 
 def committed(url, run_id="run 1", table="events", batch_id=0, **more):

@@ -82,19 +82,11 @@ def test_the_folder_of_a_driver_that_is_gone_is_left_over(living, gone):
     assert (left.exists(), used.exists()) == (False, True)
 
 
-def test_without_its_receiver_a_batch_may_still_be_committed_for_a_week(living, gone):
-    """A commit reads what is kept, in a worker of this daemon."""
-    young, old = (made(living, gone) for _ in range(2))
-    age(young, DAY)
-    age(old, 30 * DAY)
-    folders.remove_leftovers()
-    assert (young.exists(), old.exists()) == (True, False)
-
-
-def test_of_another_containers_folder_only_its_age_is_known(gone):
-    """Process ids mean something else there."""
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["of this daemon", "of another container"])
+def test_without_its_receiver_a_batch_may_still_be_committed_for_a_week(is_elsewhere, living, gone):
+    """A commit reads what is kept, in a worker of the daemon; process ids mean something else in another container."""
     elsewhere = replace(gone, place="another")
-    young, old = (made(elsewhere, elsewhere) for _ in range(2))
+    young, old = (made(*((elsewhere, elsewhere) if is_elsewhere else (living, gone))) for _ in range(2))
     age(young, DAY)
     age(old, 30 * DAY)
     folders.remove_leftovers()

@@ -28,7 +28,7 @@ from support.data_source_with_rooms import commit_parcels, planned_reception, re
 from support.fixtures.driver import wait_until
 from support.ledger_history import QUERY, RUN
 from support.patience import PATIENCE_SECONDS
-from support.received_batch import SENT, body, name_of, origin, parcels, send
+from support.received_batch import SENT, body, copies, in_copy, name_of, origin, parcels, send
 from support.signals import strike
 
 from pgonce.offsets_store.commit.one_transaction import application_name
@@ -49,21 +49,6 @@ from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.positions import EncodedRows
 
 HOST = "127.0.0.1"
-
-
-def transactions(target):
-    """The ids of the run's transactions that are in a COPY."""
-    return target.execute(
-        "SELECT backend_xid::text FROM pg_stat_activity AS a JOIN pg_stat_progress_copy USING (pid) "
-        "WHERE a.datname = current_database() AND application_name = %s",
-        [application_name(RUN)],
-    ).fetchall()
-
-
-def in_copy(target):
-    """Wait for a COPY of the run that is open; the transaction's id."""
-    assert wait_until(lambda: transactions(target))
-    return transactions(target)
 
 
 def recorded(target):
@@ -128,22 +113,6 @@ def test_a_receiver_of_another_version_takes_no_rows(target, receiver_options, s
     assert send(receiver, 1, 2) is None
     assert is_gone(started_receivers[0], PATIENCE_SECONDS)
     assert send(receiver, 1, 2) is None
-
-
-def test_rows_that_tasks_send_are_committed_in_the_transaction_that_was_open(target, receiver_options):
-    """Two tasks' rows go into one COPY while the batch runs; the commit's word makes them seen."""
-    receiver = receiver_for(receiver_options(), STRUCT)
-    assert send(receiver, 1, 2) == 2
-    began = in_copy(target)
-    assert send(receiver, 3, partition_id=1, attempt_id=2) == 1
-    assert ids(target) == []
-    inline, _ = body(4)
-    promised = Promise("inline+received", {0: (1, 2), 1: (2, 1)}, inline=(inline,))
-    assert receiver.finish(origin(), promised) is Verdict.NEW
-    assert ids(target) == [1, 2, 3, 4]
-    assert target.execute("SELECT DISTINCT xmin::text FROM events").fetchall() == began
-    record = target.execute("SELECT rows, transport, attempt FROM pgonce.batches WHERE batch_id = 1").fetchone()
-    assert record == (4, "inline+received", receiver.token)
 
 
 def test_an_attempt_whose_rows_fail_on_the_way_is_not_waited_for(target, receiver_options):
@@ -278,7 +247,7 @@ def test_what_is_kept_goes_with_its_batch(way, target, receiver_options, started
             kill(started_receivers[0])
         receiver.give_up()
     assert wait_until(lambda: kept_files(receiver) == [])
-    assert wait_until(lambda: not transactions(target))
+    assert wait_until(lambda: not copies(target))
     assert ids(target) == ([1, 2] if way == "committed" else [])
 
 

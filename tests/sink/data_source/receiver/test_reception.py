@@ -18,7 +18,7 @@ from support.committed_rows import STRUCT, TABLE, ids
 from support.data_source_with_rooms import planned_reception
 from support.fixtures.driver import wait_until
 from support.ledger_history import RUN
-from support.received_batch import OPTIONS, origin
+from support.received_batch import OPTIONS, in_copy, origin
 from support.stopped_query import entries, entry, write_checkpoint
 
 import pgonce.sink.data_source.receiver.arrived
@@ -128,17 +128,7 @@ def transactions(target):
 
 def copying(target, *ids):
     """Wait until the last of these rows has come to Postgres, in an open COPY of the run; the transaction's id."""
-    before = len(HEADER) + len(b"".join(encoded(one).body for one in ids[:-1]))
-
-    def transaction():
-        return target.execute(
-            "SELECT backend_xid::text FROM pg_stat_activity AS a JOIN pg_stat_progress_copy USING (pid) "
-            "WHERE a.datname = current_database() AND application_name = %s AND bytes_processed > %s",
-            [application_name(RUN), before],
-        ).fetchall()
-
-    assert wait_until(transaction)
-    return transaction()
+    return in_copy(target, len(HEADER) + len(b"".join(encoded(one).body for one in ids[:-1])))
 
 
 def writers_of(target):
@@ -334,20 +324,6 @@ def test_an_offset_log_that_another_driver_rewrote_ends_the_batch(early, target,
         reception.finish(origin(), promise(SENT))
     assert (ids(target), recorded(target)) == ([], [])
     assert rolled_back(target)
-
-
-def test_a_batch_that_is_begun_again_is_read_from_its_file(target, receive, tmp_path):
-    """What has arrived is in the file, of every attempt; it is gone once nobody needs it."""
-    reception = receive()
-    send(reception, 0, 1, 1, 2)
-    copying(target, 1, 2)
-    send(reception, 0, 2, 10, 20)
-    kept = (tmp_path / "kept 0").read_bytes()
-    assert all(encoded(one).body in kept for one in (1, 2, 10, 20))
-    assert reception.finish(origin(), promise({0: (2, 2)})) is Verdict.NEW
-    assert ids(target) == [10, 20]
-    reception.arrived.forget()
-    assert not (tmp_path / "kept 0").exists()
 
 
 def test_rows_for_which_there_is_no_room_are_not_taken(target, url, receive):

@@ -12,6 +12,7 @@ import random
 import psycopg
 import pytest
 from pyspark.sql import types as t
+from support.applied_changes import letters
 from support.batches import make_batch
 from support.typed_rows import commit_typed, typed_rows
 from support.with_rooms import write_batch_in_tx
@@ -19,8 +20,6 @@ from support.with_rooms import write_batch_in_tx
 from pgonce.offsets_store.errors import NOTHING, PgonceError
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.bad_rows import about_a_row
-
-pytestmark = pytest.mark.usefixtures("ledger")
 
 COLUMNS = {
     "id": t.LongType(), "u": t.StringType(), "parent": t.LongType(), "seq": t.LongType(), "gone": t.BooleanType(),
@@ -67,32 +66,22 @@ def refused(url, admin, mode, rows, *args, **how):
     return raised.value
 
 
-def letters(admin):
-    """The keys of the rows that were put aside, and why."""
-    return admin.execute("SELECT (row_data ->> 'id')::int, code FROM pgonce.dead_letters ORDER BY 1").fetchall()
-
-
 class TestDeferredConstraints:
     """What is checked at the end of the transaction is not checked before."""
 
     @BY_KEY
+    @pytest.mark.parametrize("order_by", [None, "seq"])
+    @pytest.mark.parametrize("is_first", [False, True])
     @pytest.mark.parametrize(("bad", "code"), [("too long", "22001"), ("taken", "23505")])
-    def test_values_are_exchanged_beside_a_bad_row(self, mode, bad, code, url, admin):
-        """Neither of the two rows is put aside, in whichever parts they are written."""
+    def test_values_are_exchanged_beside_a_bad_row(self, mode, order_by, is_first, bad, code, url, admin):
+        """Neither of the two rows is put aside: what was checked after a part is deferred again for the next one."""
         admin.execute(DEFERRED)
         admin.execute("INSERT INTO events VALUES (1, 'a'), (2, 'b'), (4, 'taken')")
-        commit(url, mode, [(1, "b", None, 1), (2, "a", None, 2), (5, bad, None, 3), (6, "c", None, 4)])
+        exchanged, others = [(1, "b"), (2, "a")], [(5, bad), (6, "c")]
+        rows = [*others, *exchanged] if is_first else [*exchanged, *others]
+        commit(url, mode, [(*row, None, place) for place, row in enumerate(rows)], order_by)
         assert stored(admin) == [(1, "b"), (2, "a"), (4, "taken"), (6, "c")]
         assert letters(admin) == [(5, code)]
-
-    @BY_KEY
-    def test_values_are_exchanged_after_a_part_that_was_checked(self, mode, url, admin):
-        """What is deferred is deferred again for the next part."""
-        admin.execute(DEFERRED)
-        admin.execute("INSERT INTO events VALUES (1, 'a'), (2, 'b'), (4, 'taken')")
-        commit(url, mode, [(6, "c", None, 1), (5, "taken", None, 2), (1, "b", None, 3), (2, "a", None, 4)])
-        assert stored(admin) == [(1, "b"), (2, "a"), (4, "taken"), (6, "c")]
-        assert letters(admin) == [(5, "23505")]
 
     @MODES
     def test_what_another_table_still_owes_is_left_alone(self, mode, url, admin):

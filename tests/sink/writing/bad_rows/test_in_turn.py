@@ -12,37 +12,21 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from psycopg.errors import ExclusionViolation, ForeignKeyViolation, UniqueViolation
 from pyspark.sql import types as t
-from support.applied_changes import DELETE, WRITE, apply, changes
+from support.applied_changes import DELETE, WRITE, apply, changes, letters, stored
 from support.batches import make_planned_batch
-from support.sent_rows import publish, sent
-from support.typed_rows import commit_typed
-from support.with_rooms import look_once, work_into
+from support.routed_rows import commit, routes
+from support.sent_rows import publish
+from support.typed_rows import typed_rows
+from support.with_rooms import look_once
 
-from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.routes import where_to
 
 UNIQUE = changes(id=t.LongType(), u=t.LongType(), seq=t.LongType())
 UPSERT = t.StructType(UNIQUE.fields[:3])
 NODES = changes(id=t.LongType(), parent=t.LongType(), name=t.StringType(), seq=t.LongType())
-
-
-pytestmark = pytest.mark.usefixtures("ledger")
-
-
-def stored(admin, table="events"):
-    """The table's rows."""
-    return admin.execute(f"SELECT * FROM {table} ORDER BY 1".encode()).fetchall()
-
-
-def letters(admin):
-    """The keys of the rows that were put aside, and why."""
-    return admin.execute("SELECT (row_data ->> 'id')::int, code FROM pgonce.dead_letters ORDER BY 1").fetchall()
 
 
 @pytest.fixture
@@ -103,12 +87,6 @@ class TestMovedValues:
         assert stored(admin) == [(1, 5, 1), (2, 2, 0)]
         assert letters(admin) == [(3, "23505")]
 
-    def test_without_dead_letters_such_a_row_stops_the_batch(self, url, admin, events):
-        """With the constraint's own error."""
-        with pytest.raises(UniqueViolation, match="one_u"):
-            apply(url, (1, 2, 2, WRITE), (2, 3, 1, WRITE), (5, 2, 3, WRITE), struct=UNIQUE)
-        assert stored(admin) == [(1, 1, 0), (2, 2, 0)]
-
     @pytest.mark.parametrize("dead_letters", [None, True])
     @pytest.mark.parametrize("order_by", [None, "seq"])
     def test_an_order_is_not_needed(self, order_by, dead_letters, url, admin, events):
@@ -167,16 +145,6 @@ class TestMovedValues:
         publish(url, "inline", UPSERT, rows, "upsert", order_by=order_by, dead_letters=dead_letters)
         assert stored(admin) == [(1, 2, 1), (2, 3, 1)]
         assert letters(admin) == []
-
-    def test_a_deferred_constraint_and_a_bad_row(self, url, admin, events):
-        """If a value moves in the same batch, no row is called bad that only came too early."""
-        admin.execute("ALTER TABLE events DROP CONSTRAINT one_u, ADD UNIQUE (u) DEFERRABLE INITIALLY DEFERRED")
-        admin.execute("INSERT INTO events VALUES (7, 7, 0)")
-        columns = {field.name: field.dataType for field in UPSERT.fields}
-        where = destination("events", "upsert", dead_letters=True)
-        commit_typed(url, 0, where, columns, [(1, 2, 1), (2, 3, 1), (5, 7, 1)])
-        assert stored(admin) == [(1, 2, 1), (2, 3, 1), (7, 7, 0)]
-        assert letters(admin) == [(5, "23505")]
 
     def test_a_period_of_an_exclusion_constraint_moves_between_rows(self, url, admin):
         """An exclusion constraint is one of several rows too."""
@@ -301,35 +269,25 @@ class TestActions:
         )
         if partitioned:
             admin.execute("CREATE TABLE orders_0 PARTITION OF orders FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
-        columns = t.StructType([
-            t.StructField("kind", t.StringType()),
-            t.StructField("id", t.LongType()),
-            t.StructField("order_id", t.LongType()),
-            t.StructField("seq", t.LongType()),
-            t.StructField("gone", t.BooleanType()),
-        ])  # fmt: skip
-        tables = {
-            "orders": {"mode": "apply", "deleteWhen": "gone", "orderBy": "seq"},
-            "lines": {"mode": "apply", "deleteWhen": "gone", "orderBy": "seq"},
-        }
-        where = where_to(route="kind", tables=tables)
+        columns = {"kind": t.StringType(), "id": t.LongType(), "order_id": t.LongType(), "seq": t.LongType()}
+        columns["gone"] = t.BooleanType()
+        applied = {"mode": "apply", "deleteWhen": "gone", "orderBy": "seq"}
+        where = routes({"orders": applied, "lines": applied})
         admin.execute("ALTER TABLE orders ADD order_id bigint")
-        rows = [("orders", 1, None, 1, WRITE), ("lines", 2, 1, 2, WRITE)]
+        rows = typed_rows(columns, [("orders", 1, None, 1, WRITE), ("lines", 2, 1, 2, WRITE)])
 
-        def commit(number: int) -> str:
-            settings = CommitSettings(url, Remedies(independent=True), retry_timeout=0)
-            work = work_into(None, where, sent(url, "inline", columns, rows))
-            return commit_batch(settings, make_planned_batch(number), work).name
+        def commit_rows(number: int) -> str:
+            return commit(url, make_planned_batch(number), where, rows).name
 
-        assert commit(0) == "NEW"
+        assert commit_rows(0) == "NEW"
         admin.execute("ALTER TABLE lines ADD FOREIGN KEY (order_id) REFERENCES orders ON DELETE CASCADE")
         with pytest.raises(TargetError, match=r"DELETE_ACTION.*orders .* public\.lines"):
-            look_once("query", url, where, encoded_columns(columns))
+            look_once("query", url, where, rows.columns)
         with pytest.raises(TargetError, match="DELETE_ACTION"):
-            commit(1)
+            commit_rows(1)
         admin.execute("ALTER TABLE lines DROP CONSTRAINT lines_order_id_fkey")
         admin.execute("ALTER TABLE lines ADD FOREIGN KEY (order_id) REFERENCES orders DEFERRABLE INITIALLY DEFERRED")
-        assert commit(1) == "NEW"
+        assert commit_rows(1) == "NEW"
 
 
 class TestReferences:

@@ -20,8 +20,6 @@ from support.with_rooms import write_batch_in_tx
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.options.destination import destination
 
-pytestmark = pytest.mark.usefixtures("ledger")
-
 NODES = changes(id=t.LongType(), parent=t.LongType(), v=t.StringType(), seq=t.LongType())
 ROWS = t.StructType(NODES.fields[:4])
 TREE = (

@@ -11,8 +11,6 @@ from support.typed_rows import commit_typed
 from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.options.destination import destination
 
-pytestmark = pytest.mark.usefixtures("ledger")
-
 TEXT, LONG = t.StringType(), t.LongType()
 COLUMNS = {"id": TEXT, "name": TEXT, "seq": LONG, "gone": t.BooleanType()}
 CHANGES = {"mode": "apply", "keys": ("id",), "order_by": "seq", "delete_when": "gone"}

@@ -13,9 +13,7 @@ from support.bad_rows import committed, unfit_row
 from support.batches import make_batch, make_planned_batch
 from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
-from support.rows import given_rows
-from support.sent_rows import arrow_rows
-from support.typed_rows import struct_of, typed_rows
+from support.typed_rows import staged_rows, typed_rows
 from support.with_rooms import work_into, write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -23,13 +21,10 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.data_source.stager import stage_rows
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN, encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import PositionColumns
-from pgonce.sink.staging import StagedRows, StagingTable
+from pgonce.sink.staging import StagingTable
 from pgonce.sink.writing.bad_rows import letters
 
 COLUMNS = {
@@ -45,9 +40,9 @@ ROWS = [(1, "orders", 0, 7, "abc", [1]), (2, "orders", 1, 9, "long 'n' {odd}", [
 WHERE = destination("events", dead_letters=True)
 
 
-def commit(url, rows, number=0):
+def commit(url, rows, number=0, where=WHERE):
     """Commit a batch of these rows."""
-    return commit_batch(CommitSettings(url, Remedies()), make_planned_batch(number), work_into(None, WHERE, rows))
+    return commit_batch(CommitSettings(url, Remedies()), make_planned_batch(number), work_into(None, where, rows))
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -105,14 +100,11 @@ def test_rows_that_could_not_be_encoded_are_there_too(url, admin):
 def test_rows_that_are_stored_already_count_neither_as_written_nor_as_dead(url, admin):
     """They were left out before any of them was tried."""
     admin.execute(TABLE.encode())
-    ensure_ledger(url)
-    struct, positions = struct_of(COLUMNS), PositionColumns("topic", "partition", "offset", written=True)
+    positions = PositionColumns("topic", "partition", "offset", written=True)
     rows = [(n, "orders", 0, n, "abc", [n]) for n in range(4)] + [(4, "orders", 0, 4, "long", [])]
-    table = StagingTable("q1", "events", "run 1", 0)
-    body = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3}).encode(arrow_rows(struct, rows))
-    stage_rows(url, table, encoded_columns(struct), [body])
-    staged = StagedRows(table, ((3, len(rows)),), positions, {"0": {"orders": {"0": 2}}})
-    given = given_rows(encoded_columns(struct), len(rows), list, staged, positions)
+    given = staged_rows(url, StagingTable("q1", "events", "run 1", 0), COLUMNS, rows)
+    staged = replace(given.staged, positions=positions, stored={"0": {"orders": {"0": 2}}})
+    given = replace(given, staged=staged, positions=positions)
     with psycopg.connect(url) as connection:
         result = write_batch_in_tx(connection, WHERE, given, batch=make_batch())
     assert result.counts == {"written": 2, "dead_letters": 1}
@@ -165,7 +157,6 @@ def test_a_batch_whose_letters_would_be_lost_is_refused(kind, url, admin, login)
 
 def test_rows_that_could_not_be_encoded_or_have_no_route_are_not_lost_either(url, admin):
     """Whatever puts a row aside counts what the table has taken."""
-    ensure_ledger(url)
     ddl, code = LOSING["trigger"]
     admin.execute(ddl)
     admin.execute(
@@ -211,13 +202,13 @@ def test_a_long_value_is_not_repeated_in_what_is_said_of_it(url, admin, dead_let
     """Postgres repeats the whole text that a type does not take; an error and a letter have the beginning of it."""
     admin.execute("CREATE TABLE tokens (id bigint, name uuid)")
     rows = typed_rows({"id": t.LongType(), "name": t.StringType()}, [(1, str(UUID(int=1))), (2, "z" * 100_000)])
-    work = work_into(None, destination("tokens", dead_letters=dead_letters), rows)
+    where = destination("tokens", dead_letters=dead_letters)
     if not dead_letters:
         with pytest.raises(TargetError) as refused:
-            commit_batch(CommitSettings(url, Remedies()), make_planned_batch(), work)
+            commit(url, rows, where=where)
         said = str(refused.value)
     else:
-        commit_batch(CommitSettings(url, Remedies()), make_planned_batch(), work)
+        commit(url, rows, where=where)
         said, name = admin.execute("SELECT message, row_data ->> 'name' FROM pgonce.dead_letters").fetchone()
         assert len(name) == 100_000
     assert 'type uuid: "zzz' in said

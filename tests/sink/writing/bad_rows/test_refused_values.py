@@ -17,7 +17,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 from pyspark.sql import types as t
 from support.sent_rows import publish, sent
-from support.typed_rows import commit_typed
+from support.typed_rows import commit_typed, struct_of
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import TargetError
@@ -26,14 +26,10 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.writing.bad_rows import refused_values
 
-STRUCT = t.StructType([
-    t.StructField("id", t.LongType()),
-    t.StructField("topic", t.StringType()),
-    t.StructField("partition", t.IntegerType()),
-    t.StructField("offset", t.LongType()),
-    *(t.StructField(f"n{number}", t.LongType()) for number in range(20)),
-    t.StructField("text", t.StringType()),
-])  # fmt: skip
+PLACE = {"topic": t.StringType(), "partition": t.IntegerType(), "offset": t.LongType()}
+STRUCT = struct_of(
+    {"id": t.LongType(), **PLACE, **{f"n{number}": t.LongType() for number in range(20)}, "text": t.StringType()}
+)
 TEXT = len(STRUCT) - 1
 N7 = STRUCT.names.index("n7")
 NUMBERS = ", ".join(f"n{number} bigint" for number in range(20))

@@ -18,7 +18,6 @@ from support.typed_rows import commit_typed, typed_rows
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.errors import PgonceError, TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.destination import destination
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3) NOT NULL, amount int CHECK (amount <> 13))"
@@ -190,7 +189,6 @@ REFUSED = {
 
 def test_who_swallows_the_error_commits_nothing(url, admin):
     """The transaction has failed, so that the good rows are not written without the record of the others."""
-    ensure_ledger(url)
     admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3))")
     for why, (name, unfit, options, code) in REFUSED.items():
         encoded = typed_rows({"id": t.LongType(), "name": t.StringType()}, [(1, "a"), (2, name)])

@@ -2,7 +2,7 @@
 What a batch of changes leaves in the table, and what becomes of each of its rows.
 
 Covers: sink.writing.by_key.change_table, sink.writing.by_key.write_changes, sink.writing.by_key.keys,
-sink.writing.by_key.tombstones, sink.writing.by_key.trigger_outcome, sink.writing.by_key.write_changes.
+sink.writing.by_key.statements, sink.writing.by_key.tombstones, sink.writing.by_key.trigger_outcome.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import string
 import psycopg
 import pytest
 from pyspark.sql import types as t
-from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes
+from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes, stored
 from support.sent_rows import publish
 
 from pgonce.offsets_store.errors import TargetError
@@ -23,18 +23,10 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
 
 
-def stored(admin):
-    """The table's rows."""
-    return admin.execute("SELECT * FROM events ORDER BY id").fetchall()
-
-
 @pytest.fixture
 def events(admin):
     """A table with a primary key."""
     admin.execute(TABLE.encode())
-
-
-pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def test_of_several_changes_of_a_key_the_last_counts(url, admin, events):
@@ -79,12 +71,6 @@ def test_a_stored_row_that_is_newer_stays(mode, url, admin, events):
     for row in [(1, "newer", 5, WRITE), (1, "older", 4, WRITE)]:
         publish(url, "inline", struct, [row[: len(struct)]], mode=mode, **how)
     assert stored(admin) == [(1, "newer", 5)]
-
-
-def test_a_null_order_is_refused_where_only_the_newer_wins(url, events):
-    """Nothing says whether such a row is newer."""
-    with pytest.raises(TargetError, match="NULL_ORDER"):
-        apply(url, (1, "a", None, WRITE), only_newer=True)
 
 
 def test_deletes_may_be_ignored(url, admin, events):
@@ -191,3 +177,44 @@ def test_tombstones_are_there_for_as_many_days_as_the_option_says(url, admin, ev
     admin.execute("UPDATE pgonce.tombstones SET expires_at = now() - interval '1 day'")
     apply(url, (2, None, 5, DELETE), only_newer=True)
     assert admin.execute("SELECT key FROM pgonce.tombstones").fetchall() == [([2],)]
+
+
+TEXT, LONG = t.StringType(), t.LongType()
+SNAPSHOT = changes("pgonce_deleted", id=LONG, name=TEXT, seq=LONG, pgonce_operation=TEXT)
+FEED = {"struct": SNAPSHOT, "delete_when": None, "change_feed": "debezium", "only_newer": True}
+
+
+@pytest.mark.parametrize("keep", [None, "?"])
+@pytest.mark.parametrize("newer", ["with its order", "without one", "with a trigger"])
+def test_a_row_of_a_snapshot_without_an_order_is_written_only_where_nothing_is(keep, newer, url, admin, events):
+    """Debezium's incremental snapshots have no lsn: a stored row is newer, and so is a remembered delete."""
+    if newer == "with a trigger":
+        admin.execute(
+            "CREATE FUNCTION same() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; "
+            "CREATE TRIGGER same BEFORE INSERT OR UPDATE ON events FOR EACH ROW EXECUTE FUNCTION same()"
+        )
+    how = {**FEED, "keep_where": keep}
+    apply(url, (1, "live", 5, "c", False), (2, None, 6, "d", True), **how)
+    if newer == "without one":
+        admin.execute("UPDATE events SET seq = NULL")
+    rows = [(1, "stale", None, "r", False), (2, "gone", None, "r", False), (3, "new", None, "r", False)]
+    assert apply(url, *rows, **how) == {"written": 1, "passed_over": 2}
+    found = admin.execute("SELECT id, name FROM events ORDER BY id").fetchall()
+    assert found == [(1, "live"), (3, "new")]
+    # What the log has of the row counts, before the snapshot and after it, in one batch as in another.
+    rows = [(3, "later", 7, "u", False), (4, "logged", 8, "c", False), (4, "read", None, "r", False)]
+    assert apply(url, *rows, **how) == {"written": 2, "superseded": 1}
+    found = admin.execute("SELECT id, name FROM events WHERE id > 2 ORDER BY id").fetchall()
+    assert found == [(3, "later"), (4, "logged")]
+
+
+@pytest.mark.parametrize("letters", [False, True])
+def test_every_other_row_without_an_order_is_refused(letters, url, admin, events):
+    """Nothing says that it is old."""
+    rows = [(1, "a", None, "u", False), (2, "b", None, "r", False)]
+    if letters:
+        assert apply(url, *rows, dead_letters=True, **FEED) == {"written": 1, "dead_letters": 1}
+        assert admin.execute("SELECT code FROM pgonce.dead_letters").fetchall() == [("NULL_ORDER",)]
+    else:
+        with pytest.raises(TargetError, match="NULL_ORDER"):
+            apply(url, *rows, **FEED)

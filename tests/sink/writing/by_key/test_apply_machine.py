@@ -26,7 +26,6 @@ from pyspark.sql import types as t
 from support.applied_changes import apply, changes
 from support.histories import live_through
 
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.writing.by_key import upsert
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "400"))
@@ -351,7 +350,6 @@ class Changing(RuleBasedStateMachine):
 
 def run(url: str, examples: int) -> None:
     """Write histories in the database of this URL."""
-    ensure_ledger(url)
     with psycopg.connect(url, autocommit=True) as admin:
         for table in TABLES:
             admin.execute(table.encode())

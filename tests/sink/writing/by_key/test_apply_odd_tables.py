@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 import psycopg
 import pytest
 from pyspark.sql import types as t
-from support.applied_changes import DELETE, WRITE, apply, changes
+from support.applied_changes import DELETE, WRITE, apply, changes, stored
 from support.batches import make_batch
 from support.sent_rows import sent
 from support.with_rooms import write_batch_in_tx
@@ -24,11 +24,6 @@ NOW = datetime.now(timezone.utc)
 
 
 pytestmark = pytest.mark.usefixtures("ledger")
-
-
-def stored(admin):
-    """The table's rows."""
-    return admin.execute("SELECT * FROM events ORDER BY 1").fetchall()
 
 
 def test_an_order_that_the_column_cannot_hold_is_refused_in_a_delete_too(url, admin):

@@ -5,13 +5,9 @@ from __future__ import annotations
 import time
 
 import psycopg
-import pytest
 from support.applied_changes import DELETE, WRITE, apply
 
 SETTINGS = ("seq_page_cost", "random_page_cost", "enable_hashjoin")
-
-
-pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def test_the_settings_are_those_of_the_user_again(url, admin):

@@ -14,7 +14,6 @@ from support.applied_changes import apply, changes
 from support.dead_letters import a_past, replayed
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 
 STRUCT = changes(
     "pgonce_deleted",
@@ -24,9 +23,8 @@ KEYS = ["id", "region"]
 
 
 @pytest.fixture(autouse=True)
-def places(url, admin):
-    """A table that is partitioned by a column of its key, and a ledger."""
-    ensure_ledger(url)
+def places(admin):
+    """A table that is partitioned by a column of its key."""
     admin.execute(
         "CREATE TABLE places (id bigint, region text, name text, seq bigint, gone_at timestamptz, "
         "PRIMARY KEY (id, region)) PARTITION BY LIST (region); "

@@ -9,12 +9,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
-from support.applied_changes import DELETE, PLAIN, WRITE, apply
+from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes, stored
 from support.sent_rows import publish
 from support.with_rooms import reader_of
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.destination import destination
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
@@ -22,15 +21,9 @@ UNREAD = {"keep_where": "?"}
 
 
 @pytest.fixture(autouse=True)
-def events(url, admin):
-    """A table with a primary key, and a ledger."""
-    ensure_ledger(url)
+def events(admin):
+    """A table with a primary key."""
     admin.execute(TABLE.encode())
-
-
-def stored(admin):
-    """The table's rows."""
-    return admin.execute("TABLE events ORDER BY id").fetchall()
 
 
 def letters(admin):
@@ -189,12 +182,7 @@ def test_a_column_may_be_called_as_one_of_ours(url, admin):
     admin.execute("DROP TABLE events")
     columns = ", ".join(f"{name} text" for name in names)
     admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, {columns}, seq bigint)".encode())
-    struct = t.StructType([
-        t.StructField("id", t.LongType()),
-        *(t.StructField(name, t.StringType()) for name in names),
-        t.StructField("seq", t.LongType()),
-        t.StructField("gone", t.BooleanType()),
-    ])  # fmt: skip
+    struct = changes(id=t.LongType(), **dict.fromkeys(names, t.StringType()), seq=t.LongType())
     apply(url, (1, *names, 1, WRITE), struct=struct, only_newer=True, **UNREAD)
     apply(url, (1, *["?"] * len(names), 2, WRITE), struct=struct, only_newer=True, **UNREAD)
     assert stored(admin) == [(1, *names, 2)]

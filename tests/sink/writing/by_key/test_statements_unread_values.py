@@ -16,7 +16,6 @@ from support.applied_changes import WRITE, apply, changes
 from support.with_rooms import look_at_table
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Existing, destination
 
@@ -39,7 +38,6 @@ FORMS = {
 @pytest.mark.parametrize("only_newer", [False, True])
 def test_the_stored_value_stays(only_newer, url, admin):
     """Whatever type the column has, the placeholder does not overwrite what is stored."""
-    ensure_ledger(url)
     for form, (spark_type, postgres_type, value, placeholder, kept) in FORMS.items():
         admin.execute("DROP TABLE IF EXISTS events")
         admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, large {postgres_type}, seq bigint)".encode())
@@ -52,7 +50,6 @@ def test_the_stored_value_stays(only_newer, url, admin):
 
 def test_values_that_only_look_like_the_placeholder_are_written(url, admin):
     """An array that has it among others, or an object that has it as a value, is a value."""
-    ensure_ledger(url)
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, tags text[], doc jsonb, seq bigint)")
     struct = changes(id=t.LongType(), tags=t.ArrayType(t.StringType()), doc=t.StringType(), seq=t.LongType())
     how = {"struct": struct, "keep_where": UNREAD}
@@ -64,7 +61,6 @@ def test_values_that_only_look_like_the_placeholder_are_written(url, admin):
 
 def test_uuids_are_made_as_java_makes_them(url, admin):
     """A column of type uuid[] comes as texts, and its placeholder is one UUID of the text's bytes."""
-    ensure_ledger(url)
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, ids uuid[], seq bigint)")
     struct = changes(id=t.LongType(), ids=t.ArrayType(t.StringType()), seq=t.LongType())
     kept = UUID("12345678-1234-5678-1234-567812345678")
@@ -77,7 +73,6 @@ def test_uuids_are_made_as_java_makes_them(url, admin):
 
 def test_an_array_without_elements_is_a_value(url, admin):
     """Also where the placeholder is the empty string, whose bytes are none."""
-    ensure_ledger(url)
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, few int[], many bigint[], name text, seq bigint)")
     arrays = {"few": t.ArrayType(t.IntegerType()), "many": t.ArrayType(t.LongType())}
     how = {"struct": changes(id=t.LongType(), **arrays, name=t.StringType(), seq=t.LongType()), "keep_where": ""}
@@ -97,7 +92,6 @@ def test_an_array_without_elements_is_a_value(url, admin):
 @pytest.mark.parametrize("mode", ["apply", "upsert"])
 def test_an_array_whose_placeholder_looks_like_a_value_is_refused(mode, spark_type, postgres_type, url, admin):
     """Before the first row, because the bytes of the text as dates or numbers would overwrite what is stored."""
-    ensure_ledger(url)
     admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, large {postgres_type}[])".encode())
     how = destination("events", mode, keep_where=UNREAD, **({"delete_when": "gone"} if mode == "apply" else {}))
     columns = encoded_columns(changes(id=t.LongType(), large=t.ArrayType(spark_type)))
@@ -110,7 +104,6 @@ def test_an_array_whose_placeholder_looks_like_a_value_is_refused(mode, spark_ty
 @pytest.mark.parametrize("name", ["geometry", "geography"])
 def test_a_shape_is_refused_too(name, url, admin):
     """Its placeholder comes in a form that depends on how the frame makes a shape of it."""
-    ensure_ledger(url)
     admin.execute(f"CREATE TYPE {name} AS ENUM ('a')".encode())
     admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, large {name})".encode())
     columns = encoded_columns(changes(id=t.LongType(), large=t.StringType()))

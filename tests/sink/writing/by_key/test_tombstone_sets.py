@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
+from support.blocked import wait_for_blocked
 
 from pgonce.offsets_store.errors import TargetError
 
@@ -18,9 +19,6 @@ PARTED = (
     "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint) PARTITION BY RANGE (id); "
     "CREATE TABLE low PARTITION OF events FOR VALUES FROM (0) TO (100)"
 )
-
-
-pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def newer(url, *rows, **how):
@@ -123,16 +121,12 @@ def test_a_partition_and_its_parent(deleting, late, url, admin):
 def test_writers_of_a_partition_and_of_its_parent_take_turns(url, admin):
     """The second reads the tombstones once the first has left its own."""
     admin.execute(PARTED)
-    late = []
-    with psycopg.connect(url) as first:
+    with psycopg.connect(url) as first, ThreadPoolExecutor(1) as pool:
         newer(first, (1, None, 10, DELETE), table="events")
-        second = threading.Thread(target=lambda: late.append(newer(url, (1, "old", 5, WRITE), table="low")))
-        second.start()
-        second.join(0.5)
-        assert second.is_alive()
+        second = pool.submit(newer, url, (1, "old", 5, WRITE), table="low")
+        wait_for_blocked(admin, first)
         first.commit()
-        second.join()
-    assert late == [{"passed_over": 1}]
+        assert second.result() == {"passed_over": 1}
 
 
 def test_partitions_that_have_keys_of_their_own(url, admin):

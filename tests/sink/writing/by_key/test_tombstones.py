@@ -17,9 +17,6 @@ from pgonce.sink.writing.by_key import upsert
 KOLKATA, NEW_YORK = "-ctimezone=Asia/Kolkata -cdatestyle=German", "-ctimezone=America/New_York -cdatestyle=SQL,MDY"
 
 
-pytestmark = pytest.mark.usefixtures("ledger")
-
-
 def at(hour: int) -> datetime:
     """An hour of a day."""
     return datetime(2026, 1, 1, hour, tzinfo=timezone.utc)

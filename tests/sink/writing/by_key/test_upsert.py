@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
-import pyarrow as pa
 import pytest
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 from pyspark.sql import types as t
 from support.blocked import wait_until_blocked
-from support.rows import given_rows
+from support.sent_rows import publish
 from support.typed_rows import struct_of
-from support.with_rooms import write_batch_in_tx
 
 import pgonce.sink.writing.by_key.upsert
 from pgonce.offsets_store.postgres.refused_rows import target_error
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.by_key.upsert import merged
 
 STRUCT = struct_of({"id": t.LongType(), "region": t.StringType(), "amount": t.IntegerType()})
-TYPES = (pa.int64(), pa.string(), pa.int32())
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, region text, amount int)"
 ROWS = [(1, "north", 10), (2, "south", 20), (3, "east", 30)]
 
@@ -46,12 +40,7 @@ def merges(monkeypatch):
 
 def upsert(connection, rows, keys=("id",), order_by=None, table="events", **how):
     """Upsert rows in the transaction of ``connection``."""
-    batch = pa.record_batch(
-        [pa.array(column, ty) for column, ty in zip(zip(*rows, strict=True), TYPES, strict=True)], names=STRUCT.names
-    )
-    bodies = [CopyEncoder(STRUCT).encode(batch)]
-    rows = given_rows(encoded_columns(STRUCT), batch.num_rows, lambda: bodies)
-    write_batch_in_tx(connection, destination(table, "upsert", keys, order_by, **how), rows)
+    publish(connection, "inline", STRUCT, rows, "upsert", keys, order_by, table=table, **how)
 
 
 def stored(admin, table="events"):
@@ -93,13 +82,12 @@ def test_merge_leaves_what_on_conflict_leaves(ddl, keys, order_by, admin, url, m
 def test_a_key_that_another_writer_inserts_meanwhile_is_updated(admin, url, merges):
     """MERGE waits for the other's key and cannot take it; ON CONFLICT then updates that row."""
     admin.execute(TABLE.encode())
-    with psycopg.connect(url) as other, psycopg.connect(url) as ours:
+    with psycopg.connect(url) as other, psycopg.connect(url) as ours, ThreadPoolExecutor(1) as pool:
         other.execute("INSERT INTO events VALUES (2, 'theirs', 0), (9, 'theirs', 0)")
-        writing = threading.Thread(target=upsert, args=[ours, ROWS])
-        writing.start()
+        writing = pool.submit(upsert, ours, ROWS)
         wait_until_blocked(admin, ours)
         other.commit()
-        writing.join()
+        writing.result()
         ours.commit()
     assert stored(admin) == [*ROWS, (9, "theirs", 0)]
     assert merges == ([] if is_postgres_14(admin) else [False])
@@ -191,22 +179,13 @@ def test_keys_in_another_order_or_alone_are_for_on_conflict(key, keys, admin, ur
 def test_a_unique_index_that_goes_away_while_the_batch_waits_is_missed(admin, url, merges):
     """The table is locked before it is looked at: MERGE would let a doubled key in; ON CONFLICT refuses."""
     admin.execute(TABLE.encode())
-    refused = []
-
-    def write(connection):
-        try:
-            upsert(connection, [*ROWS, (3, "again", 0)])
-        except psycopg.Error as error:
-            refused.append(error.sqlstate)
-
-    with psycopg.connect(url) as migration, psycopg.connect(url) as ours:
+    with psycopg.connect(url) as migration, psycopg.connect(url) as ours, ThreadPoolExecutor(1) as pool:
         migration.execute("ALTER TABLE events DROP CONSTRAINT events_pkey")
-        writing = threading.Thread(target=write, args=[ours])
-        writing.start()
+        writing = pool.submit(upsert, ours, [*ROWS, (3, "again", 0)])
         wait_until_blocked(admin, ours)
         migration.commit()
-        writing.join()
-    assert refused == ["42P10"]
+        with pytest.raises(psycopg.errors.InvalidColumnReference):
+            writing.result()
     assert stored(admin) == []
     assert merges == []
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 from pyspark.sql import types as t
-from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes
+from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes, stored
 from support.blocked import wait_for_blocked
 from support.sent_rows import publish
 
@@ -27,11 +27,6 @@ def _writes(request, monkeypatch):
     """By which statement the rows are written that do not delete, whatever their number is."""
     if request.param == "MERGE":
         monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", 0)
-
-
-def stored(admin, columns="*"):
-    """The rows of the table."""
-    return admin.execute(f"SELECT {columns} FROM events ORDER BY id".encode()).fetchall()
 
 
 def test_each_change_is_counted_by_what_becomes_of_it(url, admin):
