@@ -101,11 +101,8 @@ def test_a_small_commit_is_few_round_trips(way, trips, admin, proxy):
     assert line.trips == trips
 
 
-OFTEN = ["append"]
-
-
 @pytest.mark.parametrize(
-    "way", [*OFTEN, *(pytest.param(way, marks=pytest.mark.thorough) for way in WAYS if way not in OFTEN)]
+    "way", ["append", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("upsert", "apply", "routes", "job"))]
 )
 def test_the_line_may_break_at_any_message(way, admin, proxy):
     """The batch, or the batch job, is there once, and is called landed only if COMMIT had been sent."""
