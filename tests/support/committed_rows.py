@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from pyspark.sql import types as t
 from sqlalchemy import Connection
+from support.sent_rows import arrow_rows
 from support.typed_rows import struct_of, typed_rows
 from support.with_rooms import work_into, write_batch_in_tx
 
@@ -26,6 +27,7 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from pgonce.sink.options.destination import destination
+from pgonce.sink.staging import StagingTable
 from pgonce.sink.writing.rows import Rows
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
@@ -46,6 +48,16 @@ def appending(*of: int) -> Work:
         return Published(len(of), "test")
 
     return Work(lambda _: "public.events", publish)
+
+
+def stage_one(url: str, batch_id: int = 1, retry_timeout: float = 5, lock_timeout: float = 10) -> list[tuple[int, int]]:
+    """Stage a row, as a task of the query ``q1`` does; what it may promise."""
+    # PySpark 3.5, on which `make matrix` runs, has no data sources written in Python.
+    from pgonce.sink.data_source.stager import Stager
+
+    table = StagingTable("q1", "events", "run 1", batch_id)
+    rows_of_task = iter([arrow_rows(STRUCT, [(1, "one")])])
+    return Stager(url, table, STRUCT, 1, retry_timeout, lock_timeout).stage(rows_of_task)
 
 
 def job(key: str = "monday", content_hash: str | None = None) -> Job:

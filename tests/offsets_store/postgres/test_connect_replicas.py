@@ -14,14 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import psycopg
-import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from pyspark.sql import types as t
 from replicated_postgres import url_of
 from support.batches import make_batch
 from support.blocked import wait_for_line, wait_for_standby
-from support.committed_rows import TABLE, appending, ids, job, settings, writing
+from support.committed_rows import TABLE, appending, ids, job, settings, stage_one, writing
 from support.fixtures.proxy import Proxy
 from support.ledger_history import QUERY
 from support.recoveries import history, recover_at_once
@@ -35,8 +33,6 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.status.states import read_states
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.recovery.new_checkpoint import write_new_checkpoint
-from pgonce.sink.data_source.stager import Stager
-from pgonce.sink.staging import StagingTable
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +79,9 @@ def test_a_task_that_would_stage_at_a_standby_fails_at_once(servers, database):
     primary, standby = servers
     ensure_ledger(primary.uri(database))
     standby.wait_for(primary)
-    rows_of_task = iter([pa.record_batch({"id": pa.array([1], pa.int64())})])
-    struct = t.StructType([t.StructField("id", t.LongType())])
-    stager = Stager(standby.uri(database), StagingTable("query", "events", "run", 7), struct, 12, 60)
     began = time.monotonic()
     with pytest.raises(PgonceError, match=r"STAGING_FAILED.*25006"):
-        stager.stage(rows_of_task)
+        stage_one(standby.uri(database), retry_timeout=60)
     assert time.monotonic() - began < 20
 
 
