@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from kafka_broker import KafkaBroker
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from support.patience import PATIENCE_SECONDS
@@ -40,12 +39,6 @@ def add_file(folder: Path, name: str) -> None:
 def files(spark: SparkSession, folder: Path) -> DataFrame:
     """Stream a folder's files."""
     return spark.readStream.schema("a int").json(str(folder))
-
-
-def rows(spark: SparkSession, per_batch: int = 10) -> DataFrame:
-    """Stream the same rows for the same batch, always."""
-    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", per_batch)
-    return source.option("startTimestamp", 1000).load()
 
 
 @contextmanager
@@ -97,38 +90,6 @@ def test_each_batch_of_a_file_source_has_an_entry_of_its_own(spark, inbox, check
     assert reader.commit_log(1).version == 1
     assert reader.initial_offsets() == {}
     assert not reader.is_stateful()
-
-
-def test_entry_is_there_while_the_batch_runs(spark, checkpoint):
-    """In a synchronous query the newest entry is the running batch's, whose commit entry is not there yet."""
-    seen = []
-
-    def look(_batch: DataFrame, batch_id: int) -> None:
-        reader = Checkpoint(checkpoint)
-        seen.append((batch_id, reader.newest_offset_entry().batch_id, reader.is_committed(batch_id)))
-
-    query = rows(spark).writeStream.foreachBatch(look).option("checkpointLocation", checkpoint).start()
-    wait_for(lambda: len(seen) > 3, query)
-    query.stop()
-    assert seen == [(batch_id, batch_id, False) for batch_id in range(len(seen))]
-
-
-def test_batch_that_failed_is_planned_and_not_done(spark, checkpoint):
-    """A batch whose sink raised keeps its entry, and runs again under the very same text."""
-    texts = []
-
-    def fail_first(_batch: DataFrame, batch_id: int) -> None:
-        texts.append(Checkpoint(checkpoint).offset_log(batch_id).text)
-        if len(texts) == 1:
-            raise RuntimeError("no")
-
-    stream = rows(spark).writeStream.foreachBatch(fail_first).option("checkpointLocation", checkpoint)
-    with pytest.raises(PySparkException, match="no"):
-        run(stream)
-    assert Checkpoint(checkpoint).batch_ids() == ([0], [])
-    run(stream)
-    assert Checkpoint(checkpoint).is_committed(0)
-    assert texts[0] == texts[1]
 
 
 def test_a_query_that_keeps_state_is_told_by_its_state_folder(spark, inbox, checkpoint):
