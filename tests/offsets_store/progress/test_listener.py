@@ -116,18 +116,6 @@ class TestAgreement:
         assert durations["addBatch"] > 0
         assert listener.dropped == 0
 
-    def test_a_batch_of_another_run_agrees_as_well(self, spark, url, observer, listen, orders, inbox, checkpoint):
-        """A batch that another run published is compared as well, and is the same."""
-        first = run(files(spark, inbox(2)).writeStream.foreachBatch(orders), checkpoint)
-        for name in ("1", ".1.crc"):
-            Path(checkpoint, "commits", name).unlink()
-        listener = listen(url)
-        again = run(files(spark, inbox(0)).writeStream.foreachBatch(orders), checkpoint)
-        flush(listener, 1)
-        assert progress_of(observer, "run_id", "batch_id", "disagreement") == [(str(again.runId), 1, None)]
-        (row,) = OffsetsStore(url).queries()
-        assert (row.run_id, row.replays) == (str(first.runId), 1)
-
 
 class TestDisagreement:
     def test_other_offsets_are_told_and_kept(self, spark, url, observer, listen, orders, inbox, checkpoint, caplog):
@@ -149,14 +137,6 @@ class TestDisagreement:
         assert "public.orders" in text
         assert [record.levelno for record in caplog.records if text in record.getMessage()] == [logging.WARNING]
         assert OffsetsStore(url).latest("orders").disagreements == 1
-
-    def test_a_batch_that_never_reached_the_ledger(self, spark, url, observer, listen, orders, inbox, checkpoint):
-        """A function that does not call the writer for a batch is found out before the next one is refused."""
-        listener = listen(url)
-        only_first = lambda frame, batch_id: orders(frame, batch_id) if batch_id == 0 else None  # noqa: E731
-        run(files(spark, inbox(2)).writeStream.foreachBatch(only_first), checkpoint)
-        flush(listener, 2)
-        assert [text is None for (text,) in progress_of(observer, "disagreement")] == [True, False]
 
 
 class TestFilling:
