@@ -15,7 +15,7 @@ from psycopg.errors import InsufficientPrivilege, ObjectNotInPrerequisiteState
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, changes
 from support.batches import make_batch
-from support.committed_rows import COLUMNS, job, rows, settings, writing
+from support.committed_rows import COLUMNS, ids, job, rows, settings, writing
 from support.dead_letters import put_aside
 from support.fixtures.driver import wait_until
 from support.page_reader import blocks_of
@@ -98,21 +98,16 @@ def code_of(*arguments, **how):
     return error.value.code
 
 
-def in_table(admin, name):
-    """The ids in a table."""
-    return [row[0] for row in admin.execute(f"SELECT id FROM {name} ORDER BY id".encode()).fetchall()]
-
-
 @pytest.mark.usefixtures("rebuilt")
 class TestExchanged:
     def test_the_new_query_goes_on_in_its_place(self, admin, url):
         """Its last batch, run again, is skipped as the same one; the next one goes into its own table."""
         exchange(url)
-        assert (in_table(admin, "sales"), in_table(admin, "sales_old")) == ([2, 12], [1, 11])
+        assert (ids(admin, "sales"), ids(admin, "sales_old")) == ([2, 12], [1, 11])
         assert commit(url, "new", 1, 12, run="a later run") is Verdict.REPLAY
         assert commit(url, "new", 2, 22, run="a later run") is Verdict.NEW
         assert commit(url, "new", 3, 32, run="a later run") is Verdict.NEW
-        assert (in_table(admin, "sales"), in_table(admin, "sales_old")) == ([2, 12, 22, 32], [1, 11])
+        assert (ids(admin, "sales"), ids(admin, "sales_old")) == ([2, 12, 22, 32], [1, 11])
         assert admin.execute("SELECT count(*) FROM pgonce.target_changes").fetchone() == (0,)
 
     def test_the_old_query_is_fenced(self, admin, url):
@@ -122,7 +117,7 @@ class TestExchanged:
             for remedies in (None, INDEPENDENT, Remedies(adopt_checkpoint=batch_id)):
                 assert code_of(url, "old", batch_id, 99, run="a later run", remedies=remedies) == "FENCED"
         assert code_of(url, "old", 2, 99, table="sales_old") == "UNKNOWN"
-        assert (in_table(admin, "sales"), in_table(admin, "sales_old")) == ([2, 12], [1, 11])
+        assert (ids(admin, "sales"), ids(admin, "sales_old")) == ([2, 12], [1, 11])
 
     def test_who_decided_it_and_why(self, admin, url):
         """The ledger keeps both."""
@@ -153,7 +148,7 @@ class TestExchanged:
         assert code_of(url, "new", 2, 99) == "FENCED"
         again = {"start": {"0": {"t": {"0": 30}}}, "end": {"0": {"t": {"0": 40}}}}
         assert commit(url, "newer", 1, 32, **again) is Verdict.NEW
-        assert in_table(admin, "sales") == [2, 12, 22, 32]
+        assert ids(admin, "sales") == [2, 12, 22, 32]
 
     def test_dead_letters_name_their_table(self, admin, url):
         """Those of the new query can be replayed, and those of the old one name the table that is put aside."""
@@ -174,7 +169,7 @@ class TestExchanged:
         exchange(url)
         commit_job(settings(url), job("monday"), writing(8, table="sales"))
         commit_job(settings(url), job("tuesday"), writing(9, table="sales"))
-        assert (in_table(admin, "sales"), in_table(admin, "sales_old")) == ([2, 6, 9, 12], [1, 5, 7, 11])
+        assert (ids(admin, "sales"), ids(admin, "sales_old")) == ([2, 6, 9, 12], [1, 5, 7, 11])
 
     def test_remembered_deletes_have_the_new_names(self, admin, url):
         """By these they are found again if a dump is restored later on."""
@@ -198,7 +193,7 @@ def test_batches_that_wait_meanwhile(admin, url, rebuilt):
         connection.execute("COMMIT")
         # To a process that has not published under the old name itself, the second is UNKNOWN.
         assert list(codes) == ["FENCED", "LEDGER_GONE"]
-    assert (in_table(admin, "sales"), in_table(admin, "sales_old")) == ([2, 12], [1, 11])
+    assert (ids(admin, "sales"), ids(admin, "sales_old")) == ([2, 12], [1, 11])
 
 
 def test_remembered_deletes_hold_back_older_changes(admin, url):
@@ -218,7 +213,7 @@ def test_remembered_deletes_hold_back_older_changes(admin, url):
     assert change(2, "sales", (1, "late", 4, WRITE), (2, "newer", 4, WRITE)) is Verdict.NEW
     assert admin.execute("SELECT id, name FROM sales").fetchall() == [(2, "newer")]
     change(3, "sales", (1, "back", 6, WRITE))
-    assert in_table(admin, "sales") == [1, 2]
+    assert ids(admin, "sales") == [1, 2]
 
 
 def test_a_first_batch_that_runs_again_under_the_old_name(admin, url):
@@ -238,7 +233,7 @@ def test_sinks_with_names_of_their_own(admin, url):
     exchange(url)
     assert code_of(url, "old", 1, 99, sink_name="mine", run="a later run") == "FENCED"
     assert commit(url, "new", 1, 12, sink_name="mine") is Verdict.NEW
-    assert in_table(admin, "sales") == [2, 12]
+    assert ids(admin, "sales") == [2, 12]
 
 
 def test_the_ledger_quotes_odd_names_as_python_does(admin, url):
@@ -264,7 +259,7 @@ class TestRefused:
         with pytest.raises(ObjectNotInPrerequisiteState, match=r"public\.sales_new\b"):
             admin.execute(both_ways.replace("'sales_old'", "'sales_new'").encode())
         admin.execute("ROLLBACK")
-        assert in_table(admin, "sales") == [1, 11]
+        assert ids(admin, "sales") == [1, 11]
 
     def test_a_table_that_no_query_fills(self, admin, url):
         """Nothing is known of it that would have to follow."""
