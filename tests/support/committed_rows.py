@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from pyspark.sql import types as t
 from sqlalchemy import Connection
+from support.batches import make_batch
 from support.sent_rows import arrow_rows
 from support.typed_rows import struct_of, typed_rows
 from support.with_rooms import work_into, write_batch_in_tx
@@ -25,7 +26,8 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch, Remedies
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagingTable
 from pgonce.sink.writing.rows import Rows
@@ -77,6 +79,24 @@ def writing(
         return published
 
     return replace(work, publish=publish)
+
+
+def commit_rows(
+    url: str,
+    query: str,
+    batch_id: int,
+    *of: int,
+    table: str = "events",
+    sink_name: str | None = None,
+    run: str = "run",
+    remedies: Remedies | None = None,
+    pin_table: bool = False,
+    **facts: Any,
+) -> Verdict:
+    """Commit a batch of a query that appends rows with these ids; ``facts`` are fields of the batch."""
+    how = settings(url, lock_timeout=10, retry_timeout=0, remedies=remedies or Remedies(), pin_table=pin_table)
+    batch = make_batch(batch_id, f"{run} of {query}", query_id=query, **facts)
+    return commit_batch(how, batch, work_into(sink_name, destination(table), rows(*of)))
 
 
 def verdict_or_code(how: CommitSettings, batch: PlannedBatch, work: Work) -> str:

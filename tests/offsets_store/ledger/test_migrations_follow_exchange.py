@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import psycopg
 import pytest
@@ -15,7 +16,7 @@ from psycopg.errors import InsufficientPrivilege, ObjectNotInPrerequisiteState
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, changes
 from support.batches import make_batch
-from support.committed_rows import COLUMNS, ids, job, rows, settings, writing
+from support.committed_rows import COLUMNS, commit_rows, ids, job, settings, writing
 from support.dead_letters import put_aside
 from support.fixtures.driver import wait_until
 from support.page_reader import blocks_of
@@ -40,6 +41,7 @@ from pgonce.sink.options.destination import destination
 
 (RECIPE,) = (block.text for block in blocks_of("how-to/blue-green.md") if block.language == "sql")
 INDEPENDENT = Remedies(independent=True)
+commit = partial(commit_rows, table="sales")
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 
@@ -57,13 +59,6 @@ def rebuilt(admin, url):
     for batch_id in range(2):
         commit(url, "old", batch_id, 10 * batch_id + 1)
         commit(url, "new", batch_id, 10 * batch_id + 2, table="sales_new")
-
-
-def commit(url, query, batch_id, *of, table="sales", sink_name=None, remedies=None, run="a run", **facts):
-    """Commit one batch of a query into a table."""
-    work = work_into(sink_name, destination(table), rows(*of))
-    batch = make_batch(batch_id, f"{run} of {query}", query_id=query, **facts)
-    return commit_batch(settings(url, remedies=remedies or Remedies(), lock_timeout=10, retry_timeout=0), batch, work)
 
 
 def exchange(url):
