@@ -97,10 +97,10 @@ class TestTheLedger:
             OffsetsStore(url).status()
 
 
+@pytest.mark.usefixtures("ledger")
 class TestStaging:
     def test_a_task_waits_and_goes_on(self, url, caplog):
         """It tries again, and the log says whose lock it is."""
-        ensure_ledger(url)
         with creating(url, seconds=4) as holder:
             assert [count for _, count in stage_one(url, retry_timeout=60, lock_timeout=2.0)] == [1]
         said = [record.getMessage() for record in caplog.records]
@@ -109,14 +109,12 @@ class TestStaging:
 
     def test_past_the_bound_it_is_named(self, url):
         """The task fails, and names the holder."""
-        ensure_ledger(url)
         with creating(url) as holder, pytest.raises(PgonceError, match=r"\[STAGING_FAILED\]") as error:
             stage_one(url, retry_timeout=1, lock_timeout=2.0)
         assert holder in str(error.value)
 
     def test_the_sweep_waits_for_nobody(self, url, admin):
         """What keeps it from the list of tables is left to the next sweep, not waited for."""
-        ensure_ledger(url)
         locked = held(url, "LOCK TABLE pgonce.staged_tables IN ACCESS EXCLUSIVE MODE")
         with locked, pytest.raises(psycopg.errors.LockNotAvailable):
             sweep(admin, "q1", "events", "run 1", 1)

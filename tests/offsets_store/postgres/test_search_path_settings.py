@@ -17,7 +17,6 @@ from support.typed_rows import commit_typed
 from typer.testing import CliRunner
 
 from pgonce.cli.main import app
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.search_path import LocalSettings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
@@ -63,8 +62,7 @@ def odd(admin):
 
 @pytest.fixture
 def odd_url(url, admin, odd):
-    """A database whose settings are all others than pgonce's; a ledger is there."""
-    ensure_ledger(url)
+    """A database whose settings are all others than pgonce's."""
     name = sql.Identifier(admin.info.dbname)
     for setting, value in odd.items():
         admin.execute(sql.SQL("ALTER DATABASE {} SET {} = {}").format(name, sql.Identifier(setting.lower()), value))

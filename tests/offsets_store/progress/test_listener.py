@@ -186,7 +186,6 @@ class TestTrouble:
     def test_a_full_queue_drops_and_returns(self, url, monkeypatch):
         """With Postgres hanging and the queue full, a callback returns at once and counts."""
         monkeypatch.setattr("pgonce.offsets_store.progress.listener.QUEUED_EVENTS", 2)
-        ensure_ledger(url)
         listener = OffsetsListener(url)
         with psycopg.connect(url) as blocking:
             blocking.execute("LOCK TABLE pgonce.progress IN ACCESS EXCLUSIVE MODE")
@@ -210,7 +209,6 @@ class TestTrouble:
 
     def test_close_does_not_wait_for_ever(self, url):
         """What cannot be stored within the time given is counted as dropped."""
-        ensure_ledger(url)
         listener = OffsetsListener(url)
         with psycopg.connect(url) as blocking:
             blocking.execute("LOCK TABLE pgonce.progress IN ACCESS EXCLUSIVE MODE")
@@ -238,7 +236,6 @@ def states(url):
 class TestLife:
     def test_from_start_to_end(self, spark, url, listen, orders, inbox, checkpoint):
         """A query that is heard is idle once it has read all, and stopped when it was stopped."""
-        ensure_ledger(url)
         listen(url)
         spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
         try:
@@ -287,7 +284,6 @@ class TestLife:
 
     def test_what_the_planner_has_kept_already(self, spark, url, observer, listen, inbox, checkpoint):
         """A table that is missing is found before rows are computed, and listed once."""
-        ensure_ledger(url)
         listen(url)
         writer = files(spark, inbox(1)).writeStream.format("pgonce").option("url", url).option("table", "missing")
         query = writer.option("checkpointLocation", checkpoint).queryName("orders").start()
@@ -356,7 +352,6 @@ class TestWatch:
             assert watch(connect, url) is listener
             query = connect.readStream.format("rate").load().writeStream.format("noop").queryName("far").start()
             names = "SELECT query_name FROM pgonce.heartbeats"
-            ensure_ledger(url)
             assert wait_until(lambda: observer.execute(names).fetchall() == [("far",)], PATIENCE_SECONDS)
             query.stop()
         finally:
