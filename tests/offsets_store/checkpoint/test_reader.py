@@ -191,10 +191,7 @@ def test_offsets_of_kafka_are_the_next_to_read(spark, kafka, topic, checkpoint):
     assert says_which_rows(second)
     assert kafka_partitions(second) == {(orders, 0), (orders, 1), (orders, 2), (payments, 0)}
     assert goes_back(zero, first) == goes_back(first, second) == []
-    assert goes_back(second, first) == [
-        f"{orders}-0 was at 5 and goes back to 4",
-        f"{orders}-2 was at 7 and goes back to 0",
-    ]
+    assert [said.split()[0] for said in goes_back(second, first)] == [f"{orders}-0", f"{orders}-2"]
 
 
 @pytest.mark.kafka

@@ -243,8 +243,7 @@ def test_a_job_that_is_skipped_says_so_in_the_log(admin, url, caplog):
             assert told.getMessage().startswith("skipped batch_key=monday sink=public.events verdict=SKIPPED rows=0")
             said = line.getMessage()
             assert line.levelname == "WARNING"
-            assert said.startswith("batch job 'monday': skipped, and nothing was written")
-            at = f"{published:%Y-%m-%d %H:%M:%S %Z}"
-            assert f"published into public.events at {at} with 3 rows, by run {first.attempt} (" in said
-            assert ("This run has 5 rows" in said) is (has == 5)
+            facts = ("'monday'", "public.events", f"{published:%Y-%m-%d %H:%M:%S %Z}", " 3 rows", str(first.attempt))
+            assert [fact for fact in facts if fact not in said] == []
+            assert (" 5 rows" in said) is (has == 5)
     assert skips(admin) == 3

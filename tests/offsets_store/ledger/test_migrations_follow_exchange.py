@@ -71,10 +71,9 @@ def refused(url, match):
     """The recipe fails, with this in its text, and nothing has changed."""
     with psycopg.connect(url, autocommit=True) as observer:
         before = known(observer)
-        with pytest.raises(ObjectNotInPrerequisiteState, match=match) as error:
+        with pytest.raises(ObjectNotInPrerequisiteState, match=match):
             exchange(url)
         assert known(observer) == before
-    return error.value
 
 
 def known(observer):
@@ -290,7 +289,7 @@ class TestRefused:
     def test_a_table_that_is_behind(self, url):
         """Also behind a query that was retired: its rows are still there, until it is forgotten."""
         commit(url, "old", 2, 21)
-        assert "t-0 is stored up to 30" in str(refused(url, " 20"))
+        refused(url, r"t-0\b.* 30\b.* 20\b")
         retire_sink("old", url)
         refused(url, "caught up")
         commit(url, "new", 2, 22, table="sales_new")
@@ -341,7 +340,7 @@ class TestRefused:
             commit(url, query, 0, 70, table=table, remedies=INDEPENDENT, start=begins, end=ends)
         forget_query("old", url, reason="r", quiet_seconds=0)
         forget_query("new", url, reason="r", quiet_seconds=0)
-        assert "t-0 is stored up to 100, but in the rebuilt table up to 60" in str(refused(url, "caught up"))
+        refused(url, r"t-0\b.* 100\b.* 60\b")
 
     def test_keys_of_jobs_that_an_earlier_table_has(self, admin, url):
         """Put aside under the same name each month, a table would bring the same keys again."""

@@ -192,7 +192,7 @@ def test_remote_apply_waits_until_the_standby_is_back():
             try:
                 wait_for_standby(one.uri(), committing)
                 (query,), _ = read_states(one.uri())
-                assert query.because == "its session waits for synchronous standbys"
+                assert "synchronous standbys" in query.because
                 assert "do not end the session" in query.help
                 assert rows_of(one, "postgres") == [1]
                 two.start()

@@ -169,7 +169,8 @@ class TestTheirOwnBrokers:
         assert time.monotonic() - began < 8
         assert {one["query_id"]: one["lag"] for one in json.loads(shown.stdout)} == {QUERY: 0, OTHER: None}
         (line,) = shown.stderr.splitlines()
-        assert line.startswith(f"The lag of {OTHER} was not measured. The brokers 192.0.2.1:9092,192.0.2.2:9092 did")
+        assert OTHER in line
+        assert "192.0.2.1:9092,192.0.2.2:9092" in line
 
     def test_brokers_that_do_not_answer(self, url, store, pgonce):
         """A port that takes a connection and says nothing costs as much; a login is thought of in words."""
@@ -180,4 +181,4 @@ class TestTheirOwnBrokers:
             assert time.monotonic() - began < 10
         (line,) = shown.stderr.splitlines()
         assert "did not answer" in line
-        assert line.endswith("If they want a login, give it: --kafka-config.")
+        assert "--kafka-config" in line
