@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import psycopg
 import pyarrow as pa
 import pyspark.sql.types as t
 import pytest
@@ -60,21 +59,17 @@ def write(connection, mode, writer, batch_id, ids):
 
 
 @pytest.fixture
-def admin(url):
-    """A connection that may do anything, with a shared table that notes every write, and a counter."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "CREATE TABLE shared (id bigint PRIMARY KEY, writer bigint, batch_id bigint);"
-            "CREATE TABLE writes (id bigint, writer bigint, batch_id bigint);"
-            "CREATE TABLE counter (n bigint); INSERT INTO counter VALUES (0);"
-            "CREATE TABLE other_counter (n bigint); INSERT INTO other_counter VALUES (0);"
-            "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
-            "'BEGIN INSERT INTO writes VALUES (NEW.*); RETURN NULL; END';"
-            "CREATE TRIGGER note AFTER INSERT OR UPDATE ON shared FOR EACH ROW EXECUTE FUNCTION note();"
-            "CREATE FUNCTION count_up() RETURNS trigger LANGUAGE plpgsql AS "
-            "'BEGIN UPDATE counter SET n = n + 1; RETURN NULL; END'"
-        )
-        yield connection
+def admin(admin):
+    """A connection that may do anything, with a shared table that notes every write, and two counters."""
+    admin.execute(
+        "CREATE TABLE shared (id bigint PRIMARY KEY, writer bigint, batch_id bigint);"
+        "CREATE TABLE writes (id bigint, writer bigint, batch_id bigint);"
+        "CREATE TABLE counter AS SELECT 0::bigint AS n; CREATE TABLE other_counter AS TABLE counter;"
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN INSERT INTO writes VALUES (NEW.*); RETURN NULL; END';"
+        "CREATE TRIGGER note AFTER INSERT OR UPDATE ON shared FOR EACH ROW EXECUTE FUNCTION note()"
+    )
+    return admin
 
 
 def together(writers, rounds, commit):
