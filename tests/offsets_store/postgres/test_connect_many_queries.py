@@ -10,15 +10,12 @@ from dataclasses import replace
 
 import pytest
 from support.batches import make_batch
-from support.committed_rows import ids, rows, settings
-from support.with_rooms import write_batch_in_tx
+from support.committed_rows import appending, ids, settings
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
-from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import MAX_CONNECTIONS, driver_connection, engine_for
-from pgonce.sink.options.destination import destination
+from pgonce.offsets_store.postgres.connect import MAX_CONNECTIONS, engine_for
 
 pytestmark = pytest.mark.usefixtures("events")
 
@@ -32,10 +29,9 @@ def at_most(monkeypatch):
 def append(number, meanwhile=lambda: None):
     """The work of a query that writes its number; ``meanwhile`` is what its transaction waits for."""
 
-    def publish(connection, batch, _):
+    def publish(*given):
         meanwhile()
-        write_batch_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(number))
-        return Published(1, "test")
+        return appending(number).publish(*given)
 
     return Work(lambda _: f"sink {number}", publish)
 

@@ -85,10 +85,9 @@ def heard_of(listener):
 
 
 @pytest.fixture
-def orders(url):
+def orders(url, admin):
     """A table `orders` in the test's database, and what to pass to foreachBatch."""
-    with psycopg.connect(url) as connection:
-        connection.execute("CREATE TABLE orders (id int)")
+    admin.execute("CREATE TABLE orders (id int)")
     return PostgresBatchWriter(url, table="orders")
 
 
@@ -140,15 +139,14 @@ class TestDisagreement:
 
 
 class TestFilling:
-    def test_offsets_are_open_at_the_commit_and_filled_later(self, spark, url, observer, listen, inbox, checkpoint):
+    def test_offsets_are_open_at_the_commit_and_filled_later(self, spark, url, admin, listen, inbox, checkpoint):
         """With offsetsFrom=listener the ledger's offsets are open at the commit, and filled by the event."""
-        with psycopg.connect(url) as connection:
-            connection.execute("CREATE TABLE orders (id int)")
+        admin.execute("CREATE TABLE orders (id int)")
         listener = listen(url)
         writer = files(spark, inbox(2)).writeStream.format("pgonce").option("url", url).option("table", "orders")
         run(writer.option("offsetsFrom", "listener").option("checkpointLocation", checkpoint), checkpoint)
         flush(listener, 2)
-        rows = observer.execute("SELECT start_offsets, end_offsets FROM pgonce.batches ORDER BY batch_id")
+        rows = admin.execute("SELECT start_offsets, end_offsets FROM pgonce.batches ORDER BY batch_id")
         assert rows.fetchall() == [
             ({"0": None}, {"0": {"logOffset": 0}}),
             ({"0": {"logOffset": 0}}, {"0": {"logOffset": 1}}),
