@@ -7,14 +7,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import pyarrow as pa
 import pyspark.sql.types as t
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.batches import make_batch
 from support.committed_rows import verdict_or_code
 from support.fixtures.driver import wait_until
-from support.rows import given_rows
+from support.typed_rows import typed_rows
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -23,11 +22,7 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-
-STRUCT = t.StructType([t.StructField(name, t.LongType()) for name in ("id", "writer", "batch_id")])
 
 
 def settings(url):
@@ -49,11 +44,9 @@ def batch(writer, batch_id, **changes):
 
 def write(connection, mode, writer, batch_id, ids):
     """Write rows that tell who wrote them."""
-    columns = {"id": ids, "writer": [writer] * len(ids), "batch_id": [batch_id] * len(ids)}
-    record_batch = pa.record_batch({name: pa.array(values, pa.int64()) for name, values in columns.items()})
-    body = CopyEncoder(STRUCT).encode(record_batch)
     keys = ("id",) if mode == "upsert" else ()
-    rows = given_rows(encoded_columns(STRUCT), len(ids), lambda: [body])
+    columns = dict.fromkeys(("id", "writer", "batch_id"), t.LongType())
+    rows = typed_rows(columns, [(number, writer, batch_id) for number in ids])
     write_batch_in_tx(driver_connection(connection), destination("shared", mode, keys, None), rows)
     return Published(len(ids), "test")
 
