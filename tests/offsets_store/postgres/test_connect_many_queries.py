@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from support.batches import make_batch
+from support.blocked import wait_for_line
 from support.committed_rows import appending, ids, settings
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -77,9 +77,7 @@ def test_who_finds_none_free_waits_and_says_why(admin, url, at_most, monkeypatch
         with pytest.raises(PgonceError, match=says):
             commit_batch(settings(url, retry_timeout=0), first_batch(1), append(1))
         waiting = pool.submit(commit_batch, settings(url, retry_timeout=60), first_batch(2), append(2))
-        while "trying again" not in caplog.text:
-            assert not waiting.done()
-            time.sleep(0.01)
+        wait_for_line(caplog, "trying again", waiting)
         goes_on.set()
         assert [holding.result().name, waiting.result().name] == ["NEW", "NEW"]
     assert "CONNECTIONS_IN_USE" in caplog.text

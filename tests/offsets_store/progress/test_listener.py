@@ -73,10 +73,7 @@ def run(writer, checkpoint, name="orders"):
 
 def flush(listener, count):
     """Wait until Spark has told so many events, and all that is queued is stored or dropped."""
-    deadline = time.monotonic() + 30
-    while heard_of(listener) < count:
-        assert time.monotonic() < deadline, f"heard {heard_of(listener)} of {count} events"
-        time.sleep(0.02)
+    assert wait_until(lambda: heard_of(listener) >= count, 30), f"heard {heard_of(listener)} of {count} events"
 
 
 def heard_of(listener):
