@@ -103,8 +103,7 @@ class TestRole:
     def test_with_the_grants_of_init(self, login, url, admin):
         """What `pgonce init --role` grants is enough; one privilege less is named."""
         ensure_ledger(url)
-        for grant in grants(login.user):
-            admin.execute(grant.encode())
+        admin.execute("; ".join(grants(login.user)).encode())
         assert not_holding(login.url) == set()
         admin.execute(sql.SQL("REVOKE UPDATE ON pgonce.writers FROM {}").format(sql.Identifier(login.user)))
         found = answers(login.url)["ledger"]

@@ -237,12 +237,10 @@ class TestRole:
     def test_a_second_role_gets_nothing_of_the_first_ones_staging(self, url, admin, login, observer):
         """Granting for another role passes over the staging tables that a streaming role owns."""
         migrate(admin)
-        for grant in grants(login.user):
-            admin.execute(grant.encode())
+        admin.execute("; ".join(grants(login.user)).encode())
         with psycopg.connect(login.url, autocommit=True) as streaming:
             streaming.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
-        for grant in grants("pg_monitor"):
-            admin.execute(grant.encode())
+        admin.execute("; ".join(grants("pg_monitor")).encode())
         may = "SELECT has_table_privilege('pg_monitor', %s, 'SELECT')"
         assert observer.execute(may, ["pgonce_staging.staged_test"]).fetchone() == (False,)
         assert observer.execute(may, ["pgonce.writers"]).fetchone() == (True,)
