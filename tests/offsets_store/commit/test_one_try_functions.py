@@ -24,6 +24,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger import session as ledger_session
+from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
 from pgonce.offsets_store.postgres.one_trip import Statement
@@ -83,9 +84,7 @@ class TestSessions:
 
     def test_its_role_as_well(self, url, admin, login):
         """RESET ALL leaves the role as it is."""
-        admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA pgonce, public TO {login.user}".encode())
-        for kind in ("SCHEMA pgonce", "ALL SEQUENCES IN SCHEMA pgonce", "ALL FUNCTIONS IN SCHEMA pgonce"):
-            admin.execute(f"GRANT ALL ON {kind} TO {login.user}".encode())
+        admin.execute("; ".join(grants(login.user)).encode())
         commit_batch(settings(url), by_function(), function(f"SET ROLE {login.user}"))
         with checked_out(url) as connection:
             asked = driver_connection(connection).execute("SELECT current_user = session_user")
