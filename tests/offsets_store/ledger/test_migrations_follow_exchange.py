@@ -25,9 +25,7 @@ from support.recoveries import noted
 from support.tombstones import put_tombstone
 from support.typed_rows import typed_rows
 from support.with_rooms import work_into
-from typer.testing import CliRunner
 
-from pgonce.cli.main import app
 from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
@@ -126,11 +124,11 @@ class TestExchanged:
         at_end = {"start": {"0": {"t": {"0": 20}}}, "end": {"0": {"t": {"0": 30}}}}
         assert commit(url, "third", 0, 5, remedies=Remedies(replaces="new"), **at_end) is Verdict.NEW
 
-    def test_the_next_look_is_at_the_table_that_is_written(self, admin, url):
+    def test_the_next_look_is_at_the_table_that_is_written(self, admin, url, pgonce):
         """`pgonce check` looks at it by the name that it has now, before a batch has used that name."""
         exchange(url)
         admin.execute("ALTER TABLE sales DROP COLUMN name")
-        asked = CliRunner().invoke(app, ["check", "--url", url, "--json", "--query", "new"])
+        asked = pgonce("check", "--json", "--query", "new")
         (looked,) = (one["says"] for one in json.loads(asked.stdout) if one["name"] == "table")
         assert looked.startswith("public.sales: COLUMN_UNKNOWN, ")
 

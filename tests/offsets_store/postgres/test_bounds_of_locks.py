@@ -13,7 +13,6 @@ import psycopg
 import pytest
 from support.batches import make_batch
 from support.committed_rows import TABLE, appending, ids, settings, stage_one
-from typer.testing import CliRunner
 
 from pgonce.cli import main
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -79,10 +78,10 @@ class TestTheLedger:
         assert "pg_read_all_stats" in said
         assert "SELECT" not in said
 
-    def test_init_says_who_holds_it(self, url):
+    def test_init_says_who_holds_it(self, url, pgonce):
         """The command fails soon, and names the holder."""
         with migrating(url) as holder:
-            failed = CliRunner().invoke(main.app, ["init", "--url", url])
+            failed = pgonce("init")
         assert "[LOCKED]" in failed.stderr
         assert holder in failed.stderr
 
