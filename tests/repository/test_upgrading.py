@@ -12,9 +12,7 @@ from support.kept_ledger import kept_batch, kept_checkpoint, kept_form, restore_
 from support.ledger_history import publish_job
 from support.made_up_migration import made_up, upgrade_pgonce
 from support.pages import DOCS, sections, sql_blocks
-from typer.testing import CliRunner
 
-from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import LedgerError, RefusedBatch
 from pgonce.offsets_store.ledger.migrations import FIRST, MIGRATIONS, NEWEST, ensure_ledger, forget_ledger, migrate
@@ -63,7 +61,7 @@ class TestALedgerFromBeforeTheFirstRelease:
         admin.execute("UPDATE pgonce.schema_version SET version = 109, least_reader_version = 103")
         forget_ledger(url)
 
-    def test_a_ledger_of_an_earlier_commit_is_refused_with_the_way_out(self, admin, url):
+    def test_a_ledger_of_an_earlier_commit_is_refused_with_the_way_out(self, admin, url, pgonce):
         """Nobody reads, writes or migrates it; the error names its version and the way out."""
         for use in (
             lambda: commit(url, make_planned_batch(3), ORDERS),
@@ -73,7 +71,7 @@ class TestALedgerFromBeforeTheFirstRelease:
             with pytest.raises(LedgerError, match=r" 109\b.* ALTER SCHEMA pgonce RENAME") as refused:
                 use()
             assert refused.value.code == "LEDGER_UNRELEASED"
-        assert CliRunner().invoke(app, ["init", "--url", url]).exit_code != ExitCode.OK
+        assert pgonce("init").exit_code != ExitCode.OK
         assert len(rows_in(admin, "public.orders")) == 6
 
     def test_after_the_rename_its_query_goes_on_by_adopt_checkpoint(self, admin, url):
@@ -112,9 +110,9 @@ class TestTheLedgerOfTheFirstRelease:
         with pytest.raises(RefusedBatch, match=r"\[FENCED\]"):
             commit(url, kept_batch(5, "run 1"), ORDERS)
 
-    def test_its_checkpoint_is_understood(self, url, tmp_path):
+    def test_its_checkpoint_is_understood(self, pgonce, tmp_path):
         """Doctor finds checkpoint and ledger at one place."""
-        answer = CliRunner().invoke(app, ["doctor", str(kept_checkpoint(tmp_path)), "--url", url])
+        answer = pgonce("doctor", kept_checkpoint(tmp_path))
         assert answer.exit_code == ExitCode.OK, answer.output
         assert "Next start: batch 4" in answer.stdout
 
@@ -130,11 +128,11 @@ class TestTheLedgerOfTheFirstRelease:
 
 @pytest.mark.usefixtures("earlier_ledger")
 class TestAnEarlierLedger:
-    def test_who_reads_is_told_to_upgrade_it(self, url):
+    def test_who_reads_is_told_to_upgrade_it(self, url, pgonce):
         """Nothing that only reads migrates it; init does, and then there is an answer."""
         with pytest.raises(LedgerError, match=r"\[LEDGER_TOO_OLD\]"):
             OffsetsStore(url).queries()
-        assert CliRunner().invoke(app, ["init", "--url", url]).exit_code == ExitCode.OK
+        assert pgonce("init").exit_code == ExitCode.OK
         assert OffsetsStore(url).queries() == []
 
     def test_the_first_batch_of_its_owner_upgrades_it(self, admin, url):

@@ -9,14 +9,14 @@ from __future__ import annotations
 import pickle
 import time
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 from support.benchmark_modules import benchmark_module
 from support.committed_rows import STRUCT, TABLE
 from support.data_source_with_rooms import commit_parcels
+from support.fixtures.driver import wait_until
 from support.patience import PATIENCE_SECONDS
-from support.sent_rows import publish
+from support.sent_rows import arrow_rows, publish
 
 from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -46,8 +46,7 @@ def test_four_thousand_tasks_and_a_thousand_partitions(admin, url, tmp_path):
     with benchmark_module("scale_checkpoint") as module:
         checkpoint = module.checkpoint_of(tmp_path, "11111111-1111-4111-8111-111111111111", 1000)
     options = parse_options({"url": url, "table": "events", "checkpointLocation": str(tmp_path)}, overwrite=False)
-    row = pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["a row"], pa.string())})
-    rows = EncodedRows(CopyEncoder(STRUCT).encode(row), 1)
+    rows = EncodedRows(CopyEncoder(STRUCT).encode(arrow_rows(STRUCT, [(1, "a row")])), 1)
     for batch_id in range(2):
         origin = checkpoint.plan(batch_id)
         sent = [pickle.dumps(Parcel(origin, task, 1, inline=(rows,))) for task in range(4000)]
@@ -113,11 +112,8 @@ def test_a_row_of_a_hundred_megabytes_comes_through_spark(spark, admin, url, che
         query = writer.format("pgonce").options(url=url, table="large").start()
     else:
         query = writer.foreachBatch(PostgresBatchWriter(url, table="large")).start()
-    until = time.monotonic() + PATIENCE_SECONDS
-    while query.lastProgress is None:
-        assert query.exception() is None
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    assert wait_until(lambda: query.lastProgress or not query.isActive, PATIENCE_SECONDS)
+    assert query.exception() is None
     query.stop()
     found = admin.execute("SELECT id, octet_length(note) FROM large").fetchall()
     assert found == [(0, 100 * MEGABYTE)]

@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 from kafka_broker import MissingTool, spark_connector_jars
 from psycopg import sql
 from standalone_cluster import StandaloneCluster, Worker
+from support.audit import left_behind
 from support.fixtures.driver import wait_until
 from support.gates import Gates, Moment, Passed, gated
 from support.inbox import Inbox
@@ -116,15 +117,6 @@ def add_rows(query: RemoteQuery) -> None:
         for number, line in enumerate(path.read_text().splitlines()):
             producer.produce(topic, line, partition=number % 2)
         assert producer.flush(30) == 0
-
-
-def left_behind(connection: psycopg.Connection) -> list[str]:
-    """The staging tables that are still there, registered or not."""
-    there = connection.execute(
-        "SELECT relname FROM pg_class WHERE relname LIKE 'staged\\_%' AND relkind = 'r' AND relname <> 'staged_tables' "
-        "UNION SELECT table_name FROM pgonce.staged_tables"
-    )
-    return [name for (name,) in there.fetchall()]
 
 
 def check(query: RemoteQuery, connection: psycopg.Connection) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import psycopg
 from pyspark.sql import types as t
 from sqlalchemy import Connection
+from support.batches import make_batch
+from support.sent_rows import arrow_rows
 from support.typed_rows import struct_of, typed_rows
 from support.with_rooms import work_into, write_batch_in_tx
 
@@ -24,8 +26,10 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch, Remedies
 from pgonce.sink.options.destination import destination
+from pgonce.sink.staging import StagingTable
 from pgonce.sink.writing.rows import Rows
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
@@ -48,6 +52,16 @@ def appending(*of: int) -> Work:
     return Work(lambda _: "public.events", publish)
 
 
+def stage_one(url: str, batch_id: int = 1, retry_timeout: float = 5, lock_timeout: float = 10) -> list[tuple[int, int]]:
+    """Stage a row, as a task of the query ``q1`` does; what it may promise."""
+    # PySpark 3.5, on which `make matrix` runs, has no data sources written in Python.
+    from pgonce.sink.data_source.stager import Stager
+
+    table = StagingTable("q1", "events", "run 1", batch_id)
+    rows_of_task = iter([arrow_rows(STRUCT, [(1, "one")])])
+    return Stager(url, table, STRUCT, 1, retry_timeout, lock_timeout).stage(rows_of_task)
+
+
 def job(key: str = "monday", content_hash: str | None = None) -> Job:
     """A run of the batch job with this key."""
     return Job(key, uuid.uuid4(), content_hash)
@@ -65,6 +79,24 @@ def writing(
         return published
 
     return replace(work, publish=publish)
+
+
+def commit_rows(
+    url: str,
+    query: str,
+    batch_id: int,
+    *of: int,
+    table: str = "events",
+    sink_name: str | None = None,
+    run: str = "run",
+    remedies: Remedies | None = None,
+    pin_table: bool = False,
+    **facts: Any,
+) -> Verdict:
+    """Commit a batch of a query that appends rows with these ids; ``facts`` are fields of the batch."""
+    how = settings(url, lock_timeout=10, retry_timeout=0, remedies=remedies or Remedies(), pin_table=pin_table)
+    batch = make_batch(batch_id, f"{run} of {query}", query_id=query, **facts)
+    return commit_batch(how, batch, work_into(sink_name, destination(table), rows(*of)))
 
 
 def verdict_or_code(how: CommitSettings, batch: PlannedBatch, work: Work) -> str:

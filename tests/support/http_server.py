@@ -20,7 +20,6 @@ from urllib.parse import parse_qs, urlsplit
 class Request:
     """One request."""
 
-    method: str
     path: str
     query: dict[str, str]
     headers: dict[str, str]
@@ -63,7 +62,7 @@ def serving(routes: dict[tuple[str, str], Callable[[Request], Answer]]) -> Itera
             where = urlsplit(self.path)
             raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Request(self.command, where.path, _first_of_each(where.query), headers, raw)
+            request = Request(where.path, _first_of_each(where.query), headers, raw)
             server.requests.append(request)
             answer = routes.get((self.command, where.path), lambda _: (404, {"error": "not_found"}))
             status, said = answer(request)

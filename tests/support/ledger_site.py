@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 from pyspark.sql import types as t
 from sqlalchemy import Connection
 from support.fixtures.proxy import Proxy
 from support.ledger_model import Plan, Source
+from support.sent_rows import arrow_rows
+from support.typed_rows import struct_of
 
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -29,13 +30,7 @@ from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import ATTEMPT_COLUMN
 
-STRUCT = t.StructType(
-    [
-        t.StructField("source", t.StringType()),
-        t.StructField("position", t.LongType()),
-        t.StructField("label", t.StringType()),
-    ]
-)
+STRUCT = struct_of({"source": t.StringType(), "position": t.LongType(), "label": t.StringType()})
 # What a database is restored with; staging tables are unlogged, so a backup has them empty, or not at all.
 KEPT = ("pgonce.writers", "pgonce.batches", "pgonce.runs", "pgonce.replays", "pgonce.positions")
 
@@ -46,13 +41,9 @@ class Vanished(BaseException):
 
 def encoded(source: Source, plan: Plan, mark: int | None = None) -> bytes:
     """The rows of a batch, as tasks would send or stage them."""
-    positions = list(plan.positions)
-    columns = [[source.name] * len(positions), positions, [plan.label] * len(positions)]
-    arrays = [
-        pa.array(values, kind) for values, kind in zip(columns, (pa.string(), pa.int64(), pa.string()), strict=True)
-    ]
+    rows = [(source.name, position, plan.label) for position in plan.positions]
     encoder = CopyEncoder(STRUCT, extra=None if mark is None else {ATTEMPT_COLUMN: mark})
-    return encoder.encode(pa.record_batch(arrays, names=STRUCT.names))
+    return encoder.encode(arrow_rows(STRUCT, rows))
 
 
 def vanish(connection: Connection) -> None:

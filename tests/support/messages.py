@@ -11,6 +11,15 @@ from confluent_kafka import Producer
 POSITIONS = ("topic", "partition", "offset")
 
 
+def send_to(kafka, topic, counts):
+    """Send so many messages to each partition of a topic."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for partition, count in counts.items():
+        for number in range(count):
+            producer.produce(topic, value=str(number), partition=partition)
+    assert producer.flush(30) == 0
+
+
 class Messages:
     """A topic of two partitions; ``rows`` are what was sent, as the target should have them."""
 

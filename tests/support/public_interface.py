@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
-from support.manual_page import Parameter
+from support.manual_page import name_of, parameters_of, usage
 from support.pages import DOCS
 from support.tables_page import ledger_columns
 
@@ -141,16 +141,9 @@ def _option(option: Option) -> str:
 
 
 def _commands() -> Iterator[str]:
-    for command in sorted(app.registered_commands, key=_name_of):
-        declared = inspect.signature(command.callback, eval_str=True).parameters.values()
-        parameters = sorted(map(Parameter.of, declared), key=lambda one: one.is_option)
-        arguments = [one.written for one in parameters if not one.is_option]
-        yield " ".join(["pgonce", _name_of(command), *arguments])
-        yield from (f"pgonce {_name_of(command)} {one.shown}" for one in parameters if one.is_option)
-
-
-def _name_of(command: Any) -> str:
-    return command.name or command.callback.__name__
+    for command in sorted(app.registered_commands, key=name_of):
+        yield usage(command).removesuffix(" [OPTIONS]")
+        yield from (f"pgonce {name_of(command)} {one.shown}" for one in parameters_of(command) if one.is_option)
 
 
 def _functions() -> list[str]:

@@ -6,17 +6,14 @@ Runs in: pytest. Invariant: no Spark is started.
 
 from __future__ import annotations
 
-from pyspark.sql import types as t
 from support.batches import make_planned_batch
-from support.committed_rows import settings
+from support.committed_rows import COLUMNS, settings
 from support.ledger_history import QUERY
 from support.stopped_query import entry, kafka
 from support.typed_rows import typed_rows
 from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.retrying import commit_batch
-
-COLUMNS = {"id": t.LongType(), "name": t.StringType()}
 
 
 def publish(url, where, number=0, rows=None):

@@ -15,15 +15,11 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import types as t
+from support.typed_rows import struct_of
 
 # A row: its own name, and the place of the record that it comes from.
-STRUCT = t.StructType(
-    [
-        t.StructField("id", t.StringType()),
-        t.StructField("topic", t.StringType()),
-        t.StructField("partition", t.IntegerType()),
-        t.StructField("offset", t.LongType()),
-    ]
+STRUCT = struct_of(
+    {"id": t.StringType(), "topic": t.StringType(), "partition": t.IntegerType(), "offset": t.LongType()}
 )
 ARROW = pa.schema([("id", "string"), ("topic", "string"), ("partition", "int32"), ("offset", "int64")])
 

@@ -8,7 +8,6 @@ of the database, and of a proxy that cuts the line at the next COMMIT.
 from __future__ import annotations
 
 import sys
-import uuid
 from contextlib import suppress
 
 from opentelemetry import metrics, trace
@@ -19,13 +18,12 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from support.batches import make_planned_batch
-from support.committed_rows import appending, settings
+from support.committed_rows import appending, job, settings
 
 from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.retrying import EarlyTry, commit_batch
 from pgonce.offsets_store.commit.work import NotNowError, Work
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 
@@ -49,7 +47,7 @@ def main(url: str, cut_url: str) -> None:
         )
     EarlyTry(settings(url)).begin(make_planned_batch(1, run_id="run 2"), running(None))
     commit_batch(settings(cut_url), make_planned_batch(1, run_id="run 2"), writing(3))
-    commit_job(settings(url), Job("monday", uuid.uuid4(), None), writing(4))
+    commit_job(settings(url), job(), writing(4))
     provider.shutdown()
     meters.shutdown()
 

@@ -25,7 +25,6 @@ from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.verdict.decide import Verdict
 
@@ -126,12 +125,12 @@ def test_a_skip_whose_answer_was_lost_counts_once(admin, url, proxy):
 CLAIM = "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('public.events', 'monday', %s)"
 
 
+@pytest.mark.usefixtures("ledger")
 class TestTwoAtOnce:
     """Two runs of one job, from two schedulers."""
 
     def test_one_publishes_and_the_others_wait_and_skip(self, admin, url):
         """Each that comes while the first one writes is skipped when that is done."""
-        ensure_ledger(url)
         begun, go_on = threading.Event(), threading.Event()
         patient = settings(url, lock_timeout=60, retry_timeout=60)
         slow = writing(1, then=lambda: (begun.set(), go_on.wait(60)))
@@ -148,7 +147,6 @@ class TestTwoAtOnce:
 
     def test_one_creates_the_table_for_all(self, admin, url):
         """Those that come while the table is created find it afterwards: another key publishes, the same is skipped."""
-        ensure_ledger(url)
         begun, go_on = threading.Event(), threading.Event()
         patient = settings(url, lock_timeout=60, retry_timeout=60)
         slow = writing(1, table="fresh", create_table=True, then=lambda: (begun.set(), go_on.wait(60)))
@@ -165,7 +163,6 @@ class TestTwoAtOnce:
 
     def test_if_the_first_fails_the_second_publishes(self, admin, url):
         """A key that was claimed and not committed is free again."""
-        ensure_ledger(url)
         with psycopg.connect(url) as first:
             first.execute(CLAIM, [uuid.uuid4()])
             threading.Timer(0.5, first.rollback).start()
@@ -174,7 +171,6 @@ class TestTwoAtOnce:
 
     def test_a_frozen_job_that_holds_the_key_is_ended(self, admin, url):
         """A stopped process of ours does not hold the key for ever: its uncommitted transaction is aborted."""
-        ensure_ledger(url)
         with psycopg.connect(url, application_name=application_name("frozen")) as frozen:
             frozen.execute(CLAIM, [uuid.uuid4()])
             assert commit_job(settings(url, retry_timeout=20), job(), writing(1)).verdict is JobVerdict.PUBLISHED
@@ -247,8 +243,7 @@ def test_a_job_that_is_skipped_says_so_in_the_log(admin, url, caplog):
             assert told.getMessage().startswith("skipped batch_key=monday sink=public.events verdict=SKIPPED rows=0")
             said = line.getMessage()
             assert line.levelname == "WARNING"
-            assert said.startswith("batch job 'monday': skipped, and nothing was written")
-            at = f"{published:%Y-%m-%d %H:%M:%S %Z}"
-            assert f"published into public.events at {at} with 3 rows, by run {first.attempt} (" in said
-            assert ("This run has 5 rows" in said) is (has == 5)
+            facts = ("'monday'", "public.events", f"{published:%Y-%m-%d %H:%M:%S %Z}", " 3 rows", str(first.attempt))
+            assert [fact for fact in facts if fact not in said] == []
+            assert (" 5 rows" in said) is (has == 5)
     assert skips(admin) == 3

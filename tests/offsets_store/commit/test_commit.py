@@ -28,7 +28,6 @@ from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
-from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.failures import kept_words
@@ -150,7 +149,7 @@ def test_a_commit_that_waits_holds_its_writers_row(admin, url):
     commit_batch(settings(url), make_batch(0), appending(1))
     with psycopg.connect(url) as holder:
         holder.execute("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
-        patient = CommitSettings(url, lock_timeout=60, retry_timeout=60)
+        patient = settings(url, lock_timeout=60, retry_timeout=60)
         waiting = threading.Thread(target=commit_batch, args=[patient, make_batch(1), appending(2)])
         waiting.start()
         assert wait_until(lambda: waiting_commits(admin), PATIENCE_SECONDS)
@@ -197,7 +196,7 @@ def test_another_querys_first_batch_is_waited_for(admin, url):
         go_on.wait(30)
         return slow.publish(connection, one, stored)
 
-    hasty = CommitSettings(url, Remedies(independent=True), lock_timeout=0.5, retry_timeout=30)
+    hasty = settings(url, remedies=Remedies(independent=True), lock_timeout=0.5, retry_timeout=30)
     held = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgonce run 1' AND state LIKE 'idle in%'"
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(commit_batch, hasty, make_batch(0), replace(slow, publish=wait_and_publish))

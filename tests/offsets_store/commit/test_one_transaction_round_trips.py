@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 from support import routed_rows
-from support.applied_changes import changes
 from support.batches import make_batch
-from support.committed_rows import ids, job, rows, settings
+from support.committed_rows import COLUMNS, ids, job, rows, settings
 from support.fixtures.proxy import Proxy
-from support.rows import given_rows
+from support.typed_rows import typed_rows
 from support.with_rooms import work_into
 
 from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.rows import Rows
-
-CHANGES = changes(id=t.LongType(), name=t.StringType())
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +30,7 @@ def tables(admin):
 
 def changed(number: int) -> Rows:
     """One change that writes."""
-    types = {"id": pa.int64(), "name": pa.string(), "gone": pa.bool_()}
-    values = {"id": [number], "name": ["n"], "gone": [False]}
-    batch = pa.record_batch({name: pa.array(values[name], of) for name, of in types.items()})
-    return given_rows(encoded_columns(CHANGES), 1, lambda: [CopyEncoder(CHANGES).encode(batch)])
+    return typed_rows({**COLUMNS, "gone": t.BooleanType()}, [(number, "n", False)])
 
 
 def appended(number: int) -> Work:
@@ -101,11 +92,8 @@ def test_a_small_commit_is_few_round_trips(way, trips, admin, proxy):
     assert line.trips == trips
 
 
-OFTEN = ["append"]
-
-
 @pytest.mark.parametrize(
-    "way", [*OFTEN, *(pytest.param(way, marks=pytest.mark.thorough) for way in WAYS if way not in OFTEN)]
+    "way", ["append", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("upsert", "apply", "routes", "job"))]
 )
 def test_the_line_may_break_at_any_message(way, admin, proxy):
     """The batch, or the batch job, is there once, and is called landed only if COMMIT had been sent."""

@@ -24,6 +24,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger import session as ledger_session
+from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
 from pgonce.offsets_store.postgres.one_trip import Statement
@@ -32,6 +33,12 @@ from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
 
 pytestmark = pytest.mark.usefixtures("events", "ledger")
+
+TRIGGER = "CREATE TRIGGER marks BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION marks()"
+PARTITIONED = (
+    "ALTER TABLE events RENAME TO part; CREATE TABLE events (LIKE part) PARTITION BY RANGE (id); "
+    "ALTER TABLE events ATTACH PARTITION part DEFAULT"
+)
 
 
 def function(*statements, tables=()):
@@ -77,9 +84,7 @@ class TestSessions:
 
     def test_its_role_as_well(self, url, admin, login):
         """RESET ALL leaves the role as it is."""
-        admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA pgonce, public TO {login.user}".encode())
-        for kind in ("SCHEMA pgonce", "ALL SEQUENCES IN SCHEMA pgonce", "ALL FUNCTIONS IN SCHEMA pgonce"):
-            admin.execute(f"GRANT ALL ON {kind} TO {login.user}".encode())
+        admin.execute("; ".join(grants(login.user)).encode())
         commit_batch(settings(url), by_function(), function(f"SET ROLE {login.user}"))
         with checked_out(url) as connection:
             asked = driver_connection(connection).execute("SELECT current_user = session_user")
@@ -95,24 +100,6 @@ class TestSessions:
             assert another.execute("SHOW work_mem").fetchone() == ("5MB",)
         assert ids(admin) == [0, 1]
 
-    @pytest.mark.parametrize("table", ["events", "events_of_2026"])
-    def test_what_a_trigger_has_set(self, table, url, admin):
-        """A trigger of the table, or of one of its partitions, runs SQL of the user's as well."""
-        admin.execute(
-            "DROP TABLE events; CREATE TABLE events (id bigint, name text) PARTITION BY RANGE (id); "
-            "CREATE TABLE events_of_2026 PARTITION OF events DEFAULT; "
-            "CREATE SCHEMA audit CREATE TABLE log (id bigint) CREATE TABLE events (id bigint, name text)"
-        )
-        admin.execute(
-            "CREATE FUNCTION logs() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN SET search_path = audit, public; "
-            "INSERT INTO log VALUES (NEW.id); RETURN NEW; END $$"
-        )
-        admin.execute(f"CREATE TRIGGER logs AFTER INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION logs()")
-        for batch_id in range(2):
-            work = work_into(None, destination("events", "append", (), None), rows(batch_id))
-            commit_batch(settings(url), make_batch(batch_id), work)
-        assert admin.execute("SELECT id FROM public.events ORDER BY id").fetchall() == [(0,), (1,)]
-
     @pytest.mark.parametrize("of_job", [False, True], ids=["stream", "job"])
     @pytest.mark.parametrize(
         ("ddl", "mode"),
@@ -122,12 +109,14 @@ class TestSessions:
             ("ALTER TABLE events ADD COLUMN x int GENERATED ALWAYS AS (sets(id::int)) STORED", "append"),
             ("CREATE DOMAIN d AS text CHECK (sets(length(value)) > 0); ALTER TABLE events ALTER name TYPE d", "append"),
             ("CREATE INDEX ON events (sets(id::int))", "append"),
+            (TRIGGER.format("events"), "append"),
+            (f"{PARTITIONED}; {TRIGGER.format('part')}", "append"),
             (
                 "CREATE EVENT TRIGGER e ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION fires()",
                 "upsert",
             ),
         ],
-        ids=["default", "check", "generated", "domain", "index", "event trigger"],
+        ids=["default", "check", "generated", "domain", "index", "trigger", "of a partition", "event trigger"],
     )
     def test_what_other_sql_of_the_database_has_set(self, ddl, mode, of_job, url, admin):
         """Whatever ran in a batch, the next one begins with what its session was given when it was opened."""
@@ -139,6 +128,7 @@ class TestSessions:
             "ALTER TABLE events ADD PRIMARY KEY (id); "
             "CREATE SCHEMA audit CREATE TABLE events (id bigint PRIMARY KEY, name text); "
             f"CREATE FUNCTION sets(i int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN {sets}; RETURN i; END $$; "
+            f"CREATE FUNCTION marks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {sets}; RETURN NEW; END $$; "
             f"CREATE FUNCTION fires() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN {sets}; END $$"
         )
         with psycopg.connect(url, autocommit=True) as made:
@@ -188,14 +178,6 @@ class TestSessions:
             "PERFORM pg_catalog.set_config('search_path', 'audit, public', false); END $$; "
             f"CREATE EVENT TRIGGER e ON {event} EXECUTE FUNCTION public.fires()"
         )
-
-    def test_its_own_next_batch_as_well(self, url, admin):
-        """A function runs under the same settings in each batch."""
-        admin.execute("CREATE SCHEMA audit CREATE TABLE audit.events (id bigint, name text)")
-        writes = function("INSERT INTO events VALUES (1, 'one')", "SET search_path TO audit")
-        for batch_id in range(3):
-            commit_batch(settings(url), by_function(batch_id), writes)
-        assert ids(admin) == [1, 1, 1]
 
     def test_a_lock_and_a_cursor(self, url, admin):
         """Others do not wait for a batch that is done."""

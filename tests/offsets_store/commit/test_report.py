@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 
 import pytest
 from support.batches import make_batch, make_planned_batch
-from support.committed_rows import appending, settings
+from support.committed_rows import appending, job, settings
 
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.report import payload
 from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.verdict.decide import Verdict
 
@@ -75,7 +73,7 @@ def test_a_batch_whose_answer_was_lost_leaves_one_line_with_its_rows(url, proxy,
 def test_a_batch_job_leaves_a_line_with_its_key(url, said):
     """A job has a key in place of a query and a batch."""
     for _ in range(2):
-        commit_job(settings(url), Job("monday", uuid.uuid4(), None), appending(1))
+        commit_job(settings(url), job(), appending(1))
     same = {"batch_key": "monday", "sink": "public.events"}
     assert said() == [
         (
@@ -175,7 +173,7 @@ def test_a_published_batch_job_is_told_and_a_skipped_one_is_not(url, listener):
     """A batch job that is published is told by its key; one that is skipped is not."""
     work = Work(lambda _: "public.events", lambda *_: Published(7, "inline", targets={"public.events": 1}))
     told = settings(url, notify_channel="batches")
-    done = [commit_job(told, Job("monday", uuid.uuid4()), work) for _ in "ab"]
+    done = [commit_job(told, job(), work) for _ in "ab"]
     assert [each.verdict for each in done] == [JobVerdict.PUBLISHED, JobVerdict.SKIPPED]
     assert heard(listener) == [
         {"sink": "public.events", "batch_key": "monday", "rows": 7, "tables": {"public.events": 7}}

@@ -7,15 +7,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import psycopg
-import pyarrow as pa
 import pyspark.sql.types as t
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.batches import make_batch
 from support.committed_rows import verdict_or_code
 from support.fixtures.driver import wait_until
-from support.rows import given_rows
+from support.typed_rows import typed_rows
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -24,11 +22,7 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-
-STRUCT = t.StructType([t.StructField(name, t.LongType()) for name in ("id", "writer", "batch_id")])
 
 
 def settings(url):
@@ -50,31 +44,25 @@ def batch(writer, batch_id, **changes):
 
 def write(connection, mode, writer, batch_id, ids):
     """Write rows that tell who wrote them."""
-    columns = {"id": ids, "writer": [writer] * len(ids), "batch_id": [batch_id] * len(ids)}
-    record_batch = pa.record_batch({name: pa.array(values, pa.int64()) for name, values in columns.items()})
-    body = CopyEncoder(STRUCT).encode(record_batch)
     keys = ("id",) if mode == "upsert" else ()
-    rows = given_rows(encoded_columns(STRUCT), len(ids), lambda: [body])
+    columns = dict.fromkeys(("id", "writer", "batch_id"), t.LongType())
+    rows = typed_rows(columns, [(number, writer, batch_id) for number in ids])
     write_batch_in_tx(driver_connection(connection), destination("shared", mode, keys, None), rows)
     return Published(len(ids), "test")
 
 
 @pytest.fixture
-def admin(url):
-    """A connection that may do anything, with a shared table that notes every write, and a counter."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "CREATE TABLE shared (id bigint PRIMARY KEY, writer bigint, batch_id bigint);"
-            "CREATE TABLE writes (id bigint, writer bigint, batch_id bigint);"
-            "CREATE TABLE counter (n bigint); INSERT INTO counter VALUES (0);"
-            "CREATE TABLE other_counter (n bigint); INSERT INTO other_counter VALUES (0);"
-            "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
-            "'BEGIN INSERT INTO writes VALUES (NEW.*); RETURN NULL; END';"
-            "CREATE TRIGGER note AFTER INSERT OR UPDATE ON shared FOR EACH ROW EXECUTE FUNCTION note();"
-            "CREATE FUNCTION count_up() RETURNS trigger LANGUAGE plpgsql AS "
-            "'BEGIN UPDATE counter SET n = n + 1; RETURN NULL; END'"
-        )
-        yield connection
+def admin(admin):
+    """A connection that may do anything, with a shared table that notes every write, and two counters."""
+    admin.execute(
+        "CREATE TABLE shared (id bigint PRIMARY KEY, writer bigint, batch_id bigint);"
+        "CREATE TABLE writes (id bigint, writer bigint, batch_id bigint);"
+        "CREATE TABLE counter AS SELECT 0::bigint AS n; CREATE TABLE other_counter AS TABLE counter;"
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN INSERT INTO writes VALUES (NEW.*); RETURN NULL; END';"
+        "CREATE TRIGGER note AFTER INSERT OR UPDATE ON shared FOR EACH ROW EXECUTE FUNCTION note()"
+    )
+    return admin
 
 
 def together(writers, rounds, commit):

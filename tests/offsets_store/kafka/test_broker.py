@@ -6,9 +6,9 @@ import json
 import sys
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 from support.ledger_history import KAFKA, publish
+from support.messages import send_to
 
 from pgonce.offsets_store.errors import ConfigurationError, OffsetsError
 
@@ -34,11 +34,7 @@ class TestBroker:
         name = topic(partitions=1)
         publish(url, 0, {"0": {name: {"0": 1}}})
         add_partitions(kafka, name, 2)
-        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-        for partition, count in ((0, 4), (1, 2)):
-            for _ in range(count):
-                producer.produce(name, b"row", partition=partition)
-        assert producer.flush(30) == 0
+        send_to(kafka, name, {0: 4, 1: 2})
         rows = store.lag("orders", bootstrap_servers=kafka.bootstrap_servers)
         assert [(r.partition, r.end_offset, r.latest_offset, r.lag) for r in rows] == [(0, 1, 4, 3), (1, None, 2, 2)]
 

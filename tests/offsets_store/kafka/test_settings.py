@@ -116,13 +116,6 @@ def test_brokers_take_settings_in_any_case_and_show_only_addresses():
     assert brokers("a:1") == Brokers("a:1")
 
 
-@pytest.mark.parametrize("options", [{"security.protocol": "SSL"}, {"subscribe": "orders"}])
-def test_names_without_the_prefix(options):
-    """Options of another kind are refused, with the way to write them."""
-    with pytest.raises(ConfigurationError, match=r"UNKNOWN_OPTION.*kafka\.security\.protocol"):
-        brokers("a:1", options)
-
-
 def test_a_login_among_the_addresses_is_refused_and_not_shown():
     """Errors name the brokers that do not answer, and librdkafka's own text repeats the addresses."""
     with pytest.raises(ConfigurationError, match=r"BAD_OPTION.*kafka\.sasl") as refused:
@@ -130,8 +123,15 @@ def test_a_login_among_the_addresses_is_refused_and_not_shown():
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_login_without_named_brokers_is_refused():
-    """A login to brokers that nobody has named is refused."""
-    with pytest.raises(ConfigurationError, match="bootstrap_servers") as refused:
-        brokers(None, {"kafka.security.protocol": "SSL"})
-    assert refused.value.code == "CLASHING_OPTIONS"
+@pytest.mark.parametrize(
+    ("servers", "options", "code", "says"),
+    [
+        ("a:1", {"security.protocol": "SSL"}, "UNKNOWN_OPTION", r"kafka\.security\.protocol"),
+        ("a:1", {"subscribe": "orders"}, "UNKNOWN_OPTION", r"kafka\.security\.protocol"),
+        (None, {"kafka.security.protocol": "SSL"}, "CLASHING_OPTIONS", "bootstrap_servers"),
+    ],
+)
+def test_options_of_another_kind_or_of_no_brokers_are_refused(servers, options, code, says):
+    """Options without the prefix are refused, with the way to write them; and so is a login to nobody."""
+    with pytest.raises(ConfigurationError, match=rf"\[{code}\].*{says}"):
+        brokers(servers, options)

@@ -10,7 +10,6 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
 from support.ledger_history import QUERY, RUN, publish
 
 from pgonce.offsets_store.errors import NOTHING, CommitError, ConfigurationError, PgonceError, TargetError
@@ -98,22 +97,21 @@ class TestBestEffort:
             assert time.monotonic() - began < failures.LONGEST_SECONDS + 1
         assert OffsetsStore(ledger).failures() == []
 
-    @pytest.mark.parametrize("is_there", ["no ledger", "no migration", "an older one", "no grant"])
-    def test_a_ledger_that_cannot_take_it(self, url, admin, login, caplog, is_there):
+    @pytest.mark.parametrize(
+        "broken_by",
+        [
+            "DROP SCHEMA pgonce CASCADE",
+            "DROP TABLE pgonce.failures CASCADE",
+            "ALTER TABLE pgonce.failures DROP COLUMN remedy CASCADE",
+            "REVOKE ALL ON pgonce.failures FROM {}",
+        ],
+    )
+    def test_a_ledger_that_cannot_take_it(self, ledger, admin, login, caplog, broken_by):
         """Nothing is raised, and it is said once, for information."""
         caplog.set_level(logging.INFO, "pgonce")
-        if is_there != "no ledger":
-            ensure_ledger(url)
-        if is_there == "no migration":
-            admin.execute("DROP TABLE pgonce.failures CASCADE")
-        if is_there == "an older one":
-            admin.execute("ALTER TABLE pgonce.failures DROP COLUMN remedy CASCADE")
-        if is_there == "no grant":
-            for grant in grants(login.user):
-                admin.execute(grant.encode())
-            admin.execute(sql.SQL("REVOKE ALL ON pgonce.failures FROM {}").format(sql.Identifier(login.user)))
+        admin.execute("; ".join([*grants(login.user), broken_by.format(login.user)]).encode())
         for _ in range(2):
-            keep_failure(login.url if is_there == "no grant" else url, BATCH, "LOCKED", "lost")
+            keep_failure(login.url, BATCH, "LOCKED", "lost")
         said = [record for record in caplog.records if "pgonce.failures" in record.getMessage()]
         assert [record.levelno for record in said] == [logging.INFO]
 

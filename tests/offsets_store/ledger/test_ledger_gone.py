@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 from support.batches import make_batch
-from support.committed_rows import STRUCT, appending, ids, settings
+from support.committed_rows import appending, ids, settings, stage_one
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.data_source.stager import Stager
-from pgonce.sink.staging import StagingTable
 
 pytestmark = pytest.mark.usefixtures("events")
-
-
-def stage(url):
-    """Stage a row as a task does."""
-    made = [pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["one"], pa.string())})]
-    return Stager(url, StagingTable("q1", "events", "run 1", 1), STRUCT, 1, 5).stage(iter(made))
 
 
 @pytest.mark.parametrize("statement", ["DROP SCHEMA pgonce CASCADE", "DROP TABLE pgonce.batches CASCADE"])
@@ -36,20 +27,20 @@ def test_a_ledger_that_was_dropped_is_called_gone(admin, url, statement):
 
 def test_a_task_that_stages_says_so_too(admin, url):
     """A ledger that was dropped is no lack of a privilege."""
-    stage(url)
+    stage_one(url)
     admin.execute("DROP SCHEMA pgonce CASCADE; DROP SCHEMA pgonce_staging CASCADE")
     with pytest.raises(PgonceError, match="LEDGER_GONE"):
-        stage(url)
+        stage_one(url)
 
 
 def test_a_ledger_that_was_restored_without_its_staging_schema(admin, url):
     """A dump of the schema pgonce alone does not have it: a task says what to run, and that creates it."""
-    stage(url)
+    stage_one(url)
     admin.execute("DROP SCHEMA pgonce_staging CASCADE")
     with pytest.raises(PgonceError, match=r"STAGING_FAILED.*pgonce init --role"):
-        stage(url)
+        stage_one(url)
     migrate(admin)
-    stage(url)
+    stage_one(url)
 
 
 def test_a_fresh_ledger_in_its_place_is_not_it(admin, url):

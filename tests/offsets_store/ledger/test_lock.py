@@ -3,24 +3,17 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
-from support.batches import make_planned_batch
 from support.blocked import wait_for_blocked
-from support.committed_batch import inline
-from support.with_rooms import work_into
+from support.committed_rows import commit_rows
 
-from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.options.destination import destination
 
 EXCHANGE = "BEGIN; ALTER TABLE a RENAME TO c; ALTER TABLE b RENAME TO a; ALTER TABLE c RENAME TO b; COMMIT"
 
 
 def publish(url, number, table):
     """Append a row of a batch to a table of the query, under the table's own name."""
-    settings = CommitSettings(url, lock_timeout=20, retry_timeout=0)
-    work = work_into(None, destination(table, "append", (), None), inline([(number, table)]))
-    return commit_batch(settings, make_planned_batch(number), work)
+    return commit_rows(url, "q1", number, number, table=table)
 
 
 def test_a_batch_is_judged_by_its_own_records_if_tables_are_exchanged_meanwhile(url, admin):

@@ -20,9 +20,7 @@ from support.batches import make_planned_batch
 from support.fixtures.postgres import url_with
 from support.ledger_history import publish
 from support.made_up_migration import made_up, upgrade_pgonce
-from typer.testing import CliRunner
 
-from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -220,29 +218,27 @@ class TestRole:
         with pytest.raises(LedgerError, match="LEDGER_NOT_PERMITTED"):
             OffsetsStore(login.url).queries()
 
-    def test_a_superuser_does_not_run_what_an_ordinary_owner_has_made(self, url, login, admin):
+    def test_a_superuser_does_not_run_what_an_ordinary_owner_has_made(self, url, login, admin, pgonce):
         """`pgonce init` refuses before a trigger of the ledger's owner could run with the superuser's rights."""
         admin.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(
             sql.Identifier(admin.info.dbname), sql.Identifier(login.user)))  # fmt: skip
         init = ["init", "--role", login.user, "--url"]
-        assert CliRunner().invoke(app, [*init, login.url]).exit_code == ExitCode.OK
+        assert pgonce(*init, login.url).exit_code == ExitCode.OK
         with psycopg.connect(login.url, autocommit=True) as owner:
             owner.execute("CREATE OR REPLACE VIEW pgonce.health AS SELECT q.severity, q.state AS finding, q.query_id, "
                           "q.query_name, q.sink_name, current_user::text AS what, q.state_since AS since, q.help, true "
                           "AS is_state FROM pgonce.queries AS q")  # fmt: skip
-        refused = CliRunner().invoke(app, [*init, url])
+        refused = pgonce(*init, url)
         assert "[LEDGER_OWNER]" in refused.stderr
         assert f"Log in as {login.user}" in refused.stderr
 
     def test_a_second_role_gets_nothing_of_the_first_ones_staging(self, url, admin, login, observer):
         """Granting for another role passes over the staging tables that a streaming role owns."""
         migrate(admin)
-        for grant in grants(login.user):
-            admin.execute(grant.encode())
+        admin.execute("; ".join(grants(login.user)).encode())
         with psycopg.connect(login.url, autocommit=True) as streaming:
             streaming.execute("CREATE UNLOGGED TABLE pgonce_staging.staged_test (a int)")
-        for grant in grants("pg_monitor"):
-            admin.execute(grant.encode())
+        admin.execute("; ".join(grants("pg_monitor")).encode())
         may = "SELECT has_table_privilege('pg_monitor', %s, 'SELECT')"
         assert observer.execute(may, ["pgonce_staging.staged_test"]).fetchone() == (False,)
         assert observer.execute(may, ["pgonce.writers"]).fetchone() == (True,)

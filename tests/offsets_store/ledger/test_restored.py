@@ -7,17 +7,13 @@ import logging
 import psycopg
 import pytest
 from support.applied_changes import DELETE, WRITE, apply
-from support.batches import make_batch
-from support.committed_rows import rows, settings
+from support.committed_rows import commit_rows
 from support.restored_dump import restore_ledger
-from support.with_rooms import work_into
 
-from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import LedgerError, RefusedBatch
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.writers import IS_LIVING, feeds, writers_in_tx
-from pgonce.sink.options.destination import destination
 
 TABLE = "CREATE TABLE {} (id bigint PRIMARY KEY, name text, seq bigint)"
 
@@ -27,13 +23,6 @@ def restored(other_url):
     """A superuser's connection to a second database, which has had other tables before: its oids are others."""
     with psycopg.connect(other_url, autocommit=True) as connection:
         yield connection
-
-
-def commit(url, query, batch_id, *of, table="events", pinned=False):
-    """Commit one batch of a query into a table."""
-    work = work_into(None, destination(table), rows(*of))
-    how = settings(url, retry_timeout=0, pin_table=pinned)
-    return commit_batch(how, make_batch(batch_id, f"run of {query}", query_id=query), work)
 
 
 def oid_of(connection, name):
@@ -75,8 +64,8 @@ def test_tombstones_are_found_by_name(url, admin, other_url, restored, caplog):
 def test_a_writers_tables_are_found_by_name(url, admin, other_url, restored):
     """Who feeds a table is known by its name; who fed one that is not there feeds no other."""
     admin.execute((TABLE.format("events") + ";" + TABLE.format('"E.v"')).encode())
-    commit(url, "plain", 0, 1)
-    commit(url, "odd", 0, 1, table='"E.v"')
+    commit_rows(url, "plain", 0, 1)
+    commit_rows(url, "odd", 0, 1, table='"E.v"')
     restored.execute((TABLE.format("innocent") + ";" + TABLE.format("events")).encode())
     collides = {"public.events": oid_of(restored, "innocent"), 'public."E.v"': oid_of(restored, "events")}
     for name, oid in collides.items():
@@ -92,10 +81,10 @@ def test_a_writers_tables_are_found_by_name(url, admin, other_url, restored):
             table = {f"public.{name}": oid_of(driver, f"public.{name}")}
             found = writers_in_tx(connection, IS_LIVING, feeds(table))
             assert [writer.query_id for writer in found] == fed_by
-    commit(other_url, "plain", 1, 2, pinned=True)
-    commit(other_url, "another", 0, 2, table="innocent")
+    commit_rows(other_url, "plain", 1, 2, pin_table=True)
+    commit_rows(other_url, "another", 0, 2, table="innocent")
     with pytest.raises(RefusedBatch):
-        commit(other_url, "another", 0, 2)
+        commit_rows(other_url, "another", 0, 2)
     assert restored.execute("SELECT targets FROM pgonce.writers WHERE query_id = 'odd'").fetchone() == (
         {'public."E.v"': 0},
     )

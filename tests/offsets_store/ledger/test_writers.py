@@ -61,12 +61,6 @@ def test_a_router_and_a_plain_query_meet_on_one_table(url, is_router_first):
     assert f"sinkName, {other!r}" in error.remedy
 
 
-def test_names_of_their_own_do_not_hide_a_table(url):
-    """Two plain queries meet, although each has given its sink a name."""
-    commit(url, first_of("old"), CLICKS, routed(), "one")
-    assert "through sink 'one'" in refused(url, first_of("new"), CLICKS, "two").what
-
-
 def test_looking_for_the_other_queries_of_a_table_waits_for_none_of_its_partitions(url, admin):
     """A lock on a partition belongs to whoever works there: no new query of the table ends that session."""
     admin.execute("CREATE TABLE whole (id bigint, name text, kind text) PARTITION BY RANGE (id)")

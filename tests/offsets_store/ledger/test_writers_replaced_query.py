@@ -7,31 +7,19 @@ Covers: offsets_store.ledger.writers.
 from __future__ import annotations
 
 import pytest
-from support.batches import make_batch
-from support.committed_rows import ids, rows, settings
-from support.with_rooms import work_into
+from support.committed_rows import commit_rows, ids
 
-from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.options.destination import destination
 
 pytestmark = pytest.mark.usefixtures("events")
 
 
 def commit(url, query, *of, start=0, replaces=None, **facts):
     """Commit batch 0 of a query, which reads ten records from ``start`` on."""
-    batch = make_batch(
-        0,
-        f"run of {query}",
-        query_id=query,
-        start={"0": {"t": {"0": start}}},
-        end={"0": {"t": {"0": start + 10}}},
-        **facts,
-    )
-    work = work_into(None, destination("events"), rows(*of))
-    return commit_batch(settings(url, remedies=Remedies(replaces=replaces), retry_timeout=0), batch, work)
+    reads = {"start": {"0": {"t": {"0": start}}}, "end": {"0": {"t": {"0": start + 10}}}}
+    return commit_rows(url, query, 0, *of, remedies=Remedies(replaces=replaces), **reads, **facts)
 
 
 def refused(code, *arguments, **how):

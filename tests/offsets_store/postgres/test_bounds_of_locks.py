@@ -10,29 +10,21 @@ import threading
 from contextlib import contextmanager
 
 import psycopg
-import pyarrow as pa
 import pytest
 from support.batches import make_batch
-from support.committed_rows import STRUCT, TABLE, ids, rows, settings
-from support.with_rooms import write_batch_in_tx
-from typer.testing import CliRunner
+from support.committed_rows import TABLE, appending, ids, settings, stage_one
 
 from pgonce.cli import main
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger import migrations, session
 from pgonce.offsets_store.ledger.migrations import LOCK_KEY, ensure_ledger
-from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.lock_watch import WHO
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.stager import Stager
-from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import StagingTable, sweep
 
-STAGED = StagingTable("query", "events", "run", 7)
+STAGED = StagingTable("q1", "events", "run 1", 1)
 
 
 @contextmanager
@@ -55,15 +47,6 @@ def creating(url, **patience):
     return held(url, "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", STAGED.name, **patience)
 
 
-def publish(connection, *_):
-    """One row."""
-    write_batch_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(1))
-    return Published(1, "test")
-
-
-WORK = Work(lambda _: "public.events", publish)
-
-
 class TestTheLedger:
     @pytest.fixture(autouse=True)
     def _hasty(self, monkeypatch):
@@ -75,7 +58,7 @@ class TestTheLedger:
         """It tries again, and the log says whose lock it is."""
         admin.execute(TABLE)
         with migrating(url, seconds=4) as holder:
-            assert commit_batch(settings(url, retry_timeout=60), make_batch(0), WORK) is Verdict.NEW
+            assert commit_batch(settings(url, retry_timeout=60), make_batch(0), appending(1)) is Verdict.NEW
         assert any(holder in record.getMessage() for record in caplog.records)
         assert ids(admin) == [1]
 
@@ -83,7 +66,7 @@ class TestTheLedger:
         """The query fails, and names the holder."""
         admin.execute(TABLE)
         with migrating(url) as holder, pytest.raises(PgonceError, match=r"\[LOCKED\]") as error:
-            commit_batch(settings(url, retry_timeout=1), make_batch(0), WORK)
+            commit_batch(settings(url, retry_timeout=1), make_batch(0), appending(1))
         assert holder in str(error.value)
 
     def test_what_is_missing_to_see_the_holder(self, url, admin, login):
@@ -95,10 +78,10 @@ class TestTheLedger:
         assert "pg_read_all_stats" in said
         assert "SELECT" not in said
 
-    def test_init_says_who_holds_it(self, url):
+    def test_init_says_who_holds_it(self, url, pgonce):
         """The command fails soon, and names the holder."""
         with migrating(url) as holder:
-            failed = CliRunner().invoke(main.app, ["init", "--url", url])
+            failed = pgonce("init")
         assert "[LOCKED]" in failed.stderr
         assert holder in failed.stderr
 
@@ -113,31 +96,24 @@ class TestTheLedger:
             OffsetsStore(url).status()
 
 
+@pytest.mark.usefixtures("ledger")
 class TestStaging:
-    def stage(self, url, retry_timeout):
-        """Stage one row, with little patience for a lock."""
-        source = iter([pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["n"], pa.string())})])
-        return Stager(url, STAGED, STRUCT, 3, retry_timeout, 2.0).stage(source)
-
     def test_a_task_waits_and_goes_on(self, url, caplog):
         """It tries again, and the log says whose lock it is."""
-        ensure_ledger(url)
         with creating(url, seconds=4) as holder:
-            assert [count for _, count in self.stage(url, 60)] == [1]
+            assert [count for _, count in stage_one(url, retry_timeout=60, lock_timeout=2.0)] == [1]
         said = [record.getMessage() for record in caplog.records]
         assert any(f"waiting for a lock held by: {holder}" in line for line in said)
         assert any("staging again in" in line for line in said)
 
     def test_past_the_bound_it_is_named(self, url):
         """The task fails, and names the holder."""
-        ensure_ledger(url)
         with creating(url) as holder, pytest.raises(PgonceError, match=r"\[STAGING_FAILED\]") as error:
-            self.stage(url, 1)
+            stage_one(url, retry_timeout=1, lock_timeout=2.0)
         assert holder in str(error.value)
 
     def test_the_sweep_waits_for_nobody(self, url, admin):
         """What keeps it from the list of tables is left to the next sweep, not waited for."""
-        ensure_ledger(url)
         locked = held(url, "LOCK TABLE pgonce.staged_tables IN ACCESS EXCLUSIVE MODE")
         with locked, pytest.raises(psycopg.errors.LockNotAvailable):
-            sweep(admin, "query", "events", "run", 7)
+            sweep(admin, "q1", "events", "run 1", 1)

@@ -13,7 +13,6 @@ import threading
 import time
 
 import psycopg
-import pyarrow as pa
 import pytest
 from support.batches import make_batch
 from support.committed_rows import STRUCT, TABLE, ids, rows, settings
@@ -21,6 +20,7 @@ from support.fixtures.driver import wait_until
 from support.patience import PATIENCE_SECONDS
 from support.progress_events import Event
 from support.rows import given_rows
+from support.sent_rows import arrow_rows
 from support.with_rooms import write_batch_in_tx
 
 from pgonce.offsets_store.commit import one_try
@@ -83,11 +83,6 @@ class Gone:
         self._hole.close()
 
 
-def arrow(*new):
-    """Rows as the Arrow batch that a task would get."""
-    return pa.record_batch({"id": pa.array(new, pa.int64()), "name": pa.array([f"n{i}" for i in new], pa.string())})
-
-
 def sessions(observer, name):
     """The sessions of this name."""
     return observer.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", [name]).fetchall()
@@ -147,9 +142,9 @@ class TestTheServersHost:
         with Gone(vanishing.black_hole(lost), is_tried_again) as gone:
 
             def source():
-                yield arrow(1)
+                yield arrow_rows(STRUCT, [(1, "one")])
                 gone.now()
-                yield arrow(2)
+                yield arrow_rows(STRUCT, [(2, "two")])
 
             promised = Stager(vanishing.url(), table, STRUCT, 3, PATIENCE_SECONDS).stage(source())
         assert sum(count for _, count in promised) == 2
@@ -197,7 +192,7 @@ class TestTheClientsHost:
         left = "SELECT pid FROM pg_locks WHERE relation = to_regclass(%s) AND pid <> pg_backend_pid()"
 
         def bodies():
-            yield CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: 1}).encode(arrow(1))
+            yield CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: 1}).encode(arrow_rows(STRUCT, [(1, "one")]))
             assert wait_until(lambda: observer.execute(left, [f"{table.qualified_name}"]).fetchall(), PATIENCE_SECONDS)
             with vanishing.black_hole():
                 assert wait_until(

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from support.batches import make_batch
-from support.committed_rows import ids, rows, settings
-from support.with_rooms import write_batch_in_tx
+from support.blocked import wait_for_line
+from support.committed_rows import appending, ids, settings
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
-from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import MAX_CONNECTIONS, driver_connection, engine_for
-from pgonce.sink.options.destination import destination
+from pgonce.offsets_store.postgres.connect import MAX_CONNECTIONS, engine_for
 
 pytestmark = pytest.mark.usefixtures("events")
 
@@ -32,10 +29,9 @@ def at_most(monkeypatch):
 def append(number, meanwhile=lambda: None):
     """The work of a query that writes its number; ``meanwhile`` is what its transaction waits for."""
 
-    def publish(connection, batch, _):
+    def publish(*given):
         meanwhile()
-        write_batch_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(number))
-        return Published(1, "test")
+        return appending(number).publish(*given)
 
     return Work(lambda _: f"sink {number}", publish)
 
@@ -81,9 +77,7 @@ def test_who_finds_none_free_waits_and_says_why(admin, url, at_most, monkeypatch
         with pytest.raises(PgonceError, match=says):
             commit_batch(settings(url, retry_timeout=0), first_batch(1), append(1))
         waiting = pool.submit(commit_batch, settings(url, retry_timeout=60), first_batch(2), append(2))
-        while "trying again" not in caplog.text:
-            assert not waiting.done()
-            time.sleep(0.01)
+        wait_for_line(caplog, "trying again", waiting)
         goes_on.set()
         assert [holding.result().name, waiting.result().name] == ["NEW", "NEW"]
     assert "CONNECTIONS_IN_USE" in caplog.text

@@ -10,11 +10,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
-import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from support.batches import make_batch
-from support.committed_rows import STRUCT, appending, ids, settings
+from support.committed_rows import appending, ids, settings, stage_one
 
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -23,8 +22,6 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.stager import Stager
-from pgonce.sink.staging import StagingTable
 
 pytestmark = pytest.mark.usefixtures("events")
 
@@ -80,11 +77,9 @@ def test_a_commit_that_the_pooler_has_no_patience_for_lands(admin, pgbouncer, da
 def test_statement_pooling_is_refused_at_once(admin, pgbouncer, database):
     """One code for commits, tasks that stage, and readers, which names the mode that is needed; nobody waits."""
     url = pgbouncer("statement").url(database)
-    made = [pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["one"], pa.string())})]
-    stager = Stager(url, StagingTable("q1", "events", "run 1", 0), STRUCT, 1, 60)
     for refused in (
         lambda: commit_batch(settings(url, retry_timeout=60), make_batch(0), appending(1)),
-        lambda: stager.stage(iter(made)),
+        lambda: stage_one(url, retry_timeout=60),
         lambda: OffsetsStore(url).queries(),
     ):
         began = time.monotonic()

@@ -14,14 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import psycopg
-import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from pyspark.sql import types as t
 from replicated_postgres import url_of
 from support.batches import make_batch
 from support.blocked import wait_for_line, wait_for_standby
-from support.committed_rows import TABLE, appending, ids, job, settings, writing
+from support.committed_rows import TABLE, appending, ids, job, settings, stage_one, writing
 from support.fixtures.proxy import Proxy
 from support.recoveries import history, recover_at_once
 from support.stopped_query import entries, files_of, write_checkpoint
@@ -33,8 +31,6 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.status.states import read_states
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.stager import Stager
-from pgonce.sink.staging import StagingTable
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +77,9 @@ def test_a_task_that_would_stage_at_a_standby_fails_at_once(servers, database):
     primary, standby = servers
     ensure_ledger(primary.uri(database))
     standby.wait_for(primary)
-    rows_of_task = iter([pa.record_batch({"id": pa.array([1], pa.int64())})])
-    struct = t.StructType([t.StructField("id", t.LongType())])
-    stager = Stager(standby.uri(database), StagingTable("query", "events", "run", 7), struct, 12, 60)
     began = time.monotonic()
     with pytest.raises(PgonceError, match=r"STAGING_FAILED.*25006"):
-        stager.stage(rows_of_task)
+        stage_one(standby.uri(database), retry_timeout=60)
     assert time.monotonic() - began < 20
 
 
@@ -189,7 +182,7 @@ def test_remote_apply_waits_until_the_standby_is_back():
             try:
                 wait_for_standby(one.uri(), committing)
                 (query,), _ = read_states(one.uri())
-                assert query.because == "its session waits for synchronous standbys"
+                assert "synchronous standbys" in query.because
                 assert "do not end the session" in query.help
                 assert rows_of(one, "postgres") == [1]
                 two.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 from pyspark.sql import types as t
+from support.committed_rows import STRUCT, TABLE
 from support.sent_rows import publish
 
 from pgonce.offsets_store.errors import PgonceError
@@ -12,8 +13,6 @@ from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pyspark_pgonce import DefaultSource
 
-STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
-TABLE = "CREATE TABLE events (id bigint, name text)"
 KEYED = "CREATE TABLE events (id bigint UNIQUE, name text)"
 PUBLISHED = "; CREATE PUBLICATION changes FOR TABLE events; INSERT INTO events VALUES (1, 'a')"
 REFERRED = (

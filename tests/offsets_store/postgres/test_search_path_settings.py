@@ -14,10 +14,7 @@ from psycopg import sql
 from pyspark.sql import types as t
 from support.fixtures.postgres import url_with
 from support.typed_rows import commit_typed
-from typer.testing import CliRunner
 
-from pgonce.cli.main import app
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.search_path import LocalSettings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
@@ -63,8 +60,7 @@ def odd(admin):
 
 @pytest.fixture
 def odd_url(url, admin, odd):
-    """A database whose settings are all others than pgonce's; a ledger is there."""
-    ensure_ledger(url)
+    """A database whose settings are all others than pgonce's."""
     name = sql.Identifier(admin.info.dbname)
     for setting, value in odd.items():
         admin.execute(sql.SQL("ALTER DATABASE {} SET {} = {}").format(name, sql.Identifier(setting.lower()), value))
@@ -89,13 +85,13 @@ def test_every_mode_writes_the_same(odd_url, admin, mode, staged):
     assert admin.execute("SELECT id, at, day, for_a, x, raw, word FROM events WHERE id = 2").fetchone() == a_row(2)
 
 
-def test_a_row_that_was_put_aside_comes_back_as_it_was(odd_url, admin):
+def test_a_row_that_was_put_aside_comes_back_as_it_was(odd_url, admin, pgonce):
     """A dead letter has the row in a form that a replay under other settings reads as the same values."""
     admin.execute(TABLE)
     to = destination("events", dead_letters=True)
     commit_typed(odd_url, 0, to, KINDS, [a_row(1), a_row(2, word="too long")])
     admin.execute("ALTER TABLE events ALTER word TYPE text")
-    done = CliRunner().invoke(app, ["dead-letters", "q1", "--replay", "--yes", "--url", url_with(odd_url)])
+    done = pgonce("dead-letters", "q1", "--replay", "--yes", "--url", url_with(odd_url))
     assert done.exit_code == 0, done.output
     found = admin.execute("SELECT id, at, day, for_a, x, raw, word FROM events ORDER BY id").fetchall()
     assert found == [a_row(1), a_row(2, word="too long")]

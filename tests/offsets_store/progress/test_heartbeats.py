@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 from support.ledger_history import QUERY, RUN
 
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.progress import heartbeats
 from pgonce.offsets_store.progress.heartbeats import BEAT_SECONDS, Heartbeats
@@ -28,7 +27,6 @@ def beats(clock):
 @pytest.fixture
 def say(url, beats):
     """Store what is to be said."""
-    ensure_ledger(url)
 
     def say():
         with writing(url) as connection:

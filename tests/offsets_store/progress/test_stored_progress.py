@@ -15,7 +15,6 @@ from support.batches import make_writer
 from support.ledger_history import QUERY, RUN, publish
 from support.progress_events import heard
 
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.progress.heard import disagreement, left_by
 from pgonce.offsets_store.progress.stored_progress import store_progress_in_tx
@@ -25,7 +24,6 @@ from pgonce.offsets_store.verdict.facts import Recorded
 
 def store(url, event):
     """Store one event in a transaction of its own."""
-    ensure_ledger(url)
     with writing(url) as connection:
         return store_progress_in_tx(connection, event)
 
@@ -67,7 +65,6 @@ class TestFilling:
         """The newest events of a query stay, those of other queries are not touched."""
         kept_a_query = 40
         monkeypatch.setattr("pgonce.offsets_store.progress.stored_progress.KEPT_A_QUERY", kept_a_query)
-        ensure_ledger(url)
         store(url, heard(batch_id=3, query_id="another"))
         total = kept_a_query + 32
         with writing(url) as connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import psycopg
+from support.blocked import wait_until_blocked
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, fail, hear, publish, replay
 
@@ -78,8 +79,7 @@ def test_who_holds_the_lock_for_which_it_waits(url):
         holder.execute("LOCK TABLE pgonce.batch_jobs")
         waiter.pgconn.send_query(b"BEGIN; LOCK TABLE pgonce.batch_jobs")
         pid = waiter.info.backend_pid
-        while not observer.execute("SELECT pg_blocking_pids(%s)", [pid]).fetchone()[0]:
-            pass
+        wait_until_blocked(observer, waiter)
         (session,) = known(url).sessions
         assert (session.pid, session.waits_on) == (pid, "Lock: relation")
         (one,) = session.blockers

@@ -10,15 +10,15 @@ from pgonce.offsets_store.errors import OffsetsError
 
 class TestWhichQuery:
     def test_by_the_beginning_of_its_id(self, url, store):
-        """Four characters are enough, if no other query's id begins so."""
+        """Four characters are enough, if no other query's id begins so; otherwise the error names both."""
         publish(url, 0, KAFKA)
         publish(url, 3, KAFKA, query_id=OTHER)
         assert store.latest(QUERY[:4]).query_id == QUERY
         assert store.history(OTHER[:9])[0].batch_id == 3
-        publish(url, 0, KAFKA, query_id=QUERY[:5] + OTHER[5:])
-        with pytest.raises(OffsetsError, match=QUERY) as refused:
+        alike = QUERY[:5] + OTHER[5:]
+        publish(url, 0, KAFKA, query_id=alike)
+        with pytest.raises(OffsetsError, match=rf"\[QUERY_AMBIGUOUS\].*{QUERY}.*{alike}"):
             store.latest(QUERY[:4])
-        assert refused.value.code == "QUERY_AMBIGUOUS"
 
     def test_an_unknown_one_lists_what_there_is(self, url, store):
         """A wrong name is answered with the right ones."""
@@ -27,15 +27,6 @@ class TestWhichQuery:
             store.latest("order")
         with pytest.raises(OffsetsError, match=r"QUERY_NOT_FOUND.* orders\."):
             store.latest(QUERY[:3])
-
-    def test_an_ambiguous_name_lists_the_ids(self, url, store):
-        """A name that two queries have is no answer; the error names both ids."""
-        publish(url, 0, KAFKA)
-        publish(url, 0, KAFKA, query_id=OTHER)
-        with pytest.raises(OffsetsError, match=r"\[QUERY_AMBIGUOUS\]") as refused:
-            store.history("orders")
-        assert QUERY in str(refused.value)
-        assert OTHER in str(refused.value)
 
     def test_a_name_means_the_query_that_took_over(self, url, store):
         """After a takeover under one name, the name is the new query's; the old one answers to its id, marked."""

@@ -124,12 +124,27 @@ WITHOUT_REMEDIES = {
     ),
     "without texts, a start that is the stored end": (ledger(6), batch(7, previous_offset_log=None), Verdict.NEW),
     "without texts, an unknown start": (ledger(6), batch(7, previous_offset_log=None, start=None), Verdict.DISJOINT),
+    "without texts, an empty range again, of a batch that may emit a window that closed": (
+        ledger(7, recorded(7, offset_log=None, start=kafka(80), end=kafka(80))),
+        batch(7, offset_log=None, start=kafka(80), end=kafka(80)),
+        Verdict.CHANGED,
+    ),
+    "without texts, offsets of files again, which may stand for others": (
+        ledger(7, recorded(7, offset_log=None, start={"0": {"logOffset": 6}}, end={"0": {"logOffset": 7}})),
+        batch(7, offset_log=None, start={"0": {"logOffset": 6}}, end={"0": {"logOffset": 7}}),
+        Verdict.CHANGED,
+    ),
     "a range that goes back": (ledger(6), batch(7, end=kafka(5)), Verdict.BACKWARD),
     "a range whose partition vanished": (ledger(6), batch(7, end={"0": {"orders": {}}}), Verdict.BACKWARD),
     "a run that was the owner, after another run published": (ledger(7, was_owner=True), batch(8), Verdict.FENCED),
     "a query whose place another took": (
         ledger(7, writer=known_writer(7, kafka(80), run_id="r1", replaced_by="q2")),
         batch(8),
+        Verdict.FENCED,
+    ),
+    "a writer that was retired, which is for good": (
+        ledger(6, writer=known_writer(6, kafka(70), retired_at=datetime(2026, 11, 24, tzinfo=timezone.utc))),
+        batch(7),
         Verdict.FENCED,
     ),
     "a past that the ledger did not see": (UNKNOWN_TO_LEDGER, batch(7), Verdict.UNKNOWN),
@@ -257,21 +272,6 @@ def test_without_texts_only_a_stateless_kafka_range_proves_a_replay(planned_agai
     this = batch(7, offset_log=None, **planned_again)
     verdict = decide(ledger(7, recorded(7, offset_log=None)), this, NO_REMEDY)
     assert verdict is (Verdict.REPLAY if proven else Verdict.CHANGED)
-
-
-def test_without_texts_an_empty_range_proves_no_replay():
-    """A no-data batch that is planned again may emit other rows: a window that closed."""
-    this = batch(7, offset_log=None, start=kafka(80), end=kafka(80))
-    same_id = recorded(7, offset_log=None, start=kafka(80), end=kafka(80))
-    assert decide(ledger(7, same_id), this, NO_REMEDY) is Verdict.CHANGED
-
-
-def test_file_offsets_prove_no_replay_without_texts():
-    """A file source's equal offsets may stand for other files."""
-    opaque_start, opaque_end = {"0": {"logOffset": 6}}, {"0": {"logOffset": 7}}
-    same_id = recorded(7, offset_log=None, start=opaque_start, end=opaque_end)
-    this = batch(7, offset_log=None, start=opaque_start, end=opaque_end)
-    assert decide(ledger(7, same_id), this, NO_REMEDY) is Verdict.CHANGED
 
 
 def spanning(first, after):
@@ -431,13 +431,6 @@ def test_a_batch_without_the_ids_that_its_writer_has():
     assert "bootstrapServers" in error.remedy
     instead = batch(0, start=kafka(70), end=kafka(80))
     assert decide(Ledger(rivals=(rival(last=last),)), instead, REPLACES) is Verdict.RECREATED
-
-
-def test_a_retired_writer_publishes_no_more():
-    """Retiring is for good, as being replaced is."""
-    known = ledger(6)
-    retired = replace(known.writer, retired_at=datetime(2026, 11, 24, tzinfo=timezone.utc))
-    assert decide(replace(known, writer=retired), batch(7), NO_REMEDY) is Verdict.FENCED
 
 
 REFUSED = [name for name, case in CASES.items() if case[3] not in PUBLISH | SKIP]
