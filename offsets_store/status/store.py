@@ -32,9 +32,9 @@ from .ends import (
 )
 from .failures import StoredFailure, stored_failures
 from .measure import lag_at_brokers, measure_partitions
-from .read_stored import newest_batches, newest_jobs, newest_progress, stored_writers, writers_of
+from .read_stored import newest_batches, newest_progress, stored_writers, writers_of
 from .states import Finding, MeasuredLag, QueryState, read_states
-from .stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, the_writer, where_to_resume
+from .stored import PartitionLag, StoredBatch, StoredWriter, the_writer, where_to_resume
 
 # Between two looks of wait_for; the function in SQL has the same pauses.
 LONGEST_PAUSE_SECONDS = 0.1
@@ -109,11 +109,6 @@ class OffsetsStore:
         """
         with reading(self._url) as connection:
             return newest_batches(connection, writers_of(connection, query, sink), limit, since)
-
-    def batch_jobs(self, sink: str | None = None, batch_key: str | None = None, limit: int = 20) -> list[StoredJob]:
-        """The newest ``limit`` batch jobs that were published; of one sink, or under one key, if these are given."""
-        with reading(self._url) as connection:
-            return newest_jobs(connection, limit, sink, batch_key)
 
     def dead_letters(
         self,

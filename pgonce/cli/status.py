@@ -47,7 +47,7 @@ from .kafka import KafkaConfig, Servers, kafka_options, with_measured
 from .terms import ExitCode, Json, Sink, Url, Wide
 
 _FEW = 5
-_NONE = "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
+_NONE = "No streaming query is in the ledger: it is empty, or has batch jobs only (`SELECT * FROM pgonce.batch_jobs`)."
 
 OneQuery = Annotated[
     str | None,

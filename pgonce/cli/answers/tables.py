@@ -25,7 +25,7 @@ from pgonce.offsets_store.status.figures import (
     took_text,
 )
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, tone_of
-from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, outcomes
+from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter, outcomes
 
 from .output import add_row, columns, facts, json_text, offsets_text, text_of
 
@@ -217,25 +217,3 @@ def _notes(batch: StoredBatch) -> str:
     tables = batch.tables if batch.tables and len(batch.tables) > 1 else {}
     into = (f"{count} into {table}" for table, count in tables.items())
     return ", ".join(filter(None, [dropped, *outcomes(batch.counts), *into]))
-
-
-def job_table(jobs: Sequence[StoredJob], now: datetime) -> Table:
-    """One line a batch job."""
-    names = ("KEY", "SINK", "PUBLISHED", "AGE", "ROWS", "TRANSPORT", "SKIPPED", "RUN", "NOTES")
-    table = columns(*names, numbers=("AGE", "ROWS", "SKIPPED"), shortened=("SINK", "NOTES"))
-    for job in jobs:
-        skipped = f"{job.skips}" + (f", last {age_text(job.last_skipped_at, now)} ago" if job.last_skipped_at else "")
-        notes = [*outcomes(job.counts), "hashed" if job.content_hash else ""]
-        add_row(
-            table,
-            job.batch_key,
-            job.sink_name,
-            f"{job.committed_at.astimezone():%m-%d %H:%M:%S}",
-            age_text(job.committed_at, now),
-            str(job.rows),
-            job.transport,
-            skipped,
-            str(job.attempt)[:_SHORT_ID],
-            ", ".join(filter(None, notes)),
-        )
-    return table
