@@ -13,7 +13,6 @@ from datetime import datetime
 from rich.table import Table
 
 from pgonce.offsets_store.log_lines import in_command
-from pgonce.offsets_store.status.details import Session
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.figures import (
     age_text,
@@ -136,21 +135,6 @@ def _facts_of_writer(writer: StoredWriter) -> list[tuple[str, str]]:
         ("Replaces", writer.replaces or ""),
     ]
     return [(name, text) for name, text in found if text]
-
-
-def blockers_table(sessions: Sequence[Session], now: datetime) -> Table:
-    """One line a session that holds a lock for which a session of the query waits."""
-    table = columns("WAITS-FOR-PID", "USER", "APPLICATION", "STATE", "SINCE", shortened=("APPLICATION",))
-    for blocker in {blocker.pid: blocker for session in sessions for blocker in session.blockers}.values():
-        add_row(
-            table,
-            str(blocker.pid),
-            text_of(blocker.user),
-            blocker.application or "-",
-            text_of(blocker.state),
-            f"{age_text(blocker.since, now)} ago",
-        )
-    return table
 
 
 def failures_table(failures: Sequence[StoredFailure], now: datetime) -> Table:

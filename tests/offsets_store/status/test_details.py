@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
-import psycopg
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, fail, hear, publish, replay
 
@@ -65,28 +62,6 @@ def test_failures_and_dead_letters(url, admin):
     assert [one.batch_id for one in found.letters] == [3, 2, 1]
     assert [one.code for one in known(url, sink_name="public.totals").failures] == ["NOT_NULL_VIOLATION"]
     assert known(url, sink_name="public.totals").letters == []
-
-
-def test_who_holds_the_lock_for_which_it_waits(url):
-    """The session, without its statement, which may have values of rows."""
-    batch = publish(url, 0, KAFKA)
-    with (
-        psycopg.connect(url, application_name="a person") as holder,
-        closing(psycopg.connect(url, application_name=f"pgonce {batch.run_id}")) as waiter,
-        psycopg.connect(url, autocommit=True) as observer,
-    ):
-        holder.execute("LOCK TABLE pgonce.batch_jobs")
-        waiter.pgconn.send_query(b"BEGIN; LOCK TABLE pgonce.batch_jobs")
-        pid = waiter.info.backend_pid
-        while not observer.execute("SELECT pg_blocking_pids(%s)", [pid]).fetchone()[0]:
-            pass
-        (session,) = known(url).sessions
-        assert (session.pid, session.waits_on) == (pid, "Lock: relation")
-        (one,) = session.blockers
-        assert (one.pid, one.application) == (holder.info.backend_pid, "a person")
-        assert one.state == "idle in transaction"
-        assert one.since is not None
-        holder.rollback()
 
 
 def test_a_query_that_the_ledger_does_not_know(url, store):
