@@ -59,15 +59,14 @@ def init(
 
 @app.command()
 def explain(
-    name: Annotated[
-        str,
-        typer.Argument(help="An error's code (TYPE_MISMATCH), an SQLSTATE (22001), or a query's state (lagging)."),
-    ],
+    code: Annotated[str, typer.Argument(help="An error's code, as TYPE_MISMATCH.")],
 ) -> None:
-    """Show what an error or a state means, and what to do."""
-    text = explanation(name)
+    """Show what an error means, and what to do."""
+    text = explanation(code)
     if text is None:
-        raise typer.BadParameter(f"there is no code and no state {name!r}. There is {', '.join(nearest(name))}.")
+        near = ", ".join(nearest(code))
+        where = f"There is {near}." if near else "Page `errors` of the documentation has all codes."
+        raise typer.BadParameter(f"there is no code {code!r}. {where}")
     typer.echo(text)
 
 
