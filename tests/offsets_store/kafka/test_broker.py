@@ -11,6 +11,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from support.ledger_history import KAFKA, publish
 
 from pgonce.offsets_store.errors import ConfigurationError, OffsetsError
+from pgonce.offsets_store.kafka.settings import Brokers
+from pgonce.offsets_store.status.measure import measure_partitions
 
 
 @pytest.mark.kafka
@@ -39,7 +41,8 @@ class TestBroker:
             for _ in range(count):
                 producer.produce(name, b"row", partition=partition)
         assert producer.flush(30) == 0
-        rows = store.lag("orders", bootstrap_servers=kafka.bootstrap_servers)
+        (measured,) = measure_partitions(url, Brokers(kafka.bootstrap_servers))
+        rows = measured.partitions
         assert [(r.partition, r.end_offset, r.latest_offset, r.lag) for r in rows] == [(0, 1, 4, 3), (1, None, 2, 2)]
 
 
@@ -54,7 +57,7 @@ def test_brokers_that_do_not_answer_are_an_error_after_a_bounded_wait(url, store
     monkeypatch.setattr("pgonce.offsets_store.kafka.settings.PATIENCE_SECONDS", 1)
     publish(url, 0, KAFKA)
     with pytest.raises(OffsetsError, match=r"127\.0\.0\.1:1") as refused:
-        store.lag("orders", bootstrap_servers="127.0.0.1:1")
+        store.measured_lag("127.0.0.1:1")
     assert refused.value.code == "KAFKA_UNREACHABLE"
 
 

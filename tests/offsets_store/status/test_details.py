@@ -24,7 +24,7 @@ def test_what_the_store_gives_is_the_same(url, store, admin):
     found = known(url, with_rows=True)
     assert (found.writer, found.batches) == (store.latest("orders"), store.history("orders"))
     assert known(url, newest=1).batches == store.history("orders", limit=1)
-    assert found.partitions == store.lag("orders")
+    assert [(found.writer, found.partitions)] == store.status_of("orders")
     assert found.failures == store.failures()
     assert found.letters == store.dead_letters("orders")
     assert found.letter_codes == {"22001": 1}
