@@ -193,7 +193,7 @@ def _ask_on_the_command_line(*arguments: str) -> Callable[[Writer], object]:
 _QUESTIONS: dict[str, Callable[[Writer], object]] = {
     "OffsetsStore.latest": lambda writer: OffsetsStore(writer.url).latest(writer.query),
     "OffsetsStore.history": lambda writer: OffsetsStore(writer.url).history(writer.query),
-    "OffsetsStore.lag": lambda writer: OffsetsStore(writer.url).lag(writer.query),
+    "OffsetsStore.status_of": lambda writer: OffsetsStore(writer.url).status_of(writer.query),
     "OffsetsStore.status": lambda writer: OffsetsStore(writer.url).status(),
     "pgonce status": _ask_on_the_command_line("status"),
     "pgonce offsets QUERY": _ask_on_the_command_line("offsets", "QUERY"),

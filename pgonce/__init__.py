@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.status.failures import StoredFailure
     from pgonce.offsets_store.status.states import Finding, MeasuredLag, QueryState
     from pgonce.offsets_store.status.store import OffsetsStore
-    from pgonce.offsets_store.status.stored import CurrentOffset, PartitionLag, StoredBatch, StoredJob, StoredWriter
+    from pgonce.offsets_store.status.stored import CurrentOffset, PartitionLag, StoredBatch, StoredWriter
     from pgonce.real_time.start import start_real_time
     from pgonce.recovery.recover import Recovery, recover_checkpoint
     from pgonce.recovery.recover_and_start import recover_and_start
@@ -34,7 +34,7 @@ else:
         "pgonce.offsets_store.status.failures": "StoredFailure",
         "pgonce.offsets_store.status.states": "Finding MeasuredLag QueryState",
         "pgonce.offsets_store.status.store": "OffsetsStore",
-        "pgonce.offsets_store.status.stored": "CurrentOffset PartitionLag StoredBatch StoredJob StoredWriter",
+        "pgonce.offsets_store.status.stored": "CurrentOffset PartitionLag StoredBatch StoredWriter",
         "pgonce.real_time.start": "start_real_time",
         "pgonce.recovery.recover": "Recovery recover_checkpoint",
         "pgonce.recovery.recover_and_start": "recover_and_start",
@@ -72,7 +72,6 @@ __all__ = [
     "Recovery",
     "StoredBatch",
     "StoredFailure",
-    "StoredJob",
     "StoredLetter",
     "StoredWriter",
     "recover_and_start",

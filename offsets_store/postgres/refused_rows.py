@@ -109,11 +109,6 @@ def target_error(error: psycopg.Error, what: str = "the batch", again: str = "st
     return refused
 
 
-def code_of(sqlstate: str) -> str:
-    """The code of the error that a batch fails with if Postgres refuses its rows with this."""
-    return (REMEDIES.get(sqlstate) or REMEDIES.get(sqlstate[:2], _UNKNOWN))[0]
-
-
 def _sqlstate_of_client(error: psycopg.Error) -> str | None:
     # psycopg itself refuses what it cannot send: a NUL (DataError), or parameters that do not fit the placeholders.
     if isinstance(error, psycopg.DataError):

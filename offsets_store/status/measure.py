@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from ..kafka.partitions import ends_of, retention_seconds, times_of
 from ..kafka.settings import Brokers
 from ..ledger.session import reading
-from ..offsets import Offsets, TopicPartition, kafka_topics
+from ..offsets import TopicPartition, kafka_topics
 from .ends import Newest, Status, lag_of, total_lag
 from .read_stored import stored_writers
 from .states import MeasuredLag
@@ -35,13 +35,10 @@ class Measured:
     partitions: Sequence[PartitionLag]
 
 
-def lag_at_brokers(
-    writers: Sequence[StoredWriter], kafka: Brokers, other: Offsets | None = None
-) -> tuple[list[Status], Ends, datetime]:
+def lag_at_brokers(writers: Sequence[StoredWriter], kafka: Brokers) -> tuple[list[Status], Ends, datetime]:
     """
     How far each writer is behind these brokers, by partition; the ends that were compared; and when they were read.
 
-    :param other: the newest offsets of sources that are not Kafka, as far as they are known.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
     topics = [set(kafka_topics(writer.end_offsets or {})) for writer in writers]
@@ -49,7 +46,7 @@ def lag_at_brokers(
     now = datetime.now(timezone.utc)
     found = []
     for writer, own in zip(writers, topics, strict=True):
-        newest = Newest({place: end for place, end in ends.items() if place[0] in own}, other or {}, now)
+        newest = Newest({place: end for place, end in ends.items() if place[0] in own}, {}, now)
         found.append((writer, lag_of(writer, newest, now)))
     return found, ends, now
 

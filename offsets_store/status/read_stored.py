@@ -33,8 +33,6 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from ..errors import NoLedgerError
 from ..ledger.session import reading
 from ..ledger.tables import (
-    batch_job_skips,
-    batch_jobs,
     batches,
     last_batches,
     progress,
@@ -46,7 +44,7 @@ from ..ledger.tables import (
 from ..ledger.writers import IS_LIVING, checked, meant_by
 from ..offsets import Offsets, furthest
 from .ends import Newest, newest_of_progress
-from .stored import StoredBatch, StoredJob, StoredWriter, find_writers
+from .stored import StoredBatch, StoredWriter, find_writers
 
 _named = writers.alias("named")
 WRITERS = (
@@ -209,25 +207,6 @@ def last_written(url: str, query_id: str) -> list[LastWritten]:
 def _tables(written_as: Any) -> Mapping[str, Any]:
     tables = written_as.get("tables") if isinstance(written_as, Mapping) else None
     return tables if isinstance(tables, Mapping) else {}
-
-
-def newest_jobs(
-    connection: Connection, limit: int, sink: str | None = None, batch_key: str | None = None
-) -> list[StoredJob]:
-    """The newest ``limit`` batch jobs, the newest first; of one sink, or under one key, if these are given."""
-    chosen = select(batch_jobs).order_by(desc(batch_jobs.c.committed_at)).limit(limit)
-    if sink is not None:
-        chosen = chosen.where(batch_jobs.c.sink_name == sink)
-    if batch_key is not None:
-        chosen = chosen.where(batch_jobs.c.batch_key == batch_key)
-    job = chosen.subquery("job")
-    of_job = (batch_job_skips.c.sink_name == job.c.sink_name) & (batch_job_skips.c.batch_key == job.c.batch_key)
-    found = select(
-        job,
-        select(func.count()).where(of_job).scalar_subquery().label("skips"),
-        select(func.max(batch_job_skips.c.skipped_at)).where(of_job).scalar_subquery().label("last_skipped_at"),
-    ).order_by(desc(job.c.committed_at))
-    return [StoredJob(**checked(row)) for row in connection.execute(found).mappings()]
 
 
 def task_positions(connection: Connection, writer_ids: Sequence[int]) -> dict[int, Offsets]:

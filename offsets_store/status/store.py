@@ -31,10 +31,10 @@ from .ends import (
     starting_offsets_json,
 )
 from .failures import StoredFailure, stored_failures
-from .measure import lag_at_brokers, measure_partitions
-from .read_stored import newest_batches, newest_jobs, newest_progress, stored_writers, writers_of
+from .measure import measure_partitions
+from .read_stored import newest_batches, newest_progress, stored_writers, writers_of
 from .states import Finding, MeasuredLag, QueryState, read_states
-from .stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, the_writer, where_to_resume
+from .stored import StoredBatch, StoredWriter, the_writer, where_to_resume
 
 # Between two looks of wait_for; the function in SQL has the same pauses.
 LONGEST_PAUSE_SECONDS = 0.1
@@ -110,11 +110,6 @@ class OffsetsStore:
         with reading(self._url) as connection:
             return newest_batches(connection, writers_of(connection, query, sink), limit, since)
 
-    def batch_jobs(self, sink: str | None = None, batch_key: str | None = None, limit: int = 20) -> list[StoredJob]:
-        """The newest ``limit`` batch jobs that were published; of one sink, or under one key, if these are given."""
-        with reading(self._url) as connection:
-            return newest_jobs(connection, limit, sink, batch_key)
-
     def dead_letters(
         self,
         query: str,
@@ -157,37 +152,16 @@ class OffsetsStore:
             return starting_offsets_json(end)
         return starting_offsets_json(end, partitions_of({topic for topic, _ in end}, kafka))
 
-    def lag(
-        self,
-        query: str,
-        sink: str | None = None,
-        bootstrap_servers: str | None = None,
-        kafka_options: Mapping[str, str] | None = None,
-    ) -> list[PartitionLag]:
+    def status_of(self, query: str, sink: str | None = None) -> list[Status]:
         """
-        How far a query is behind: one row a sink and topic and partition (Kafka), or a sink and source otherwise.
+        The writers of a query, each with its lag by topic and partition (Kafka), or by source, in one snapshot.
 
-        The newest offsets are the broker's if ``bootstrap_servers`` is given, else those of the newest progress event
-        that an OffsetsListener has stored. If that event is older than ten minutes, the lag is unknown.
-
-        :raises ConfigurationError: NOT_INSTALLED.
+        The newest offsets are those of the newest progress event that an OffsetsListener has stored. If that event is
+        older than ten minutes, the lag is unknown.
         """
-        return [row for _, rows in self.status_of(query, sink, bootstrap_servers, kafka_options) for row in rows]
-
-    def status_of(
-        self,
-        query: str,
-        sink: str | None = None,
-        bootstrap_servers: str | None = None,
-        kafka_options: Mapping[str, str] | None = None,
-    ) -> list[Status]:
-        """The writers of a query, each with its lag as :meth:`lag` gives it, in one snapshot of the ledger."""
-        kafka = brokers(bootstrap_servers, kafka_options)
         with reading(self._url) as connection:
             chosen = writers_of(connection, query, sink)
             newest = newest_progress(connection, [chosen[0].query_id]).get(chosen[0].query_id)
-        if kafka is not None:
-            return lag_at_brokers(chosen, kafka, newest.other if newest else None)[0]
         return [(writer, lag_of(writer, newest, datetime.now(timezone.utc))) for writer in chosen]
 
     def wait_for(self, query: str, offsets: RecordOffsets, timeout: float = 10, sink: str | None = None) -> bool:

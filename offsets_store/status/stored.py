@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from ..errors import NotFoundError, OffsetsError
 from ..ledger.writers import is_meant
@@ -135,30 +134,6 @@ class StoredBatch:
     counts: dict[str, int] | None = None
     tables: dict[str, int] | None = None
     batch_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class StoredJob:
-    """
-    One published batch job. ``attempt`` is the random id of the run that published it.
-
-    ``skips`` counts the runs that were skipped since, the newest of them at ``last_skipped_at``. ``content_hash`` is
-    None if the rows were not hashed. ``counts`` says what became of the rows, as in
-    :class:`StoredBatch`.
-    """
-
-    sink_name: str
-    batch_key: str
-    attempt: UUID
-    rows: int
-    transport: str
-    content_hash: str | None
-    targets: dict[str, int] | None
-    counts: dict[str, int] | None
-    application: str | None
-    committed_at: datetime
-    skips: int
-    last_skipped_at: datetime | None
 
 
 @dataclass(frozen=True)

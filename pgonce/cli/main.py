@@ -7,7 +7,6 @@ which kind of error it was, and no password is ever shown.
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Annotated
 
@@ -20,18 +19,16 @@ from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import ledger_error
-from pgonce.offsets_store.status.store import OffsetsStore
 
 from . import offsets, recover, status
 from .answers import output
-from .answers.tables import job_table
 from .check import check
 from .dead_letters import dead_letters
 from .doctor import doctor
 from .errors import errors
 from .explain import explanation, nearest
 from .serve import serve
-from .terms import EXIT_CODES, Application, ExitCode, Json, Url
+from .terms import EXIT_CODES, Application, ExitCode, Url
 
 app = Application(
     help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
@@ -40,23 +37,6 @@ app = Application(
     # A traceback with local variables would show connection strings.
     pretty_exceptions_enable=False,
 )
-
-
-@app.command("batch-jobs")
-def batch_jobs(
-    url: Url = "",
-    sink: Annotated[
-        str | None, typer.Option("--sink", help="Only this sink: a sinkName, or a qualified table.")
-    ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="Only jobs with this batchKey.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many jobs to show.")] = 20,
-    as_json: Json = False,
-) -> None:
-    """Show the newest published batch jobs (df.write): key, rows, time, and how often each was skipped since."""
-    none = "No such batch job has been published."
-    jobs = OffsetsStore(url).batch_jobs(sink, key, limit)
-    now = datetime.now(timezone.utc)
-    output.print_found(jobs, lambda found: job_table(found, now), as_json=as_json, if_none=none)
 
 
 @app.command()
@@ -79,15 +59,14 @@ def init(
 
 @app.command()
 def explain(
-    name: Annotated[
-        str,
-        typer.Argument(help="An error's code (TYPE_MISMATCH), an SQLSTATE (22001), or a query's state (lagging)."),
-    ],
+    code: Annotated[str, typer.Argument(help="An error's code, as TYPE_MISMATCH.")],
 ) -> None:
-    """Show what an error or a state means, and what to do."""
-    text = explanation(name)
+    """Show what an error means, and what to do."""
+    text = explanation(code)
     if text is None:
-        raise typer.BadParameter(f"there is no code and no state {name!r}. There is {', '.join(nearest(name))}.")
+        near = ", ".join(nearest(code))
+        where = f"There is {near}." if near else "Page `errors` of the documentation has all codes."
+        raise typer.BadParameter(f"there is no code {code!r}. {where}")
     typer.echo(text)
 
 

@@ -47,7 +47,7 @@ from .kafka import KafkaConfig, Servers, kafka_options, with_measured
 from .terms import ExitCode, Json, Sink, Url, Wide
 
 _FEW = 5
-_NONE = "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
+_NONE = "No streaming query is in the ledger: it is empty, or has batch jobs only (`SELECT * FROM pgonce.batch_jobs`)."
 
 OneQuery = Annotated[
     str | None,
@@ -182,9 +182,7 @@ def _show_one(
 
 
 def _tables_of(details: QueryDetails, lag: Sequence[PartitionLag], now: datetime) -> Iterable[Table]:
-    """Whom it waits for, what went wrong, where it stands, and its newest batches."""
-    if any(session.blockers for session in details.sessions):
-        yield tables.blockers_table(details.sessions, now)
+    """What went wrong, where it stands, and its newest batches."""
     if details.failures:
         yield tables.failures_table(details.failures, now)
     if lag:

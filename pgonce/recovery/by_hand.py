@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, func, select, update
 
-from pgonce.offsets_store.errors import NOTHING_CHANGED, ConfigurationError, NotFoundError, RecoveryError
+from pgonce.offsets_store.errors import NOTHING_CHANGED, ConfigurationError, RecoveryError
 from pgonce.offsets_store.ledger.lock import is_accepted_in_tx
-from pgonce.offsets_store.ledger.session import reading, writing
-from pgonce.offsets_store.ledger.tables import failures, heartbeats, writers
-from pgonce.offsets_store.ledger.writers import COUNTS_AS_FEEDER, is_meant, writers_in_tx
-from pgonce.offsets_store.status.states import query_states
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.ledger.tables import writers
+from pgonce.offsets_store.ledger.writers import COUNTS_AS_FEEDER, writers_in_tx
 from pgonce.offsets_store.status.stored import the_writer
 from pgonce.offsets_store.verdict.decide import ACCEPTABLE, Verdict
 
@@ -64,16 +63,14 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Retirement:
-    """A sink of a query that is retired, or would be; ``sink`` is None if the query has published nothing."""
+    """A sink of a query that is retired, or would be."""
 
     query_id: str
-    sink: SinkFacts | None
+    sink: SinkFacts
 
     @property
     def says(self) -> list[str]:
         """What that means, as sentences."""
-        if self.sink is None:
-            return [f"Query {self.query_id} has published nothing: what was seen of it is deleted from the ledger."]
         return [
             f"Query {self.query_id}, sink {self.sink.sink_name}: stands at batch {self.sink.last_batch_id}.",
             "Once it is retired, it can never publish again, and recovery leaves it out.",
@@ -148,26 +145,11 @@ def retire_sink(
     :raises RecoveryError: WRITER_GONE, QUERY_RUNNING.
     :raises OffsetsError: if no query or sink, or several, have that name.
     """
-    try:
-        query_id, _, chosen = _chosen_sink(url, query, sink)
-    except NotFoundError as error:
-        return _dismissed(url, query, error, dry_run=dry_run)
+    query_id, _, chosen = _chosen_sink(url, query, sink)
     if not dry_run:
         with holding(url, [chosen]) as connection:
             put_out_of_the_way_in_tx(connection, [chosen], "retire", reason=reason)
     return Retirement(query_id, chosen)
-
-
-def _dismissed(url: str, query: str, error: NotFoundError, *, dry_run: bool) -> Retirement:
-    """:raises OffsetsError: the ``error``, unless a query is meant that has published nothing, so no rival."""
-    with writing(url) as connection:
-        meant = (one for one in query_states(connection) if is_meant(query, one.query_id, one.query_name))
-        ids = {one.query_id for one in meant if one.batch_id is None}
-        if len(ids) != 1:
-            raise error
-        for seen in () if dry_run else (failures, heartbeats):
-            connection.execute(delete(seen).where(seen.c.query_id.in_(ids)))
-    return Retirement(ids.pop(), None)
 
 
 def put_out_of_the_way_in_tx(connection: Connection, sinks: Sequence[SinkFacts], kind: str, **noted: Any) -> None:

@@ -104,35 +104,9 @@ def test_it_needs_no_spark():
     assert ran.stdout == "set()\n"
 
 
-class TestBatchJobs:
-    """Jobs have a command of their own; status and history are about streams."""
-
-    def test_people_read_each_job_with_its_rows_and_skips(self, url, pgonce):
-        """The table shows key, sink, rows, run, and how many runs were skipped; that there are none is a sentence."""
-        ensure_ledger(url)
-        assert "No such batch job" in pgonce("batch-jobs").stdout
-        published = publish_job(url, "2026-11-20")
-        publish_job(url, "2026-11-20")
-        shown = pgonce("batch-jobs")
-        assert shown.exit_code == ExitCode.OK
-        for text in ("2026-11-20", "public.orders", "inline", str(published.attempt)[:8], "7", "1, last "):
-            assert text in shown.stdout
-        # Where there are jobs only, status says where to look.
-        assert "2026-11-20" not in pgonce("status").stdout
-        assert "pgonce batch-jobs" in pgonce("status").stdout
-
-    def test_programs_read_one_object_for_each_job(self, url, pgonce):
-        """One object a job, the newest first; --sink, --key and --limit choose."""
-        for key in ("a", "b", "c"):
-            publish_job(url, key)
-        found = json.loads(pgonce("batch-jobs", "--json").stdout)
-        assert [job["batch_key"] for job in found] == ["c", "b", "a"]
-        assert set(found[0]) == {
-            "sink_name", "batch_key", "attempt", "rows", "transport", "content_hash", "targets", "counts",
-            "application", "committed_at", "skips", "last_skipped_at",
-        }  # fmt: skip
-        assert (found[0]["rows"], found[0]["skips"], found[0]["last_skipped_at"]) == (7, 0, None)
-        chosen = json.loads(pgonce("batch-jobs", "--key", "b", "--json").stdout)
-        assert [job["batch_key"] for job in chosen] == ["b"]
-        assert json.loads(pgonce("batch-jobs", "--sink", "another", "--json").stdout) == []
-        assert len(json.loads(pgonce("batch-jobs", "--limit", "2", "--json").stdout)) == 2
+def test_status_says_where_batch_jobs_are(url, pgonce):
+    """Where the ledger has batch jobs only, status has no query, and names their table."""
+    publish_job(url, "2026-11-20")
+    shown = pgonce("status").stdout
+    assert "2026-11-20" not in shown
+    assert "SELECT * FROM pgonce.batch_jobs" in shown

@@ -8,6 +8,7 @@ from support.pages import DOCS, quoted_names, sections, sql_blocks, table_rows
 from support.tables_page import ledger_columns, of_pgonce
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.status.states import ENDED, STATES
 
 RELATIONS = """
 SELECT c.relname, a.attname
@@ -46,6 +47,12 @@ def test_the_page_has_what_the_ledger_has(ledger):
     [[for_users, _]] = table_rows(sections((DOCS / "ledger.md").read_text(), 2)["Reading it in SQL"])
     assert quoted_names(for_users) - {"wait_for", "follow_exchange"} == set(there)
     assert ours - columns == OUR_TABLES
+
+
+def test_each_state_has_its_row_in_watching():
+    """What a query can be, but for those that are over."""
+    rows = table_rows(sections((DOCS / "watching.md").read_text(), 2)["States"])
+    assert {name for row in rows for name in quoted_names(row[0])} == set(STATES) - set(ENDED)
 
 
 def test_the_queries_of_watching_run_and_are_quiet_where_nothing_is_wrong(ledger, url):

@@ -174,7 +174,7 @@ def test_what_public_methods_return_can_be_named():
         called = methods if isinstance(public, type) else [public]
         called = [each.fget if isinstance(each, property) else each for each in called]
         returned += " ".join(str(getattr(each, "__annotations__", {}).get("return")) for each in called) + " "
-    ours = {"StoredWriter", "StoredBatch", "StoredJob", "StoredLetter", "PartitionLag", "CurrentOffset", "Recovery"}
+    ours = {"StoredWriter", "StoredBatch", "StoredLetter", "PartitionLag", "CurrentOffset", "Recovery"}
     named = set(re.findall(r"\w+", returned.replace("Status", "StoredWriter PartitionLag")))
     assert ours <= named
     foreign = {"Any", "BatchFunction", "Callable", "Connection", "CursorResult", "DataFrame", "None", "Offsets", "Self"}

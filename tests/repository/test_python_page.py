@@ -12,7 +12,7 @@ import pgonce
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
+from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
 from pgonce.recovery.recover import Recovery
 from pgonce.sink.options.definitions import OPTIONS
 
@@ -65,7 +65,7 @@ def test_every_call_is_written_as_it_is(function):
     assert f"`{call_of(function)}`" in flat(TEXT).replace('""', "''")
 
 
-@pytest.mark.parametrize("kind", [StoredWriter, StoredBatch, StoredJob, StoredLetter, StoredFailure, PartitionLag])
+@pytest.mark.parametrize("kind", [StoredWriter, StoredBatch, StoredLetter, StoredFailure, PartitionLag])
 def test_every_attribute_of_a_result_is_there(kind):
     """The table of each class has its attributes, and no others."""
     assert first_cells(RESULTS[kind.__name__]) == attributes_of(kind)

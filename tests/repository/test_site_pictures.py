@@ -33,10 +33,10 @@ def test_each_stands_on_a_page_with_words():
     assert [name for words, name in shown if len(words.split()) < 10] == []
 
 
-def test_the_wheel_has_only_the_pages_that_are_explained():
+def test_the_wheel_has_only_the_page_that_is_explained():
     """Pictures, and all other pages, are not installed."""
     installed = [file.parts for file in importlib.metadata.files("pgonce") if file.parts[:2] == ("pgonce", "docs")]
-    assert {parts[2:] for parts in installed} == {("errors.md",), ("watching.md",)}
+    assert {parts[2:] for parts in installed} == {("errors.md",)}
 
 
 def test_a_line_that_is_not_understood_is_not_left_out():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 
+import psycopg
 import pytest
 from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
@@ -119,7 +120,8 @@ class TestTheLedgerOfTheFirstRelease:
     def test_its_jobs_are_known(self, url):
         """A key that was published is skipped."""
         publish_job(url, "2026-11-20")
-        assert [(job.batch_key, job.skips) for job in OffsetsStore(url).batch_jobs()] == [("2026-11-20", 1)]
+        with psycopg.connect(url) as connection:
+            assert connection.execute("SELECT batch_key FROM pgonce.batch_job_skips").fetchall() == [("2026-11-20",)]
 
     def test_its_form_is_what_the_migrations_make(self):
         """What has been released is not edited: a migration is added."""

@@ -211,7 +211,8 @@ def run_batch_jobs(url: str, key: str) -> None:
     with connect(url, autocommit=True) as connection:
         drop_staging_table(connection, StagingTable(OF_JOB + key, "sales.orders", str(uuid4()), 0).name)
         sweep_jobs(connection, "sales.orders", "another run")
-    assert [job.skips for job in OffsetsStore(url).batch_jobs(batch_key=key)] == [1]
+        skips = connection.execute("SELECT attempt FROM pgonce.batch_job_skips WHERE batch_key = %s", (key,)).fetchall()
+    assert len(skips) == 1
 
 
 def store_progress(url: str, query_id: str) -> None:
@@ -347,7 +348,7 @@ def test_a_role_that_only_looks_can_look_and_no_more(streamer, login, postgres_s
         commit(streamer.url, make_planned_batch(1), APPEND)
 
 
-READS = ("status", "offsets orders", "history orders", "batch-jobs", "doctor {}")
+READS = ("status", "offsets orders", "history orders", "doctor {}")
 SHOWS = (
     "recover {}",
     "accept orders --batch 10 --reason test --checkpoint {}",

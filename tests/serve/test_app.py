@@ -114,7 +114,7 @@ class TestQuery:
             "<h1>orders</h1>", "</i>refused", "A column lacks its value.",
             "<code>pgonce &lt;x&gt;</code> says which.", "batch 3: 12,345 rows", "replayed 1 times",
             "value too long for type character varying(5)", "too long", "Its last batch is 3.",
-            f"pgonce doctor {QUERY}", "No session of this query is in Postgres now.",
+            f"pgonce doctor {QUERY}",
             f"pgonce dead-letters {QUERY} --sink public.orders<",
             f"pgonce accept {QUERY} --sink public.orders --batch N",
             f"pgonce retire {QUERY} --sink public.orders --reason",

@@ -88,7 +88,7 @@ def test_no_statement_reads_a_whole_table(admin, url):
     store = OffsetsStore(url)
     assert store.latest(batch.query_id).batch_id == batch.batch_id
     assert len(store.history(batch.query_id)) == 20
-    assert len(store.lag(batch.query_id)) == 8
+    assert [len(lag) for _, lag in store.status_of(batch.query_id)] == [8]
     assert len(store.status()) == WRITERS
     # A session reports what it did when it ends, at the latest.
     engine_for(url).dispose()

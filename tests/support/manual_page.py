@@ -63,7 +63,7 @@ def page() -> str:
             *_item("pgonce --install-completion", "Completes commands and options."),
             ".SH SEE ALSO",
             ".B pgonce explain",
-            "shows what an error's code or a query's state means.",
+            "shows what an error's code means.",
             "",
         ]
     )

@@ -13,7 +13,6 @@ from datetime import datetime
 from rich.table import Table
 
 from pgonce.offsets_store.log_lines import in_command
-from pgonce.offsets_store.status.details import Session
 from pgonce.offsets_store.status.failures import StoredFailure
 from pgonce.offsets_store.status.figures import (
     age_text,
@@ -25,7 +24,7 @@ from pgonce.offsets_store.status.figures import (
     took_text,
 )
 from pgonce.offsets_store.status.states import STATES, Finding, QueryState, name_of, tone_of
-from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, outcomes
+from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter, outcomes
 
 from .output import add_row, columns, facts, json_text, offsets_text, text_of
 
@@ -138,21 +137,6 @@ def _facts_of_writer(writer: StoredWriter) -> list[tuple[str, str]]:
     return [(name, text) for name, text in found if text]
 
 
-def blockers_table(sessions: Sequence[Session], now: datetime) -> Table:
-    """One line a session that holds a lock for which a session of the query waits."""
-    table = columns("WAITS-FOR-PID", "USER", "APPLICATION", "STATE", "SINCE", shortened=("APPLICATION",))
-    for blocker in {blocker.pid: blocker for session in sessions for blocker in session.blockers}.values():
-        add_row(
-            table,
-            str(blocker.pid),
-            text_of(blocker.user),
-            blocker.application or "-",
-            text_of(blocker.state),
-            f"{age_text(blocker.since, now)} ago",
-        )
-    return table
-
-
 def failures_table(failures: Sequence[StoredFailure], now: datetime) -> Table:
     """One line a failure; `pgonce errors` has their sentences."""
     table = columns("FAILED", "BATCH", "TIMES", "SEEN-BY", "CODE", numbers=("BATCH", "TIMES"), shortened=("CODE",))
@@ -217,25 +201,3 @@ def _notes(batch: StoredBatch) -> str:
     tables = batch.tables if batch.tables and len(batch.tables) > 1 else {}
     into = (f"{count} into {table}" for table, count in tables.items())
     return ", ".join(filter(None, [dropped, *outcomes(batch.counts), *into]))
-
-
-def job_table(jobs: Sequence[StoredJob], now: datetime) -> Table:
-    """One line a batch job."""
-    names = ("KEY", "SINK", "PUBLISHED", "AGE", "ROWS", "TRANSPORT", "SKIPPED", "RUN", "NOTES")
-    table = columns(*names, numbers=("AGE", "ROWS", "SKIPPED"), shortened=("SINK", "NOTES"))
-    for job in jobs:
-        skipped = f"{job.skips}" + (f", last {age_text(job.last_skipped_at, now)} ago" if job.last_skipped_at else "")
-        notes = [*outcomes(job.counts), "hashed" if job.content_hash else ""]
-        add_row(
-            table,
-            job.batch_key,
-            job.sink_name,
-            f"{job.committed_at.astimezone():%m-%d %H:%M:%S}",
-            age_text(job.committed_at, now),
-            str(job.rows),
-            job.transport,
-            skipped,
-            str(job.attempt)[:_SHORT_ID],
-            ", ".join(filter(None, notes)),
-        )
-    return table

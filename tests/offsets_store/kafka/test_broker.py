@@ -11,6 +11,8 @@ from support.ledger_history import KAFKA, publish
 from support.messages import send_to
 
 from pgonce.offsets_store.errors import ConfigurationError, OffsetsError
+from pgonce.offsets_store.kafka.settings import Brokers
+from pgonce.offsets_store.status.measure import measure_partitions
 
 
 @pytest.mark.kafka
@@ -35,7 +37,8 @@ class TestBroker:
         publish(url, 0, {"0": {name: {"0": 1}}})
         add_partitions(kafka, name, 2)
         send_to(kafka, name, {0: 4, 1: 2})
-        rows = store.lag("orders", bootstrap_servers=kafka.bootstrap_servers)
+        (measured,) = measure_partitions(url, Brokers(kafka.bootstrap_servers))
+        rows = measured.partitions
         assert [(r.partition, r.end_offset, r.latest_offset, r.lag) for r in rows] == [(0, 1, 4, 3), (1, None, 2, 2)]
 
 
@@ -50,7 +53,7 @@ def test_brokers_that_do_not_answer_are_an_error_after_a_bounded_wait(url, store
     monkeypatch.setattr("pgonce.offsets_store.kafka.settings.PATIENCE_SECONDS", 1)
     publish(url, 0, KAFKA)
     with pytest.raises(OffsetsError, match=r"127\.0\.0\.1:1") as refused:
-        store.lag("orders", bootstrap_servers="127.0.0.1:1")
+        store.measured_lag("127.0.0.1:1")
     assert refused.value.code == "KAFKA_UNREACHABLE"
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
-import psycopg
-from support.blocked import wait_until_blocked
 from support.dead_letters import put_aside
 from support.ledger_history import KAFKA, QUERY, fail, hear, publish, replay
 
@@ -28,7 +24,7 @@ def test_what_the_store_gives_is_the_same(url, store, admin):
     found = known(url, with_rows=True)
     assert (found.writer, found.batches) == (store.latest("orders"), store.history("orders"))
     assert known(url, newest=1).batches == store.history("orders", limit=1)
-    assert found.partitions == store.lag("orders")
+    assert [(found.writer, found.partitions)] == store.status_of("orders")
     assert found.failures == store.failures()
     assert found.letters == store.dead_letters("orders")
     assert found.letter_codes == {"22001": 1}
@@ -66,27 +62,6 @@ def test_failures_and_dead_letters(url, admin):
     assert [one.batch_id for one in found.letters] == [3, 2, 1]
     assert [one.code for one in known(url, sink_name="public.totals").failures] == ["NOT_NULL_VIOLATION"]
     assert known(url, sink_name="public.totals").letters == []
-
-
-def test_who_holds_the_lock_for_which_it_waits(url):
-    """The session, without its statement, which may have values of rows."""
-    batch = publish(url, 0, KAFKA)
-    with (
-        psycopg.connect(url, application_name="a person") as holder,
-        closing(psycopg.connect(url, application_name=f"pgonce {batch.run_id}")) as waiter,
-        psycopg.connect(url, autocommit=True) as observer,
-    ):
-        holder.execute("LOCK TABLE pgonce.batch_jobs")
-        waiter.pgconn.send_query(b"BEGIN; LOCK TABLE pgonce.batch_jobs")
-        pid = waiter.info.backend_pid
-        wait_until_blocked(observer, waiter)
-        (session,) = known(url).sessions
-        assert (session.pid, session.waits_on) == (pid, "Lock: relation")
-        (one,) = session.blockers
-        assert (one.pid, one.application) == (holder.info.backend_pid, "a person")
-        assert one.state == "idle in transaction"
-        assert one.since is not None
-        holder.rollback()
 
 
 def test_a_query_that_the_ledger_does_not_know(url, store):

@@ -25,7 +25,7 @@ class TestLag:
     def test_without_progress_it_is_unknown(self, url, store):
         """Nobody told the newest offsets: the lag is None, not 0."""
         publish(url, 0, KAFKA)
-        rows = store.lag("orders")
+        ((_, rows),) = store.status_of("orders")
         assert [(row.topic, row.partition, row.end_offset, row.lag) for row in rows] == [
             ("t", 0, 10, None),
             ("t", 1, 20, None),
@@ -37,7 +37,7 @@ class TestLag:
         publish(url, 0, KAFKA)
         hear(url, {"0": {"t": {"0": 13, "1": 20}}}, batch_id=0, seconds=5)
         hear(url, {"0": {"t": {"0": 11, "1": 20}}}, batch_id=9, seconds=1)
-        rows = store.lag("orders")
+        ((_, rows),) = store.status_of("orders")
         assert [row.lag for row in rows] == [3, 0]
         assert {row.measured_at for row in rows} == {heard_at(url) + timedelta(seconds=5)}
         assert total_lag(rows) == 3
@@ -46,7 +46,7 @@ class TestLag:
         """Nobody has looked since: it is unknown, and people see what it was, and when."""
         publish(url, 0, KAFKA)
         hear(url, {"0": {"t": {"0": 15, "1": 22}}}, seconds=-3600)
-        rows = store.lag("orders")
+        ((_, rows),) = store.status_of("orders")
         assert [(row.lag, row.latest_offset) for row in rows] == [(None, 15), (None, 22)]
         assert {row.measured_at for row in rows} == {heard_at(url) - timedelta(hours=1)}
         assert total_lag(rows) is None
@@ -63,7 +63,7 @@ class TestStartingOffsets:
         """Each has a lag, and the total counts a partition once, at the end that is further behind."""
         publish(url, 0, {"0": {"t": {"0": 10}}, "1": {"t": {"0": 12}}})
         hear(url, {"0": {"t": {"0": 13}}, "1": {"t": {"0": 13}}})
-        rows = store.lag("orders")
+        ((_, rows),) = store.status_of("orders")
         assert [row.lag for row in rows] == [3, 1]
         assert total_lag(rows) == 3
 
