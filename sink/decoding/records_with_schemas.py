@@ -52,6 +52,7 @@ class RecordsWithSchemas:
 
     :param url: of the registry; empty if each record has its schema.
     :param form: what the records are.
+    :param refuses: the names of fields that no column takes, and that are not passed over; None if no field is.
     :param at: where in a record the fields of the columns are, as in Debezium's ``after``.
     """
 
@@ -61,13 +62,13 @@ class RecordsWithSchemas:
         form: DecodeFormat,
         columns: Sequence[DecodedColumn],
         *,
-        ignores_extra: bool,
+        refuses: frozenset[str] | None,
         at: tuple[str, ...] = (),
     ) -> None:
         self._registry = registry_at(url) if url else None
         self._form, self._at = form, at
         self._columns = columns
-        self._fields = None if ignores_extra else Fields.of(columns)
+        self._fields = Fields.of(columns, refuses)
         # Not kept for the next batch: a schema that the registry lacks may be there then.
         self._schemas: dict[Any, Schema | Refusal] = {}
         self._last_frame: _Split | None = None
@@ -142,7 +143,7 @@ class RecordsWithSchemas:
 
     def _taken(self, found: Schema) -> Schema | Refusal:
         """The same schema, if columns take its fields."""
-        if self._fields is not None and (unknown := _unknown(found, self._fields, self._at)):
+        if unknown := _unknown(found, self._fields, self._at):
             raise UnknownFieldError(unknown[len(self._at) :], type_of(found.kinds(unknown)))
         for column in self._columns:
             # A record's key may be a single value.
@@ -193,10 +194,10 @@ _READ_WITH_SCHEMA = msgspec.json.Decoder(_WithSchema).decode
 
 
 def _unknown(schema: Schema, fields: Fields, at: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The path of the first field that no column takes."""
+    """The path of the first field that is refused."""
     for name in schema.fields(at):
         inner = fields.inner.get(name)
-        if inner is None:
+        if fields.lacks(name):
             return (*at, name)
         if isinstance(inner, Fields) and (deeper := _unknown(schema, inner, (*at, name))):
             return deeper

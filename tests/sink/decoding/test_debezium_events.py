@@ -228,6 +228,17 @@ def test_a_new_field_is_refused_with_the_statement_that_fits(apply, create):
         apply(event("c", after={"id": 1, "at": None}, fields=fields))
 
 
+def test_ignoreextra_passes_over_no_field_of_a_column_that_the_table_has(apply, create, stored):
+    """Whether its event writes the row or changes it; what the table lacks is passed over."""
+    create("id bigint PRIMARY KEY, name text DEFAULT 'new'")
+    options = {"schema_evolution": "ignoreExtra"}
+    for one in (event("c", after=row(1)), event("u", after=row(1))):
+        with pytest.raises(TargetError, match="COLUMN_UNKNOWN.*field 'name'"):
+            apply(one, **options)
+    assert apply(event("c", after=row(1)), **options, columns={"name": "name"}) == []
+    assert stored("*") == [(1, "a")]
+
+
 @pytest.mark.kafka
 def test_events_may_be_of_avro(schema_registry, url, apply, create, stored, request):
     """As Confluent's converter writes them: it notes Kafka Connect's names beside the types."""
