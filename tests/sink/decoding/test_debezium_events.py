@@ -104,6 +104,10 @@ FIELDS = {
     "JSON": (kind("string", f"{DATA}Json"), '{"a": 1.50}', "jsonb", {"a": 1.5}),
     "an hstore": (kind("map", keys=kind("string"), values=kind("string")), {"a": "b"}, "jsonb", {"a": "b"}),
     "bytes": (kind("bytes"), "AP8=", "bytea", b"\0\xff"),
+    "decimals": (
+        kind("array", items=kind("bytes", f"{CONNECTS}Decimal", parameters={"scale": "1"})),
+        [unscaled(90071992547409931), None], "numeric[]", [Decimal("9007199254740993.1"), None],
+    ),
     "an array": (kind("array", items=kind("int32", f"{TIME}Date")), [20484, None], "date[]", [DAY, None]),
     "a smallint": (kind("int16"), -7, "smallint", -7),
     "a double": (kind("double"), 0.1, "double precision", 0.1),
@@ -122,6 +126,12 @@ def test_a_field_arrives_as_the_source_has_it(case, apply, create, stored):
 UNFIT = {
     "bytes for a text": (kind("bytes"), "AP8=", "text", "binary"),
     "a double for a numeric": (kind("double"), 0.1, "numeric", "double"),
+    "decimals for doubles": (
+        kind("array", items=kind("bytes", f"{CONNECTS}Decimal", parameters={"scale": "0"})),
+        [unscaled(2**53 + 1)],
+        "float8[]",
+        "numeric in its schema",
+    ),
     "a time without an offset": (kind("int64", f"{TIME}MicroTimestamp"), MICROS, "timestamptz", "time with its offset"),
     "a finer time": (kind("int64", f"{TIME}NanoTimestamp"), MICROS * 1000 + 1, "timestamp", "nanoseconds"),
     "infinity": (kind("int64", f"{TIME}MicroTimestamp"), 9223372036825200000, "timestamp", "OverflowError"),
@@ -327,7 +337,7 @@ def test_the_payload_twice_is_refused(apply, create):
 )
 def test_a_value_that_is_none_of_its_type_is_refused(of, value, why, apply, create):
     """And its reason does not repeat it."""
-    create("id bigint PRIMARY KEY, f text")
+    create("id bigint PRIMARY KEY, f jsonb")
     (letter,) = apply(event("c", after={"id": 1, "f": value}, fields={"id": kind("int64"), "f": of}))
     assert why in letter.message
 
