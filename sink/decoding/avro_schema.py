@@ -102,6 +102,8 @@ class AvroSchema(Schema):
             kind = found["type"] if isinstance(found, dict) else found
             if kind == "map":
                 yield JSON, any_name(found["values"])
+            elif kind == "array":
+                yield from ((array_of(item), {}) for item, _ in self._branches(found["items"]))
             elif kind != "null":
                 fields = found.get("fields", ()) if isinstance(found, dict) else ()
                 yield self._kind(found), {field["name"]: field["type"] for field in fields}
@@ -112,9 +114,6 @@ class AvroSchema(Schema):
         if logical == "pgonce-number":
             precision, scale = found["precision"], found.get("scale", 0)
             return Kind(t.DecimalType(precision, scale)) if precision <= MOST_DIGITS else NUMBER
-        if found["type"] == "array":
-            items = [kind for kind, _ in self._branches(found["items"])]
-            return array_of(items[0] if len(items) == 1 else None)
         return _KINDS.get(f"{found['type']}-{logical}") or _KINDS.get(found["type"], JSON)
 
 

@@ -97,17 +97,34 @@ def reader_for(table: TargetTable | None, where: Destination, *, with_positions:
     :raises ConfigurationError: BAD_OPTION.
     :raises TargetError: as :func:`columns_of`.
     """
+    known = kafka_columns_of(table, where)
     if table is None:
-        known = kafka_columns_of(None, where)
-        return RecordReader(where, _of_schemas(where), known, where.table, with_positions=with_positions)
+        refuses = _refused(where, ())
+        return RecordReader(where, _of_schemas(where), known, where.table, with_positions, refuses)
     found = columns_of(table, where)
+    filled = {column.name for column in found} | {column.name for column in known}
+    refuses = _refused(where, [of.column_name for of in table.columns if of.column_name not in filled])
     if where.schema_evolution == "addColumns":
         there = {column.column_name for column in table.columns}
         found += tuple(column for column in _of_schemas(where) if column.name not in there)
     if where.decoding and where.decoding.key:
         _refuse_keys(table, [column for column in found if column.is_key], where.decoding.key)
     name = table.identifier.as_string(None)
-    return RecordReader(where, found, kafka_columns_of(table, where), name, with_positions=with_positions)
+    return RecordReader(where, found, known, name, with_positions, refuses)
+
+
+def _refused(where: Destination, others: Sequence[str]) -> frozenset[str] | None:
+    """
+    Which fields without a column that records fill are refused, although ``others`` has their names; None if all are.
+
+    :raises TargetError: TYPE_MISMATCH, if it could not be told whether a record has such a field.
+    """
+    if where.schema_evolution != "ignoreExtra":
+        return None
+    if odd := next(filter(_ODD.search, others), None):
+        what = f"{where.table} has a column {odd!r}, and with schemaEvolution=ignoreExtra its field would be lost."
+        raise bad_target("TYPE_MISMATCH", what, "Rename the column, or use another schemaEvolution.")
+    return frozenset(others)
 
 
 def _refuse_keys(table: TargetTable, keys: Sequence[DecodedColumn], form: KeyFormat) -> None:

@@ -120,20 +120,30 @@ def or_null(kind: Any) -> Any:
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of an object: a column's value, or another object."""
+    """
+    The fields of an object: a column's value, or another object.
+
+    :param refuses: the names of other fields with which a record is refused; every other name if it is None.
+    """
 
     inner: dict[str, DecodedColumn | Fields]
+    refuses: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, columns: Iterable[DecodedColumn]) -> Fields:
-        """The objects to which the columns' paths lead."""
-        found = cls({})
+    def of(cls, columns: Iterable[DecodedColumn], refuses: frozenset[str] | None = None) -> Fields:
+        """The objects to which the columns' paths lead; names that are refused are those of the outermost one."""
+        found = cls({}, refuses)
+        within = None if refuses is None else frozenset[str]()
         for column in columns:
             at = found
             for name in column.path[:-1]:
-                at = cast("Fields", at.inner.setdefault(name, cls({})))
+                at = cast("Fields", at.inner.setdefault(name, cls({}, within)))
             at.inner[column.path[-1]] = column
         return found
+
+    def lacks(self, name: str) -> bool:
+        """Whether a record with a field of this name is refused."""
+        return name not in self.inner and (self.refuses is None or name in self.refuses)
 
     @property
     def required(self) -> bool:
@@ -150,13 +160,14 @@ class Fields:
         """How many names a record has that lacks none."""
         return sum(1 + (one.count if isinstance(one, Fields) else 0) for one in self.inner.values())
 
-    def struct(self, name: str, *, forbids: bool, whole: bool = False) -> type[msgspec.Struct]:
+    def struct(self, name: str, *, whole: bool = False) -> type[msgspec.Struct]:
         """The class of such an object; ``whole`` if none of the fields may be missing."""
+        forbids = self.refuses is None
         fields: list[Any] = []
         for number, one in enumerate(self.inner.values()):
             at = f"f{number}"
             if isinstance(one, Fields):
-                kind: Any = one.struct(f"{name}{number}", forbids=forbids, whole=whole)
+                kind: Any = one.struct(f"{name}{number}", whole=whole)
                 fields.append((at, kind) if whole or one.required else (at, kind | None, None))
                 continue
             kind = read_as(one.data_type, one.form)
@@ -168,7 +179,10 @@ class Fields:
                 fields.append(
                     (at, or_null(kind) | msgspec.UnsetType if kind is not msgspec.Raw else kind, msgspec.UNSET)
                 )
-        names = {f"f{number}": inner for number, inner in enumerate(self.inner)}
+        refused = [other for other in self.refuses or () if other not in self.inner]
+        # No value is of this type, so a record that has such a field does not fit.
+        fields += [(f"f{len(self.inner) + n}", msgspec.UnsetType, msgspec.UNSET) for n in range(len(refused))]
+        names = {f"f{number}": inner for number, inner in enumerate([*self.inner, *refused])}
         return msgspec.defstruct(name, fields, rename=names, forbid_unknown_fields=forbids, kw_only=True, gc=False)
 
     def getter(self, path: Sequence[str]) -> Callable[[Any], Any]:
@@ -186,10 +200,10 @@ class Fields:
         return get
 
     def unknown(self, found: dict[str, msgspec.Raw], at: tuple[str, ...] = ()) -> tuple[tuple[str, ...], str] | None:
-        """The first field of an object that no column takes, with a type that would fit; None if there is none."""
+        """The first field of an object that is refused, with a type that would fit; None if there is none."""
         for name, raw in found.items():
             one = self.inner.get(name)
-            if one is None:
+            if self.lacks(name):
                 return (*at, name), type_that_fits(bytes(raw))
             if isinstance(one, Fields) and bytes(raw)[:1] == b"{":
                 inner = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])

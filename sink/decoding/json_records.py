@@ -46,17 +46,15 @@ class JsonRecords:
     """
     Decodes records for these columns.
 
-    :param ignores_extra: whether fields that no column takes are passed over.
+    :param refuses: the names of fields that no column takes, and that are not passed over; None if no field is.
     """
 
-    def __init__(self, columns: Sequence[DecodedColumn], *, ignores_extra: bool = False) -> None:
+    def __init__(self, columns: Sequence[DecodedColumn], *, refuses: frozenset[str] | None = None) -> None:
         self._columns = columns
-        self._ignores_extra = ignores_extra
-        self._fields = Fields.of(columns)
-        forbids = not ignores_extra
-        self._decode = msgspec.json.Decoder(self._fields.struct("Record", forbids=forbids)).decode
+        self._fields = Fields.of(columns, refuses)
+        self._decode = msgspec.json.Decoder(self._fields.struct("Record")).decode
         # To look for what is missing takes as long as decoding, and most records have all fields.
-        self._decode_whole = msgspec.json.Decoder(self._fields.struct("Whole", forbids=forbids, whole=True)).decode
+        self._decode_whole = msgspec.json.Decoder(self._fields.struct("Whole", whole=True)).decode
         self._are_json = [column.form is Form.JSON for column in columns]
         self._gets = [self._fields.getter(column.path) for column in columns]
         self._empty = _Missing()
@@ -128,7 +126,7 @@ class JsonRecords:
         if has_double(value):
             return Refusal("", DOUBLED)
         try:
-            unknown = None if self._ignores_extra else self._fields.unknown(found)
+            unknown = self._fields.unknown(found)
         except MALFORMED as malformed:
             return Refusal("", f"It is not a JSON object: {malformed}.")
         if unknown:
@@ -154,9 +152,9 @@ class JsonRecords:
 
 
 @lru_cache(maxsize=128)
-def json_records(columns: tuple[DecodedColumn, ...], *, ignores_extra: bool) -> JsonRecords:
+def json_records(columns: tuple[DecodedColumn, ...], *, refuses: frozenset[str] | None) -> JsonRecords:
     """The same one for the same columns, because it takes long to make."""
-    return JsonRecords(columns, ignores_extra=ignores_extra)
+    return JsonRecords(columns, refuses=refuses)
 
 
 def _names_within(raws: Sequence[msgspec.Raw]) -> int | None:

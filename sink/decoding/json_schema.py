@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from pyspark.sql import types as t
 
-from .schemas import JSON, NUMBER, TEXT, Kind, Schema, array_of
+from .schemas import JSON, NUMBER, TEXT, Kind, Schema, array_of, kind_of_column
 
 _KINDS: dict[tuple[str, str], Kind] = {
     ("boolean", ""): Kind(t.BooleanType()),
@@ -75,7 +75,6 @@ class JsonSchema(Schema):
     def _kind(self, name: str, schema: Any) -> Kind:
         file, found, above = schema
         if name == "array":
-            items = [kind for kind, _ in self._branches((file, found.get("items"), above))]
-            return array_of(items[0] if len(items) == 1 else None)
+            return array_of(kind_of_column([kind for kind, _ in self._branches((file, found.get("items"), above))]))
         said = found.get("format") or found.get("contentEncoding") or ""
         return _KINDS.get((name, said)) or _KINDS.get((name, ""), JSON)

@@ -57,7 +57,7 @@ class RecordKeys:
         if form == "json" and not self.have_schemas:
             return [None if key is None else msgspec.Raw(key) for key in keys]
         url = self.decoding.registry_url if form in REGISTERED else ""
-        reader = RecordsWithSchemas(url, cast("DecodeFormat", form), self._named, ignores_extra=True)
+        reader = RecordsWithSchemas(url, cast("DecodeFormat", form), self._named, refuses=frozenset())
         found = reader.read(keys, headers_of(batch), "key")
         if len(self._named) > 1:
             return found
@@ -67,7 +67,7 @@ class RecordKeys:
     def unfit(self, texts: list[bytes | None]) -> dict[int, Refusal]:
         """Which of these objects, whose fields are called as the columns, do not fit them."""
         columns = tuple(replace(column, path=(column.name,)) for column in self._named)
-        return json_records(columns, ignores_extra=True).decode(texts).refused
+        return json_records(columns, refuses=frozenset()).decode(texts).refused
 
     def fill(self, batch: pa.RecordBatch, by_name: dict[str, Any], refused: dict[int, Refusal]) -> None:
         """Take the values that these columns lack from the records' keys."""
@@ -84,7 +84,7 @@ class RecordKeys:
             return
         places = pa.array(lacking, pa.int64())
         texts, unread = json_of_each(self.values(batch.take(places)))
-        decoded = json_records(self._named, ignores_extra=True).decode(texts)
+        decoded = json_records(self._named, refuses=frozenset()).decode(texts)
         why = {row: Refusal(of.column, f"Of its key: {of.message}") for row, of in decoded.refused.items()}
         refused |= {lacking[row]: of for row, of in (unread | why).items()}
         is_lacking = pa.array([row in set(lacking) for row in range(len(batch))])

@@ -64,6 +64,7 @@ class RecordReader:
     Decodes records for the columns of ``table``, which is its name as SQL has it.
 
     :param columns: those that get fields; :param of_kafka: those that get what Kafka knows.
+    :param refuses: the names of columns that get neither, if fields that the table lacks are passed over; else None.
     """
 
     where: Destination
@@ -71,6 +72,7 @@ class RecordReader:
     of_kafka: tuple[KafkaColumn, ...]
     table: str
     with_positions: bool = True
+    refuses: frozenset[str] | None = None
 
     @property
     def drops_rows(self) -> bool:
@@ -109,7 +111,7 @@ class RecordReader:
         """
         try:
             values, refused, events = self._values(batch)
-            decoded = json_records(self.columns, ignores_extra=self._ignores_extra).decode(values)
+            decoded = json_records(self.columns, refuses=self.refuses).decode(values)
         except UnknownFieldError as unknown:
             raise self._unknown(unknown) from None
         by_name = dict(zip((column.name for column in self.columns), decoded.arrays, strict=True))
@@ -149,7 +151,7 @@ class RecordReader:
             return values, {}, None
         at = (AFTER,) if self._is_debezium else ()
         url, form = self._decoding.registry_url, self._decoding.values
-        reader = RecordsWithSchemas(url, form, self.columns, ignores_extra=self._ignores_extra, at=at)
+        reader = RecordsWithSchemas(url, form, self.columns, refuses=self.refuses, at=at)
         found = reader.read(values, headers_of(batch))
         if not self._is_debezium:
             return *json_of_each(found), None
@@ -170,14 +172,17 @@ class RecordReader:
     def _is_debezium(self) -> bool:
         return self.where.changes is not None and self.where.changes.feed == "debezium"
 
-    @property
-    def _ignores_extra(self) -> bool:
-        return self.where.schema_evolution == "ignoreExtra"
-
     def _unknown(self, unknown: UnknownFieldError) -> Exception:
         name, path = unknown.path[-1], ".".join(unknown.path)
         column, remedy = name.replace('"', '""'), "No column can have this name."
-        if may_be_named(name):
+        others = " Or pass over all such fields with schemaEvolution=ignoreExtra."
+        if self.refuses is not None:
+            others = ""
+            remedy = (
+                "The column of this name is left to Postgres, or takes no field. If records are to fill it, name it in "
+                f'columns, as in {{"{name}": "{name}"}}; if not, rename it.'
+            )
+        elif may_be_named(name):
             remedy = (
                 f'Add a column, for example ALTER TABLE {self.table} ADD COLUMN "{column}" {unknown.fits}; or choose '
                 "one that is there. If it has a default, or is not called as the whole path of the field, name it in "
@@ -186,7 +191,7 @@ class RecordReader:
         error = bad_target(
             "COLUMN_UNKNOWN",
             f"A record has a field {path[:LONGEST_NAME]!r}, for which {self.table} has no column that records fill.",
-            f"{remedy} Or pass over all such fields with schemaEvolution=ignoreExtra. Then start the query again.",
+            f"{remedy}{others} Then start the query again.",
         )
         # The names of fields are the producer's, and may be data.
         error.kept = f"A record has a field for which {self.table} has no column that records fill."

@@ -3,7 +3,8 @@ Read records that have a schema: by its number in a registry, or, for Kafka Conn
 
 Runs in tasks, and on the driver for foreachBatch, before records are decoded for columns. Invariant: a record is read
 by the schema that it names, whole, or is refused. Where a column would take the JSON of a field, but not the field as
-its schema has it (bytes for a text, a double for a numeric), the record is refused too.
+its schema has it (bytes for a text, a double for a numeric, what is JSON for any but JSON and hstore), the record is
+refused too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .connect_schema import ConnectSchema
 from .fields import DecodedColumn, Fields, Form, UnknownFieldError
 from .json_records import DOUBLED, MALFORMED, has_double
 from .schema_registry import SchemaRegistry, registry_at
-from .schemas import Kind, Schema, as_json, type_of, why_unreadable
+from .schemas import DECODED_FOR, Kind, Schema, as_json, type_of, why_unreadable
 from .values import Refusal
 
 _HEADERS = {"value": "__value_schema_id", "key": "__key_schema_id"}
@@ -52,6 +53,7 @@ class RecordsWithSchemas:
 
     :param url: of the registry; empty if each record has its schema.
     :param form: what the records are.
+    :param refuses: the names of fields that no column takes, and that are not passed over; None if no field is.
     :param at: where in a record the fields of the columns are, as in Debezium's ``after``.
     """
 
@@ -61,13 +63,13 @@ class RecordsWithSchemas:
         form: DecodeFormat,
         columns: Sequence[DecodedColumn],
         *,
-        ignores_extra: bool,
+        refuses: frozenset[str] | None,
         at: tuple[str, ...] = (),
     ) -> None:
         self._registry = registry_at(url) if url else None
         self._form, self._at = form, at
         self._columns = columns
-        self._fields = None if ignores_extra else Fields.of(columns)
+        self._fields = Fields.of(columns, refuses)
         # Not kept for the next batch: a schema that the registry lacks may be there then.
         self._schemas: dict[Any, Schema | Refusal] = {}
         self._last_frame: _Split | None = None
@@ -142,15 +144,25 @@ class RecordsWithSchemas:
 
     def _taken(self, found: Schema) -> Schema | Refusal:
         """The same schema, if columns take its fields."""
-        if self._fields is not None and (unknown := _unknown(found, self._fields, self._at)):
+        if unknown := _unknown(found, self._fields, self._at):
             raise UnknownFieldError(unknown[len(self._at) :], type_of(found.kinds(unknown)))
         for column in self._columns:
-            # A record's key may be a single value.
-            for kind in found.kinds((*self._at, *column.path)) or found.kinds(()):
-                if _is_unsuited(column, kind):
-                    what = f"Field {'.'.join(column.path)!r} is {kind.data_type.simpleString()} in its schema"
+            for kind in self._kinds(found, column):
+                if _is_unsuited(column.data_type, kind):
+                    said = DECODED_FOR.get(kind.form, kind.data_type.simpleString())
+                    what = f"Field {'.'.join(column.path)!r} is {said} in its schema"
                     return Refusal(column.name, f"{what}, and column {column.name} is {column.decoded_for}.")
         return found
+
+    def _kinds(self, found: Schema, column: DecodedColumn) -> list[Kind]:
+        """As what the column's field may be read, and for an hstore what is in it; none for JSON, which takes any."""
+        path = (*self._at, *column.path)
+        if column.form is Form.JSON:
+            return []
+        if isinstance(column.data_type, t.MapType):
+            return found.kinds_within(path)
+        # A record's key may be a single value.
+        return found.kinds(path) or [kind for kind in found.kinds(()) if kind.form is not Form.JSON]
 
 
 def json_of_each(values: Sequence[Any]) -> tuple[list[bytes | None], dict[int, Refusal]]:
@@ -193,21 +205,21 @@ _READ_WITH_SCHEMA = msgspec.json.Decoder(_WithSchema).decode
 
 
 def _unknown(schema: Schema, fields: Fields, at: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The path of the first field that no column takes."""
+    """The path of the first field that is refused."""
     for name in schema.fields(at):
         inner = fields.inner.get(name)
-        if inner is None:
+        if fields.lacks(name):
             return (*at, name)
         if isinstance(inner, Fields) and (deeper := _unknown(schema, inner, (*at, name))):
             return deeper
     return None
 
 
-def _is_unsuited(column: DecodedColumn, kind: Kind) -> bool:
-    """Whether a field of this kind, as JSON, would become a value that it is not."""
-    if column.form is Form.JSON or kind.form is Form.JSON:
-        return False
-    to, of = column.data_type, kind.data_type
+def _is_unsuited(to: t.DataType, kind: Kind) -> bool:
+    """Whether a field of this kind, as JSON, may become a value that it is not."""
+    of = kind.data_type
+    if kind.form is Form.JSON:
+        return True
     if isinstance(to, t.ArrayType) and isinstance(of, t.ArrayType):
         to, of = to.elementType, of.elementType
     if isinstance(to, (t.FloatType, t.DoubleType)):

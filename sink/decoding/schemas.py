@@ -50,9 +50,11 @@ DECODED_FOR = {Form.JSON: "jsonb", Form.DIGITS: "numeric"}
 
 
 def kind_of_column(kinds: Sequence[Kind]) -> Kind:
-    """As what a new column gets a field that may be of each of these kinds; no column gets an array of bytea."""
-    is_plain = len(kinds) == 1 and kinds[0].data_type != t.ArrayType(t.BinaryType())
-    return kinds[0] if is_plain else JSON
+    """As what a new column gets a field that may be of each of these kinds; no new column is an array of bytea."""
+    return kinds[0] if len(kinds) == 1 and kinds[0] not in _NOT_NEW else JSON
+
+
+_NOT_NEW = (Kind(t.ArrayType(t.BinaryType())), Kind(t.ArrayType(t.StringType()), Form.DIGITS))
 
 
 def type_of(kinds: Sequence[Kind]) -> str:
@@ -78,6 +80,11 @@ class Schema(ABC):
         """As what the field at this path would be read: several if it is a union; none if there is no such field."""
         return [kind for kind, _ in self._at(self._root, path)]
 
+    def kinds_within(self, path: Sequence[str]) -> list[Kind]:
+        """As what the values of the object at this path would be read; none if its schema says nothing of them."""
+        # In a map any name leads to its values.
+        return [kind for name in (*self.fields(path), "") for kind in self.kinds((*path, name))]
+
     def fields(self, path: Sequence[str] = ()) -> list[str]:
         """The names of the fields at this path."""
         return [name for _, inner in self._at(self._root, path) for name in inner]
@@ -99,10 +106,10 @@ def any_name(values: Any) -> Mapping[str, Any]:
     return defaultdict(lambda: values)
 
 
-def array_of(item: Kind | None) -> Kind:
+def array_of(item: Kind) -> Kind:
     """As what a list is read; an array of arrays, or of JSON, is JSON."""
-    is_plain = item is not None and item.form is Form.VALUE and not isinstance(item.data_type, t.ArrayType)
-    return Kind(t.ArrayType(item.data_type)) if item is not None and is_plain else JSON
+    is_plain = item.form is not Form.JSON and not isinstance(item.data_type, t.ArrayType)
+    return Kind(t.ArrayType(item.data_type), item.form) if is_plain else JSON
 
 
 def as_json(value: Any) -> bytes:

@@ -27,7 +27,7 @@ COLUMNS = [
     DecodedColumn("at", ("at",), t.TimestampType()),
     DecodedColumn("list", ("list",), t.ArrayType(t.StringType())),
 ]
-RECORDS = JsonRecords(COLUMNS, ignores_extra=True)
+RECORDS = JsonRecords(COLUMNS, refuses=frozenset())
 # Pieces of which records that nearly are ones are made.
 PIECES = [
     b'{"id":1}', b'{"id":', b'"id"', b'"i\\u0064"', b'"text":"', b'\\"', b'":', b'" :', b"{", b"}", b"[", b"]", b",",

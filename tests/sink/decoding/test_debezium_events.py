@@ -102,6 +102,10 @@ FIELDS = {
     "JSON": (kind("string", f"{DATA}Json"), '{"a": 1.50}', "jsonb", {"a": 1.5}),
     "an hstore": (kind("map", keys=kind("string"), values=kind("string")), {"a": "b"}, "jsonb", {"a": "b"}),
     "bytes": (kind("bytes"), "AP8=", "bytea", b"\0\xff"),
+    "decimals": (
+        kind("array", items=kind("bytes", f"{CONNECTS}Decimal", parameters={"scale": "1"})),
+        [unscaled(90071992547409931), None], "numeric[]", [Decimal("9007199254740993.1"), None],
+    ),
     "an array": (kind("array", items=kind("int32", f"{TIME}Date")), [20484, None], "date[]", [DAY, None]),
     "a smallint": (kind("int16"), -7, "smallint", -7),
     "a double": (kind("double"), 0.1, "double precision", 0.1),
@@ -120,6 +124,12 @@ def test_a_field_arrives_as_the_source_has_it(case, apply, create, stored):
 UNFIT = {
     "bytes for a text": (kind("bytes"), "AP8=", "text", "binary"),
     "a double for a numeric": (kind("double"), 0.1, "numeric", "double"),
+    "decimals for doubles": (
+        kind("array", items=kind("bytes", f"{CONNECTS}Decimal", parameters={"scale": "0"})),
+        [unscaled(2**53 + 1)],
+        "float8[]",
+        "numeric in its schema",
+    ),
     "a time without an offset": (kind("int64", f"{TIME}MicroTimestamp"), MICROS, "timestamptz", "time with its offset"),
     "a finer time": (kind("int64", f"{TIME}NanoTimestamp"), MICROS * 1000 + 1, "timestamp", "nanoseconds"),
     "infinity": (kind("int64", f"{TIME}MicroTimestamp"), 9223372036825200000, "timestamp", "OverflowError"),
@@ -128,8 +138,8 @@ UNFIT = {
     "a time before midnight": (kind("int64", f"{TIME}MicroTime"), -1, "text", "not one of a day"),
     "half a day": (kind("int32", f"{TIME}Date"), 1.5, "text", "no whole number"),
     "a truth for a date": (kind("int32", f"{TIME}Date"), True, "text", "no whole number"),
-    "JSON null": (kind("string", f"{DATA}Json"), "null", "text", "JSON null"),
-    "no JSON": (kind("string", f"{DATA}Json"), '{"a": ', "text", "JSON cannot be read"),
+    "JSON null": (kind("string", f"{DATA}Json"), "null", "jsonb", "JSON null"),
+    "no JSON": (kind("string", f"{DATA}Json"), '{"a": ', "jsonb", "JSON cannot be read"),
 }
 
 
@@ -230,6 +240,17 @@ def test_a_new_field_is_refused_with_the_statement_that_fits(apply, create):
     fields = {"id": kind("int64"), "at": kind("int64", f"{TIME}MicroTimestamp")}
     with pytest.raises(TargetError, match='ADD COLUMN "at" timestamp;'):
         apply(event("c", after={"id": 1, "at": None}, fields=fields))
+
+
+def test_ignoreextra_passes_over_no_field_of_a_column_that_the_table_has(apply, create, stored):
+    """Whether its event writes the row or changes it; what the table lacks is passed over."""
+    create("id bigint PRIMARY KEY, name text DEFAULT 'new'")
+    options = {"schema_evolution": "ignoreExtra"}
+    for one in (event("c", after=row(1)), event("u", after=row(1))):
+        with pytest.raises(TargetError, match="COLUMN_UNKNOWN.*field 'name'"):
+            apply(one, **options)
+    assert apply(event("c", after=row(1)), **options, columns={"name": "name"}) == []
+    assert stored("*") == [(1, "a")]
 
 
 @pytest.mark.kafka

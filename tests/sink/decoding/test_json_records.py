@@ -71,7 +71,7 @@ def test_an_object_with_a_name_twice_is_refused(value):
     """One of the two values would be lost; it may be anywhere within the record, and written in any way."""
     columns = [column("id"), column("o", TEXT, Form.JSON), column("text", TEXT), column(":y")]
     assert decoded(columns, value) == ([(None,) * 4], [(0, "", json_records.DOUBLED)])
-    assert decoded([column("id")], value, ignores_extra=True)[1] == [(0, "", json_records.DOUBLED)]
+    assert decoded([column("id")], value, refuses=frozenset())[1] == [(0, "", json_records.DOUBLED)]
 
 
 def test_what_looks_like_a_name_within_a_text_is_none():
@@ -191,7 +191,7 @@ def test_a_record_with_bytes_that_are_no_text_is_refused():
     """Whether the field with these bytes is read or not, no record ends the batch with an error of Python's."""
     columns = [column("id"), column("o", TEXT, Form.JSON)]
     assert [row for row, *_ in decoded(columns, b'{"id":1,"o":"\\n\xff"}', b'{"id":2}')[1]] == [0]
-    assert decoded([column("id")], b'{"id":1,"o":"\\n\xff"}', ignores_extra=True) == ([(1,)], [])
+    assert decoded([column("id")], b'{"id":1,"o":"\\n\xff"}', refuses=frozenset()) == ([(1,)], [])
     nested = [column("id", path=("c", "id"))]
     assert [row for row, *_ in decoded(nested, b'{"c":{"\xff":1}}', b'{"c":{"id":[' + b"[" * 100_000)[1]] == [0, 1]
 
@@ -201,7 +201,16 @@ def test_a_field_that_no_column_takes_is_refused_or_passed_over():
     with pytest.raises(UnknownFieldError) as unknown:
         decoded([column("id")], b'{"id":1}', b'{"id":1,"x":{"a":1}}')
     assert (unknown.value.path, unknown.value.fits) == (("x",), "jsonb")
-    assert decoded([column("id")], b'{"id":1,"x":{"a":1}}', ignores_extra=True) == ([(1,)], [])
+    assert decoded([column("id")], b'{"id":1,"x":{"a":1}}', refuses=frozenset()) == ([(1,)], [])
+
+
+def test_names_that_are_refused_are_those_of_the_record_itself():
+    """A field of this name within an object is another one; so is one that leads to a column's field."""
+    columns, refuses = [column("id", path=("c", "id"))], frozenset({"x", "c"})
+    assert decoded(columns, b'{"c":{"id":1,"x":1},"y":[{"x":1}]}', refuses=refuses) == ([(1,)], [])
+    with pytest.raises(UnknownFieldError) as unknown:
+        decoded(columns, b'{"c":{"id":1}}', b'{"x":null,"y":1}', refuses=refuses)
+    assert unknown.value.path == ("x",)
 
 
 def test_records_without_a_value_have_no_fields():

@@ -19,7 +19,7 @@ from pgonce.sink.decoding.json_records import JsonRecords
 
 SUITE = json.loads((Path(__file__).parent / "json_suite.json").read_text())["files"]
 RECORDS = JsonRecords([DecodedColumn("j", ("j",), t.StringType(), Form.JSON)])
-WHOLE = JsonRecords([], ignores_extra=True)
+WHOLE = JsonRecords([], refuses=frozenset())
 # An object with a name twice loses one of the two values, in jsonb and nearly everywhere.
 DOUBLED = {"y_object_duplicated_key", "y_object_duplicated_key_and_value"}
 

@@ -20,6 +20,7 @@ FIELDS = {
     "instant": ({"type": "string", "format": "date-time"}, "timestamptz"),
     "bytes": ({"type": "string", "contentEncoding": "base64"}, "bytea"),
     "list": ({"type": "array", "items": {"type": "string"}}, "text[]"),
+    "list of numbers": ({"type": "array", "items": {"type": "number"}}, "jsonb"),
     "list of lists": ({"type": "array", "items": {"type": "array", "items": {"type": "string"}}}, "jsonb"),
     "list of bytes": ({"type": "array", "items": {"type": "string", "contentEncoding": "base64"}}, "jsonb"),
     "a tuple": ({"type": "array", "items": [{"type": "string"}]}, "jsonb"),
