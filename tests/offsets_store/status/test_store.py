@@ -52,7 +52,7 @@ class TestMalformed:
             ("batches SET positions", "latest"),
             ("batches SET counts", "history"),
             ("batches SET tables", "history"),
-            ("progress SET latest_offsets", "lag"),
+            ("progress SET latest_offsets", "status_of"),
         ],
     )
     def test_json_of_another_shape(self, url, store, admin, where, ask):
