@@ -118,6 +118,8 @@ def test_on_an_address_that_others_reach(url, ledger):
 def test_without_the_extra_the_package_to_install_is_named(pgonce, monkeypatch):
     """Where a part is missing, the error names what to install."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
+    # Another test of this process may have imported it already.
+    monkeypatch.delitem(sys.modules, "pgonce.serve.app", raising=False)
     failed = pgonce("serve")
     assert failed.exit_code == ExitCode.FAILED
     assert "[NOT_INSTALLED] pgonce serve needs the package uvicorn" in failed.stderr
